@@ -1,0 +1,46 @@
+# Two commands for newcomers: `make run` and `make test`. Everything they need is installed by tools/setup.sh
+# from Debian and PyPI; both may be repeated at any time.
+PYTHON := .venv/bin/python
+PYTEST := .venv/bin/pytest
+EXAMPLE ?= examples/hello.yaml
+
+.PHONY: run test check fix bench proto types docs setup clean
+
+run: ## set up, then run the example pod in the foreground until Ctrl-C
+	@tools/setup.sh run
+	@.venv/bin/pykubelet up $(EXAMPLE)
+
+test: ## set up, then every test on real parts
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory lint
+	@$(PYTEST) tests
+
+setup:
+	@tools/setup.sh test
+
+.PHONY: lint
+lint:
+	@.venv/bin/ruff format --check --quiet . || (echo "run: make fix"; exit 1)
+	@.venv/bin/ruff check --quiet .
+	@.venv/bin/mypy
+
+check: ## quick: format, lint, types, layers, unit and scenario tests (no root needed)
+	@$(MAKE) --no-print-directory lint
+	@$(PYTEST) -q -m "not node and not cluster" tests/unit tests/scenarios tests/contracts tests/test_layers.py
+
+fix: ## format and mend what ruff can mend
+	@.venv/bin/ruff format --quiet .
+	@.venv/bin/ruff check --fix .
+
+bench: ## measure against the bare runtime and the Go kubelet; see docs/performance.md
+	@tools/setup.sh test
+	@$(PYTHON) -m bench
+
+proto: ## generate the gRPC stubs anew
+	@$(PYTHON) tools/gen_protos.py
+
+types: ## generate the Kubernetes types anew
+	@$(PYTHON) tools/gen_types.py
+
+docs: ## generate the settings reference anew
+	@$(PYTHON) tools/gen_settings_doc.py

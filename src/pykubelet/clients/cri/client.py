@@ -1,0 +1,438 @@
+"""The container runtime over gRPC: `CriClient` for a CRI socket.
+
+Covers: every RuntimeService and ImageService call, its deadline, the check at start, idempotent stop and
+remove, the event stream with containerd's own as fallback.
+Does not cover: the channel and error translation (transport.py), message to value (convert.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from types import TracebackType
+
+from pykubelet.clients.cri import calls, containerd_events, convert
+from pykubelet.clients.cri.port import CgroupDriver
+from pykubelet.clients.cri.transport import CallObserver, Connection
+from pykubelet.kit.clock import Clock
+from pykubelet.model.errors import CallTimedOut, CriError, ExecTimedOut, NotFound, RuntimeDown, Unimplemented
+from pykubelet.model.runtime_status import (
+    ContainerEvent,
+    ContainerRecord,
+    ContainerStatus,
+    ExecResult,
+    Image,
+    ImageFilesystems,
+    RuntimeConditions,
+    RuntimeVersion,
+    SandboxRecord,
+    SandboxStatus,
+)
+from pykubelet.wire import cri_pb2 as pb
+
+API_VERSION = "0.1.0"
+"""What the kubelet has always sent in Version and demands back; the API itself is v1."""
+
+_EXEC_TIMEOUT_TEXTS = ("timed out", "timeout ")
+"""Runtimes that report an exec out of time as an unknown error say one of these."""
+
+
+class GrpcCriClient:
+    """Use as `async with GrpcCriClient(...) as cri`, or call connect() and close()."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        clock: Clock,
+        image_endpoint: str = "",
+        request_timeout: float = 120.0,
+        observe: CallObserver | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._image_endpoint = image_endpoint or endpoint
+        self._clock = clock
+        self._timeout = request_timeout
+        self._observe = observe
+        self._connections: dict[str, Connection] = {}
+
+    async def connect(self) -> RuntimeVersion:
+        """Check that both sockets speak this API; may be tried again after an error."""
+        try:
+            version = await self.version()
+            await self.image_fs_info()
+        except CriError:
+            await self.close()
+            raise
+        return version
+
+    async def close(self) -> None:
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.close()
+
+    async def __aenter__(self) -> GrpcCriClient:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _connection(self, endpoint: str) -> Connection:
+        # One channel when both endpoints are the same socket, as they nearly always are.
+        found = self._connections.get(endpoint)
+        if found is None:
+            found = Connection(endpoint, clock=self._clock, observe=self._observe)
+            self._connections[endpoint] = found
+        return found
+
+    @property
+    def _runtime(self) -> Connection:
+        return self._connection(self._endpoint)
+
+    @property
+    def _images(self) -> Connection:
+        return self._connection(self._image_endpoint)
+
+    # -- the runtime as a whole
+
+    async def version(self) -> RuntimeVersion:
+        request = pb.VersionRequest(version=API_VERSION)
+        answer = await self._runtime.call(calls.VERSION, request, timeout=self._timeout)
+        if answer.version != API_VERSION:
+            raise CriError(f"runtime at {self._endpoint} speaks {answer.version!r}, not {API_VERSION!r}")
+        for field in ("runtime_name", "runtime_version", "runtime_api_version"):
+            if not getattr(answer, field):
+                raise CriError(f"runtime at {self._endpoint} did not give its {field}")
+        return RuntimeVersion(
+            name=answer.runtime_name, version=answer.runtime_version, api_version=answer.runtime_api_version
+        )
+
+    async def status(self) -> RuntimeConditions:
+        answer = await self._runtime.call(calls.STATUS, pb.StatusRequest(), timeout=self._timeout)
+        return convert.runtime_conditions(answer)
+
+    async def runtime_config(self) -> CgroupDriver:
+        request = pb.RuntimeConfigRequest()
+        answer = await self._runtime.call(calls.RUNTIME_CONFIG, request, timeout=self._timeout)
+        return "systemd" if answer.linux.cgroup_driver == pb.SYSTEMD else "cgroupfs"
+
+    async def update_runtime_config(self, pod_cidr: str) -> None:
+        network = pb.NetworkConfig(pod_cidr=pod_cidr)
+        request = pb.UpdateRuntimeConfigRequest(runtime_config=pb.RuntimeConfig(network_config=network))
+        await self._runtime.call(calls.UPDATE_RUNTIME_CONFIG, request, timeout=self._timeout)
+
+    async def container_events(self) -> AsyncGenerator[ContainerEvent, None]:
+        try:
+            async with aclosing(self._cri_events()) as events:
+                async for event in events:
+                    yield event
+        except Unimplemented:
+            async with aclosing(containerd_events.container_events(self._runtime)) as events:
+                async for event in events:
+                    yield event
+        raise RuntimeDown(f"the event stream of {self._endpoint} ended")
+
+    async def _cri_events(self) -> AsyncGenerator[ContainerEvent, None]:
+        stream = self._runtime.stream(calls.GET_CONTAINER_EVENTS, pb.GetEventsRequest())
+        async with aclosing(stream) as answers:
+            async for answer in answers:
+                event = convert.container_event(answer)
+                if event is not None:
+                    yield event
+
+    async def list_metric_descriptors(self) -> Sequence[pb.MetricDescriptor]:
+        request = pb.ListMetricDescriptorsRequest()
+        answer = await self._runtime.call(calls.LIST_METRIC_DESCRIPTORS, request, timeout=self._timeout)
+        return tuple(answer.descriptors)
+
+    async def list_pod_sandbox_metrics(self) -> Sequence[pb.PodSandboxMetrics]:
+        request = pb.ListPodSandboxMetricsRequest()
+        answer = await self._runtime.call(calls.LIST_POD_SANDBOX_METRICS, request, timeout=self._timeout)
+        return tuple(answer.pod_metrics)
+
+    async def stream_pod_sandbox_metrics(self) -> AsyncGenerator[pb.PodSandboxMetrics, None]:
+        request = pb.StreamPodSandboxMetricsRequest()
+        async with aclosing(
+            self._runtime.stream(calls.STREAM_POD_SANDBOX_METRICS, request, timeout=self._timeout)
+        ) as stream:
+            async for answer in stream:
+                for item in answer.pod_sandbox_metrics:
+                    yield item
+
+    # -- sandboxes
+
+    async def run_pod_sandbox(self, config: pb.PodSandboxConfig, runtime_handler: str = "") -> str:
+        request = pb.RunPodSandboxRequest(config=config, runtime_handler=runtime_handler)
+        # Twice the time: setting up the pod network may include work the runtime cannot hurry.
+        answer = await self._runtime.call(calls.RUN_POD_SANDBOX, request, timeout=2 * self._timeout)
+        if not answer.pod_sandbox_id:
+            raise CriError(f"the runtime gave no id for the sandbox of {config.metadata.name!r}")
+        return answer.pod_sandbox_id
+
+    async def stop_pod_sandbox(self, sandbox_id: str) -> None:
+        request = pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
+        with suppress(NotFound):
+            await self._runtime.call(calls.STOP_POD_SANDBOX, request, timeout=self._timeout)
+
+    async def remove_pod_sandbox(self, sandbox_id: str) -> None:
+        request = pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
+        with suppress(NotFound):
+            await self._runtime.call(calls.REMOVE_POD_SANDBOX, request, timeout=self._timeout)
+
+    async def pod_sandbox_status(self, sandbox_id: str) -> SandboxStatus:
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id)
+        answer = await self._runtime.call(calls.POD_SANDBOX_STATUS, request, timeout=self._timeout)
+        return convert.sandbox_status(answer.status)
+
+    async def list_pod_sandboxes(
+        self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
+    ) -> Sequence[SandboxRecord]:
+        wanted = convert.sandbox_filter(pod_uid=pod_uid, id=id, ready_only=ready_only)
+        request = pb.ListPodSandboxRequest(filter=wanted)
+        answer = await self._runtime.call(calls.LIST_POD_SANDBOX, request, timeout=self._timeout)
+        return [convert.sandbox_record(item) for item in answer.items]
+
+    async def stream_pod_sandboxes(
+        self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
+    ) -> AsyncGenerator[SandboxRecord, None]:
+        wanted = convert.sandbox_filter(pod_uid=pod_uid, id=id, ready_only=ready_only)
+        request = pb.StreamPodSandboxesRequest(filter=wanted)
+        async with aclosing(self._runtime.stream(calls.STREAM_POD_SANDBOXES, request, timeout=self._timeout)) as stream:
+            async for answer in stream:
+                for item in answer.pod_sandboxes:
+                    yield convert.sandbox_record(item)
+
+    async def update_pod_sandbox_resources(
+        self,
+        sandbox_id: str,
+        *,
+        overhead: pb.LinuxContainerResources | None = None,
+        resources: pb.LinuxContainerResources | None = None,
+    ) -> None:
+        request = pb.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox_id, overhead=overhead, resources=resources)
+        await self._runtime.call(calls.UPDATE_POD_SANDBOX_RESOURCES, request, timeout=self._timeout)
+
+    async def port_forward(self, sandbox_id: str, ports: Sequence[int] = ()) -> str:
+        request = pb.PortForwardRequest(pod_sandbox_id=sandbox_id, port=ports)
+        answer = await self._runtime.call(calls.PORT_FORWARD, request, timeout=self._timeout)
+        return _url(answer.url, "port-forward")
+
+    async def pod_sandbox_stats(self, sandbox_id: str) -> pb.PodSandboxStats:
+        request = pb.PodSandboxStatsRequest(pod_sandbox_id=sandbox_id)
+        return (await self._runtime.call(calls.POD_SANDBOX_STATS, request, timeout=self._timeout)).stats
+
+    async def list_pod_sandbox_stats(
+        self, *, pod_uid: str | None = None, id: str | None = None
+    ) -> Sequence[pb.PodSandboxStats]:
+        wanted = convert.sandbox_stats_filter(pod_uid=pod_uid, id=id)
+        request = pb.ListPodSandboxStatsRequest(filter=wanted)
+        answer = await self._runtime.call(calls.LIST_POD_SANDBOX_STATS, request, timeout=self._timeout)
+        return tuple(answer.stats)
+
+    async def stream_pod_sandbox_stats(
+        self, *, pod_uid: str | None = None, id: str | None = None
+    ) -> AsyncGenerator[pb.PodSandboxStats, None]:
+        wanted = convert.sandbox_stats_filter(pod_uid=pod_uid, id=id)
+        request = pb.StreamPodSandboxStatsRequest(filter=wanted)
+        async with aclosing(
+            self._runtime.stream(calls.STREAM_POD_SANDBOX_STATS, request, timeout=self._timeout)
+        ) as stream:
+            async for answer in stream:
+                for item in answer.pod_sandbox_stats:
+                    yield item
+
+    # -- containers
+
+    async def create_container(
+        self, sandbox_id: str, config: pb.ContainerConfig, sandbox_config: pb.PodSandboxConfig
+    ) -> str:
+        request = pb.CreateContainerRequest(pod_sandbox_id=sandbox_id, config=config, sandbox_config=sandbox_config)
+        answer = await self._runtime.call(calls.CREATE_CONTAINER, request, timeout=self._timeout)
+        if not answer.container_id:
+            raise CriError(f"the runtime gave no id for container {config.metadata.name!r}")
+        return answer.container_id
+
+    async def start_container(self, container_id: str) -> None:
+        request = pb.StartContainerRequest(container_id=container_id)
+        await self._runtime.call(calls.START_CONTAINER, request, timeout=self._timeout)
+
+    async def stop_container(self, container_id: str, timeout: int) -> None:
+        request = pb.StopContainerRequest(container_id=container_id, timeout=timeout)
+        with suppress(NotFound):
+            await self._runtime.call(calls.STOP_CONTAINER, request, timeout=self._timeout + timeout)
+
+    async def remove_container(self, container_id: str) -> None:
+        request = pb.RemoveContainerRequest(container_id=container_id)
+        with suppress(NotFound):
+            await self._runtime.call(calls.REMOVE_CONTAINER, request, timeout=self._timeout)
+
+    async def container_status(self, container_id: str) -> ContainerStatus:
+        request = pb.ContainerStatusRequest(container_id=container_id)
+        answer = await self._runtime.call(calls.CONTAINER_STATUS, request, timeout=self._timeout)
+        return convert.container_status(answer.status)
+
+    async def list_containers(
+        self,
+        *,
+        pod_uid: str | None = None,
+        id: str | None = None,
+        sandbox_id: str | None = None,
+        running_only: bool = False,
+    ) -> Sequence[ContainerRecord]:
+        wanted = convert.container_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id, running_only=running_only)
+        request = pb.ListContainersRequest(filter=wanted)
+        answer = await self._runtime.call(calls.LIST_CONTAINERS, request, timeout=self._timeout)
+        return [convert.container_record(item) for item in answer.containers]
+
+    async def stream_containers(
+        self,
+        *,
+        pod_uid: str | None = None,
+        id: str | None = None,
+        sandbox_id: str | None = None,
+        running_only: bool = False,
+    ) -> AsyncGenerator[ContainerRecord, None]:
+        wanted = convert.container_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id, running_only=running_only)
+        request = pb.StreamContainersRequest(filter=wanted)
+        async with aclosing(self._runtime.stream(calls.STREAM_CONTAINERS, request, timeout=self._timeout)) as stream:
+            async for answer in stream:
+                for item in answer.containers:
+                    yield convert.container_record(item)
+
+    async def update_container_resources(
+        self,
+        container_id: str,
+        resources: pb.LinuxContainerResources,
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
+        request = pb.UpdateContainerResourcesRequest(
+            container_id=container_id, linux=resources, annotations=annotations
+        )
+        await self._runtime.call(calls.UPDATE_CONTAINER_RESOURCES, request, timeout=self._timeout)
+
+    async def reopen_container_log(self, container_id: str) -> None:
+        request = pb.ReopenContainerLogRequest(container_id=container_id)
+        await self._runtime.call(calls.REOPEN_CONTAINER_LOG, request, timeout=self._timeout)
+
+    async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult:
+        request = pb.ExecSyncRequest(container_id=container_id, cmd=command, timeout=timeout)
+        # Without a limit of its own the command may run for as long as it likes.
+        deadline = self._timeout + timeout if timeout > 0 else None
+        try:
+            answer = await self._runtime.call(calls.EXEC_SYNC, request, timeout=deadline)
+        except CallTimedOut as error:
+            raise ExecTimedOut(str(error)) from error
+        except CriError as error:
+            if type(error) is CriError and any(text in str(error) for text in _EXEC_TIMEOUT_TEXTS):
+                raise ExecTimedOut(str(error)) from error
+            raise
+        return ExecResult(stdout=answer.stdout, stderr=answer.stderr, exit_code=answer.exit_code)
+
+    async def exec(
+        self,
+        container_id: str,
+        command: Sequence[str],
+        *,
+        tty: bool = False,
+        stdin: bool = False,
+        stdout: bool = True,
+        stderr: bool = True,
+    ) -> str:
+        request = pb.ExecRequest(
+            container_id=container_id, cmd=command, tty=tty, stdin=stdin, stdout=stdout, stderr=stderr
+        )
+        answer = await self._runtime.call(calls.EXEC, request, timeout=self._timeout)
+        return _url(answer.url, "exec")
+
+    async def attach(
+        self,
+        container_id: str,
+        *,
+        tty: bool = False,
+        stdin: bool = False,
+        stdout: bool = True,
+        stderr: bool = True,
+    ) -> str:
+        request = pb.AttachRequest(container_id=container_id, tty=tty, stdin=stdin, stdout=stdout, stderr=stderr)
+        return _url((await self._runtime.call(calls.ATTACH, request, timeout=self._timeout)).url, "attach")
+
+    async def container_stats(self, container_id: str) -> pb.ContainerStats:
+        request = pb.ContainerStatsRequest(container_id=container_id)
+        return (await self._runtime.call(calls.CONTAINER_STATS, request, timeout=self._timeout)).stats
+
+    async def list_container_stats(
+        self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
+    ) -> Sequence[pb.ContainerStats]:
+        wanted = convert.container_stats_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id)
+        request = pb.ListContainerStatsRequest(filter=wanted)
+        answer = await self._runtime.call(calls.LIST_CONTAINER_STATS, request, timeout=self._timeout)
+        return tuple(answer.stats)
+
+    async def stream_container_stats(
+        self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
+    ) -> AsyncGenerator[pb.ContainerStats, None]:
+        wanted = convert.container_stats_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id)
+        request = pb.StreamContainerStatsRequest(filter=wanted)
+        async with aclosing(
+            self._runtime.stream(calls.STREAM_CONTAINER_STATS, request, timeout=self._timeout)
+        ) as stream:
+            async for answer in stream:
+                for item in answer.container_stats:
+                    yield item
+
+    async def checkpoint_container(self, container_id: str, location: str, timeout: int = 0) -> None:
+        request = pb.CheckpointContainerRequest(container_id=container_id, location=location, timeout=timeout)
+        deadline = max(self._timeout, float(timeout))
+        await self._runtime.call(calls.CHECKPOINT_CONTAINER, request, timeout=deadline)
+
+    # -- images
+
+    async def image_status(self, image: str) -> Image | None:
+        request = pb.ImageStatusRequest(image=pb.ImageSpec(image=image))
+        answer = await self._images.call(calls.IMAGE_STATUS, request, timeout=self._timeout)
+        if not answer.HasField("image"):
+            return None
+        return convert.image(answer.image)
+
+    async def list_images(self, image: str | None = None) -> Sequence[Image]:
+        request = pb.ListImagesRequest(filter=convert.image_filter(image))
+        answer = await self._images.call(calls.LIST_IMAGES, request, timeout=self._timeout)
+        return [convert.image(item) for item in answer.images]
+
+    async def stream_images(self, image: str | None = None) -> AsyncGenerator[Image, None]:
+        request = pb.StreamImagesRequest(filter=convert.image_filter(image))
+        async with aclosing(self._images.stream(calls.STREAM_IMAGES, request, timeout=self._timeout)) as stream:
+            async for answer in stream:
+                for item in answer.images:
+                    yield convert.image(item)
+
+    async def pull_image(
+        self,
+        spec: pb.ImageSpec,
+        auth: pb.AuthConfig | None = None,
+        sandbox_config: pb.PodSandboxConfig | None = None,
+    ) -> str:
+        request = pb.PullImageRequest(image=spec, auth=auth, sandbox_config=sandbox_config)
+        answer = await self._images.call(calls.PULL_IMAGE, request, timeout=None)
+        if not answer.image_ref:
+            raise CriError(f"the runtime gave no reference for image {spec.image!r}")
+        return answer.image_ref
+
+    async def remove_image(self, image: str) -> None:
+        request = pb.RemoveImageRequest(image=pb.ImageSpec(image=image))
+        with suppress(NotFound):
+            await self._images.call(calls.REMOVE_IMAGE, request, timeout=self._timeout)
+
+    async def image_fs_info(self) -> ImageFilesystems:
+        request = pb.ImageFsInfoRequest()
+        answer = await self._images.call(calls.IMAGE_FS_INFO, request, timeout=self._timeout)
+        return convert.image_filesystems(answer)
+
+
+def _url(url: str, what: str) -> str:
+    if not url:
+        raise CriError(f"the runtime gave no address for {what}")
+    return url

@@ -1,0 +1,151 @@
+"""Structured tasks: every task lives inside an `async with` block that waits for it.
+
+`running()` keeps services alive for the length of a block, `TaskSet` owns the tasks of a registry
+(one per pod, one per probe), `finish()` completes clean-up under a deadline even when cancelled, and
+`periodic()` is the slow safety net behind a signal. Nothing else may create tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from pykubelet.kit.clock import Clock
+
+T = TypeVar("T")
+
+
+class Service(Protocol):
+    """Something that runs until it is cancelled."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def run(self) -> None: ...
+
+
+class ServiceStopped(RuntimeError):
+    """A service returned although it should have run until cancelled; always a bug."""
+
+
+async def _forever(service: Service) -> None:
+    await service.run()
+    raise ServiceStopped(f"service {service.name} returned; it must run until it is cancelled")
+
+
+@asynccontextmanager
+async def running(*services: Service) -> AsyncIterator[None]:
+    """Run services for as long as the block lasts; cancel and await them on the way out."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_forever(service), name=service.name) for service in services]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+class TaskSet:
+    """Tasks of one owner, alive only inside `async with`; leaving cancels and awaits all of them.
+
+    An exception in a task is handed to `on_error` when given, else it ends the block: a service whose
+    worker breaks unexpectedly must not limp on.
+    """
+
+    def __init__(self, name: str, *, on_error: Callable[[BaseException], None] | None = None) -> None:
+        self.name = name
+        self._on_error = on_error
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> TaskSet:
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        group, self._group = self._group, None
+        for task in list(self._tasks):
+            task.cancel()
+        if group is not None:
+            await group.__aexit__(*exc)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        if self._group is None:
+            work.close()
+            raise RuntimeError(f"{self.name}: not running, cannot start {name}")
+        task = self._group.create_task(self._guard(work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self._on_error(error)
+
+
+async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait until it is really gone; its own failure does not interest the caller."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+async def finish(cleanup: Coroutine[Any, Any, T], *, within: float) -> T:
+    """Run clean-up to its end, at most `within` seconds, even when cancelled; the cancel still goes through."""
+    task = asyncio.create_task(_deadline(cleanup, within), name="cleanup")
+    interrupted: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})  # wait() leaves the task alone when we are cancelled
+        except asyncio.CancelledError as error:
+            interrupted = error
+    if interrupted is not None:
+        with contextlib.suppress(asyncio.CancelledError):
+            task.exception()  # retrieved, so that a failed clean-up is not reported twice
+        raise interrupted
+    return task.result()
+
+
+async def _deadline(work: Coroutine[Any, Any, T], within: float) -> T:
+    async with asyncio.timeout(within):
+        return await work
+
+
+async def gather_all(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """Run all to their end; then raise the first error if there was one. A failure stops no sibling."""
+    tasks = [asyncio.create_task(each) for each in work]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()
+        raise
+    errors = [error for task in tasks if (error := task.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return [task.result() for task in tasks]
+
+
+async def periodic(clock: Clock, period: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do `work` now and then again `period` seconds after each pass ended, until cancelled."""
+    while True:
+        await work()
+        await clock.sleep(period)

@@ -1,0 +1,21 @@
+"""Events as values, and the seam through which components tell them.
+
+Who listens (the API server, a local store, the log) is decided where the agent is wired. An event
+names the object it is about and, for containers, the field path upstream uses.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pykubelet.api.types import Pod
+
+
+class EventSink(Protocol):
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        """Tell something about a pod. `kind` is Normal or Warning. Never blocks and never fails."""
+        ...
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """Tell something about this node."""
+        ...

@@ -1,0 +1,151 @@
+"""The life recorder: what happened to each pod, step by step, with times and reasons.
+
+Every component reports its steps here from the first day; `explain`, events, metrics and traces are
+views of it. Entries are small and bounded per pod, so the recorder costs a few KiB a pod. It decides
+nothing and forgets a pod only when told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pykubelet.kit.clock import Clock
+
+ENTRIES_PER_POD = 48
+PODS_KEPT = 500
+
+
+class Step(enum.Enum):
+    """The stations of a pod's life, in the order a healthy pod passes them."""
+
+    SEEN = "seen"
+    ADMISSION = "admission"
+    CGROUP = "cgroup"
+    VOLUMES = "volumes"
+    SANDBOX = "sandbox"
+    PULL = "pull"
+    CREATE = "create"
+    START = "start"
+    HOOK = "hook"
+    PROBE = "probe"
+    EXIT = "exit"
+    BACKOFF = "backoff"
+    KILL = "kill"
+    CLEANUP = "cleanup"
+    SYNC = "sync"
+
+
+class Outcome(enum.Enum):
+    BEGUN = "begun"
+    DONE = "done"
+    FAILED = "failed"
+    NOTED = "noted"
+
+
+@dataclass(slots=True, kw_only=True)
+class LifeEntry:
+    """One step of one pod. A begun entry is completed in place, so its duration needs no pairing."""
+
+    at: float
+    step: Step
+    subject: str = ""
+    """Container, volume or image the step is about; empty for the whole pod."""
+    outcome: Outcome = Outcome.NOTED
+    reason: str = ""
+    message: str = ""
+    seconds: float | None = None
+    """How long it took; None while it is under way or for a mere note."""
+    repeats: int = 0
+    """How often the same thing was noted again; `last_at` is the newest."""
+    last_at: float = 0.0
+
+
+@dataclass(slots=True)
+class PodLife:
+    uid: str
+    pod: str
+    entries: deque[LifeEntry]
+
+
+Listener = Callable[[str, LifeEntry], None]
+
+
+class LifeRecorder:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pods: OrderedDict[str, PodLife] = OrderedDict()
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener(uid, entry)` for each entry that is noted, done or failed."""
+        self._listeners.append(listener)
+
+    def name_pod(self, uid: str, namespace: str, name: str) -> None:
+        self._life(uid).pod = f"{namespace}/{name}"
+
+    def note(self, uid: str, step: Step, subject: str = "", *, reason: str = "", message: str = "") -> None:
+        self._add(uid, step, subject, Outcome.NOTED, reason, message)
+
+    def fail(self, uid: str, step: Step, subject: str = "", *, reason: str = "", message: str = "") -> None:
+        self._add(uid, step, subject, Outcome.FAILED, reason, message)
+
+    @contextlib.contextmanager
+    def step(self, uid: str, step: Step, subject: str = "") -> Iterator[LifeEntry]:
+        """Record a step that takes time; an exception marks it failed with its text and passes on."""
+        entry = self._append(uid, LifeEntry(at=self._clock.now(), step=step, subject=subject, outcome=Outcome.BEGUN))
+        begun = self._clock.monotonic()
+        try:
+            yield entry
+        except BaseException as error:
+            entry.outcome = Outcome.FAILED
+            entry.message = entry.message or str(error) or type(error).__name__
+            raise
+        else:
+            entry.outcome = Outcome.DONE
+        finally:
+            entry.seconds = self._clock.monotonic() - begun
+            self._tell(uid, entry)
+
+    def life(self, uid: str) -> PodLife | None:
+        return self._pods.get(uid)
+
+    def lives(self) -> list[PodLife]:
+        return list(self._pods.values())
+
+    def forget(self, uid: str) -> None:
+        self._pods.pop(uid, None)
+
+    def _add(self, uid: str, step: Step, subject: str, outcome: Outcome, reason: str, message: str) -> None:
+        now = self._clock.now()
+        life = self._life(uid)
+        for last in reversed(life.entries):
+            if last.step is step and last.subject == subject:
+                if (last.outcome, last.reason, last.message) == (outcome, reason, message):
+                    last.repeats += 1
+                    last.last_at = now
+                    return
+                break
+        entry = LifeEntry(at=now, step=step, subject=subject, outcome=outcome, reason=reason, message=message)
+        self._append(uid, entry)
+        self._tell(uid, entry)
+
+    def _append(self, uid: str, entry: LifeEntry) -> LifeEntry:
+        entry.last_at = entry.at
+        self._life(uid).entries.append(entry)
+        return entry
+
+    def _tell(self, uid: str, entry: LifeEntry) -> None:
+        for listener in self._listeners:
+            listener(uid, entry)
+
+    def _life(self, uid: str) -> PodLife:
+        life = self._pods.get(uid)
+        if life is None:
+            life = self._pods[uid] = PodLife(uid, "", deque(maxlen=ENTRIES_PER_POD))
+            if len(self._pods) > PODS_KEPT:
+                self._pods.popitem(last=False)
+        return life

@@ -1,0 +1,260 @@
+"""What the container runtime reported, as frozen values everybody shares.
+
+These are the only runtime results that travel above `clients/cri`. Times are unix nanoseconds as the
+CRI gives them (0 = not happened). Requests with large configs use the generated CRI messages directly.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
+
+
+class SandboxState(enum.Enum):
+    READY = "ready"
+    NOT_READY = "notready"
+
+
+class ContainerState(enum.Enum):
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+    UNKNOWN = "unknown"
+
+
+class NamespaceMode(enum.Enum):
+    POD = 0
+    CONTAINER = 1
+    NODE = 2
+    TARGET = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRecord:
+    """One row of ListPodSandbox."""
+
+    id: str
+    pod_uid: str
+    pod_name: str
+    pod_namespace: str
+    attempt: int = 0
+    state: SandboxState = SandboxState.READY
+    created_at: int = 0
+    labels: Mapping[str, str] = NO_LABELS
+    annotations: Mapping[str, str] = NO_LABELS
+    runtime_handler: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxStatus:
+    """PodSandboxStatus: a sandbox with its addresses."""
+
+    id: str
+    pod_uid: str
+    pod_name: str
+    pod_namespace: str
+    attempt: int = 0
+    state: SandboxState = SandboxState.READY
+    created_at: int = 0
+    ips: tuple[str, ...] = ()
+    """Primary address first; empty for host network."""
+    network_mode: NamespaceMode = NamespaceMode.POD
+    labels: Mapping[str, str] = NO_LABELS
+    annotations: Mapping[str, str] = NO_LABELS
+    runtime_handler: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRecord:
+    """One row of ListContainers. `pod_uid` and `name` come from labels, so foreign containers have ''."""
+
+    id: str
+    sandbox_id: str
+    pod_uid: str
+    pod_name: str
+    pod_namespace: str
+    name: str
+    attempt: int = 0
+    state: ContainerState = ContainerState.CREATED
+    created_at: int = 0
+    image: str = ""
+    image_ref: str = ""
+    image_id: str = ""
+    labels: Mapping[str, str] = NO_LABELS
+    annotations: Mapping[str, str] = NO_LABELS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountRecord:
+    container_path: str
+    host_path: str
+    readonly: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerResources:
+    """The Linux limits the runtime says are in force; None = not reported."""
+
+    cpu_shares: int | None = None
+    cpu_quota: int | None = None
+    cpu_period: int | None = None
+    memory_limit_bytes: int | None = None
+    memory_swap_limit_bytes: int | None = None
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    unified: Mapping[str, str] = NO_LABELS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerUser:
+    uid: int
+    gid: int
+    supplemental_groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerStatus:
+    """ContainerStatus: one container in full. Name, hash and counters are read from its annotations."""
+
+    id: str
+    sandbox_id: str = ""
+    """Not part of the CRI message; filled in by whoever listed the container."""
+    name: str
+    attempt: int = 0
+    state: ContainerState = ContainerState.CREATED
+    created_at: int = 0
+    started_at: int = 0
+    finished_at: int = 0
+    exit_code: int = 0
+    image: str = ""
+    """Image name as the runtime reports it (status.image.image)."""
+    image_ref: str = ""
+    image_id: str = ""
+    reason: str = ""
+    message: str = ""
+    labels: Mapping[str, str] = NO_LABELS
+    annotations: Mapping[str, str] = NO_LABELS
+    mounts: tuple[MountRecord, ...] = ()
+    log_path: str = ""
+    resources: ContainerResources | None = None
+    user: ContainerUser | None = None
+    stop_signal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRuntimeStatus:
+    """Everything the runtime knows about one pod at one moment.
+
+    `sandboxes` and `containers` are ordered newest first (attempt, then creation), so the first match
+    by name is the current one.
+    """
+
+    uid: str
+    name: str = ""
+    namespace: str = ""
+    ips: tuple[str, ...] = ()
+    sandboxes: tuple[SandboxStatus, ...] = ()
+    containers: tuple[ContainerStatus, ...] = ()
+    observed_at: float = 0.0
+    """Monotonic time at which the listing behind this value was started."""
+
+    def container(self, name: str) -> ContainerStatus | None:
+        """The newest container of that name."""
+        return next((c for c in self.containers if c.name == name), None)
+
+    def running(self) -> tuple[ContainerStatus, ...]:
+        return tuple(c for c in self.containers if c.state is ContainerState.RUNNING)
+
+    def ready_sandboxes(self) -> tuple[SandboxStatus, ...]:
+        return tuple(s for s in self.sandboxes if s.state is SandboxState.READY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeVersion:
+    name: str
+    version: str
+    api_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeCondition:
+    type: str
+    status: bool
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeHandler:
+    name: str
+    recursive_read_only_mounts: bool = False
+    user_namespaces: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConditions:
+    """CRI Status: conditions, handlers, features."""
+
+    conditions: tuple[RuntimeCondition, ...] = ()
+    handlers: tuple[RuntimeHandler, ...] = ()
+    supplemental_groups_policy: bool = False
+
+    def condition(self, kind: str) -> RuntimeCondition | None:
+        return next((c for c in self.conditions if c.type == kind), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    id: str
+    tags: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+    size_bytes: int = 0
+    uid: int | None = None
+    """Numeric user of the image, if it names one."""
+    username: str = ""
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesystemUsage:
+    mountpoint: str
+    used_bytes: int = 0
+    inodes_used: int = 0
+    timestamp: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFilesystems:
+    images: tuple[FilesystemUsage, ...] = ()
+    containers: tuple[FilesystemUsage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    stdout: bytes = b""
+    stderr: bytes = b""
+    exit_code: int = 0
+
+
+class EventKind(enum.Enum):
+    CREATED = "created"
+    STARTED = "started"
+    STOPPED = "stopped"
+    DELETED = "deleted"
+    OOM = "oom"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerEvent:
+    """A hint that something happened to a container or sandbox; the receiver looks for itself."""
+
+    container_id: str
+    kind: EventKind
+    pod_uid: str = ""
+    """Known with CRI events; empty with containerd's own stream."""
+    created_at: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,135 @@
+"""The life of a pod on this node as one enum, one table and one store.
+
+Pod workers are the only writers; status, volumes, probes and garbage collection read through the
+questions at the bottom. Until the first housekeeping pass (`mark_synced`) the agent has not seen the
+whole truth, so questions about pods it does not know are answered in the way that removes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pykubelet.api.types import Pod
+from pykubelet.model.errors import IllegalMove
+from pykubelet.model.pod import PodUID
+
+STORY_LENGTH = 12
+
+
+class Phase(enum.Enum):
+    SYNCING = "syncing"
+    """The pod is wanted: bring the runtime to what the spec says, again and again."""
+    TERMINATING = "terminating"
+    """Containers are being stopped; nothing may be started any more."""
+    TERMINATED = "terminated"
+    """Nothing runs; volumes, cgroups and the like are being given back."""
+    FINISHED = "finished"
+    """Nothing of the pod is left to do; remembered until its source forgets it."""
+
+
+NEXT: Mapping[Phase, frozenset[Phase]] = {
+    Phase.SYNCING: frozenset({Phase.TERMINATING, Phase.TERMINATED, Phase.FINISHED}),
+    Phase.TERMINATING: frozenset({Phase.TERMINATED, Phase.FINISHED}),
+    Phase.TERMINATED: frozenset({Phase.FINISHED}),
+    Phase.FINISHED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class PodState:
+    """What the node has decided about one pod. Changed by its worker only."""
+
+    uid: PodUID
+    full_name: str
+    pod: Pod | None
+    """Newest version seen; None for an orphan that only the runtime knows."""
+    phase: Phase = Phase.SYNCING
+    started: bool = False
+    """Whether the worker was allowed to begin (same-name static pods wait for their turn)."""
+    deleted: bool = False
+    evicted: bool = False
+    grace: int | None = None
+    """Seconds the containers get to stop; only ever shortened."""
+    restart_requested: bool = False
+    """The same UID was added again while it was ending; housekeeping starts it anew."""
+    story: deque[tuple[Phase, str]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+
+    def move(self, to: Phase, because: str) -> None:
+        if to not in NEXT[self.phase]:
+            told = f"{self.phase.value} -> {to.value} ({because})"
+            raise IllegalMove(f"pod {self.full_name} ({self.uid}): {told}; story: {list(self.story)}")
+        self.story.append((to, because))
+        self.phase = to
+
+    @property
+    def is_ending(self) -> bool:
+        return self.phase is not Phase.SYNCING
+
+    def shorten_grace(self, override: int | None) -> bool:
+        """Apply the rules for the effective grace period; True when it became shorter than before."""
+        before = self.grace
+        asked = self.pod.metadata.deletion_grace_period_seconds if self.pod else None
+        bounds = [seconds for seconds in (before, asked, override) if seconds]
+        grace = min(bounds) if bounds else 0
+        if grace == 0 and self.pod is not None:
+            # A forced delete asks for 0, which upstream reads as "no wish": the spec's period counts.
+            grace = self.pod.spec.termination_grace_period_seconds or 0
+        self.grace = max(1, grace)
+        return before is not None and self.grace < before
+
+
+class PodPhases:
+    """The store of all pod states, and what the rest of the agent may ask of it."""
+
+    def __init__(self) -> None:
+        self._states: dict[PodUID, PodState] = {}
+        self._synced = False
+
+    def mark_synced(self) -> None:
+        self._synced = True
+
+    def get(self, uid: str) -> PodState | None:
+        return self._states.get(PodUID(uid))
+
+    def add(self, state: PodState) -> None:
+        self._states[state.uid] = state
+
+    def forget(self, uid: str) -> None:
+        self._states.pop(PodUID(uid), None)
+
+    def __iter__(self) -> Iterator[PodState]:
+        return iter(list(self._states.values()))
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def could_have_running_containers(self, uid: str) -> bool:
+        state = self.get(uid)
+        if state is None:
+            return not self._synced
+        return state.phase in (Phase.SYNCING, Phase.TERMINATING)
+
+    def should_remove_content(self, uid: str) -> bool:
+        """Whether logs, containers and volumes of the pod are of no use to anybody any more."""
+        state = self.get(uid)
+        if state is None:
+            return self._synced
+        ended = state.phase in (Phase.TERMINATED, Phase.FINISHED)
+        return ended and (state.evicted or state.deleted)
+
+    def should_remove_runtime(self, uid: str) -> bool:
+        state = self.get(uid)
+        if state is None:
+            return self._synced
+        return state.phase in (Phase.TERMINATED, Phase.FINISHED)
+
+    def should_be_terminating(self, uid: str) -> bool:
+        state = self.get(uid)
+        return self._synced if state is None else state.is_ending
+
+    def is_finished(self, uid: str) -> bool:
+        state = self.get(uid)
+        return self._synced if state is None else state.phase is Phase.FINISHED

@@ -1,0 +1,416 @@
+"""One task per pod: takes the newest update, runs the step of the pod's phase, decides when to run again.
+
+`PodWorkers` is the registry. Updates are merged, never queued; a kill is never overwritten and its grace
+period only shrinks; trouble with one pod is retried with that pod's own delay and touches no other. The
+steps themselves (what a sync does) are in `pod_sync.py`; when a pod's worker may be forgotten is decided
+by `housekeeping.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pykubelet.api.types import Pod, PodStatus
+from pykubelet.kit.backoff import jittered
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.log import current_pod
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.errors import RuntimeDown
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.pod import (
+    PodUID,
+    deletion_requested,
+    full_name,
+    is_static,
+    is_terminal_phase,
+    readable,
+    uid_of,
+)
+from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.sync.phases import Phase, PodPhases, PodState
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_ERROR = 10.0
+RETRY_NETWORK_NOT_READY = 1.0
+RETRY_RUNTIME_DOWN = 1.0
+
+
+class UpdateKind(enum.Enum):
+    CREATE = "create"
+    UPDATE = "update"
+    SYNC = "sync"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRequest:
+    """Why and how fast a pod is to end when its own spec does not say so."""
+
+    grace_override: int | None = None
+    evicted: bool = False
+    change_status: Callable[[PodStatus], None] | None = None
+    done: asyncio.Future[None] | None = None
+    """Completed when no container runs any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphan:
+    """A pod that only the runtime knows."""
+
+    uid: PodUID
+    name: str
+    namespace: str
+
+
+class NetworkNotReady(Exception):
+    """The pod needs the pod network and the runtime says that it is not there yet."""
+
+
+class RetryAt(Exception):
+    """The step could not finish for a known reason that ends at a known time (back-off)."""
+
+    def __init__(self, delay: float, message: str) -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class PodSteps(Protocol):
+    """What to do in each phase; every method may be repeated after a failure."""
+
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> bool:
+        """Bring the pod to what its spec says. True: it reached a terminal phase and should end."""
+        ...
+
+    async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
+        """Stop everything; returns only when nothing runs."""
+        ...
+
+    async def terminating_orphan(self, orphan: Orphan) -> None: ...
+
+    async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
+        """Give back what the pod held."""
+        ...
+
+
+class StatusSource(Protocol):
+    async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
+        """The pod's runtime status as of a moment after `than` (monotonic)."""
+        ...
+
+    def known(self, uid: str) -> PodRuntimeStatus | None: ...
+
+
+StatusChange = Callable[[PodStatus], None]
+
+
+@dataclass(slots=True)
+class _Worker:
+    state: PodState
+    orphan: Orphan | None = None
+    wake: Signal = field(default_factory=Signal)
+    changes: list[StatusChange] = field(default_factory=list)
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    last_sync: float = -1.0
+    failures: int = 0
+    scope: asyncio.Timeout | None = None
+    """Around the step in flight; expiring it cancels the step and nothing else."""
+    next_run: float | None = None
+    last_error: str = ""
+
+    def interrupt(self, now: float) -> None:
+        if self.scope is not None and not self.scope.expired():
+            self.scope.reschedule(now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSnapshot:
+    uid: str
+    pod: str
+    phase: str
+    failures: int
+    last_error: str
+    next_run_in: float | None
+    story: tuple[str, ...]
+
+
+class PodWorkers:
+    """All pod workers. Runs as a service; `update()` is its only entrance."""
+
+    name = "pod-workers"
+
+    def __init__(
+        self,
+        *,
+        phases: PodPhases,
+        steps: PodSteps,
+        statuses: StatusSource,
+        recorder: LifeRecorder,
+        clock: Clock,
+        sync_frequency: float,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._phases = phases
+        self._steps = steps
+        self._statuses = statuses
+        self._recorder = recorder
+        self._clock = clock
+        self._sync_frequency = sync_frequency
+        self._chance = chance or random.Random()
+        self._workers: dict[PodUID, _Worker] = {}
+        self._static_turns: dict[str, list[PodUID]] = {}
+        self._tasks = TaskSet("pod workers")
+        self.on_finished: Callable[[PodUID], None] = lambda uid: None
+        """Told when a worker is done with its pod, so that housekeeping need not poll for it."""
+
+    async def run(self) -> None:
+        async with self._tasks:
+            await asyncio.Event().wait()
+
+    # --- entrance -------------------------------------------------------------------------------
+
+    def update(self, kind: UpdateKind, pod: Pod, kill: KillRequest | None = None) -> None:
+        """Merge one more wish for this pod into what its worker will do next."""
+        uid = uid_of(pod)
+        state = self._phases.get(uid)
+        if state is None:
+            state = self._admit(pod, kind)
+        elif state.phase is Phase.FINISHED:
+            if kind is UpdateKind.CREATE:
+                state.restart_requested = True
+                self.on_finished(uid)
+            _complete(kill)
+            return
+        elif state.is_ending and kind is UpdateKind.CREATE:
+            # The same UID was written again (a static pod with a fixed UID): start anew when this life is over.
+            state.restart_requested = True
+        worker = self._workers[uid]
+        if kind is not UpdateKind.KILL or state.pod is None:
+            state.pod = pod
+        self._maybe_end(worker, kind, kill)
+        worker.wake.set()
+
+    def kill_orphan(self, orphan: Orphan) -> None:
+        """Stop a pod that no source wants and no worker knows."""
+        if self._phases.get(orphan.uid) is not None:
+            return
+        state = PodState(orphan.uid, f"{orphan.name}_{orphan.namespace}", None, started=True, deleted=True, grace=1)
+        state.move(Phase.TERMINATING, "only the runtime knows this pod")
+        worker = _Worker(state, orphan=orphan)
+        self._begin(worker, f"{orphan.namespace}/{orphan.name}")
+        worker.wake.set()
+
+    def sync_now(self, uid: str) -> None:
+        """Something happened to the pod outside; look at it again."""
+        worker = self._workers.get(PodUID(uid))
+        if worker is not None:
+            worker.wake.set()
+
+    def forget(self, uid: str) -> None:
+        """Drop a finished pod from memory."""
+        state = self._phases.get(uid)
+        if state is not None and state.phase is Phase.FINISHED:
+            self._phases.forget(uid)
+            self._recorder.note(uid, Step.CLEANUP, reason="Forgotten")
+
+    def snapshot(self) -> Mapping[str, WorkerSnapshot]:
+        now = self._clock.monotonic()
+        return {
+            worker.state.uid: WorkerSnapshot(
+                uid=worker.state.uid,
+                pod=worker.state.full_name,
+                phase=worker.state.phase.value,
+                failures=worker.failures,
+                last_error=worker.last_error,
+                next_run_in=None if worker.next_run is None else max(0.0, worker.next_run - now),
+                story=tuple(f"{phase.value}: {because}" for phase, because in worker.state.story),
+            )
+            for worker in self._workers.values()
+        }
+
+    # --- merging updates ------------------------------------------------------------------------
+
+    def _admit(self, pod: Pod, kind: UpdateKind) -> PodState:
+        state = PodState(uid_of(pod), full_name(pod), pod)
+        worker = _Worker(state)
+        if is_terminal_phase(pod.status.phase) and not is_static(pod) and kind is not UpdateKind.KILL:
+            seen = self._statuses.known(state.uid)
+            if seen is None or not seen.running():
+                # It ended in an earlier life of this agent: only give back what it may still hold.
+                state.started = True
+                state.deleted = deletion_requested(pod)
+                state.move(Phase.TERMINATED, "already ended when first seen")
+        if is_static(pod):
+            self._static_turns.setdefault(state.full_name, []).append(state.uid)
+        self._begin(worker, readable(pod))
+        return state
+
+    def _begin(self, worker: _Worker, pod_name: str) -> None:
+        self._phases.add(worker.state)
+        self._workers[worker.state.uid] = worker
+        self._tasks.spawn(self._work(worker, pod_name), name=f"pod {pod_name}")
+
+    def _maybe_end(self, worker: _Worker, kind: UpdateKind, kill: KillRequest | None) -> None:
+        state = worker.state
+        pod = state.pod
+        assert pod is not None
+        because = ""
+        if deletion_requested(pod):
+            state.deleted = True
+            because = "deleted"
+        elif is_terminal_phase(pod.status.phase) and not is_static(pod):
+            because = f"phase {pod.status.phase}"
+        elif kind is UpdateKind.KILL:
+            because = "evicted" if kill and kill.evicted else "no longer wanted"
+        if kind is UpdateKind.KILL:
+            state.evicted = state.evicted or bool(kill and kill.evicted)
+            state.deleted = state.deleted or not (kill and kill.evicted)
+            if kill is not None:
+                if kill.change_status is not None:
+                    worker.changes.append(kill.change_status)
+                if kill.done is not None:
+                    if state.phase in (Phase.TERMINATED, Phase.FINISHED):
+                        _complete(kill)
+                    else:
+                        worker.waiters.append(kill.done)
+        if not because:
+            return
+        shorter = state.shorten_grace(kill.grace_override if kill else None)
+        if state.phase is Phase.SYNCING:
+            state.move(Phase.TERMINATING, because)
+            worker.interrupt(self._clock.monotonic())
+        elif state.phase is Phase.TERMINATING and shorter:
+            worker.interrupt(self._clock.monotonic())
+
+    # --- the worker's loop ----------------------------------------------------------------------
+
+    async def _work(self, worker: _Worker, pod_name: str) -> None:
+        current_pod.set(pod_name)
+        state = worker.state
+        self._recorder.note(state.uid, Step.SEEN)
+        await worker.wake.wait()
+        try:
+            while state.phase is not Phase.FINISHED:
+                delay = await self._run_once(worker)
+                worker.next_run = None if delay is None else self._clock.monotonic() + delay
+                if delay is None or delay > 0:
+                    await worker.wake.wait(at_most=delay)
+        finally:
+            for waiter in worker.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._workers.pop(state.uid, None)
+            self._leave_turn(state)
+        self.on_finished(state.uid)
+
+    async def _run_once(self, worker: _Worker) -> float | None:
+        """Run the step of the current phase once; seconds until the next run, None to wait for news."""
+        state = worker.state
+        if not state.started:
+            if state.is_ending:
+                state.move(Phase.FINISHED, "ended before it ever started")
+                return 0
+            if not self._has_turn(state):
+                return None
+            state.started = True
+        phase = state.phase
+        try:
+            async with asyncio.timeout(None) as scope:
+                worker.scope = scope
+                await self._step(worker)
+        except TimeoutError as error:
+            if scope.expired():
+                return 0  # interrupted by news: run again at once with it
+            return self._after_error(worker, error)
+        except RetryAt as wait:
+            worker.last_error = str(wait)
+            return min(max(0.0, wait.delay), self._sync_frequency)
+        except Exception as error:
+            return self._after_error(worker, error)
+        finally:
+            worker.scope = None
+            worker.last_sync = self._clock.monotonic()
+        worker.failures = 0
+        worker.last_error = ""
+        if state.phase is not phase:
+            return 0
+        return jittered(self._sync_frequency, source=self._chance)
+
+    def _after_error(self, worker: _Worker, error: Exception) -> float:
+        """This pod's trouble, never the node's: say it, keep it for `explain`, try again later."""
+        worker.failures += 1
+        worker.last_error = str(error)
+        self._recorder.fail(worker.state.uid, Step.SYNC, reason=type(error).__name__, message=str(error))
+        expected = isinstance(error, NetworkNotReady | RuntimeDown)
+        logger.warning(
+            "pod sync failed, will retry",
+            extra={"phase": worker.state.phase.value, "failures": worker.failures, "error": str(error)},
+            exc_info=not expected and logger.isEnabledFor(logging.DEBUG),
+        )
+        base = RETRY_AFTER_ERROR
+        if isinstance(error, NetworkNotReady):
+            base = RETRY_NETWORK_NOT_READY
+        elif isinstance(error, RuntimeDown):
+            base = RETRY_RUNTIME_DOWN
+        return jittered(base, source=self._chance)
+
+    async def _step(self, worker: _Worker) -> None:
+        state = worker.state
+        if worker.orphan is not None:
+            await self._steps.terminating_orphan(worker.orphan)
+            state.move(Phase.FINISHED, "orphan stopped")
+            return
+        pod = state.pod
+        assert pod is not None
+        seen = await self._statuses.fresh(state.uid, worker.last_sync)
+        if state.phase is Phase.SYNCING:
+            ended = await self._steps.sync(pod, seen)
+            if ended and state.phase is Phase.SYNCING:
+                state.shorten_grace(None)
+                state.move(Phase.TERMINATING, "all containers ended")
+        elif state.phase is Phase.TERMINATING:
+            await self._steps.terminating(pod, seen, state.grace or 1, worker.changes)
+            state.move(Phase.TERMINATED, "nothing runs any more")
+            for waiter in worker.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        elif state.phase is Phase.TERMINATED:
+            await self._steps.terminated(pod, seen)
+            state.move(Phase.FINISHED, "everything given back")
+
+    # --- turns of same-name static pods ---------------------------------------------------------
+
+    def _has_turn(self, state: PodState) -> bool:
+        """Static pods of one name run one at a time, in the order they came."""
+        turns = self._static_turns.get(state.full_name)
+        if turns is None or state.uid not in turns:
+            return True
+        for uid in turns:
+            if uid == state.uid:
+                return True
+            other = self._phases.get(uid)
+            if other is not None and (other.started or not other.is_ending):
+                return False
+        return True
+
+    def _leave_turn(self, state: PodState) -> None:
+        turns = self._static_turns.get(state.full_name)
+        if turns is None or state.uid not in turns:
+            return
+        turns.remove(state.uid)
+        if not turns:
+            del self._static_turns[state.full_name]
+        for uid in turns:
+            self.sync_now(uid)
+
+
+def _complete(kill: KillRequest | None) -> None:
+    if kill is not None and kill.done is not None and not kill.done.done():
+        kill.done.set_result(None)

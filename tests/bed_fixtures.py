@@ -1,0 +1,1 @@
+"""Fixtures of the real parts (placeholder until the bed is in)."""

@@ -1,0 +1,43 @@
+"""An event loop whose time jumps: when every task is blocked, it leaps to the next timer.
+
+A day of back-off passes in milliseconds and `asyncio.timeout` obeys too. Tests with real sockets,
+processes or threads use the ordinary loop instead (mark `real_loop`): the leap does not wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from typing import Any
+
+
+class AutojumpSelector(selectors.DefaultSelector):
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        # No timer at all: wait for real input a little, then let the loop look again.
+        ready = super().select(0 if timeout is not None else 5)
+        if not ready and timeout is None:
+            raise RuntimeError("the test waits for something that no timer and no task will bring")
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+
+class AutojumpLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._jumping = AutojumpSelector()
+        super().__init__(self._jumping)
+        self._clock_resolution = 1e-9
+
+    def time(self) -> float:
+        return self._jumping.now
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+        """Inline: the leap must not outrun a thread."""
+        future: asyncio.Future[Any] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future

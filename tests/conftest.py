@@ -1,0 +1,43 @@
+"""How async tests run, and what no test may leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+from typing import Any
+
+import pytest
+
+from tests.clock_loop import AutojumpLoop
+
+pytest_plugins = ["tests.bed_fixtures"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_loop: runs on the ordinary event loop (real sockets, processes, time)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def body() -> None:
+        await pyfuncitem.obj(**arguments)
+        here = asyncio.current_task()
+        stray = {task for task in asyncio.all_tasks() if task is not here and not task.done()}
+        assert not stray, f"left running: {sorted(task.get_name() for task in stray)}"
+
+    real = any(pyfuncitem.get_closest_marker(name) for name in ("real_loop", "node", "cluster"))
+    with asyncio.Runner(loop_factory=None if real else AutojumpLoop) as runner:
+        runner.run(body())
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _no_unawaited_coroutines() -> Any:
+    """A coroutine that was made and never awaited warns when collected; collect while the test is to blame."""
+    yield
+    gc.collect(0)

