@@ -64,7 +64,9 @@ def test_managers_know_clients_only_by_their_ports() -> None:
             continue
         for line, module in imports_of(path):
             if module.startswith("pykubelet.clients"):
-                assert module.endswith(".port"), f"{path}:{line}: a manager may import only a client's port, not {module}"
+                assert module.endswith(".port"), (
+                    f"{path}:{line}: a manager may import only a client's port, not {module}"
+                )
 
 
 def test_every_package_has_a_rank() -> None:

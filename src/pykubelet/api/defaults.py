@@ -43,9 +43,7 @@ VOLUME_SOURCES = tuple(name for name in Volume.__struct_fields__ if name != "nam
 
 _DOMAIN = r"[A-Za-z0-9](?:[-A-Za-z0-9]*[A-Za-z0-9])?"
 _PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
-_REPOSITORY = re.compile(
-    rf"(?:(?:{_DOMAIN}(?:\.{_DOMAIN})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?/)?{_PART}(?:/{_PART})*"
-)
+_REPOSITORY = re.compile(rf"(?:(?:{_DOMAIN}(?:\.{_DOMAIN})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?/)?{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,}")
 MAX_REFERENCE = 4096
@@ -58,7 +56,12 @@ def default_pod(pod: Pod) -> None:
     for container in (*spec.containers, *spec.init_containers):
         if container.resources is not None:
             _requests_from_limits(container.resources)
-    for any_container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
+    everyone: tuple[Container | EphemeralContainer, ...] = (
+        *spec.init_containers,
+        *spec.containers,
+        *spec.ephemeral_containers,
+    )
+    for any_container in everyone:
         _default_container(any_container)
     if spec.host_network:
         for container in (*spec.containers, *spec.init_containers):

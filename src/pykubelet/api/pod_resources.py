@@ -45,14 +45,10 @@ def parse_amount(value: QuantityValue) -> Quantity | None:
 
 def rounded_up_to_milli(value: QuantityValue) -> QuantityValue:
     """Nothing finer than a thousandth is kept; anything unreadable is returned as it is."""
-    if isinstance(value, int) or (isinstance(value, str) and value[-1:].isalpha() and value[:-1].isdigit()):
-        if isinstance(value, int) or value[-1] not in "nu":
-            return value
     amount = parse_amount(value)
-    if amount is None:
+    if amount is None or amount.nano_value() % 10**6 == 0:
         return value
-    rounded = amount.rounded_up_to_milli()
-    return value if rounded == amount else str(rounded)
+    return str(Quantity.of_milli(amount.milli_value(), amount.format))
 
 
 def aggregate_requests(spec: PodSpec) -> Amounts:

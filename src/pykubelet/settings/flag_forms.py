@@ -51,6 +51,8 @@ class FlagForm:
     parse: Callable[[str, Any], Any]
     without_value: str = ""
     """What a bare `--flag` means; "" when the flag needs a value."""
+    secret: bool = False
+    """The text may hold a password and must not appear in messages."""
 
 
 def _replacing(parse: Callable[[str], object]) -> Callable[[str, Any], object]:
@@ -149,9 +151,7 @@ def _headers(text: str, earlier: Mapping[str, tuple[str, ...]] | None) -> dict[s
 def _parse_taint(text: str) -> NodeTaint:
     spec, found, effect = text.partition(":")
     if not found or effect not in TAINT_EFFECTS:
-        raise WrongValue(
-            f"has a malformed taint {text!r}, expected key=value:effect with {', '.join(TAINT_EFFECTS)}"
-        )
+        raise WrongValue(f"has a malformed taint {text!r}, expected key=value:effect with {', '.join(TAINT_EFFECTS)}")
     key, _, value = spec.partition("=")
     if not key:
         raise WrongValue(f"has a taint without a key: {text!r}")
@@ -183,9 +183,7 @@ def _reservation(text: str) -> MemoryReservation:
     return MemoryReservation(numa_node=INT32.read(parse_integer(node)), limits=limits)
 
 
-def _reserved_memory(
-    text: str, earlier: tuple[MemoryReservation, ...] | None
-) -> tuple[MemoryReservation, ...]:
+def _reserved_memory(text: str, earlier: tuple[MemoryReservation, ...] | None) -> tuple[MemoryReservation, ...]:
     if not text:
         return ()
     return (earlier or ()) + tuple(_reservation(part) for part in text.split(";"))
@@ -216,7 +214,7 @@ EQUALS_MAP = FlagForm("key=value,...", _map_with("="))
 ONE_PAIR = FlagForm("key=value", _one_pair)
 LABELS = FlagForm("key=value,...", _labels)
 GATES = FlagForm("Gate=true|false,...", _bool_map)
-HEADERS = FlagForm("name:value,...", _headers)
+HEADERS = FlagForm("name:value,...", _headers, secret=True)
 TAINTS = FlagForm("key=value:effect,...", _replacing(_taints))
 RESERVED_MEMORY = FlagForm("node:type=quantity,...;...", _reserved_memory)
 VMODULE = FlagForm("pattern=N,...", _replacing(_vmodule))

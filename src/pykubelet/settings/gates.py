@@ -81,9 +81,7 @@ class Gates:
         for name in sorted(self.chosen):
             gate = known_gates().get(name)
             if gate is not None and gate.stage in ("GA", "Deprecated"):
-                lines.append(
-                    f"featureGates: {name} is {gate.stage} and the gate will be removed in a future release"
-                )
+                lines.append(f"featureGates: {name} is {gate.stage} and the gate will be removed in a future release")
         return lines
 
 

@@ -16,8 +16,6 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.times import format_duration, parse_duration
 
 NANOSECOND = 1e-9
-# The longest time a signed 64-bit count of nanoseconds can say, the limit of a Go duration.
-LONGEST_DURATION = 2**63 * NANOSECOND
 
 
 class WrongValue(ValueError):
@@ -99,6 +97,7 @@ def setting(
     flag_form: object = None,
     optional: bool = False,
     legacy: object = MISSING,
+    secret: bool = False,
 ) -> Any:
     """A dataclass field that knows its wire name, flag, default and meaning."""
     info = Setting(
@@ -111,9 +110,26 @@ def setting(
         optional=optional,
         legacy=default if legacy is MISSING else legacy,
     )
+    metadata = {"setting": info}
+    # A secret stays out of repr(), and with that out of logs and assertion messages.
     if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata={"setting": info})
-    return field(default=default, metadata={"setting": info})
+        return field(default_factory=lambda: dict(default), repr=not secret, metadata=metadata)
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+def nested(wire: str, cls: type[Any], doc: str, *, optional: bool = False) -> dict[str, Setting]:
+    """Metadata of a field that holds a nested object; an optional one is None until given."""
+    info = Setting(
+        wire=wire,
+        kind=Nested(cls),
+        default=None,
+        doc=doc,
+        flag="",
+        flag_form=None,
+        optional=optional,
+        legacy=None,
+    )
+    return {"setting": info}
 
 
 def describe(value: object) -> str:
@@ -170,12 +186,9 @@ def _read_float(value: object) -> float:
 def duration_of(text: str) -> float:
     """Seconds of a Go duration text such as 1m30s."""
     try:
-        seconds = parse_duration(text)
+        return parse_duration(text)
     except ValueError as err:
-        raise WrongValue(f"must be a duration such as 1m30s, not {text[:40]!r}") from err
-    if abs(seconds) > LONGEST_DURATION:
-        raise WrongValue(f"duration {text[:40]!r} is too long")
-    return seconds
+        raise WrongValue(str(err)) from err
 
 
 def _read_duration(value: object) -> float:
@@ -198,7 +211,7 @@ def quantity_of(text: str) -> Quantity:
     try:
         return Quantity.parse(text)
     except ValueError as err:
-        raise WrongValue(f"must be a quantity such as 500m or 10Mi, not {text[:40]!r}") from err
+        raise WrongValue(str(err)) from err
 
 
 def _read_quantity(value: object) -> str:

@@ -15,8 +15,14 @@ class SettingsError(PykubeletError):
     """The agent cannot start with these settings. `problems` holds one sentence for each fault."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(printable(problem) for problem in problems)
         super().__init__("\n".join(self.problems))
+
+
+def printable(text: str) -> str:
+    """The text fit for one line of any terminal: names on a command line may hold anything."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def hint(wrong: str, known: Iterable[str]) -> str:

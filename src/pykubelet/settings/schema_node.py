@@ -7,7 +7,7 @@ Does not cover what concerns containers (schema_runtime.py) or resources (schema
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pykubelet.settings.flag_forms import GATES, HEADERS, TAINTS, VMODULE
 from pykubelet.settings.kinds import (
@@ -24,6 +24,7 @@ from pykubelet.settings.kinds import (
     ListOf,
     MapOf,
     Nested,
+    nested,
     setting,
 )
 from pykubelet.settings.values import NodeTaint, VModuleItem
@@ -40,9 +41,7 @@ class PodSourceSettings:
         "Folder or single file of static pods; names that start with a dot are ignored.",
         flag="pod-manifest-path",
     )
-    static_pod_url: str = setting(
-        "staticPodURL", STRING, "", "Address to fetch static pods from.", flag="manifest-url"
-    )
+    static_pod_url: str = setting("staticPodURL", STRING, "", "Address to fetch static pods from.", flag="manifest-url")
     static_pod_url_header: Mapping[str, tuple[str, ...]] = setting(
         "staticPodURLHeader",
         MapOf(STRINGS),
@@ -50,6 +49,7 @@ class PodSourceSettings:
         "Headers sent to staticPodURL; their values are never logged.",
         flag="manifest-url-header",
         flag_form=HEADERS,
+        secret=True,
     )
     file_check_frequency: float = setting(
         "fileCheckFrequency",
@@ -114,9 +114,7 @@ class NodeSettings:
         flag="event-qps",
         optional=True,
     )
-    event_burst: int = setting(
-        "eventBurst", INT32, 100, "Events allowed at once above the rate.", flag="event-burst"
-    )
+    event_burst: int = setting("eventBurst", INT32, 100, "Events allowed at once above the rate.", flag="event-burst")
     node_status_update_frequency: float = setting(
         "nodeStatusUpdateFrequency",
         DURATION,
@@ -266,8 +264,12 @@ class JsonLogOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    text: TextLogOptions = setting("text", Nested(TextLogOptions), TextLogOptions(), "For the text format.")
-    json: JsonLogOptions = setting("json", Nested(JsonLogOptions), JsonLogOptions(), "For the JSON format.")
+    text: TextLogOptions = field(
+        default_factory=TextLogOptions, metadata=nested("text", TextLogOptions, "For the text format.")
+    )
+    json: JsonLogOptions = field(
+        default_factory=JsonLogOptions, metadata=nested("json", JsonLogOptions, "For the JSON format.")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +284,7 @@ class LoggingSettings:
         "Longest time a log line may wait; a number counts nanoseconds.",
         flag="log-flush-frequency",
     )
-    verbosity: int = setting("verbosity", UINT32, 0, "Log level; higher says more.", flag="v")
+    verbosity: int = setting("verbosity", UINT32, 0, "Log level; higher says more.", flag="v", optional=True)
     vmodule: tuple[VModuleItem, ...] = setting(
         "vmodule",
         ListOf(Nested(VModuleItem)),
@@ -291,8 +293,9 @@ class LoggingSettings:
         flag="vmodule",
         flag_form=VMODULE,
     )
-    options: LogOptions = setting(
-        "options", Nested(LogOptions), LogOptions(), "Options of each format; need gate LoggingAlphaOptions."
+    options: LogOptions = field(
+        default_factory=LogOptions,
+        metadata=nested("options", LogOptions, "Options of each format; need gate LoggingAlphaOptions."),
     )
 
 
@@ -320,8 +323,12 @@ class ProcessSettings:
         flag="feature-gates",
         flag_form=GATES,
     )
-    logging: LoggingSettings = setting("logging", Nested(LoggingSettings), LoggingSettings(), "Logging.")
-    tracing: TracingSettings | None = setting("tracing", Nested(TracingSettings), None, "Tracing.", optional=True)
+    logging: LoggingSettings = field(
+        default_factory=LoggingSettings, metadata=nested("logging", LoggingSettings, "Logging.")
+    )
+    tracing: TracingSettings | None = field(
+        default=None, metadata=nested("tracing", TracingSettings, "Tracing.", optional=True)
+    )
     show_hidden_metrics_for_version: str = setting(
         "showHiddenMetricsForVersion",
         STRING,

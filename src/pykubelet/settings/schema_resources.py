@@ -7,7 +7,7 @@ Does not cover the CPU quota of containers (schema_runtime.py) nor rules between
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pykubelet.settings.flag_forms import LANGLE_MAP, ONE_PAIR, RESERVED_MEMORY
 from pykubelet.settings.kinds import (
@@ -21,6 +21,7 @@ from pykubelet.settings.kinds import (
     STRINGS,
     ListOf,
     Nested,
+    nested,
     setting,
 )
 from pykubelet.settings.values import MemoryReservation, PriorityGracePeriod
@@ -37,9 +38,7 @@ DEFAULT_EVICTION_HARD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySwap:
-    swap_behavior: str = setting(
-        "swapBehavior", STRING, "", "NoSwap or LimitedSwap (cgroup v2 only); empty is NoSwap."
-    )
+    swap_behavior: str = setting("swapBehavior", STRING, "", "NoSwap or LimitedSwap (cgroup v2 only); empty is NoSwap.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,9 @@ class CgroupSettings:
         "Cgroup for all other processes of the machine; needs cgroupRoot.",
         flag="system-cgroups",
     )
-    memory_swap: MemorySwap = setting("memorySwap", Nested(MemorySwap), MemorySwap(), "Use of swap.")
+    memory_swap: MemorySwap = field(
+        default_factory=MemorySwap, metadata=nested("memorySwap", MemorySwap, "Use of swap.")
+    )
     fail_swap_on: bool = setting(
         "failSwapOn", BOOL, True, "Refuse to start while swap is on.", flag="fail-swap-on", optional=True
     )
@@ -97,8 +98,7 @@ class CgroupSettings:
         "singleProcessOOMKill",
         BOOL,
         None,
-        "Out of memory kills only the process at fault, not its container. Absent: false on cgroup v2,"
-        " true on v1.",
+        "Out of memory kills only the process at fault, not its container. Absent: false on cgroup v2, true on v1.",
         optional=True,
     )
     memory_throttling_factor: float = setting(
@@ -190,9 +190,7 @@ class ReservationSettings:
 class ResourceManagerSettings:
     """CPU, memory and topology managers."""
 
-    cpu_manager_policy: str = setting(
-        "cpuManagerPolicy", STRING, "none", "none or static.", flag="cpu-manager-policy"
-    )
+    cpu_manager_policy: str = setting("cpuManagerPolicy", STRING, "none", "none or static.", flag="cpu-manager-policy")
     cpu_manager_policy_options: Mapping[str, str] = setting(
         "cpuManagerPolicyOptions",
         STRING_MAP,

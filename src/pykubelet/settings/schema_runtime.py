@@ -6,7 +6,7 @@ Does not cover cgroups, reservations and eviction (schema_resources.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pykubelet.settings.kinds import (
     BOOL,
@@ -16,7 +16,7 @@ from pykubelet.settings.kinds import (
     PATH,
     STRING,
     STRINGS,
-    Nested,
+    nested,
     quantity_of,
     setting,
 )
@@ -28,8 +28,7 @@ class CrashLoopBackOff:
         "maxContainerRestartPeriod",
         DURATION,
         300.0,
-        "Longest wait before a crashing container starts again, 1s to 300s;"
-        " gate KubeletCrashLoopBackOffMax.",
+        "Longest wait before a crashing container starts again, 1s to 300s; gate KubeletCrashLoopBackOffMax.",
         optional=True,
     )
 
@@ -78,11 +77,12 @@ class RuntimeSettings:
         " as true here.",
         optional=True,
     )
-    crash_loop_back_off: CrashLoopBackOff = setting(
-        "crashLoopBackOff", Nested(CrashLoopBackOff), CrashLoopBackOff(), "Waiting after crashes."
+    crash_loop_back_off: CrashLoopBackOff = field(
+        default_factory=CrashLoopBackOff,
+        metadata=nested("crashLoopBackOff", CrashLoopBackOff, "Waiting after crashes."),
     )
-    user_namespaces: UserNamespaces = setting(
-        "userNamespaces", Nested(UserNamespaces), UserNamespaces(), "Size of user namespaces."
+    user_namespaces: UserNamespaces = field(
+        default_factory=UserNamespaces, metadata=nested("userNamespaces", UserNamespaces, "Size of user namespaces.")
     )
     allowed_unsafe_sysctls: tuple[str, ...] = setting(
         "allowedUnsafeSysctls",
@@ -213,7 +213,7 @@ class ContainerLogSettings:
     @property
     def max_size_bytes(self) -> int:
         """Size in bytes at which a log is rotated; negative when rotation is off."""
-        return int(quantity_of(self.max_size))
+        return quantity_of(self.max_size).value()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

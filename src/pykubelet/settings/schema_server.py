@@ -6,7 +6,7 @@ Does not cover the client side towards the API server (schema_node.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pykubelet.settings.flag_forms import IP_ADDRESS
 from pykubelet.settings.kinds import (
@@ -17,7 +17,7 @@ from pykubelet.settings.kinds import (
     STRING,
     STRINGS,
     ListOf,
-    Nested,
+    nested,
     setting,
 )
 
@@ -68,14 +68,15 @@ class AnonymousAuthentication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authentication:
-    x509: X509Authentication = setting(
-        "x509", Nested(X509Authentication), X509Authentication(), "Client certificates."
+    x509: X509Authentication = field(
+        default_factory=X509Authentication, metadata=nested("x509", X509Authentication, "Client certificates.")
     )
-    webhook: WebhookAuthentication = setting(
-        "webhook", Nested(WebhookAuthentication), WebhookAuthentication(), "Bearer tokens."
+    webhook: WebhookAuthentication = field(
+        default_factory=WebhookAuthentication, metadata=nested("webhook", WebhookAuthentication, "Bearer tokens.")
     )
-    anonymous: AnonymousAuthentication = setting(
-        "anonymous", Nested(AnonymousAuthentication), AnonymousAuthentication(), "Requests without credentials."
+    anonymous: AnonymousAuthentication = field(
+        default_factory=AnonymousAuthentication,
+        metadata=nested("anonymous", AnonymousAuthentication, "Requests without credentials."),
     )
 
 
@@ -107,8 +108,8 @@ class Authorization:
         flag="authorization-mode",
         legacy="AlwaysAllow",
     )
-    webhook: WebhookAuthorization = setting(
-        "webhook", Nested(WebhookAuthorization), WebhookAuthorization(), "Caching of answers."
+    webhook: WebhookAuthorization = field(
+        default_factory=WebhookAuthorization, metadata=nested("webhook", WebhookAuthorization, "Caching of answers.")
     )
 
 
@@ -180,11 +181,11 @@ class ServerSettings:
         "Get the serving certificate through a certificate signing request instead of self-signing one.",
         flag="rotate-server-certificates",
     )
-    authentication: Authentication = setting(
-        "authentication", Nested(Authentication), Authentication(), "Who a caller is."
+    authentication: Authentication = field(
+        default_factory=Authentication, metadata=nested("authentication", Authentication, "Who a caller is.")
     )
-    authorization: Authorization = setting(
-        "authorization", Nested(Authorization), Authorization(), "What a caller may do."
+    authorization: Authorization = field(
+        default_factory=Authorization, metadata=nested("authorization", Authorization, "What a caller may do.")
     )
     enable_debugging_handlers: bool = setting(
         "enableDebuggingHandlers",

@@ -27,9 +27,7 @@ class MemoryReservation:
     """Memory of one NUMA node that pods never get."""
 
     numa_node: int = setting("numaNode", INT32, 0, "Number of the NUMA node.")
-    limits: Mapping[str, str] = setting(
-        "limits", MapOf(QUANTITY), {}, "Reserved amounts: memory and hugepages-<size>."
-    )
+    limits: Mapping[str, str] = setting("limits", MapOf(QUANTITY), {}, "Reserved amounts: memory and hugepages-<size>.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +35,7 @@ class PriorityGracePeriod:
     """How long pods of at least this priority get when the machine shuts down."""
 
     priority: int = setting("priority", INT32, 0, "Lowest pod priority of the range.")
-    shutdown_grace_period_seconds: int = setting(
-        "shutdownGracePeriodSeconds", INT64, 0, "Seconds these pods get."
-    )
+    shutdown_grace_period_seconds: int = setting("shutdownGracePeriodSeconds", INT64, 0, "Seconds these pods get.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,6 @@ DISABLED = [
     "io.containerd.internal.v1.restart",
     "io.containerd.internal.v1.tracing",
     "io.containerd.nri.v1.nri",
-    "io.containerd.runtime.v1.linux",
     "io.containerd.snapshotter.v1.aufs",
     "io.containerd.snapshotter.v1.blockfile",
     "io.containerd.snapshotter.v1.btrfs",

@@ -94,6 +94,4 @@ def find_runtime(*, folder: Path | None = None) -> RuntimePrograms:
     containerd, ctr, runc = found["containerd"], found["ctr"], found["runc"]
     if containerd is None or ctr is None or runc is None or cni is None:
         raise missing(absent)
-    return RuntimePrograms(
-        containerd=containerd, ctr=ctr, runc=runc, cni_folder=cni, iptables=find("iptables")
-    )
+    return RuntimePrograms(containerd=containerd, ctr=ctr, runc=runc, cni_folder=cni, iptables=find("iptables"))

@@ -82,11 +82,19 @@ class RetryAt(Exception):
         self.delay = delay
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncVerdict:
+    ended: bool = False
+    """The pod reached a terminal phase by itself and should end."""
+    again_in: float | None = None
+    """Something is due in so many seconds (a deadline), earlier than the ordinary resync."""
+
+
 class PodSteps(Protocol):
     """What to do in each phase; every method may be repeated after a failure."""
 
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> bool:
-        """Bring the pod to what its spec says. True: it reached a terminal phase and should end."""
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+        """Bring the pod to what its spec says."""
         ...
 
     async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
@@ -166,6 +174,7 @@ class PodWorkers:
         self._chance = chance or random.Random()
         self._workers: dict[PodUID, _Worker] = {}
         self._static_turns: dict[str, list[PodUID]] = {}
+        self._restarts: set[PodUID] = set()
         self._tasks = TaskSet("pod workers")
         self.on_finished: Callable[[PodUID], None] = lambda uid: None
         """Told when a worker is done with its pod, so that housekeeping need not poll for it."""
@@ -213,12 +222,24 @@ class PodWorkers:
         if worker is not None:
             worker.wake.set()
 
+    def sync_all(self) -> None:
+        """Look at every pod again, for instance because the runtime is back."""
+        for worker in self._workers.values():
+            worker.wake.set()
+
     def forget(self, uid: str) -> None:
         """Drop a finished pod from memory."""
         state = self._phases.get(uid)
         if state is not None and state.phase is Phase.FINISHED:
+            if state.restart_requested:
+                self._restarts.add(state.uid)
             self._phases.forget(uid)
             self._recorder.note(uid, Step.CLEANUP, reason="Forgotten")
+
+    def take_restarts(self) -> set[PodUID]:
+        """Forgotten pods that were added again while their old life was ending."""
+        taken, self._restarts = self._restarts, set()
+        return taken
 
     def snapshot(self) -> Mapping[str, WorkerSnapshot]:
         now = self._clock.monotonic()
@@ -324,7 +345,7 @@ class PodWorkers:
         try:
             async with asyncio.timeout(None) as scope:
                 worker.scope = scope
-                await self._step(worker)
+                due = await self._step(worker)
         except TimeoutError as error:
             if scope.expired():
                 return 0  # interrupted by news: run again at once with it
@@ -341,7 +362,8 @@ class PodWorkers:
         worker.last_error = ""
         if state.phase is not phase:
             return 0
-        return jittered(self._sync_frequency, source=self._chance)
+        resync = jittered(self._sync_frequency, source=self._chance)
+        return resync if due is None else min(due, resync)
 
     def _after_error(self, worker: _Worker, error: Exception) -> float:
         """This pod's trouble, never the node's: say it, keep it for `explain`, try again later."""
@@ -361,21 +383,23 @@ class PodWorkers:
             base = RETRY_RUNTIME_DOWN
         return jittered(base, source=self._chance)
 
-    async def _step(self, worker: _Worker) -> None:
+    async def _step(self, worker: _Worker) -> float | None:
+        """Do what the phase asks for; seconds until something is due, if it knows."""
         state = worker.state
         if worker.orphan is not None:
             await self._steps.terminating_orphan(worker.orphan)
             state.move(Phase.FINISHED, "orphan stopped")
-            return
+            return None
         pod = state.pod
         assert pod is not None
         seen = await self._statuses.fresh(state.uid, worker.last_sync)
         if state.phase is Phase.SYNCING:
-            ended = await self._steps.sync(pod, seen)
-            if ended and state.phase is Phase.SYNCING:
+            verdict = await self._steps.sync(pod, seen)
+            if verdict.ended and state.phase is Phase.SYNCING:
                 state.shorten_grace(None)
-                state.move(Phase.TERMINATING, "all containers ended")
-        elif state.phase is Phase.TERMINATING:
+                state.move(Phase.TERMINATING, "reached its end")
+            return verdict.again_in
+        if state.phase is Phase.TERMINATING:
             await self._steps.terminating(pod, seen, state.grace or 1, worker.changes)
             state.move(Phase.TERMINATED, "nothing runs any more")
             for waiter in worker.waiters:
@@ -384,6 +408,7 @@ class PodWorkers:
         elif state.phase is Phase.TERMINATED:
             await self._steps.terminated(pod, seen)
             state.move(Phase.FINISHED, "everything given back")
+        return None
 
     # --- turns of same-name static pods ---------------------------------------------------------
 

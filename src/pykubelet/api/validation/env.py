@@ -42,9 +42,7 @@ CPU_DIVISORS = ("1m", "1")
 SIZE_DIVISORS = ("1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei")
 
 
-def validate_env(
-    variables: Sequence[EnvVar], at: str, volumes: Mapping[str | None, Volume], found: Findings
-) -> None:
+def validate_env(variables: Sequence[EnvVar], at: str, volumes: Mapping[str | None, Volume], found: Findings) -> None:
     for i, variable in enumerate(variables):
         found.check(f"{at}[{i}].name", names.env_name(variable.name or ""))
         if variable.value_from is None:
@@ -52,18 +50,14 @@ def validate_env(
         path = f"{at}[{i}].valueFrom"
         chosen = _validate_source(variable.value_from, path, volumes, found)
         if not chosen:
-            found.add(
-                path, "must have one of fieldRef, resourceFieldRef, configMapKeyRef, secretKeyRef, fileKeyRef"
-            )
+            found.add(path, "must have one of fieldRef, resourceFieldRef, configMapKeyRef, secretKeyRef, fileKeyRef")
         elif variable.value:
             found.add(path, "must not be set together with value")
         elif len(chosen) > 1:
             found.add(path, f"must have only one source, not {' and '.join(chosen)}")
 
 
-def _validate_source(
-    source: EnvVarSource, at: str, volumes: Mapping[str | None, Volume], found: Findings
-) -> list[str]:
+def _validate_source(source: EnvVarSource, at: str, volumes: Mapping[str | None, Volume], found: Findings) -> list[str]:
     chosen = []
     if source.field_ref is not None:
         chosen.append("fieldRef")
@@ -95,9 +89,7 @@ def validate_env_from(sources: Sequence[EnvFromSource], at: str, found: Findings
                 found.check(f"{path}.{name}.name", names.dns_subdomain(ref.name or ""))
 
 
-def validate_field_ref(
-    ref: ObjectFieldSelector, at: str, allowed: Collection[str], found: Findings
-) -> None:
+def validate_field_ref(ref: ObjectFieldSelector, at: str, allowed: Collection[str], found: Findings) -> None:
     if not found.required(f"{at}.fieldPath", ref.field_path):
         return
     if ref.api_version != "v1":
@@ -145,9 +137,7 @@ def _validate_key(ref: ConfigMapKeySelector | SecretKeySelector, at: str, found:
         found.check(f"{at}.key", names.config_key(ref.key or ""))
 
 
-def _validate_file_key(
-    ref: FileKeySelector, at: str, volumes: Mapping[str | None, Volume], found: Findings
-) -> None:
+def _validate_file_key(ref: FileKeySelector, at: str, volumes: Mapping[str | None, Volume], found: Findings) -> None:
     found.check(f"{at}.key", names.env_name(ref.key or ""))
     if found.required(f"{at}.path", ref.path):
         found.check(f"{at}.path", names.no_backsteps(ref.path or ""))

@@ -19,7 +19,7 @@ class FieldError:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        return one_line(f"{self.path}: {self.message}" if self.path else self.message)
 
 
 def show(value: object) -> str:
@@ -40,6 +40,11 @@ def printable(text: str) -> str:
     """Text without control characters or line breaks, cut to a readable length."""
     if len(text) > SHOWN:
         text = text[: SHOWN - 1] + "…"
+    return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """Text that can be printed anywhere: line breaks, control characters and half surrogates escaped."""
     if text.isprintable():
         return text
     return "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)

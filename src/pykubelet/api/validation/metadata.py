@@ -5,9 +5,10 @@ Does not cover: annotations that configure security (security.py).
 
 from pykubelet.api.types import LabelSelector, ObjectMeta, OwnerReference
 from pykubelet.api.validation import names
-from pykubelet.api.validation.findings import Findings, key_path, show
+from pykubelet.api.validation.findings import Findings, key_path, show, spoken
 
 MAX_ANNOTATIONS = 256 * 1024
+STANDARD_FINALIZERS = ("kubernetes", "orphan", "foregroundDeletion")
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -22,7 +23,10 @@ def validate_metadata(meta: ObjectMeta, at: str, found: Findings) -> None:
     validate_annotations(meta.annotations, f"{at}.annotations", found)
     _validate_owners(meta.owner_references, f"{at}.ownerReferences", found)
     for i, finalizer in enumerate(meta.finalizers):
-        found.check(f"{at}.finalizers[{i}]", names.qualified_name(finalizer))
+        path = f"{at}.finalizers[{i}]"
+        found.check(path, names.qualified_name(finalizer))
+        if "/" not in finalizer and finalizer not in STANDARD_FINALIZERS:
+            found.add(path, f"must have a domain or be {spoken(STANDARD_FINALIZERS)}, not {show(finalizer)}")
     if {"orphan", "foregroundDeletion"} <= set(meta.finalizers):
         found.add(f"{at}.finalizers", "orphan and foregroundDeletion cannot both be set")
 

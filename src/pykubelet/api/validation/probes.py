@@ -1,5 +1,7 @@
 """Probes, lifecycle hooks and the handlers they share."""
 
+import re
+
 from pykubelet.api.types import (
     Container,
     ExecAction,
@@ -14,14 +16,10 @@ from pykubelet.api.types import (
 from pykubelet.api.validation import names
 from pykubelet.api.validation.findings import Findings, show
 
-SIGNALS = frozenset(
-    f"SIG{name}"
-    for name in (
-        *"ABRT ALRM BUS CHLD CLD CONT FPE HUP ILL INT IO IOT KILL PIPE POLL PROF PWR QUIT SEGV STKFLT".split(),
-        *"STOP SYS TERM TRAP TSTP TTIN TTOU URG USR1 USR2 VTALRM WINCH XCPU XFSZ RTMIN RTMAX".split(),
-        *(f"RTMIN+{i}" for i in range(1, 16)),
-        *(f"RTMAX-{i}" for i in range(1, 15)),
-    )
+_SIGNAL_NAME = re.compile(
+    "SIG(?:ABRT|ALRM|BUS|CHLD|CLD|CONT|FPE|HUP|ILL|INT|IO|IOT|KILL|PIPE|POLL|PROF|PWR|QUIT|SEGV|STKFLT|STOP|SYS"
+    "|TERM|TRAP|TSTP|TTIN|TTOU|URG|USR1|USR2|VTALRM|WINCH|XCPU|XFSZ"
+    r"|RTMIN(?:\+(?:[1-9]|1[0-5]))?|RTMAX(?:-(?:[1-9]|1[0-4]))?)"
 )
 
 Action = ExecAction | HTTPGetAction | TCPSocketAction | GRPCAction | SleepAction
@@ -75,7 +73,7 @@ def validate_lifecycle(
         return
     if os is None:
         found.add(f"{at}.stopSignal", "must not be set without spec.os.name")
-    elif os == "linux" and lifecycle.stop_signal not in SIGNALS:
+    elif os == "linux" and not _SIGNAL_NAME.fullmatch(lifecycle.stop_signal):
         found.add(f"{at}.stopSignal", f"must be a signal such as SIGTERM, not {show(lifecycle.stop_signal)}")
 
 

@@ -14,7 +14,7 @@ from pykubelet.api.pod_resources import (
     is_pod_level,
     parse_amount,
 )
-from pykubelet.api.quantity import Quantity
+from pykubelet.api.quantity import NANO, ZERO, Quantity
 from pykubelet.api.types import (
     ContainerResizePolicy,
     PodResourceClaim,
@@ -39,9 +39,7 @@ def container_resource(name: str) -> str | None:
         if name in CONTAINER_RESOURCES or is_huge_pages(name):
             return None
         return f"must be {spoken(CONTAINER_RESOURCES)}, hugepages-SIZE or domain/name, not {show(name)}"
-    if not is_native(name) and (
-        name.startswith("requests.") or names.qualified_name(f"requests.{name}") is not None
-    ):
+    if not is_native(name) and (name.startswith("requests.") or names.qualified_name(f"requests.{name}") is not None):
         return f"is not an extended resource name: {show(name)}"
     return None
 
@@ -67,9 +65,9 @@ def validate_requirements(
             if not can_overcommit(name) and name not in resources.limits:
                 found.add(key_path(f"{at}.limits", name), "required, because the request and limit must be equal")
         elif not can_overcommit(name) and request != limit:
-            found.add(path, f"must equal the limit {limit}, not {request}")
+            found.add(path, f"must equal the limit {limit}, not {show(request)}")
         elif limit < request:
-            found.add(path, f"must be at most the limit {limit}, not {request}")
+            found.add(path, f"must be at most the limit {limit}, not {show(request)}")
     asked = {**limits, **requests}
     if any(is_huge_pages(name) for name in asked) and not {"cpu", "memory"} & asked.keys():
         found.add(at, "huge pages need a cpu or memory amount too")
@@ -80,9 +78,7 @@ def validate_overhead(overhead: Mapping[str, QuantityValue], found: Findings) ->
     _amounts(overhead, "spec.overhead", container_resource, found)
 
 
-def _amounts(
-    values: Mapping[str, QuantityValue], at: str, rule: NameRule, found: Findings
-) -> Amounts:
+def _amounts(values: Mapping[str, QuantityValue], at: str, rule: NameRule, found: Findings) -> Amounts:
     amounts: Amounts = {}
     for name, value in values.items():
         path = key_path(at, name)
@@ -93,15 +89,12 @@ def _amounts(
             continue
         amounts[name] = amount
         if amount < ZERO:
-            found.add(path, f"must not be negative, not {amount}")
+            found.add(path, f"must not be negative, not {show(amount)}")
         elif is_huge_pages(name):
             _validate_huge_pages(name, amount, path, found)
-        elif not is_native(name) and not amount.is_whole():
-            found.add(path, f"must be a whole number, not {amount}")
+        elif not is_native(name) and amount.nano_value() % NANO:
+            found.add(path, f"must be a whole number, not {show(amount)}")
     return amounts
-
-
-ZERO = Quantity.parse("0")
 
 
 def _validate_huge_pages(name: str, amount: Quantity, path: str, found: Findings) -> None:
@@ -109,12 +102,10 @@ def _validate_huge_pages(name: str, amount: Quantity, path: str, found: Findings
     if size is None or size <= ZERO:
         found.add(path, f"must name a page size such as hugepages-2Mi, not {show(name)}")
     elif amount.value() % size.value():
-        found.add(path, f"must be a multiple of the page size {size}, not {amount}")
+        found.add(path, f"must be a multiple of the page size {size}, not {show(amount)}")
 
 
-def _validate_claim_names(
-    claims: Sequence[ResourceClaim], at: str, known: Collection[str], found: Findings
-) -> None:
+def _validate_claim_names(claims: Sequence[ResourceClaim], at: str, known: Collection[str], found: Findings) -> None:
     seen: dict[str, set[str]] = {}
     for i, claim in enumerate(claims):
         path = f"{at}[{i}]"

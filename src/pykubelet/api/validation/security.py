@@ -60,17 +60,13 @@ def validate_pod_security(spec: PodSpec, found: Findings) -> None:
         _validate_id(f"{at}.supplementalGroups[{i}]", group, found)
     _validate_sysctls(spec, context, found)
     found.choice(f"{at}.fsGroupChangePolicy", context.fs_group_change_policy, ("OnRootMismatch", "Always"))
-    found.choice(
-        f"{at}.supplementalGroupsPolicy", context.supplemental_groups_policy, ("Merge", "Strict")
-    )
+    found.choice(f"{at}.supplementalGroupsPolicy", context.supplemental_groups_policy, ("Merge", "Strict"))
     found.choice(f"{at}.seLinuxChangePolicy", context.se_linux_change_policy, ("Recursive", "MountOption"))
     _validate_seccomp(context.seccomp_profile, f"{at}.seccompProfile", found)
     _validate_apparmor(context.app_armor_profile, f"{at}.appArmorProfile", found)
 
 
-def validate_container_security(
-    context: SecurityContext | None, at: str, host_users: bool, found: Findings
-) -> None:
+def validate_container_security(context: SecurityContext | None, at: str, host_users: bool, found: Findings) -> None:
     if context is None:
         return
     _validate_id(f"{at}.runAsUser", context.run_as_user, found)

@@ -7,6 +7,7 @@ Does not cover: what the calls mean (client.py). Requests are never logged: they
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
@@ -61,6 +62,10 @@ _STARTING = "server is not initialized yet"
 """containerd's answer (code Unknown) while its CRI plugin is still loading."""
 
 
+_STATUS_TASK = "_AioCall._handle_status_once_received"
+_CANCEL_WAIT = 1.0
+
+
 def target_of(endpoint: str) -> str:
     """The gRPC target of `unix:///path` or a bare path; raises CriError for anything else."""
     path = endpoint.removeprefix("unix://")
@@ -75,6 +80,21 @@ def translate(error: grpc.aio.AioRpcError) -> CriError:
     if details == _STARTING:
         return RuntimeDown(details)
     return _ERRORS.get(error.code(), CriError)(details)
+
+
+async def _cancelled(call: Any) -> None:
+    """End a stream that was left early, and wait until grpc has let go of it.
+
+    grpc counts the call as done at once, but a task of its own waits on for the word of its thread; if the
+    loop closes before that, grpc prints a traceback. The call does not show that task, so it is known by
+    name, and as it is about to end it is the first of its kind that does.
+    """
+    call.cancel()
+    if not call.cancelled():
+        return
+    waiting = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") == _STATUS_TASK]
+    if waiting:
+        await asyncio.wait(waiting, timeout=_CANCEL_WAIT, return_when=asyncio.FIRST_COMPLETED)
 
 
 class Connection:
@@ -139,7 +159,7 @@ class Connection:
             failure = translate(error)
             raise failure from error
         finally:
-            call.cancel()
+            await _cancelled(call)
             self._done(rpc.verb, started, failure)
 
     def _done(self, verb: str, started: float, failure: CriError | None) -> None:

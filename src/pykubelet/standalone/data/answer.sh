@@ -22,7 +22,7 @@ answer() { # status, text
   [ "$method" = HEAD ] || printf '%s\n' "$2"
 }
 
-echo "$method $target" >/proc/1/fd/1 2>/dev/null
+echo "$method $target" >&2  # stdout is the connection
 case $path in
   /) answer "200 OK" "hello from $(hostname)
 /healthz  /fail  /recover  /env  /hostname  /headers  /echo  /delay/SECONDS  /status/CODE  /redirect/PATH  /exit/STATUS" ;;

@@ -1,0 +1,39 @@
+"""Names of pod and class cgroups, for both drivers, written once for those who make and those who refer.
+
+The cgroupfs form is a plain path; the systemd form nests slices whose names repeat their parents.
+"""
+
+from __future__ import annotations
+
+from pykubelet.api.types import Pod
+from pykubelet.model.pod import QosClass, qos_class, uid_of
+
+ROOT_NAME = "kubepods"
+_CLASS_PART = {QosClass.GUARANTEED: (), QosClass.BURSTABLE: ("burstable",), QosClass.BEST_EFFORT: ("besteffort",)}
+
+
+def class_parts(qos: QosClass) -> tuple[str, ...]:
+    """The path of a class below the cgroup root, driver neutral."""
+    return (ROOT_NAME, *_CLASS_PART[qos])
+
+
+def pod_parts(pod: Pod) -> tuple[str, ...]:
+    """The path of a pod's cgroup below the cgroup root, driver neutral."""
+    return (*class_parts(qos_class(pod)), f"pod{uid_of(pod)}")
+
+
+def cgroupfs_path(parts: tuple[str, ...], root: str = "/") -> str:
+    return "/".join((root.rstrip("/"), *parts))
+
+
+def systemd_path(parts: tuple[str, ...], root: str = "/") -> str:
+    """`/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice`"""
+    escaped = [part.replace("-", "_") for part in parts]
+    slices = ["-".join(escaped[: index + 1]) + ".slice" for index in range(len(escaped))]
+    return "/".join((root.rstrip("/"), *slices))
+
+
+def parent_for_runtime(pod: Pod, *, driver: str, root: str = "/") -> str:
+    """What the sandbox's cgroup_parent says."""
+    parts = pod_parts(pod)
+    return systemd_path(parts, root) if driver == "systemd" else cgroupfs_path(parts, root)

@@ -1,0 +1,120 @@
+"""Where hints of the runtime come from: the first event stream that the runtime offers.
+
+Sources are tried in order: one that is not implemented passes on to the next, one that breaks is opened
+again after a growing pause, from the first source on, for the runtime may be another one now. Events are
+hints only, so nothing is lost by a break: `active` says whether somebody has to relist often instead.
+Does not cover: what a hint causes (relist.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from pykubelet.kit.backoff import Backoff
+from pykubelet.kit.clock import Clock
+from pykubelet.model.errors import CriError, Unimplemented
+from pykubelet.model.runtime_status import ContainerEvent
+
+logger = logging.getLogger(__name__)
+
+TRIAL = 2.0
+"""A stream that says nothing counts as working after so many seconds: opening one is not acknowledged."""
+UNOFFERED_PAUSE = 60.0
+"""Seconds until a runtime that offers no stream at all is asked again; it may have been upgraded."""
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSource:
+    name: str
+    open: Callable[[], AsyncIterator[ContainerEvent]]
+    """Every event from now on; ends by Unimplemented for good, by another CriError for retry."""
+
+
+class EventFeed:
+    def __init__(
+        self,
+        *,
+        sources: Sequence[EventSource],
+        clock: Clock,
+        on_event: Callable[[ContainerEvent], None],
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self._sources = tuple(sources)
+        self._clock = clock
+        self._on_event = on_event
+        self._on_change = on_change
+        self._pause = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._source = ""
+        self._complained = False
+
+    @property
+    def active(self) -> bool:
+        """Whether a stream is open and believed to work."""
+        return bool(self._source)
+
+    @property
+    def source(self) -> str:
+        """The name of the stream in use; empty while there is none."""
+        return self._source
+
+    async def run(self) -> None:
+        """Follow the streams for ever. With no source at all it only waits."""
+        while True:
+            if await self._follow_first():
+                await self._clock.sleep(self._pause.next())
+            else:
+                await self._clock.sleep(UNOFFERED_PAUSE)
+
+    async def _follow_first(self) -> bool:
+        """Follow the first source that is offered until it breaks; False when none is."""
+        for source in self._sources:
+            try:
+                await self._follow(source)
+            except Unimplemented:
+                logger.debug("runtime does not offer this event stream", extra={"source": source.name})
+                continue
+            except CriError as error:
+                self._complain(source, error)
+                return True
+            finally:
+                self._set_source("")
+            self._complain(source, None)
+            return True
+        return False
+
+    async def _follow(self, source: EventSource) -> None:
+        stream = source.open()
+        trial = asyncio.get_running_loop().call_later(TRIAL, self._believe, source)
+        try:
+            async for event in stream:
+                self._believe(source)
+                self._on_event(event)
+        finally:
+            trial.cancel()
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _believe(self, source: EventSource) -> None:
+        if self._source != source.name:
+            self._pause.reset()
+            self._complained = False
+            logger.info("runtime events are followed", extra={"source": source.name})
+            self._set_source(source.name)
+
+    def _set_source(self, name: str) -> None:
+        changed = bool(name) != bool(self._source)
+        self._source = name
+        if changed:
+            self._on_change(bool(name))
+
+    def _complain(self, source: EventSource, error: CriError | None) -> None:
+        level = logging.DEBUG if self._complained else logging.WARNING
+        self._complained = True
+        problem = str(error) if error is not None else "the runtime ended it"
+        logger.log(level, "event stream broke, will be opened again", extra={"source": source.name, "problem": problem})

@@ -1,0 +1,175 @@
+"""What a pod asks for as a whole: requests and limits including init containers, sidecars and overhead.
+
+The sums are part of the Kubernetes API: long-running containers together, or the hungriest moment of
+start-up if that is more; amounts set for the whole pod replace the sums; overhead comes on top. Also counts
+of resources as the fit check uses them. Does not cover whether they fit (predicates.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from pykubelet.api.pod_resources import (
+    Amounts,
+    aggregate_limits,
+    aggregate_requests,
+    is_native,
+    is_pod_level,
+    parse_amount,
+)
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.types import Container, ContainerStatus, Pod, PodSpec, QuantityValue, ResourceRequirements
+from pykubelet.api.validation.names import qualified_name
+from pykubelet.model.pod import is_sidecar
+from pykubelet.model.reasons import RESIZE_PENDING
+
+CPU = "cpu"
+MEMORY = "memory"
+EPHEMERAL_STORAGE = "ephemeral-storage"
+PODS = "pods"
+
+Which = Literal["requests", "limits"]
+
+
+def pod_requests(pod: Pod, *, overhead: bool = True, pod_level: bool = True, use_status: bool = False) -> Amounts:
+    """Requests of the pod. `use_status` counts what a running pod still holds while it is being resized."""
+    spec = _with_status(pod, "requests") if use_status else pod.spec
+    total = aggregate_requests(spec)
+    if pod_level and pod.spec.resources is not None:
+        total.update(_pod_level(pod, "requests", use_status))
+    if overhead:
+        for name, amount in _parsed(pod.spec.overhead).items():
+            total[name] = total[name] + amount if name in total else amount
+    return total
+
+
+def pod_limits(pod: Pod, *, overhead: bool = True, pod_level: bool = True, use_status: bool = False) -> Amounts:
+    """Limits of the pod. Overhead is added only where there is a limit at all: none stays none."""
+    spec = _with_status(pod, "limits") if use_status else pod.spec
+    total = aggregate_limits(spec)
+    if pod_level and pod.spec.resources is not None:
+        total.update(_pod_level(pod, "limits", use_status))
+    if overhead:
+        for name, amount in _parsed(pod.spec.overhead).items():
+            if name in total and not total[name].is_zero():
+                total[name] = total[name] + amount
+    return total
+
+
+def has_pod_level_resources(pod: Pod) -> bool:
+    """Whether cpu, memory or huge pages are set for the pod as a whole."""
+    resources = pod.spec.resources
+    return resources is not None and any(is_pod_level(name) for name in (*resources.requests, *resources.limits))
+
+
+def is_extended(name: str) -> bool:
+    """A resource of a vendor: counted by a device plugin or a driver, not by Kubernetes."""
+    return not is_native(name) and not name.startswith("requests.") and qualified_name(f"requests.{name}") is None
+
+
+def is_counted(name: str) -> bool:
+    """Whether the fit check looks at this resource at all."""
+    return (
+        name in (CPU, MEMORY, EPHEMERAL_STORAGE)
+        or is_extended(name)
+        or name.startswith(("hugepages-", "attachable-volumes-"))
+        or "kubernetes.io/" in name
+    )
+
+
+def in_units(name: str, amount: Quantity) -> int:
+    """The whole number the fit check compares: millicores for cpu, units or bytes for the rest."""
+    return amount.milli_value() if name == CPU else amount.value()
+
+
+def requested_units(pod: Pod, name: str) -> int:
+    """How much of one resource goes free when the pod goes; a pod counts one of `pods`.
+
+    Pod-level resources hide those of the containers, and overhead of nothing is nothing.
+    """
+    if name == PODS:
+        return 1
+    if has_pod_level_resources(pod):
+        assert pod.spec.resources is not None
+        requests = _only_pod_level(pod.spec.resources.requests)
+    else:
+        requests = pod_requests(pod, overhead=False)
+    amount = requests.get(name)
+    if amount is None or amount.is_zero():
+        return 0
+    extra = _parsed(pod.spec.overhead).get(name)
+    return in_units(name, amount + extra if extra is not None else amount)
+
+
+def _parsed(values: Mapping[str, QuantityValue]) -> Amounts:
+    parsed = ((name, parse_amount(value)) for name, value in values.items())
+    return {name: amount for name, amount in parsed if amount is not None}
+
+
+def _only_pod_level(values: Mapping[str, QuantityValue]) -> Amounts:
+    return {name: amount for name, amount in _parsed(values).items() if is_pod_level(name)}
+
+
+def _pod_level(pod: Pod, which: Which, use_status: bool) -> Amounts:
+    assert pod.spec.resources is not None
+    wanted = _only_pod_level(getattr(pod.spec.resources, which))
+    if not use_status or pod.status.resources is None:
+        return wanted
+    held = _held(pod, wanted, pod.status.resources, pod.status.allocated_resources, which)
+    return {name: held.get(name, Quantity(0)) for name in wanted}
+
+
+def _with_status(pod: Pod, which: Which) -> PodSpec:
+    """The spec with each long-running container's amounts replaced by what it holds or will hold."""
+    statuses = {each.name: each for each in (*pod.status.container_statuses, *pod.status.init_container_statuses)}
+    if not any(status.resources is not None for status in statuses.values()):
+        return pod.spec
+    return msgspec.structs.replace(
+        pod.spec,
+        containers=[_effective(pod, each, statuses.get(each.name), which) for each in pod.spec.containers],
+        init_containers=[
+            _effective(pod, each, statuses.get(each.name), which) if is_sidecar(each) else each
+            for each in pod.spec.init_containers
+        ],
+    )
+
+
+def _effective(pod: Pod, container: Container, status: ContainerStatus | None, which: Which) -> Container:
+    if status is None or status.resources is None:
+        return container
+    wanted = _parsed(getattr(container.resources, which)) if container.resources is not None else {}
+    held = _held(pod, wanted, status.resources, status.allocated_resources, which)
+    amounts: dict[str, QuantityValue] = {name: str(amount) for name, amount in held.items()}
+    return msgspec.structs.replace(container, resources=_requirements(which, amounts))
+
+
+def _requirements(which: Which, amounts: dict[str, QuantityValue]) -> ResourceRequirements:
+    return ResourceRequirements(requests=amounts) if which == "requests" else ResourceRequirements(limits=amounts)
+
+
+def _held(
+    pod: Pod,
+    wanted: Amounts,
+    actuated: ResourceRequirements,
+    allocated: Mapping[str, QuantityValue],
+    which: Which,
+) -> Amounts:
+    """The most of: wanted (unless that resize can never happen), in force, and promised."""
+    candidates = [] if _resize_is_infeasible(pod) else [wanted]
+    candidates.append(_parsed(getattr(actuated, which)))
+    if which == "requests":
+        candidates.append(_parsed(allocated))
+    most: Amounts = {}
+    for amounts in candidates:
+        for name, amount in amounts.items():
+            if name not in most or amount > most[name]:
+                most[name] = amount
+    return most
+
+
+def _resize_is_infeasible(pod: Pod) -> bool:
+    condition = next((each for each in pod.status.conditions if each.type == RESIZE_PENDING), None)
+    return condition is not None and condition.reason == "Infeasible"

@@ -1,0 +1,88 @@
+"""Crash-loop back-off: how long a container that ended waits before it is started again.
+
+Counted on wall time from the container's own exit, because that is the time the runtime keeps. The
+first restart is immediate and each further one waits twice as long; a run of ten minutes makes a
+container count as healthy again. The table is in memory only: after a restart of the agent every
+container gets one immediate restart. Does not cover failed pulls and creates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pykubelet.api.times import format_duration
+from pykubelet.api.types import Pod
+from pykubelet.model.pod import AnyContainer, log_form, name_of, namespace_of, uid_of
+from pykubelet.model.runtime_status import ContainerStatus
+
+INITIAL_DELAY = 10.0
+MAXIMUM_DELAY = 300.0
+HEALTHY_AFTER = 600.0
+_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackoffWait:
+    """The container may not start yet."""
+
+    until: float
+    """Wall time at which it may."""
+    delay: float
+    message: str
+
+
+@dataclass(slots=True)
+class _Entry:
+    delay: float
+    updated: float
+
+
+class CrashBackoff:
+    def __init__(self, *, initial: float = INITIAL_DELAY, maximum: float = MAXIMUM_DELAY) -> None:
+        self._initial = initial
+        self._maximum = maximum
+        self._entries: dict[str, _Entry] = {}
+
+    def check(
+        self, pod: Pod, container: AnyContainer, newest_exited: ContainerStatus | None, now: float
+    ) -> BackoffWait | None:
+        """None if the container may start now, and then the next wait is already doubled."""
+        if newest_exited is None:
+            return None
+        key = backoff_key(pod, container)
+        finished = newest_exited.finished_at / 1e9
+        entry = self._entries.get(key)
+        if entry is None or _is_stale(entry, finished):
+            self._entries[key] = _Entry(self._initial, now)
+            return None
+        if now - finished < entry.delay:
+            return BackoffWait(
+                until=finished + entry.delay,
+                delay=entry.delay,
+                message=f"back-off {format_duration(entry.delay)} restarting failed "
+                f"container={container.name} pod={log_form(pod)}",
+            )
+        entry.delay = min(self._maximum, entry.delay * _FACTOR)
+        entry.updated = now
+        return None
+
+    def collect(self, now: float) -> None:
+        """Forget containers whose last restart is long past, among them those of pods that are gone."""
+        for key in [key for key, entry in self._entries.items() if _is_stale(entry, now)]:
+            del self._entries[key]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def backoff_key(pod: Pod, container: AnyContainer) -> str:
+    """Names the container and what it runs, so that a changed image or changed resources start afresh."""
+    resources = msgspec.json.encode(container.resources, order="sorted").decode()
+    parts = (name_of(pod), namespace_of(pod), uid_of(pod), container.name or "", container.image or "", resources)
+    return "/".join(parts)
+
+
+def _is_stale(entry: _Entry, when: float) -> bool:
+    return when - entry.updated > HEALTHY_AFTER

@@ -1,0 +1,241 @@
+"""Carry out a pod's plan on the runtime, step by step, and say what came of it.
+
+The order of the steps is upstream's; what may overlap does (images are fetched while the sandbox is being
+made). Nothing is decided here that `plan.py` could decide. A failing container never keeps its siblings
+from starting, except a regular init container, whose successors must wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pykubelet.api.types import Pod, ResourceRequirements
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.kit.tasks import gather_all
+from pykubelet.model.errors import CriError, NotFound, PykubeletError, RuntimeDown
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.pod import (
+    AnyContainer,
+    ContainerKind,
+    deletion_requested,
+    find_container,
+    is_sidecar,
+    uid_of,
+    uses_host_network,
+)
+from pykubelet.model.reasons import CREATE_POD_SANDBOX_ERROR, NORMAL, WARNING
+from pykubelet.model.results import ProbeResults
+from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.runtime.plan import ContainerKill, ContainerReset, KillReason, PlanInputs, PodPlan, plan_pod
+from pykubelet.runtime.problems import StartProblem
+from pykubelet.runtime.start import ContainerStarter, SandboxInUse, SpecBuilder
+from pykubelet.runtime.stop import KillCause, Stopper, Stopping
+from pykubelet.wire import cri_pb2
+
+logger = logging.getLogger(__name__)
+
+CAUSES = {KillReason.LIVENESS: KillCause.LIVENESS, KillReason.STARTUP: KillCause.STARTUP}
+
+
+class ContainerRemover(Protocol):
+    async def remove(self, pod: Pod, status: ContainerStatus, *, keep_logs: bool = False) -> None:
+        """Remove a dead container with its log files and link."""
+        ...
+
+
+class RuntimeHandlers(Protocol):
+    async def handler_for(self, pod: Pod) -> str:
+        """The runtime handler of the pod's RuntimeClass; '' for the default one."""
+        ...
+
+
+class Resizer(Protocol):
+    async def resize(self, pod: Pod, plan: PodPlan, seen: PodRuntimeStatus) -> None: ...
+
+    def actuated(self, uid: str) -> dict[str, ResourceRequirements] | None: ...
+
+
+@dataclass(slots=True)
+class SyncOutcome:
+    """What one pass over a pod did and could not do."""
+
+    acted: bool = False
+    started: list[str] = field(default_factory=list)
+    problems: list[StartProblem] = field(default_factory=list)
+    ended: bool = False
+    """The plan was to end the pod: nothing runs and nothing is to be started."""
+
+
+class RuntimeManager:
+    def __init__(
+        self,
+        *,
+        cri: CriClient,
+        starter: ContainerStarter,
+        stopper: Stopper,
+        remover: ContainerRemover,
+        specs: SpecBuilder,
+        handlers: RuntimeHandlers,
+        probes: ProbeResults,
+        events: EventSink,
+        recorder: LifeRecorder,
+    ) -> None:
+        self._cri = cri
+        self._starter = starter
+        self._stopper = stopper
+        self._remover = remover
+        self._specs = specs
+        self._handlers = handlers
+        self._probes = probes
+        self._events = events
+        self._recorder = recorder
+
+    async def sync_pod(self, pod: Pod, seen: PodRuntimeStatus, *, restart_all: bool = False) -> SyncOutcome:
+        plan = plan_pod(PlanInputs(pod=pod, runtime=seen, probes=self._probes, restart_all=restart_all))
+        outcome = SyncOutcome()
+        if plan.is_idle:
+            return outcome
+        outcome.acted = True
+        if plan.kill_pod:
+            await self._end_old_life(pod, seen, plan)
+            if not plan.create_sandbox:
+                outcome.ended = True
+                return outcome
+        else:
+            for kill in plan.kill:
+                await self._kill(pod, kill, seen)
+            for reset in plan.reset:
+                await self._reset(pod, reset, seen)
+            if plan.reset:
+                return outcome
+        await self._prune_init(pod, seen, plan)
+        try:
+            sandbox = await self._sandbox(pod, seen, plan)
+        except StartProblem as problem:
+            outcome.problems.append(problem)
+            return outcome
+        await self._start_all(pod, plan, sandbox, seen, outcome)
+        return outcome
+
+    async def kill_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None:
+        await self._stopper.stop_pod(pod, seen, grace)
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    async def _end_old_life(self, pod: Pod, seen: PodRuntimeStatus, plan: PodPlan) -> None:
+        if plan.create_sandbox and seen.sandboxes:
+            text = "Pod sandbox changed, it will be killed and re-created."
+            self._events.pod_event(pod, NORMAL, "SandboxChanged", text)
+        await self._stopper.stop_pod(pod, seen, None)
+        if plan.create_sandbox:
+            names = {c.name for c in pod.spec.init_containers}
+            for status in seen.containers:
+                if status.name in names:
+                    await self._remover.remove(pod, status)
+
+    async def _kill(self, pod: Pod, kill: ContainerKill, seen: PodRuntimeStatus) -> None:
+        found = find_container(pod, kill.name)
+        kind, container = found if found else (ContainerKind.REGULAR, None)
+        status = next((c for c in seen.containers if c.id == kill.id), None)
+        if status is None:
+            return
+        cause = CAUSES.get(kill.reason, KillCause.OTHER)
+        one = Stopping(status=status, container=container, kind=kind, message=kill.message, cause=cause)
+        await self._stopper.stop_container(pod, one)
+
+    async def _reset(self, pod: Pod, reset: ContainerReset, seen: PodRuntimeStatus) -> None:
+        status = next((c for c in seen.containers if c.id == reset.id), None)
+        if status is None:
+            return
+        if reset.kill:
+            found = find_container(pod, reset.name)
+            kind, container = found if found else (ContainerKind.REGULAR, None)
+            one = Stopping(status=status, container=container, kind=kind)
+            await self._stopper.stop_container(pod, one, grace=0)
+        await self._remover.remove(pod, status, keep_logs=True)
+
+    async def _prune_init(self, pod: Pod, seen: PodRuntimeStatus, plan: PodPlan) -> None:
+        """Before an init container runs again, keep only its newest dead one."""
+        for container in plan.start_init:
+            dead = [
+                c
+                for c in seen.containers
+                if c.name == container.name and c.state in (ContainerState.EXITED, ContainerState.UNKNOWN)
+            ]
+            for status in dead[1:]:
+                await self._remover.remove(pod, status)
+
+    # --- sandbox --------------------------------------------------------------------------------
+
+    async def _sandbox(self, pod: Pod, seen: PodRuntimeStatus, plan: PodPlan) -> SandboxInUse:
+        config = await self._specs.sandbox(pod, plan.attempt)
+        if not plan.create_sandbox:
+            return SandboxInUse(id=plan.sandbox_id, config=config, ips=seen.ips)
+        wanted = [pair for pair in _starts(plan) if self._starter.waiting(pod, pair[1], seen) is None]
+        images: dict[str, str | Exception] = {}
+        made: list[tuple[str, tuple[str, ...]]] = []
+
+        async def find_images() -> None:
+            images.update(await self._starter.find_images(pod, wanted, config))
+
+        async def make() -> None:
+            made.append(await self._make_sandbox(pod, config))
+
+        # The runtime prepares the network while we look for the images: neither needs the other.
+        await gather_all(make(), find_images())
+        (sandbox_id, ips), *_ = made
+        return SandboxInUse(id=sandbox_id, config=config, ips=ips, images=images)
+
+    async def _make_sandbox(self, pod: Pod, config: cri_pb2.PodSandboxConfig) -> tuple[str, tuple[str, ...]]:
+        with self._recorder.step(uid_of(pod), Step.SANDBOX):
+            try:
+                handler = await self._handlers.handler_for(pod)
+                sandbox_id = await self._cri.run_pod_sandbox(config, handler)
+            except RuntimeDown:
+                raise
+            except PykubeletError as error:
+                if not deletion_requested(pod):
+                    text = f"Failed to create pod sandbox: {error}"
+                    self._events.pod_event(pod, WARNING, "FailedCreatePodSandBox", text)
+                raise StartProblem("", CREATE_POD_SANDBOX_ERROR, f"Failed to create pod sandbox: {error}") from error
+            if uses_host_network(pod):
+                return sandbox_id, ()
+            try:
+                status = await self._cri.pod_sandbox_status(sandbox_id)
+            except CriError as error:
+                text = f"Unable to get pod sandbox status: {error}"
+                self._events.pod_event(pod, WARNING, "FailedPodSandBoxStatus", text)
+                raise
+            return sandbox_id, status.ips
+
+    # --- containers -----------------------------------------------------------------------------
+
+    async def _start_all(
+        self, pod: Pod, plan: PodPlan, sandbox: SandboxInUse, seen: PodRuntimeStatus, outcome: SyncOutcome
+    ) -> None:
+        for kind, container in _starts(plan):
+            try:
+                await self._starter.start(pod, kind, container, sandbox, seen)
+            except StartProblem as problem:
+                outcome.problems.append(problem)
+                if kind is ContainerKind.INIT and not is_sidecar(container):
+                    return
+            except NotFound as gone:
+                # The sandbox vanished under us; the next look at the pod makes a new one.
+                outcome.problems.append(StartProblem(container.name or "", CREATE_POD_SANDBOX_ERROR, str(gone)))
+                return
+            else:
+                outcome.started.append(container.name or "")
+
+
+def _starts(plan: PodPlan) -> Sequence[tuple[ContainerKind, AnyContainer]]:
+    """Containers in the order they start."""
+    return [
+        *((ContainerKind.EPHEMERAL, c) for c in plan.start_ephemeral),
+        *((ContainerKind.INIT, c) for c in plan.start_init),
+        *((ContainerKind.REGULAR, c) for c in plan.start_regular),
+    ]

@@ -1,0 +1,83 @@
+"""Hostnames and the managed hosts file. Pure; the formats are upstream's, tabs included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pykubelet.api.types import HostAlias, Pod
+from pykubelet.model.errors import PykubeletError
+from pykubelet.model.pod import name_of, namespace_of, uses_host_network
+
+MAX_LABEL = 63
+MAX_FQDN = 64
+
+_POD_HEADER = """\
+# Kubernetes-managed hosts file.
+127.0.0.1\tlocalhost
+::1\tlocalhost ip6-localhost ip6-loopback
+fe00::0\tip6-localnet
+fe00::0\tip6-mcastprefix
+fe00::1\tip6-allnodes
+fe00::2\tip6-allrouters
+"""
+_HOST_HEADER = "# Kubernetes-managed hosts file (host network).\n"
+
+
+class HostnameTooLong(PykubeletError):
+    """The fully qualified name does not fit into what the kernel allows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodHostname:
+    host: str
+    domain: str = ""
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.host}.{self.domain}" if self.domain else self.host
+
+
+def pod_hostname(pod: Pod, cluster_domain: str) -> PodHostname:
+    if pod.spec.hostname_override:
+        return PodHostname(host=pod.spec.hostname_override)
+    host = (pod.spec.hostname or name_of(pod))[:MAX_LABEL].rstrip("-.")
+    domain = f"{pod.spec.subdomain}.{namespace_of(pod)}.svc.{cluster_domain}" if pod.spec.subdomain else ""
+    return PodHostname(host=host, domain=domain)
+
+
+def kernel_hostname(pod: Pod, cluster_domain: str) -> str:
+    """What the sandbox's hostname is set to; empty means the runtime keeps the node's."""
+    if uses_host_network(pod) and not pod.spec.hostname_override:
+        return ""
+    name = pod_hostname(pod, cluster_domain)
+    if not (pod.spec.set_hostname_as_fqdn and name.domain):
+        return name.host
+    if len(name.qualified) > MAX_FQDN:
+        raise HostnameTooLong(
+            "failed to construct FQDN from pod hostname and cluster domain, "
+            f"FQDN {name.qualified} is too long ({MAX_FQDN} characters is the max, "
+            f"{len(name.qualified)} characters requested)"
+        )
+    return name.qualified
+
+
+def hosts_file(pod: Pod, ips: Sequence[str], cluster_domain: str) -> str:
+    name = pod_hostname(pod, cluster_domain)
+    lines = [_POD_HEADER]
+    for address in ips:
+        both = f"{name.qualified}\t{name.host}" if name.domain else name.host
+        lines.append(f"{address}\t{both}\n")
+    return "".join(lines) + _aliases(pod.spec.host_aliases)
+
+
+def host_network_hosts_file(pod: Pod, node_file: str) -> str:
+    return _HOST_HEADER + node_file + _aliases(pod.spec.host_aliases)
+
+
+def _aliases(aliases: Sequence[HostAlias]) -> str:
+    if not aliases:
+        return ""
+    lines = ["\n# Entries added by HostAliases.\n"]
+    lines += [f"{alias.ip}\t" + "\t".join(alias.hostnames) + "\n" for alias in aliases]
+    return "".join(lines)

@@ -1,0 +1,275 @@
+"""Starting one container: back-off, image, config, create, start, hook; with the reason when it fails.
+
+Every failure becomes a `StartProblem` carrying the waiting reason users see and is told as an event once,
+here. What to start is decided by `plan.py`; how configs look is in the spec builders.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.api.types import LifecycleHandler, Pod
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.clients.host.port import PodFolders
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import gather_all
+from pykubelet.model.container_keys import restart_count_of
+from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.pod import AnyContainer, ContainerKind, log_form, uid_of
+from pykubelet.model.reasons import (
+    CRASH_LOOP_BACK_OFF,
+    CREATE_CONTAINER_CONFIG_ERROR,
+    CREATE_CONTAINER_ERROR,
+    NORMAL,
+    POST_START_HOOK_ERROR,
+    RUN_CONTAINER_ERROR,
+    WARNING,
+)
+from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.runtime.backoff import BackoffWait, CrashBackoff
+from pykubelet.runtime.hooks import HookFailed
+from pykubelet.runtime.problems import ConfigProblem, StartProblem
+from pykubelet.runtime.stop import KillCause, Stopper, Stopping
+from pykubelet.wire import cri_pb2
+
+logger = logging.getLogger(__name__)
+
+LOG_NAME = re.compile(r"^(\d+)\.log")
+
+
+class ImageEnsurer(Protocol):
+    async def ensure(
+        self, pod: Pod, image: str, policy: str, sandbox: cri_pb2.PodSandboxConfig, field_path: str
+    ) -> str:
+        """Make sure that the image is on the node and may be used by the pod; its reference. Raises ImageError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRequest:
+    """What the spec builder needs to know beyond the pod itself."""
+
+    image_ref: str
+    restart_count: int
+    pod_ips: tuple[str, ...]
+    target_id: str = ""
+    """Container whose process namespace an ephemeral container joins."""
+
+
+class SpecBuilder(Protocol):
+    async def sandbox(self, pod: Pod, attempt: int) -> cri_pb2.PodSandboxConfig: ...
+
+    async def container(
+        self, pod: Pod, kind: ContainerKind, container: AnyContainer, request: ContainerRequest
+    ) -> cri_pb2.ContainerConfig:
+        """The container's config; raises ConfigProblem when something it refers to is missing or wrong."""
+        ...
+
+
+class PostStart(Protocol):
+    async def run(self, pod: Pod, container: AnyContainer, container_id: str, hook: LifecycleHandler) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class SandboxInUse:
+    """The sandbox new containers go into."""
+
+    id: str
+    config: cri_pb2.PodSandboxConfig
+    ips: tuple[str, ...]
+    images: dict[str, str | Exception] = field(default_factory=dict)
+    """Image references found while the sandbox was being made, by container name."""
+
+
+class ContainerStarter:
+    def __init__(
+        self,
+        *,
+        cri: CriClient,
+        images: ImageEnsurer,
+        specs: SpecBuilder,
+        folders: PodFolders,
+        hooks: PostStart,
+        stopper: Stopper,
+        backoff: CrashBackoff,
+        events: EventSink,
+        recorder: LifeRecorder,
+        clock: Clock,
+    ) -> None:
+        self._cri = cri
+        self._images = images
+        self._specs = specs
+        self._folders = folders
+        self._hooks = hooks
+        self._stopper = stopper
+        self._backoff = backoff
+        self._events = events
+        self._recorder = recorder
+        self._clock = clock
+
+    def waiting(self, pod: Pod, container: AnyContainer, seen: PodRuntimeStatus) -> BackoffWait | None:
+        """The crash-loop delay the container is in, if any."""
+        exited = next(
+            (c for c in seen.containers if c.name == container.name and c.state is ContainerState.EXITED), None
+        )
+        return self._backoff.check(pod, container, exited, self._clock.now())
+
+    async def find_images(
+        self, pod: Pod, containers: Sequence[tuple[ContainerKind, AnyContainer]], sandbox: cri_pb2.PodSandboxConfig
+    ) -> dict[str, str | Exception]:
+        """Images of several containers at once; failures are kept for when their container is started."""
+        found: dict[str, str | Exception] = {}
+
+        async def find(kind: ContainerKind, container: AnyContainer) -> None:
+            try:
+                found[container.name or ""] = await self._image(pod, kind, container, sandbox)
+            except PykubeletError as error:
+                found[container.name or ""] = error
+
+        await gather_all(*(find(kind, container) for kind, container in containers))
+        return found
+
+    async def start(
+        self,
+        pod: Pod,
+        kind: ContainerKind,
+        container: AnyContainer,
+        sandbox: SandboxInUse,
+        seen: PodRuntimeStatus,
+    ) -> str:
+        """Start the container; its id. Raises StartProblem, or RuntimeDown when nobody is to blame."""
+        name = container.name or ""
+        wait = self.waiting(pod, container, seen)
+        if wait is not None:
+            text = f"Back-off restarting failed container {name} in pod {log_form(pod)}"
+            self._tell(pod, kind, name, WARNING, "BackOff", text)
+            self._recorder.note(uid_of(pod), Step.BACKOFF, name, reason=CRASH_LOOP_BACK_OFF, message=wait.message)
+            raise StartProblem(
+                name, CRASH_LOOP_BACK_OFF, wait.message, retry_in=max(0.0, wait.until - self._clock.now())
+            )
+        image_ref = await self._image_or_problem(pod, kind, container, sandbox)
+        count = self._restart_count(pod, name, seen.container(name))
+        request = ContainerRequest(
+            image_ref=image_ref,
+            restart_count=count,
+            pod_ips=sandbox.ips,
+            target_id=_target(container, seen),
+        )
+        container_id = await self._create(pod, kind, container, sandbox, request)
+        await self._run(pod, kind, name, container_id)
+        log = self._folders.make_container_logs(pod, name) / f"{count}.log"
+        self._folders.link_log(pod, name, container_id, Path(log))
+        await self._post_start(pod, kind, container, container_id)
+        return container_id
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    async def _image(
+        self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: cri_pb2.PodSandboxConfig
+    ) -> str:
+        path = kind.field_path(container.name or "")
+        policy = container.image_pull_policy or "IfNotPresent"
+        return await self._images.ensure(pod, container.image or "", policy, sandbox, path)
+
+    async def _image_or_problem(
+        self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: SandboxInUse
+    ) -> str:
+        name = container.name or ""
+        found = sandbox.images.pop(name, None)
+        try:
+            if isinstance(found, Exception):
+                raise found
+            return found or await self._image(pod, kind, container, sandbox.config)
+        except RuntimeDown:
+            raise
+        except PykubeletError as error:
+            reason = str(getattr(error, "reason", "ErrImagePull"))
+            self._tell(pod, kind, name, WARNING, "Failed", f"Error: {reason}")
+            raise StartProblem(name, reason, str(error), retry_in=getattr(error, "retry_in", None)) from error
+
+    async def _create(
+        self,
+        pod: Pod,
+        kind: ContainerKind,
+        container: AnyContainer,
+        sandbox: SandboxInUse,
+        request: ContainerRequest,
+    ) -> str:
+        name = container.name or ""
+        with self._recorder.step(uid_of(pod), Step.CREATE, name):
+            try:
+                config = await self._specs.container(pod, kind, container, request)
+            except ConfigProblem as error:
+                raise self._problem(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error) from error
+            self._folders.make_container_logs(pod, name)
+            try:
+                container_id = await self._cri.create_container(sandbox.id, config, sandbox.config)
+            except RuntimeDown:
+                raise
+            except CriError as error:
+                raise self._problem(pod, kind, name, CREATE_CONTAINER_ERROR, error) from error
+        self._tell(pod, kind, name, NORMAL, "Created", "Container created")
+        return container_id
+
+    async def _run(self, pod: Pod, kind: ContainerKind, name: str, container_id: str) -> None:
+        with self._recorder.step(uid_of(pod), Step.START, name):
+            try:
+                await self._cri.start_container(container_id)
+            except RuntimeDown:
+                raise
+            except CriError as error:
+                raise self._problem(pod, kind, name, RUN_CONTAINER_ERROR, error) from error
+        self._tell(pod, kind, name, NORMAL, "Started", "Container started")
+
+    async def _post_start(self, pod: Pod, kind: ContainerKind, container: AnyContainer, container_id: str) -> None:
+        hook = container.lifecycle.post_start if container.lifecycle is not None else None
+        if hook is None:
+            return
+        name = container.name or ""
+        try:
+            with self._recorder.step(uid_of(pod), Step.HOOK, name):
+                await self._hooks.run(pod, container, container_id, hook)
+        except HookFailed as error:
+            self._tell(pod, kind, name, WARNING, "FailedPostStartHook", "PostStartHook failed")
+            status = ContainerStatus(id=container_id, name=name, state=ContainerState.RUNNING)
+            doomed = Stopping(
+                status=status, container=container, kind=kind, message="FailedPostStartHook", cause=KillCause.OTHER
+            )
+            await self._stopper.stop_container(pod, doomed)
+            raise StartProblem(name, POST_START_HOOK_ERROR, str(error)) from error
+
+    # --- small things ---------------------------------------------------------------------------
+
+    def _restart_count(self, pod: Pod, name: str, newest: ContainerStatus | None) -> int:
+        """One more than the last; after the runtime lost the containers, the log files remember the number."""
+        if newest is not None:
+            return restart_count_of(newest) + 1
+        return next_number(self._folders.log_files(pod, name))
+
+    def _problem(self, pod: Pod, kind: ContainerKind, name: str, reason: str, error: Exception) -> StartProblem:
+        self._tell(pod, kind, name, WARNING, "Failed", f"Error: {error}")
+        return StartProblem(name, reason, str(error))
+
+    def _tell(self, pod: Pod, kind: ContainerKind, name: str, severity: str, reason: str, message: str) -> None:
+        self._events.pod_event(pod, severity, reason, message, field_path=kind.field_path(name))
+
+
+def next_number(log_names: Sequence[str]) -> int:
+    """The restart count after those whose log files are there."""
+    numbers = [int(match.group(1)) for name in log_names if (match := LOG_NAME.match(name))]
+    return max(numbers) + 1 if numbers else 0
+
+
+def _target(container: AnyContainer, seen: PodRuntimeStatus) -> str:
+    wanted = getattr(container, "target_container_name", None)
+    if not wanted:
+        return ""
+    target = seen.container(wanted)
+    return target.id if target is not None and target.state is ContainerState.RUNNING else ""

@@ -1,0 +1,183 @@
+"""Stopping: one container, all containers of a pod in their order, and the sandboxes after them.
+
+Grace periods are counted once and shared: a preStop hook and the wait for one's turn use up the same
+seconds that the runtime would give the process. Already gone is success, so every call may be repeated.
+Which pods stop and why is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pykubelet.api.types import LifecycleHandler, Pod
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import gather_all
+from pykubelet.model.errors import NotFound
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.pod import AnyContainer, ContainerKind, all_containers, sidecars, uid_of
+from pykubelet.model.reasons import NORMAL, WARNING
+from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+
+logger = logging.getLogger(__name__)
+
+MINIMUM_GRACE = 2
+"""Seconds every container gets at the least, however little of the pod's grace is left."""
+
+STOPPABLE = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
+
+
+class KillCause(enum.Enum):
+    """Why a container is stopped; liveness and startup failures may bring a grace period of their own."""
+
+    POD_ENDS = "pod ends"
+    LIVENESS = "liveness"
+    STARTUP = "startup"
+    OTHER = "other"
+
+
+class HookRunner(Protocol):
+    async def run(self, pod: Pod, container: AnyContainer, container_id: str, hook: LifecycleHandler) -> None:
+        """Run a hook to its end; raises HookFailed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """One container that is to stop, and what is known about how."""
+
+    status: ContainerStatus
+    container: AnyContainer | None
+    """None when the pod's spec no longer has it."""
+    kind: ContainerKind = ContainerKind.REGULAR
+    message: str = ""
+    cause: KillCause = KillCause.OTHER
+
+
+class StopOrder:
+    """Sidecars wait for the regular containers, then stop one after another in reverse order."""
+
+    def __init__(self, pod: Pod, stopping: Sequence[Stopping]) -> None:
+        self._gone = {one.status.name: asyncio.Event() for one in stopping}
+        names = [c.name or "" for c in sidecars(pod)]
+        regular = [name for name in self._gone if name not in names]
+        self._before: dict[str, list[str]] = {
+            name: regular + [later for later in names[index + 1 :] if later in self._gone]
+            for index, name in enumerate(names)
+        }
+
+    async def wait_turn(self, name: str) -> None:
+        for other in self._before.get(name, ()):
+            await self._gone[other].wait()
+
+    def is_gone(self, name: str) -> None:
+        self._gone[name].set()
+
+
+def grace_for(pod: Pod, container: AnyContainer | None, cause: KillCause) -> int:
+    """Seconds a container may take to stop when nobody overrides it."""
+    if pod.metadata.deletion_grace_period_seconds is not None:
+        return pod.metadata.deletion_grace_period_seconds
+    grace = pod.spec.termination_grace_period_seconds
+    if container is not None and cause in (KillCause.LIVENESS, KillCause.STARTUP):
+        probe = container.liveness_probe if cause is KillCause.LIVENESS else container.startup_probe
+        if probe is not None and probe.termination_grace_period_seconds is not None:
+            grace = probe.termination_grace_period_seconds
+    return MINIMUM_GRACE if grace is None else grace
+
+
+class Stopper:
+    def __init__(
+        self, *, cri: CriClient, hooks: HookRunner, events: EventSink, recorder: LifeRecorder, clock: Clock
+    ) -> None:
+        self._cri = cri
+        self._hooks = hooks
+        self._events = events
+        self._recorder = recorder
+        self._clock = clock
+
+    async def stop_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None:
+        """Stop every container of the pod, then every sandbox. Returns when the runtime says all are down."""
+        specs = {container.name: (kind, container) for kind, container in all_containers(pod)}
+        stopping = []
+        for status in seen.containers:
+            if status.state in STOPPABLE:
+                kind, container = specs.get(status.name, (ContainerKind.REGULAR, None))
+                one = Stopping(status=status, container=container, kind=kind, cause=KillCause.POD_ENDS)
+                stopping.append(one)
+        order = StopOrder(pod, stopping) if sidecars(pod) else None
+        try:
+            await gather_all(*(self.stop_container(pod, one, grace=grace, order=order) for one in stopping))
+        finally:
+            # Even when a container resists, its sandbox's stop kills whatever is left inside.
+            await self.stop_sandboxes(uid_of(pod), seen)
+
+    async def stop_sandboxes(self, uid: str, seen: PodRuntimeStatus) -> None:
+        await gather_all(*(self._stop_sandbox(uid, sandbox.id) for sandbox in seen.sandboxes))
+
+    async def _stop_sandbox(self, uid: str, sandbox_id: str) -> None:
+        with self._recorder.step(uid, Step.KILL, "sandbox"):
+            try:
+                await self._cri.stop_pod_sandbox(sandbox_id)
+            except NotFound:
+                logger.debug("sandbox was gone already", extra={"sandbox": sandbox_id})
+
+    async def stop_container(
+        self, pod: Pod, one: Stopping, *, grace: int | None = None, order: StopOrder | None = None
+    ) -> None:
+        """Stop one container within its grace: hook, turn, signal, kill."""
+        name = one.status.name
+        left = float(grace_for(pod, one.container, one.cause) if grace is None else grace)
+        message = one.message or f"Stopping container {name}"
+        self._events.pod_event(pod, NORMAL, "Killing", message, field_path=one.kind.field_path(name))
+        with self._recorder.step(uid_of(pod), Step.KILL, name) as entry:
+            entry.message = message
+            try:
+                left -= await self._pre_stop(pod, one, left)
+                if order is not None and left > 0:
+                    left -= await self._wait_turn(order, name, left)
+                await self._cri.stop_container(one.status.id, max(MINIMUM_GRACE, int(left)))
+            except NotFound:
+                logger.debug("container was gone already", extra={"container": name, "id": one.status.id})
+            finally:
+                if order is not None:
+                    order.is_gone(name)
+
+    async def _pre_stop(self, pod: Pod, one: Stopping, grace: float) -> int:
+        """Run the preStop hook within the grace; the whole seconds it took."""
+        container = one.container
+        lifecycle = container.lifecycle if container is not None else None
+        if container is None or lifecycle is None or lifecycle.pre_stop is None or grace <= 0:
+            return 0
+        begun = self._clock.monotonic()
+        problem: Exception | None = None
+        try:
+            async with asyncio.timeout(grace):
+                await self._hooks.run(pod, container, one.status.id, lifecycle.pre_stop)
+        except TimeoutError:
+            problem = TimeoutError(f"preStop hook did not finish within the {grace:g}s of grace")
+        except Exception as error:  # a hook's trouble never keeps its container alive
+            problem = error
+        if problem is not None:
+            path = one.kind.field_path(one.status.name)
+            self._events.pod_event(pod, WARNING, "FailedPreStopHook", "PreStopHook failed", field_path=path)
+            self._recorder.fail(
+                uid_of(pod), Step.HOOK, one.status.name, reason="FailedPreStopHook", message=str(problem)
+            )
+            logger.warning("preStop hook failed", extra={"container": one.status.name, "error": str(problem)})
+        return int(self._clock.monotonic() - begun)
+
+    async def _wait_turn(self, order: StopOrder, name: str, at_most: float) -> float:
+        begun = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(at_most):
+                await order.wait_turn(name)
+        except TimeoutError:
+            logger.info("grace is used up, stopping out of turn", extra={"container": name})
+        return self._clock.monotonic() - begun

@@ -1,0 +1,223 @@
+"""From a command line to settings: flags over drop-ins over the main file over defaults.
+
+`load_settings` is the only door; it answers with settings and warnings, or with a text to print (--help,
+--version), or raises SettingsError with every fault. Never logs, never exits.
+Does not cover rules that need the machine (validate_host.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pykubelet.settings.decode import Origin, decode_config, default_config, encode_config
+from pykubelet.settings.environment import EnvironmentSettings, read_environment
+from pykubelet.settings.files import (
+    ReadFile,
+    find_drop_ins,
+    is_drop_in,
+    load_document,
+    merge_patch,
+    read_file,
+    without_nulls,
+)
+from pykubelet.settings.flags import ParsedFlags, all_flags, parse_flags
+from pykubelet.settings.gates import Gates
+from pykubelet.settings.help import help_text
+from pykubelet.settings.kinds import PATH
+from pykubelet.settings.node_flags import IPAddress, NodeFlags, node_name, parse_node_ips
+from pykubelet.settings.problems import SettingsError, printable
+from pykubelet.settings.schema import KubeletConfig, settings_by_path, settings_of, with_value
+from pykubelet.settings.validate import config_problems, flag_problems
+from pykubelet.settings.versions import KUBERNETES_VERSION, raw_version_text, version_text
+
+DEPRECATED_FIELDS = ("iptablesMasqueradeBit", "iptablesDropBit", "streamingConnectionIdleTimeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything the agent was told. Managers get the group they need: `settings.config.images`."""
+
+    config: KubeletConfig = field(default_factory=KubeletConfig)
+    flags: NodeFlags = field(default_factory=NodeFlags)
+    gates: Gates = field(default_factory=lambda: Gates({}))
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    node_ips: tuple[IPAddress, ...] = ()
+    """The usable addresses of --node-ip."""
+    kubernetes_version: str = KUBERNETES_VERSION
+    """What the node reports as its kubelet version."""
+
+    def node_name(self, hostname: str) -> str:
+        """The name of the Node object on a machine of this host name."""
+        return node_name(hostname_override=self.flags.hostname_override, hostname=hostname)
+
+    def configz(self) -> dict[str, Any]:
+        """The configuration in its wire form."""
+        return encode_config(self.config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSettings:
+    settings: Settings
+    warnings: tuple[str, ...]
+    """Deprecations and things left out, one sentence each, for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrintAndExit:
+    """The command line only asked for a text; print it and leave with status 0."""
+
+    text: str
+
+
+def load_settings(
+    arguments: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    folder: str = "",
+    read: ReadFile = read_file,
+    list_drop_ins: Callable[[str], list[str]] = find_drop_ins,
+) -> LoadedSettings | PrintAndExit:
+    """Read a command line (without the program's name) and all it refers to.
+
+    `folder` is what relative paths of flags count from; "" is the working folder.
+    """
+    parsed = parse_flags(arguments)
+    if parsed.values.get("help"):
+        return PrintAndExit(help_text())
+    version = parsed.values.get("version", "false")
+    if version in ("true", "raw"):
+        return PrintAndExit((version_text() if version == "true" else raw_version_text()) + "\n")
+
+    flags = _node_flags(parsed, folder)
+    environment, environment_faults = read_environment(environ, process_id=os.getpid())
+    gates = Gates(parsed.values.get("feature-gates", {}))
+    faults = flag_problems(flags) + environment_faults
+    node_ips, warnings = _node_ips(flags, faults)
+    if flags.bootstrap_kubeconfig and flags.standalone:
+        warnings.append("--bootstrap-kubeconfig has no effect without --kubeconfig")
+
+    sources = _Sources(read=read, list_drop_ins=list_drop_ins, gates=gates)
+    try:
+        config = _apply_flags(sources.load(flags.config, flags.config_dir), parsed, flags, folder)
+    except SettingsError as err:
+        raise SettingsError([*faults, *err.problems]) from err
+    faults += config_problems(config)
+    if faults:
+        raise SettingsError(dict.fromkeys(faults))
+    final_gates = Gates(config.process.feature_gates)
+    settings = Settings(
+        config=config,
+        flags=flags,
+        gates=final_gates,
+        environment=environment,
+        node_ips=node_ips,
+        kubernetes_version=version if version.startswith("v") else KUBERNETES_VERSION,
+    )
+    warnings = [*parsed.warnings, *warnings, *sources.warnings, *final_gates.warnings()]
+    return LoadedSettings(settings=settings, warnings=tuple(map(printable, warnings)))
+
+
+def _node_ips(flags: NodeFlags, faults: list[str]) -> tuple[tuple[IPAddress, ...], list[str]]:
+    try:
+        return parse_node_ips(flags.node_ip)
+    except SettingsError as err:
+        faults += err.problems
+        return (), []
+
+
+@dataclass(slots=True)
+class _Sources:
+    """The files of one start: the main file and the drop-ins."""
+
+    read: ReadFile
+    list_drop_ins: Callable[[str], list[str]]
+    gates: Gates
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def load(self, main: str, drop_in_folder: str) -> KubeletConfig:
+        config = self._main(main) if main else default_config(Origin.FLAGS_ONLY)
+        patches = [self._patch(path) for path in self._drop_ins(drop_in_folder)] if drop_in_folder else []
+        if self.problems or config is None:
+            raise SettingsError(self.problems)
+        return self._merged(config, patches) if drop_in_folder else config
+
+    def _main(self, path: str) -> KubeletConfig | None:
+        return self._decode(path, self._document(path), Origin.MAIN_FILE, os.path.dirname(path))
+
+    def _document(self, path: str) -> dict[str, Any]:
+        try:
+            document = load_document(path, self.read)
+        except SettingsError as err:
+            self.problems += err.problems
+            return {}
+        self.warnings += [
+            f"{path}: {name} is deprecated and has no effect"
+            for name in DEPRECATED_FIELDS
+            if document.get(name) not in (None, 0, "0s")
+        ]
+        return document
+
+    def _decode(self, path: str, document: dict[str, Any], origin: Origin, folder: str = "") -> KubeletConfig | None:
+        config, problems = decode_config(document, origin=origin, gates=self.gates, folder=folder)
+        self.problems += [f"{path}: {problem}" for problem in problems]
+        return config
+
+    def _drop_ins(self, folder: str) -> list[str]:
+        try:
+            found = self.list_drop_ins(folder)
+        except SettingsError as err:
+            self.problems += err.problems
+            return []
+        self.warnings += [
+            f"--config-dir: {path} is skipped, its name does not end in .conf" for path in found if not is_drop_in(path)
+        ]
+        return [path for path in found if is_drop_in(path)]
+
+    def _patch(self, path: str) -> dict[str, Any]:
+        patch = self._document(path)
+        # By itself first, so that a fault names the file it is in.
+        self._decode(path, without_nulls(patch), Origin.MERGED)
+        return patch
+
+    def _merged(self, config: KubeletConfig, patches: list[dict[str, Any]]) -> KubeletConfig:
+        merged: Any = encode_config(config, full=True)
+        for patch in patches:
+            merged = merge_patch(merged, patch)
+        result = self._decode("--config-dir", merged, Origin.MERGED)
+        if result is None:
+            raise SettingsError(self.problems)
+        return result
+
+
+def _absolute(path: str, folder: str) -> str:
+    """Relative paths of flags count from the working folder at start, whatever happens to it later."""
+    return os.path.abspath(os.path.join(folder, path)) if path else path
+
+
+def _node_flags(parsed: ParsedFlags, folder: str) -> NodeFlags:
+    given: dict[str, Any] = {}
+    for attribute, info in settings_of(NodeFlags).values():
+        if info.flag in parsed.values:
+            value = parsed.values[info.flag]
+            given[attribute] = _absolute(value, folder) if info.kind is PATH else value
+    return NodeFlags(**given)
+
+
+def _apply_flags(config: KubeletConfig, parsed: ParsedFlags, flags: NodeFlags, folder: str) -> KubeletConfig:
+    """Put every given flag over the configuration; feature gates join those of the files."""
+    for name, value in parsed.values.items():
+        flag = all_flags()[name]
+        if not flag.path:
+            continue
+        if name == "feature-gates":
+            value = {**config.process.feature_gates, **value}
+        elif settings_by_path()[flag.path].setting.kind is PATH:
+            value = _absolute(value, folder)
+        config = with_value(config, flag.attributes, value)
+    if flags.seccomp_default:
+        config = replace(config, runtime=replace(config.runtime, seccomp_default=True))
+    return config

@@ -1,0 +1,301 @@
+"""Rules a configuration must keep before the agent starts with it; all faults are found at once.
+
+Covers the server, node, images, logs and flags; resources, eviction and shutdown are in
+validate_resources.py, what depends on the machine in validate_host.py.
+runOnce is allowed here, unlike in the Go kubelet.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import posixpath
+import re
+from collections.abc import Mapping
+
+from pykubelet.api.validation import names
+from pykubelet.settings.checks import Checks
+from pykubelet.settings.flag_forms import TAINT_EFFECTS
+from pykubelet.settings.gates import Gates, gate_problems
+from pykubelet.settings.kinds import WrongValue, quantity_of
+from pykubelet.settings.node_flags import NodeFlags
+from pykubelet.settings.schema import KubeletConfig
+from pykubelet.settings.validate_resources import check_resources
+from pykubelet.settings.versions import KUBERNETES_VERSION
+
+MAX_PORT = 65535
+ALLOWED_NODE_LABELS = frozenset(
+    {
+        "kubernetes.io/hostname",
+        "kubernetes.io/os",
+        "kubernetes.io/arch",
+        "beta.kubernetes.io/os",
+        "beta.kubernetes.io/arch",
+        "beta.kubernetes.io/instance-type",
+        "node.kubernetes.io/instance-type",
+        "failure-domain.beta.kubernetes.io/zone",
+        "failure-domain.beta.kubernetes.io/region",
+        "topology.kubernetes.io/zone",
+        "topology.kubernetes.io/region",
+    }
+)
+ALLOWED_LABEL_NAMESPACES = ("kubelet.kubernetes.io", "node.kubernetes.io")
+VERIFICATION_POLICIES = (
+    "NeverVerify",
+    "NeverVerifyPreloadedImages",
+    "NeverVerifyAllowlistedImages",
+    "AlwaysVerify",
+)
+_SYSCTL_PATTERN = re.compile(r"[a-z0-9][-_a-z0-9]*([./][a-z0-9][-_a-z0-9]*)*([./]?\*)?|\*")
+
+
+def config_problems(config: KubeletConfig) -> list[str]:
+    """Every rule the configuration breaks, each a sentence that names the field."""
+    gate_faults = gate_problems(config.process.feature_gates)
+    checks = Checks(config, Gates(config.process.feature_gates))
+    checks.problems += [f"invalid configuration: featureGates (--feature-gates): {text}" for text in gate_faults]
+    for rule in (
+        _check_server,
+        _check_sources,
+        _check_node,
+        _check_taints,
+        _check_network,
+        _check_runtime,
+        _check_images,
+        _check_allowlist,
+        _check_container_logs,
+        _check_process,
+        check_resources,
+    ):
+        rule(checks)
+    return checks.problems
+
+
+def flag_problems(flags: NodeFlags) -> list[str]:
+    """Every rule that flags without a configuration field break."""
+    problems = [f"--node-labels: {text}" for text in node_label_problems(flags.node_labels)]
+    if flags.cloud_provider not in ("", "external"):
+        problems.append(f"--cloud-provider: {flags.cloud_provider[:80]!r} must be empty or external")
+    if bool(flags.image_credential_provider_config) != bool(flags.image_credential_provider_bin_dir):
+        problems.append(
+            "--image-credential-provider-config and --image-credential-provider-bin-dir must be given together"
+        )
+    if flags.exit_on_lock_contention and not flags.lock_file:
+        problems.append("--exit-on-lock-contention: needs --lock-file")
+    return problems
+
+
+def node_label_problems(labels: Mapping[str, str]) -> list[str]:
+    """Why labels may not be put on the node by the node itself."""
+    problems = []
+    for key, value in sorted(labels.items()):
+        if complaint := names.qualified_name(key):
+            problems.append(f"key {key[:80]!r} {complaint}")
+        if complaint := names.label_value(value):
+            problems.append(f"value of {key[:80]!r} {complaint}")
+        if _is_kubernetes_label(key) and not _may_set_itself(key):
+            problems.append(
+                f"{key[:80]!r} is in a namespace of Kubernetes; allowed there are keys under"
+                f" {' and '.join(ALLOWED_LABEL_NAMESPACES)} and {', '.join(sorted(ALLOWED_NODE_LABELS))}"
+            )
+    return problems
+
+
+def _is_kubernetes_label(key: str) -> bool:
+    namespace = key.partition("/")[0] if "/" in key else ""
+    return any(namespace == domain or namespace.endswith("." + domain) for domain in ("kubernetes.io", "k8s.io"))
+
+
+def _may_set_itself(key: str) -> bool:
+    namespace = key.partition("/")[0]
+    return key in ALLOWED_NODE_LABELS or any(
+        namespace == allowed or namespace.endswith("." + allowed) for allowed in ALLOWED_LABEL_NAMESPACES
+    )
+
+
+def _check_server(checks: Checks) -> None:
+    server = checks.config.server
+    checks.within("port", 1, MAX_PORT)
+    checks.within("readOnlyPort", 0, MAX_PORT)
+    checks.within("healthzPort", 0, MAX_PORT)
+    for path, text in (("address", server.address), ("healthzBindAddress", server.healthz_bind_address)):
+        if not _is_address(text):
+            checks.fault(path, f"{text[:80]!r} is not an IP address")
+    checks.one_of("authorization.mode", ("AlwaysAllow", "Webhook"))
+    checks.one_of("tlsMinVersion", ("", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"))
+    if bool(server.tls_cert_file) != bool(server.tls_private_key_file):
+        checks.fault("tlsCertFile", "must be given together with tlsPrivateKeyFile")
+    if server.server_tls_bootstrap:
+        checks.needs_gate("serverTLSBootstrap", "RotateKubeletServerCertificate")
+    if server.enable_system_log_query and not server.enable_system_log_handler:
+        checks.fault("enableSystemLogQuery", "needs enableSystemLogHandler")
+
+
+def _check_sources(checks: Checks) -> None:
+    sources = checks.config.sources
+    if sources.pod_cidr:
+        for part in sources.pod_cidr.split(","):
+            if "/" not in part or not _is_network(part):
+                checks.fault("podCIDR", f"{part[:80]!r} is not an address range such as 10.1.0.0/24")
+    if sources.static_pod_url and not re.match(r"https?://[^/]", sources.static_pod_url):
+        checks.fault("staticPodURL", "must be an http or https address")
+
+
+def _check_node(checks: Checks) -> None:
+    checks.not_negative("kubeAPIQPS", "kubeAPIBurst", "eventRecordQPS", "eventBurst", "maxOpenFiles")
+    node = checks.config.node
+    if node.node_lease_duration_seconds <= 0:
+        checks.fault("nodeLeaseDurationSeconds", f"{node.node_lease_duration_seconds} must be greater than 0")
+    if node.node_status_max_images < -1:
+        checks.fault("nodeStatusMaxImages", f"{node.node_status_max_images} must be -1 or more")
+    checks.within("oomScoreAdj", -1000, 1000)
+    checks.one_of("configMapAndSecretChangeDetectionStrategy", ("Get", "Cache", "Watch"))
+
+
+def _check_taints(checks: Checks) -> None:
+    for index, taint in enumerate(checks.config.node.register_with_taints):
+        complaints = {
+            "key": names.qualified_name(taint.key),
+            "value": names.label_value(taint.value),
+            "effect": None if taint.effect in TAINT_EFFECTS else f"must be one of {', '.join(TAINT_EFFECTS)}",
+            "timeAdded": "must not be set" if taint.time_added else None,
+        }
+        for name, complaint in complaints.items():
+            if complaint:
+                checks.fault("registerWithTaints", f"[{index}].{name} {complaint}")
+
+
+def _check_network(checks: Checks) -> None:
+    checks.one_of("hairpinMode", ("promiscuous-bridge", "hairpin-veth", "none"))
+    checks.within("iptablesMasqueradeBit", 0, 31)
+    checks.within("iptablesDropBit", 0, 31)
+
+
+def _check_runtime(checks: Checks) -> None:
+    runtime = checks.config.runtime
+    if not runtime.container_runtime_endpoint:
+        checks.fault("containerRuntimeEndpoint", "must not be empty")
+    period = runtime.crash_loop_back_off.max_container_restart_period
+    path = "crashLoopBackOff.maxContainerRestartPeriod"
+    if period is not None:
+        checks.needs_gate(path, "KubeletCrashLoopBackOffMax")
+        if not 1 <= period <= 300:
+            checks.fault(path, f"{period:g}s must be between 1s and 300s")
+    elif checks.gates.enabled("KubeletCrashLoopBackOffMax"):
+        checks.fault(path, "must be set while feature gate KubeletCrashLoopBackOffMax is on")
+    ids = runtime.user_namespaces.ids_per_pod
+    if ids < 65536 or ids % 65536 or ids > 2**32 - 1:
+        checks.fault("userNamespaces.idsPerPod", f"{ids} must be a multiple of 65536 up to {2**32 - 1}")
+    if not 0.001 <= runtime.cpu_cfs_quota_period <= 1:
+        checks.fault("cpuCFSQuotaPeriod", f"{runtime.cpu_cfs_quota_period:g}s must be between 1ms and 1s")
+    if runtime.cpu_cfs_quota_period != 0.1:
+        checks.needs_gate("cpuCFSQuotaPeriod", "CustomCPUCFSQuotaPeriod")
+    for pattern in runtime.allowed_unsafe_sysctls:
+        if not _SYSCTL_PATTERN.fullmatch(pattern):
+            checks.fault("allowedUnsafeSysctls", f"{pattern[:80]!r} is not a sysctl name or a prefix with *")
+
+
+def _check_images(checks: Checks) -> None:
+    images = checks.config.images
+    checks.not_negative("registryPullQPS", "registryBurst", "imageMinimumGCAge", "imageMaximumGCAge")
+    checks.within("imageGCHighThresholdPercent", 0, 100)
+    checks.within("imageGCLowThresholdPercent", 0, 100)
+    low, high = images.gc_low_threshold_percent, images.gc_high_threshold_percent
+    if low >= high:
+        checks.fault(
+            "imageGCLowThresholdPercent",
+            f"{low} must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) {high}",
+        )
+    if 0 < images.image_maximum_gc_age <= images.image_minimum_gc_age:
+        checks.fault("imageMaximumGCAge", "must be greater than imageMinimumGCAge")
+    pulls = images.max_parallel_image_pulls
+    if pulls is not None and pulls < 1:
+        checks.fault("maxParallelImagePulls", f"{pulls} must be 1 or more")
+    if pulls is not None and pulls > 1 and images.serialize_image_pulls:
+        checks.fault("maxParallelImagePulls", f"{pulls} needs serializeImagePulls (--serialize-image-pulls) false")
+
+
+def _check_allowlist(checks: Checks) -> None:
+    images = checks.config.images
+    policy, allowlist = "imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist"
+    if not checks.gates.enabled("KubeletEnsureSecretPulledImages"):
+        if images.credentials_verification_policy:
+            checks.needs_gate(policy, "KubeletEnsureSecretPulledImages")
+        if images.preloaded_images_allowlist:
+            checks.needs_gate(allowlist, "KubeletEnsureSecretPulledImages")
+        return
+    checks.one_of(policy, VERIFICATION_POLICIES)
+    if not images.preloaded_images_allowlist:
+        return
+    if images.credentials_verification_policy != "NeverVerifyAllowlistedImages":
+        checks.fault(allowlist, f"needs {policy} NeverVerifyAllowlistedImages")
+    for pattern in images.preloaded_images_allowlist:
+        if complaint := allowlist_complaint(pattern):
+            checks.fault(allowlist, f"{pattern[:80]!r} {complaint}")
+
+
+def allowlist_complaint(pattern: str) -> str | None:
+    """What is wrong with an image pattern; it may end in /* and has neither tag nor digest."""
+    name = pattern.removesuffix("/*")
+    if not name:
+        return "must name a registry or an image"
+    if "*" in name:
+        return "may have * only as /* at its end"
+    if "@" in name or ("/" in name and ":" in name.rpartition("/")[2]):
+        return "must not have a tag or digest"
+    if re.search(r"\s", name):
+        return "must not contain spaces"
+    return None
+
+
+def _check_container_logs(checks: Checks) -> None:
+    logs = checks.config.container_logs
+    try:
+        quantity_of(logs.max_size)
+    except WrongValue as err:
+        checks.fault("containerLogMaxSize", str(err))
+    if logs.max_files <= 1:
+        checks.fault("containerLogMaxFiles", f"{logs.max_files} must be greater than 1")
+    if logs.max_workers < 1:
+        checks.fault("containerLogMaxWorkers", f"{logs.max_workers} must be 1 or more")
+    if logs.monitor_interval < 3:
+        checks.fault("containerLogMonitorInterval", f"{logs.monitor_interval:g}s must be 3s or more")
+    folder = logs.pod_logs_dir
+    if not folder.startswith("/"):
+        checks.fault("podLogsDir", f"{folder[:80]!r} must be an absolute path")
+    elif posixpath.normpath(folder) != folder:
+        checks.fault("podLogsDir", f"{folder[:80]!r} must be written without .., ., // or a final /")
+    if not folder.isascii():
+        checks.fault("podLogsDir", "must contain ASCII characters only")
+
+
+def _check_process(checks: Checks) -> None:
+    process = checks.config.process
+    checks.one_of("logging.format", ("text", "json"))
+    if process.logging.vmodule and process.logging.format != "text":
+        checks.fault("logging.vmodule", "works only with logging.format text")
+    if process.tracing is not None:
+        rate, endpoint = process.tracing.sampling_rate_per_million, process.tracing.endpoint
+        if rate is not None and not 0 <= rate <= 1_000_000:
+            checks.fault("tracing.samplingRatePerMillion", f"{rate} must be between 0 and 1000000")
+        if endpoint is not None and not endpoint:
+            checks.fault("tracing.endpoint", "must not be empty")
+    major, minor = KUBERNETES_VERSION.removeprefix("v").split(".")[:2]
+    previous = f"{major}.{int(minor) - 1}"
+    if process.show_hidden_metrics_for_version not in ("", previous):
+        checks.fault("showHiddenMetricsForVersion", f"must be empty or the previous release, {previous}")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True

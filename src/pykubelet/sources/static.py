@@ -1,0 +1,228 @@
+"""Static pods from manifest files: the service that follows a folder and delivers its pods.
+
+Reacts to a finished write within milliseconds; a burst of files is handled as it comes in, the first pods
+being delivered while later files are still read. A full scan every `check_period` is the safety net. The
+first delivery always follows a complete scan, so a running pod is never taken for an orphan. What a file
+holds is decided in manifests.py, what happened to it is told by watch.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pykubelet.api.types import Pod
+from pykubelet.kit.backoff import Backoff
+from pykubelet.kit.clock import Clock
+from pykubelet.model.events import EventSink
+from pykubelet.model.pod import Source, readable
+from pykubelet.model.reasons import WARNING
+from pykubelet.sources.manifests import LoadPod, ManifestFiles, Problem, is_manifest_name
+from pykubelet.sources.mux import FAILED_VALIDATION, PodSets
+from pykubelet.sources.watch import FileEvent, FolderWatch, Happened, OpenWatch, open_inotify
+
+logger = logging.getLogger(__name__)
+
+SLICE_SECONDS: Final = 0.01
+"""Files read for longer than this are delivered before the next ones are read."""
+CREATED_PATIENCE: Final = 1.0
+WRITER_PATIENCE: Final = 10.0
+"""A file somebody is writing is left alone until it is closed, or nothing was written for so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticSourceSnapshot:
+    path: str
+    pods: tuple[str, ...]
+    problems: dict[str, str]
+    watching: bool
+
+
+class StaticSource:
+    name = "source-file"
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        check_period: float,
+        load: LoadPod,
+        sets: PodSets,
+        events: EventSink,
+        clock: Clock,
+        open_watch: OpenWatch = open_inotify,
+    ) -> None:
+        self._period = check_period
+        self._sets = sets
+        self._events = events
+        self._clock = clock
+        self._open_watch = open_watch
+        self._files = ManifestFiles(path, load, self._tell)
+        self._being_written: dict[str, float] = {}
+        self._delivered: list[Pod] | None = None
+        self._watching = False
+        self._watch_problem = ""
+        self._retry = Backoff(initial=1.0, maximum=20.0)
+
+    async def run(self) -> None:
+        while True:
+            # Watch first, scan second: what changes in between is seen twice rather than not at all.
+            watch = self._try_watch()
+            try:
+                await self.rescan()
+                if watch is None:
+                    await self._clock.sleep(min(self._retry.next(), self._period))
+                else:
+                    self._retry.reset()
+                    await self._follow(watch)
+            finally:
+                self._watching = False
+                if watch is not None:
+                    watch.close()
+
+    def snapshot(self) -> StaticSourceSnapshot:
+        return StaticSourceSnapshot(
+            path=str(self._files.path),
+            pods=tuple(readable(pod) for pod in self._delivered or ()),
+            problems=self._files.problems(),
+            watching=self._watching,
+        )
+
+    async def rescan(self) -> None:
+        """Look at every file once and deliver. Nothing is delivered when the folder cannot be listed."""
+        names = self._files.list_names()
+        if names is None:
+            return
+        self._files.forget_absent(names)
+        now = self._clock.monotonic()
+        await self._look([name for name in names if self._being_written.get(name, 0.0) <= now], force=False)
+        self._deliver()
+
+    # -- following
+
+    def _try_watch(self) -> FolderWatch | None:
+        try:
+            watch = self._open_watch(self._files.path)
+        except OSError as error:
+            problem = error.strerror or str(error)
+            if problem != self._watch_problem:
+                logger.warning(
+                    "cannot watch the manifest path; it is scanned instead",
+                    extra={"path": str(self._files.path), "problem": problem},
+                )
+            self._watch_problem = problem
+            return None
+        self._watch_problem = ""
+        self._watching = True
+        return watch
+
+    async def _follow(self, watch: FolderWatch) -> None:
+        """Handle what happens until the watch must be opened anew."""
+        rescan_at = self._clock.monotonic() + self._period
+        while True:
+            now = self._clock.monotonic()
+            wake_at = min((rescan_at, *self._deadlines(now)))
+            events = await watch.wait(max(0.0, wake_at - now))
+            kinds = {event.kind for event in events}
+            if Happened.REOPEN in kinds:
+                return
+            if Happened.RESCAN in kinds or self._clock.monotonic() >= rescan_at or self._is_swap(events):
+                self._being_written.clear()
+                await self.rescan()
+                rescan_at = self._clock.monotonic() + self._period
+            else:
+                await self.handle(events)
+
+    def _deadlines(self, now: float) -> list[float]:
+        settled = self._files.next_deadline(now)
+        return [*self._being_written.values(), *([settled] if settled is not None else [])]
+
+    def _is_swap(self, events: Iterable[FileEvent]) -> bool:
+        """Mounted ConfigMaps change all files at once by renaming a hidden link that they go through."""
+        hidden = any(each.kind is Happened.WRITTEN and each.name.startswith("..") for each in events)
+        return hidden and self._files.has_links()
+
+    async def handle(self, events: Sequence[FileEvent]) -> None:
+        """Apply a batch of events, and whatever has become due meanwhile, and deliver the outcome."""
+        now = self._clock.monotonic()
+        changed: dict[str, None] = {}
+        lost = False
+        for event in events:
+            if not is_manifest_name(event.name):
+                continue
+            changed.pop(event.name, None)
+            if self._note(event, now):
+                changed[event.name] = None
+            lost = lost or event.kind in (Happened.DELETED, Happened.MOVED_AWAY)
+        for name in [name for name, until in self._being_written.items() if until <= now]:
+            del self._being_written[name]
+            changed[name] = None
+        # With a loss in the batch everything is delivered together: a pod that merely moved to
+        # another file must not be seen to vanish in between.
+        await self._look(list(changed), force=True, deliver_early=not lost)
+        self._deliver()
+
+    def _note(self, event: FileEvent, now: float) -> bool:
+        """Whether the file is to be read now."""
+        name = event.name
+        match event.kind:
+            case Happened.WRITTEN:
+                self._being_written.pop(name, None)
+                return True
+            case Happened.CREATED:
+                if self._files.is_settled_on_creation(name):
+                    return True
+                self._being_written[name] = now + CREATED_PATIENCE
+            case Happened.MODIFIED:
+                self._being_written[name] = now + WRITER_PATIENCE
+            case Happened.MOVED_AWAY:
+                self._being_written.pop(name, None)
+                self._files.leave(name, now)
+            case Happened.DELETED:
+                self._being_written.pop(name, None)
+                self._files.forget(name)
+            case Happened.RESCAN | Happened.REOPEN:
+                pass
+        return False
+
+    async def _look(self, names: Sequence[str], *, force: bool, deliver_early: bool = False) -> None:
+        begun = self._clock.monotonic()
+        for name in names:
+            self._files.look(name, self._clock.monotonic(), force=force)
+            if self._clock.monotonic() - begun < SLICE_SECONDS:
+                continue
+            if deliver_early and self._delivered is not None:
+                self._deliver()
+            await self._clock.sleep(0)  # pods already delivered get going while the rest is read
+            begun = self._clock.monotonic()
+
+    def _deliver(self) -> None:
+        pods = self._files.pods(self._clock.monotonic())
+        old = self._delivered
+        if old is not None and len(old) == len(pods) and all(a is b for a, b in zip(old, pods, strict=True)):
+            return
+        self._delivered = pods
+        self._sets.deliver(Source.FILE, pods)
+
+    # -- telling
+
+    def _tell(self, problem: Problem) -> None:
+        if not problem.text:
+            logger.info("manifest problem is over", extra={"path": problem.path})
+            return
+        logger.error(
+            "manifest is not used; the last good pod of the file, if any, stays",
+            extra={
+                "path": problem.path,
+                "problem": problem.text,
+                "kept": readable(problem.pod) if problem.pod is not None else "",
+            },
+        )
+        message = f"Manifest {problem.path}: {problem.text}"
+        if problem.pod is not None:
+            self._events.pod_event(problem.pod, WARNING, FAILED_VALIDATION, message)
+        else:
+            self._events.node_event(WARNING, FAILED_VALIDATION, message)

@@ -1,0 +1,138 @@
+"""Static pods from a web address: one Pod or a PodList, asked for again and again.
+
+A body that did not change is ignored; a bad answer keeps the pods of the last good one. An empty body is a
+problem and an empty set: that is how upstream reads it. Requests are made by the `Fetch` that is passed in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pykubelet.api.types import Pod
+from pykubelet.kit.clock import Clock
+from pykubelet.model.errors import PykubeletError
+from pykubelet.model.events import EventSink
+from pykubelet.model.pod import Source, readable
+from pykubelet.model.reasons import WARNING
+from pykubelet.sources.manifests import MAX_BYTES, in_one_line
+from pykubelet.sources.mux import FAILED_VALIDATION, PodSets
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS: Final = 10.0
+
+LoadPods = Callable[[bytes, str], Sequence[Pod]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    status: int
+    body: bytes
+
+
+class FetchFailed(PykubeletError):
+    """The address could not be asked: no connection, no answer in time, too much answer."""
+
+
+class Fetch(Protocol):
+    async def __call__(self, url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> Fetched:
+        """GET the address. Raises FetchFailed, also when the body is larger than `max_bytes`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlSourceSnapshot:
+    url: str
+    pods: tuple[str, ...]
+    problem: str
+
+
+class BadAnswer(PykubeletError):
+    """The address answered, but not with pods."""
+
+
+class UrlSource:
+    name = "source-http"
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        headers: Mapping[str, str],
+        check_period: float,
+        load: LoadPods,
+        fetch: Fetch,
+        sets: PodSets,
+        events: EventSink,
+        clock: Clock,
+    ) -> None:
+        self._url = url
+        self._headers = dict(headers)
+        self._period = check_period
+        self._load = load
+        self._fetch = fetch
+        self._sets = sets
+        self._events = events
+        self._clock = clock
+        self._body: bytes | None = None
+        self._pods: tuple[Pod, ...] = ()
+        self._problem = ""
+
+    async def run(self) -> None:
+        while True:
+            await self.check()
+            await self._clock.sleep(self._period)
+
+    async def check(self) -> None:
+        """Ask once; every trouble is told once and tried again next time."""
+        try:
+            body = await self._get()
+            if body != self._body:
+                self._accept(body)
+            elif self._problem:
+                return  # the same bad body as before, already told
+        except Exception as error:  # whatever the address answers, the agent goes on
+            self._set_problem(in_one_line(error))
+        else:
+            self._set_problem("")
+
+    def snapshot(self) -> UrlSourceSnapshot:
+        return UrlSourceSnapshot(url=self._url, pods=tuple(readable(pod) for pod in self._pods), problem=self._problem)
+
+    async def _get(self) -> bytes:
+        answer = await self._fetch(self._url, self._headers, timeout=TIMEOUT_SECONDS, max_bytes=MAX_BYTES)
+        if answer.status != 200:
+            raise BadAnswer(f"answered with HTTP status {answer.status}")
+        if len(answer.body) > MAX_BYTES:
+            raise BadAnswer(f"answered with more than {MAX_BYTES // 1024 // 1024} MiB")
+        if not answer.body:
+            # Forget the body: the same pods coming back afterwards are news.
+            self._body = None
+            self._hand_over(())
+            raise BadAnswer("answered with an empty body")
+        return answer.body
+
+    def _accept(self, body: bytes) -> None:
+        # Kept even if it turns out bad: reading the same bad body again would only say so again.
+        self._body = body
+        self._hand_over(tuple(self._load(body, self._url)))
+
+    def _hand_over(self, pods: tuple[Pod, ...]) -> None:
+        self._pods = pods
+        self._sets.deliver(Source.HTTP, pods)
+
+    def _set_problem(self, problem: str) -> None:
+        if problem == self._problem:
+            return
+        self._problem = problem
+        if not problem:
+            logger.info("pods are read from the address again", extra={"url": self._url})
+            return
+        logger.error(
+            "cannot use the pods of the address; the last good ones stay",
+            extra={"url": self._url, "problem": problem},
+        )
+        self._events.node_event(WARNING, FAILED_VALIDATION, f"Manifest {self._url}: {problem}")

@@ -1,0 +1,220 @@
+"""Comparing statuses and changing one without generating it anew.
+
+Covers which differences count, which moves of a container are illegal, the status of a pod whose end is
+certain, and a single probe outcome written into a status. All functions return new values; none changes
+what it was given. Does not cover what is held back from the API server (manager.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.types import (
+    Container,
+    ContainerState,
+    ContainerStatus,
+    Pod,
+    PodStatus,
+    QuantityValue,
+    ResourceRequirements,
+)
+from pykubelet.kit.clock import utc
+from pykubelet.model.pod import is_sidecar, is_static, is_terminal_phase, restarts_on_exit
+from pykubelet.model.progress import could_restart_all
+from pykubelet.model.reasons import CONTAINERS_READY, POD_READY
+from pykubelet.status.conditions import (
+    OWNED,
+    SHARED,
+    containers_ready_condition,
+    find_condition,
+    ready_condition,
+)
+from pykubelet.status.containers import bare_id, gone_at_end
+from pykubelet.status.phase import FAILED
+
+
+def statuses_equal(a: PodStatus, b: PodStatus) -> bool:
+    """Whether two statuses say the same in the fields this agent owns.
+
+    Own conditions count by status, reason and message, not by their times; conditions and claim fields
+    of others do not count; equal quantities may be spelt differently.
+    """
+    return _own_conditions(a) == _own_conditions(b) and _comparable(a) == _comparable(b)
+
+
+def _own_conditions(status: PodStatus) -> dict[str, tuple[str, str, str]]:
+    return {
+        c.type or "": (c.status or "", c.reason or "", c.message or "")
+        for c in status.conditions
+        if c.type in OWNED or c.type in SHARED
+    }
+
+
+def _comparable(status: PodStatus) -> PodStatus:
+    return msgspec.structs.replace(
+        status,
+        conditions=[],
+        resource_claim_statuses=[],
+        extended_resource_claim_status=None,
+        node_allocatable_resource_claim_statuses=[],
+        allocated_resources=_canonical(status.allocated_resources),
+        resources=_canonical_requirements(status.resources),
+        reason=status.reason or None,
+        message=status.message or None,
+        container_statuses=[_comparable_container(c) for c in status.container_statuses],
+        init_container_statuses=[_comparable_container(c) for c in status.init_container_statuses],
+        ephemeral_container_statuses=[_comparable_container(c) for c in status.ephemeral_container_statuses],
+    )
+
+
+def _comparable_container(status: ContainerStatus) -> ContainerStatus:
+    return msgspec.structs.replace(
+        status,
+        allocated_resources=_canonical(status.allocated_resources),
+        resources=_canonical_requirements(status.resources),
+        state=status.state or ContainerState(),
+        last_state=status.last_state or ContainerState(),
+    )
+
+
+def _canonical(values: dict[str, QuantityValue]) -> dict[str, QuantityValue]:
+    return {name: Quantity.parse(value).nano_value() for name, value in values.items()}
+
+
+def _canonical_requirements(resources: ResourceRequirements | None) -> ResourceRequirements:
+    resources = resources or ResourceRequirements()
+    return msgspec.structs.replace(
+        resources, requests=_canonical(resources.requests), limits=_canonical(resources.limits)
+    )
+
+
+def check_transition(pod: Pod, old: PodStatus, new: PodStatus) -> str | None:
+    """What is wrong with going from `old` to `new`; None if nothing is.
+
+    A container that ended for good must not come back: it would be run twice in the eyes of the API.
+    """
+    if (pod.spec.restart_policy or "Always") == "Always" or could_restart_all(pod):
+        return None
+    return _illegal_return(pod, pod.spec.containers, old.container_statuses, new.container_statuses) or (
+        _illegal_return(
+            pod, pod.spec.init_containers, old.init_container_statuses, new.init_container_statuses, "init "
+        )
+    )
+
+
+def _illegal_return(
+    pod: Pod,
+    containers: Sequence[Container],
+    old: Iterable[ContainerStatus],
+    new: Iterable[ContainerStatus],
+    word: str = "",
+) -> str | None:
+    specs = {container.name: container for container in containers}
+    after = {status.name: status for status in new}
+    for before in old:
+        ended = before.state.terminated if before.state is not None else None
+        container, now = specs.get(before.name), after.get(before.name)
+        if ended is None or container is None or now is None:
+            continue
+        if (word and is_sidecar(container)) or restarts_on_exit(pod, container, ended.exit_code or 0):
+            continue
+        if ended.exit_code and pod.spec.restart_policy == "OnFailure":
+            continue
+        if now.state is None or now.state.terminated is None:
+            return f"terminated {word}container {now.name} attempted illegal transition to non-terminated state"
+    return None
+
+
+def terminate_statuses(pod: Pod, status: PodStatus) -> PodStatus:
+    """The last status of a pod that is finished: every container that may have run has ended.
+
+    How they ended is not known, so it counts as failure. Static pods keep their phase.
+    """
+    regular, init = status.container_statuses, status.init_container_statuses
+    if has_initialised(pod, status):
+        regular = [_end(each) for each in regular]
+    reached = _reached(init)
+    phase = status.phase
+    if not is_static(pod) and not is_terminal_phase(phase):
+        phase = FAILED
+    return msgspec.structs.replace(
+        status,
+        phase=phase,
+        container_statuses=regular,
+        init_container_statuses=[_end(each) for each in init[:reached]] + init[reached:],
+    )
+
+
+def has_initialised(pod: Pod, status: PodStatus) -> bool:
+    """Whether the status shows that all init containers of the pod had their turn."""
+    if not pod.spec.init_containers:
+        return True
+    if any(_was_begun(each) for each in status.container_statuses):
+        return True
+    if not status.init_container_statuses:
+        return False
+    last, container = status.init_container_statuses[-1], pod.spec.init_containers[-1]
+    if last.name != container.name:
+        return False
+    state, before = last.state or ContainerState(), last.last_state or ContainerState()
+    if is_sidecar(container):
+        return state.running is not None and bool(last.started)
+    return any(end is not None and not end.exit_code for end in (state.terminated, before.terminated))
+
+
+def _reached(statuses: Sequence[ContainerStatus]) -> int:
+    """How many init containers, from the first, may have run; the first one always may."""
+    begun = [index for index, status in enumerate(statuses) if _was_begun(status)]
+    return (begun[-1] if begun else 0) + 1
+
+
+def _was_begun(status: ContainerStatus) -> bool:
+    waiting = status.state is not None and status.state.waiting is not None
+    return not waiting or (status.last_state is not None and status.last_state.terminated is not None)
+
+
+def _end(status: ContainerStatus) -> ContainerStatus:
+    if status.state is not None and status.state.terminated is not None:
+        return status
+    return msgspec.structs.replace(status, state=gone_at_end())
+
+
+def with_container_ready(pod: Pod, status: PodStatus, container: str, ready: bool, now: float) -> PodStatus | None:
+    """The status after a readiness outcome for the container with this bare id; None if it says so already."""
+    changed = _with_flag(status, container, "ready", ready)
+    if changed is None:
+        return None
+    known = [*changed.init_container_statuses, *changed.container_statuses]
+    containers_ready = containers_ready_condition(pod, known, changed.phase or "")
+    ready_now = ready_condition(pod, containers_ready, changed.conditions)
+    for condition in (ready_now, containers_ready):
+        before = find_condition(status.conditions, condition.type or "")
+        same = before is not None and before.status == condition.status
+        condition.last_transition_time = before.last_transition_time if same and before else utc(now)
+        condition.observed_generation = pod.metadata.generation
+    replaced = {POD_READY: ready_now, CONTAINERS_READY: containers_ready}
+    kept = [replaced.pop(c.type, c) if c.type else c for c in changed.conditions]
+    return msgspec.structs.replace(changed, conditions=[*kept, *replaced.values()])
+
+
+def with_container_started(status: PodStatus, container: str, started: bool) -> PodStatus | None:
+    """The status after a startup outcome for the container with this bare id; None if it says so already."""
+    return _with_flag(status, container, "started", started)
+
+
+def _with_flag(status: PodStatus, container: str, flag: str, value: bool) -> PodStatus | None:
+    """None when the container is unknown or its flag has that value already."""
+    for kind in ("container_statuses", "init_container_statuses"):
+        statuses: list[ContainerStatus] = getattr(status, kind)
+        for index, each in enumerate(statuses):
+            if bare_id(each.container_id) != container:
+                continue
+            if getattr(each, flag) == value:
+                return None
+            changed = [*statuses]
+            changed[index] = msgspec.structs.replace(each, **{flag: value})
+            return msgspec.structs.replace(status, **{kind: changed})
+    return None

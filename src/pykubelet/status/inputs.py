@@ -1,0 +1,65 @@
+"""Everything a pod's status is made from, bundled so that callers read well.
+
+The status is a pure function of this value: what is not in here cannot influence it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements
+from pykubelet.kit.clock import utc
+from pykubelet.model.results import ProbeResults, StartFailure
+from pykubelet.model.runtime_status import PodRuntimeStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusOverride:
+    """Someone decided how the pod ends (active deadline, eviction), whatever its containers say."""
+
+    phase: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusInputs:
+    pod: Pod
+    """The pod as its source has it now; its own status is the API server's last word."""
+    runtime: PodRuntimeStatus
+    now: float
+    """Wall time in unix seconds."""
+    probes: ProbeResults
+    previous: PodStatus | None = None
+    """The status this agent generated last; None at first, then the API server's serves."""
+    terminal: bool = False
+    """The pod is being ended: its containers will not start again."""
+    failures: Mapping[str, StartFailure] = field(default_factory=dict)
+    """Why containers of this pod could not start, by container name."""
+    messages: Mapping[str, str] = field(default_factory=dict)
+    """Termination messages by container id."""
+    actuated: Mapping[str, ResourceRequirements] = field(default_factory=dict)
+    """Resources last put into force, by container name; the runtime does not know memory requests."""
+    override: StatusOverride | None = None
+    resize_conditions: tuple[PodCondition, ...] = ()
+    """PodResizePending and PodResizeInProgress as they stand, complete with times and generation."""
+    runtime_name: str = "containerd"
+    host_ips: tuple[str, ...] = ()
+    """The node's addresses, preferred one first; empty when unknown or without an API server."""
+    prefers_ipv6: bool = False
+    """The node's first address is an IPv6 one."""
+    agent_started: float = 0.0
+    """Wall time at which this agent started."""
+    recursive_read_only: bool = False
+    """The pod's runtime handler can make mounts recursively read-only."""
+
+    @property
+    def old(self) -> PodStatus:
+        """What was told about the pod before."""
+        return self.pod.status if self.previous is None else self.previous
+
+    @property
+    def moment(self) -> datetime:
+        return utc(self.now)

@@ -1,0 +1,63 @@
+"""`started` and `ready` of each container, from probe outcomes.
+
+Written into statuses just made by containers.py. After a restart of the agent nothing is known from
+probes yet; then what was told before stands until the first outcome, so that traffic is not cut off.
+"""
+
+from __future__ import annotations
+
+from pykubelet.api.types import Container, ContainerStatus, PodStatus
+from pykubelet.model.pod import is_sidecar
+from pykubelet.model.reasons import POD_READY
+from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.status.containers import bare_id
+from pykubelet.status.inputs import StatusInputs
+
+RESTART_GRACE = 10.0
+"""A container this much older than the agent was there before it."""
+
+
+def set_readiness(inputs: StatusInputs, status: PodStatus) -> None:
+    specs = {container.name: container for container in inputs.pod.spec.containers}
+    for made in status.container_statuses:
+        _set_started_and_ready(inputs, specs[made.name], made)
+    specs = {container.name: container for container in inputs.pod.spec.init_containers}
+    for made in status.init_container_statuses:
+        container = specs[made.name]
+        if is_sidecar(container):
+            _set_started_and_ready(inputs, container, made)
+            continue
+        made.started = _is_started(inputs, container, made)
+        ended = made.state.terminated if made.state is not None else None
+        made.ready = ended is not None and not ended.exit_code
+
+
+def _set_started_and_ready(inputs: StatusInputs, container: Container, status: ContainerStatus) -> None:
+    status.started = _is_started(inputs, container, status)
+    status.ready = status.started and _is_ready(inputs, container, status)
+
+
+def _is_started(inputs: StatusInputs, container: Container, status: ContainerStatus) -> bool:
+    if status.state is None or status.state.running is None:
+        return False
+    outcome = inputs.probes.get(ProbeKind.STARTUP, bare_id(status.container_id))
+    if outcome is not None:
+        return outcome is ProbeOutcome.SUCCESS
+    # containers.py left here what was told about this very run before.
+    return bool(status.started) or container.startup_probe is None
+
+
+def _is_ready(inputs: StatusInputs, container: Container, status: ContainerStatus) -> bool:
+    outcome = inputs.probes.get(ProbeKind.READINESS, bare_id(status.container_id))
+    if outcome is ProbeOutcome.SUCCESS or container.readiness_probe is None:
+        return True
+    if outcome is not None or not _predates_agent(inputs, status):
+        return False
+    return any(c.type == POD_READY and c.status == "True" for c in inputs.pod.status.conditions)
+
+
+def _predates_agent(inputs: StatusInputs, status: ContainerStatus) -> bool:
+    running = status.state.running if status.state is not None else None
+    if running is None or running.started_at is None:
+        return False
+    return running.started_at.timestamp() < inputs.agent_started - RESTART_GRACE

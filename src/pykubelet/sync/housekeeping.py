@@ -1,0 +1,138 @@
+"""Housekeeping: forget what is over, start again what was asked for, end what nobody wants.
+
+Runs when something ended or the set of pods changed, and now and then as a safety net; never before every
+source was heard, because until then "nobody wants it" cannot be known. Each chore stands alone: one that
+fails is reported and the others still run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
+
+from pykubelet.clients.host.port import PodFolders
+from pykubelet.kit.mailbox import Signal
+from pykubelet.model.errors import PykubeletError
+from pykubelet.model.pod import PodUID, uid_of
+from pykubelet.pods.manager import PodManager
+from pykubelet.sync.phases import Phase, PodPhases
+from pykubelet.sync.worker import Orphan, PodWorkers, UpdateKind
+
+logger = logging.getLogger(__name__)
+
+SETTLE = 0.1
+"""Seconds to gather news before a pass, so that fifty pods ending together cost one pass, not fifty."""
+
+
+class Ready(Protocol):
+    def all_ready(self) -> bool: ...
+
+
+class RuntimePods(Protocol):
+    def running_pods(self) -> Sequence[Orphan]:
+        """Pods of which the runtime runs a container or holds a sandbox ready, whoever made them."""
+        ...
+
+
+class PodHolder(Protocol):
+    """A component that keeps something per pod and can drop what belongs to no known pod."""
+
+    def keep_only(self, uids: Iterable[str]) -> None: ...
+
+
+class Housekeeping:
+    name = "housekeeping"
+
+    def __init__(
+        self,
+        *,
+        sources: Ready,
+        pods: PodManager,
+        phases: PodPhases,
+        workers: PodWorkers,
+        runtime: RuntimePods,
+        folders: PodFolders,
+        holders: Sequence[PodHolder],
+        chores: Sequence[Callable[[], Awaitable[None]]] = (),
+        period: float,
+        has_mounts: Callable[[str], bool] = lambda uid: False,
+    ) -> None:
+        self._sources = sources
+        self._pods = pods
+        self._phases = phases
+        self._workers = workers
+        self._runtime = runtime
+        self._folders = folders
+        self._holders = holders
+        self._chores = chores
+        self._period = period
+        self._has_mounts = has_mounts
+        self._due = Signal()
+        self._complained: set[str] = set()
+
+    def soon(self) -> None:
+        self._due.set()
+
+    async def run(self) -> None:
+        while True:
+            if await self._due.wait(at_most=self._period):
+                await self._due.wait(at_most=SETTLE)
+            if self._sources.all_ready():
+                await self.tidy()
+
+    async def tidy(self) -> None:
+        """One pass. Safe at any time once all sources are ready."""
+        self._phases.mark_synced()
+        wanted = {uid_of(pod) for pod in self._pods.pods()}
+        self._end_unwanted(wanted)
+        self._forget_finished(wanted)
+        self._start_missing()
+        self._kill_orphans()
+        known = wanted | {state.uid for state in self._phases}
+        for holder in self._holders:
+            holder.keep_only(known)
+        self._remove_folders(known)
+        for chore in self._chores:
+            try:
+                await chore()
+            except (PykubeletError, OSError) as error:
+                logger.warning("a clean-up chore failed, will retry", extra={"error": str(error)})
+
+    def _end_unwanted(self, wanted: set[PodUID]) -> None:
+        """Pods removed before all sources were ready were left alone then; now they can go."""
+        for state in self._phases:
+            if state.uid not in wanted and state.phase is Phase.SYNCING and state.pod is not None:
+                self._workers.update(UpdateKind.KILL, state.pod)
+
+    def _forget_finished(self, wanted: set[PodUID]) -> None:
+        for state in self._phases:
+            if state.phase is Phase.FINISHED and (state.uid not in wanted or state.restart_requested):
+                self._workers.forget(state.uid)
+
+    def _start_missing(self) -> None:
+        for uid in self._workers.take_restarts():
+            pod = self._pods.get(uid)
+            if pod is not None and self._phases.get(uid) is None:
+                self._workers.update(UpdateKind.CREATE, pod)
+
+    def _kill_orphans(self) -> None:
+        for orphan in self._runtime.running_pods():
+            if self._phases.get(orphan.uid) is None:
+                logger.info(
+                    "pod runs although no source wants it, stopping it",
+                    extra={"pod": f"{orphan.namespace}/{orphan.name}", "uid": orphan.uid},
+                )
+                self._workers.kill_orphan(orphan)
+
+    def _remove_folders(self, known: set[PodUID]) -> None:
+        for uid in self._folders.pod_uids():
+            if uid in known or self._has_mounts(uid):
+                continue
+            try:
+                self._folders.remove_pod(uid)
+                self._complained.discard(uid)
+            except OSError as error:
+                if uid not in self._complained:
+                    self._complained.add(uid)
+                    logger.warning("pod folder cannot be removed yet", extra={"uid": uid, "error": str(error)})

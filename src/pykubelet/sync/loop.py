@@ -1,0 +1,267 @@
+"""The sync loop: every change from the outside comes in here and wakes the pods it concerns.
+
+Inputs are pod changes from the sources, events of the runtime, probe results, and the runtime coming back.
+Handling one is quick and never waits: the work is done by the pod workers. Dull on purpose; what to do
+about an update is decided in `worker.py`, what to clean up in `housekeeping.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from pykubelet.api.types import Pod, PodStatus
+from pykubelet.kit.clock import Clock, utc
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.operations import Operation, PodsChanged
+from pykubelet.model.pod import (
+    PodUID,
+    Source,
+    compute_qos,
+    is_mirror,
+    is_terminal_phase,
+    name_of,
+    namespace_of,
+    readable,
+    uid_of,
+)
+from pykubelet.model.reasons import WARNING
+from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.pleg.diff import (
+    ContainerChanged,
+    ContainerDied,
+    ContainerRemoved,
+    ContainerStarted,
+    PodSync,
+    RuntimeEvent,
+)
+from pykubelet.pods.admission import Rejection, Verdict
+from pykubelet.pods.manager import PodManager
+from pykubelet.sync.phases import Phase, PodPhases
+from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeChanged:
+    kind: ProbeKind
+    container_id: str
+    pod_uid: str
+    outcome: ProbeOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeBack:
+    """The runtime answers again after having been away."""
+
+
+LoopEvent = PodsChanged | RuntimeEvent | ProbeChanged | RuntimeBack
+
+
+class Changes(Protocol):
+    async def next_changes(self) -> list[PodsChanged]: ...
+
+    def mark_ready(self, source: Source) -> None: ...
+
+    def all_ready(self) -> bool: ...
+
+
+class Admission(Protocol):
+    def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict: ...
+
+
+class StatusStore(Protocol):
+    def set_status(self, pod: Pod, status: PodStatus) -> None: ...
+
+    def get(self, uid: str) -> PodStatus | None: ...
+
+    def probe_changed(self, pod: Pod, kind: ProbeKind, container_id: str, outcome: ProbeOutcome) -> None: ...
+
+
+class DeadContainers(Protocol):
+    def prune_soon(self, uid: str, container: str) -> None: ...
+
+
+class RuntimeWait(Protocol):
+    async def wait_up(self) -> None: ...
+
+
+class SyncLoop:
+    name = "sync-loop"
+
+    def __init__(
+        self,
+        *,
+        changes: Changes,
+        pods: PodManager,
+        admission: Admission,
+        workers: PodWorkers,
+        phases: PodPhases,
+        statuses: StatusStore,
+        dead: DeadContainers,
+        runtime: RuntimeWait,
+        events: EventSink,
+        recorder: LifeRecorder,
+        clock: Clock,
+        tidy: Callable[[], None],
+    ) -> None:
+        self._changes = changes
+        self._pods = pods
+        self._admission = admission
+        self._workers = workers
+        self._phases = phases
+        self._statuses = statuses
+        self._dead = dead
+        self._runtime = runtime
+        self._events = events
+        self._recorder = recorder
+        self._clock = clock
+        self._tidy = tidy
+
+    async def run(self) -> None:
+        await self._runtime.wait_up()
+        while True:
+            for change in await self._changes.next_changes():
+                self.handle(change)
+
+    def handle(self, event: LoopEvent) -> None:
+        """One event. Never waits."""
+        match event:
+            case PodsChanged():
+                self._pods_changed(event)
+                self._changes.mark_ready(event.source)
+                self._tidy()
+            case ContainerDied(pod_uid=uid, name=name, sandbox=sandbox, asked=asked):
+                if not sandbox:
+                    self._recorder.note(uid, Step.EXIT, name)
+                    self._dead.prune_soon(uid, name)
+                if not asked:
+                    self._workers.sync_now(uid)
+            case ContainerStarted(pod_uid=uid, asked=asked):
+                if not asked:
+                    self._workers.sync_now(uid)
+            case ContainerRemoved() | ContainerChanged():
+                pass
+            case PodSync(pod_uid=uid):
+                self._workers.sync_now(uid)
+            case ProbeChanged():
+                self._probe_changed(event)
+            case RuntimeBack():
+                self._workers.sync_all()
+            case _:
+                assert_never(event)
+
+    # --- pods -----------------------------------------------------------------------------------
+
+    def _pods_changed(self, change: PodsChanged) -> None:
+        match change.op:
+            case Operation.ADD:
+                for pod in sorted(change.pods, key=_age):
+                    self._add(pod)
+            case Operation.UPDATE | Operation.DELETE:
+                for pod in change.pods:
+                    self._pods.put(pod)
+                    self._update(pod)
+            case Operation.REMOVE:
+                for pod in change.pods:
+                    self._remove(pod)
+            case Operation.RECONCILE:
+                for pod in change.pods:
+                    self._reconcile(pod)
+            case _:
+                assert_never(change.op)
+
+    def _add(self, pod: Pod) -> None:
+        self._pods.put(pod)
+        if is_mirror(pod):
+            self._update(pod)
+            return
+        uid = uid_of(pod)
+        self._recorder.name_pod(uid, namespace_of(pod), name_of(pod))
+        logger.info("pod added", extra={"pod": readable(pod), "uid": uid})
+        if not self._phases.should_be_terminating(uid) and not is_terminal_phase(pod.status.phase):
+            verdict = self._admission.decide(pod, self._active_pods(but=uid))
+            if verdict.rejection is not None:
+                self._reject(pod, verdict.rejection)
+                return
+            for victim in verdict.victims:
+                self._preempt(victim)
+        self._workers.update(UpdateKind.CREATE, pod)
+
+    def _update(self, pod: Pod) -> None:
+        target = self._pods.static_of(pod) if is_mirror(pod) else pod
+        if target is not None and not self._was_rejected(target):
+            self._workers.update(UpdateKind.UPDATE, target)
+
+    def _remove(self, pod: Pod) -> None:
+        self._pods.remove(pod)
+        if is_mirror(pod):
+            self._update(pod)
+            return
+        logger.info("pod removed from its source", extra={"pod": readable(pod), "uid": uid_of(pod)})
+        if self._changes.all_ready() and self._phases.get(uid_of(pod)) is not None:
+            self._workers.update(UpdateKind.KILL, pod)
+
+    def _reconcile(self, pod: Pod) -> None:
+        self._pods.put(pod)
+        target = self._pods.static_of(pod) if is_mirror(pod) else pod
+        if target is not None and target.spec.readiness_gates:
+            self._workers.sync_now(uid_of(target))
+
+    def _reject(self, pod: Pod, rejection: Rejection) -> None:
+        self._events.pod_event(pod, WARNING, rejection.reason, rejection.message)
+        self._recorder.fail(uid_of(pod), Step.ADMISSION, reason=rejection.reason, message=rejection.message)
+        logger.warning(
+            "pod rejected", extra={"pod": readable(pod), "reason": rejection.reason, "why": rejection.message}
+        )
+        status = PodStatus(
+            phase="Failed",
+            reason=rejection.reason,
+            message=rejection.status_message,
+            qos_class=compute_qos(pod).value,
+            start_time=utc(self._clock.now()),
+        )
+        self._statuses.set_status(pod, status)
+
+    def _was_rejected(self, pod: Pod) -> bool:
+        status = self._statuses.get(uid_of(pod))
+        return self._phases.get(uid_of(pod)) is None and status is not None and status.phase == "Failed"
+
+    def _preempt(self, victim: Pod) -> None:
+        text = "Preempted in order to admit critical pod"
+        self._events.pod_event(victim, WARNING, "Preempting", text)
+
+        def mark(status: PodStatus) -> None:
+            status.phase, status.reason, status.message = "Failed", "Preempting", text
+
+        self._workers.update(UpdateKind.KILL, victim, KillRequest(evicted=True, change_status=mark))
+
+    def _active_pods(self, *, but: str) -> list[Pod]:
+        """Pods that hold resources on this node: accepted and not yet ended."""
+        active = []
+        for pod in self._pods.pods():
+            state = self._phases.get(uid_of(pod))
+            if uid_of(pod) != but and state is not None and state.phase in (Phase.SYNCING, Phase.TERMINATING):
+                active.append(pod)
+        return active
+
+    # --- probes ---------------------------------------------------------------------------------
+
+    def _probe_changed(self, event: ProbeChanged) -> None:
+        pod = self._pods.get(PodUID(event.pod_uid))
+        if pod is None:
+            return
+        if event.kind is not ProbeKind.LIVENESS:
+            self._statuses.probe_changed(pod, event.kind, event.container_id, event.outcome)
+            self._workers.sync_now(event.pod_uid)
+        elif event.outcome is ProbeOutcome.FAILURE:
+            self._workers.sync_now(event.pod_uid)
+
+
+def _age(pod: Pod) -> float:
+    created = pod.metadata.creation_timestamp
+    return created.timestamp() if created is not None else 0.0

@@ -1,0 +1,258 @@
+"""The three steps of a pod's life: sync, terminating, terminated. Each may be repeated after any failure.
+
+The steps only order what the managers do; the decisions are in the plan, the status and the phases. Every
+change this agent makes in the runtime is looked at right after it was made (`PodLook.refresh`), so nobody
+waits for a relist to learn what we did ourselves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from pykubelet.api.types import Pod, PodStatus
+from pykubelet.clients.host.port import PodFolders
+from pykubelet.kit.clock import Clock
+from pykubelet.model.errors import PykubeletError, RuntimeDown
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.pod import is_static, is_terminal_phase, uid_of, uses_host_network
+from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
+from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.runtime.manager import SyncOutcome
+from pykubelet.runtime.reason_cache import ReasonCache
+from pykubelet.runtime.problems import StartProblem
+from pykubelet.sync.worker import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
+
+logger = logging.getLogger(__name__)
+
+
+class PodRuntime(Protocol):
+    async def sync_pod(self, pod: Pod, seen: PodRuntimeStatus, *, restart_all: bool = False) -> SyncOutcome: ...
+
+    async def kill_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None: ...
+
+
+class PodLook(Protocol):
+    async def refresh(self, uid: str) -> PodRuntimeStatus:
+        """Ask the runtime about one pod now and renew the cache."""
+        ...
+
+
+class StatusMaker(Protocol):
+    def make(self, pod: Pod, seen: PodRuntimeStatus, *, terminal: bool) -> PodStatus: ...
+
+
+class StatusWriter(Protocol):
+    def set_status(self, pod: Pod, status: PodStatus) -> None: ...
+
+    def terminate(self, pod: Pod, status: PodStatus) -> None:
+        """The pod holds nothing any more: its last status may be sent and the object be deleted."""
+        ...
+
+
+class PodVolumes(Protocol):
+    async def wait_mounted(self, pod: Pod) -> None: ...
+
+    async def wait_unmounted(self, pod: Pod) -> None: ...
+
+
+class PodProbes(Protocol):
+    def add_pod(self, pod: Pod) -> None: ...
+
+    def stop_for_termination(self, pod: Pod) -> None:
+        """End liveness and startup probes; readiness goes on so that the pod is taken out of service."""
+        ...
+
+    def remove_pod(self, uid: str) -> None: ...
+
+
+class PodCgroups(Protocol):
+    async def ensure(self, pod: Pod) -> None: ...
+
+    async def remove(self, uid: str) -> None: ...
+
+
+class Mirrors(Protocol):
+    async def reconcile(self, pod: Pod) -> None: ...
+
+
+class References(Protocol):
+    """Secrets and config maps a pod needs, kept at hand while it lives."""
+
+    def register(self, pod: Pod) -> None: ...
+
+    def unregister(self, pod: Pod) -> None: ...
+
+
+class Network(Protocol):
+    def network_problem(self) -> str:
+        """Why the pod network cannot be used; empty when it can."""
+        ...
+
+
+class PodSync:
+    """Carries out the steps for every pod; holds no state of its own."""
+
+    def __init__(
+        self,
+        *,
+        runtime: PodRuntime,
+        look: PodLook,
+        maker: StatusMaker,
+        statuses: StatusWriter,
+        volumes: PodVolumes,
+        probes: PodProbes,
+        cgroups: PodCgroups,
+        mirrors: Mirrors,
+        references: References,
+        network: Network,
+        folders: PodFolders,
+        reasons: ReasonCache,
+        events: EventSink,
+        recorder: LifeRecorder,
+        clock: Clock,
+    ) -> None:
+        self._runtime = runtime
+        self._look = look
+        self._maker = maker
+        self._statuses = statuses
+        self._volumes = volumes
+        self._probes = probes
+        self._cgroups = cgroups
+        self._mirrors = mirrors
+        self._references = references
+        self._network = network
+        self._folders = folders
+        self._reasons = reasons
+        self._events = events
+        self._recorder = recorder
+        self._clock = clock
+
+    # --- sync -----------------------------------------------------------------------------------
+
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+        status = self._maker.make(pod, seen, terminal=False)
+        self._statuses.set_status(pod, status)
+        if is_terminal_phase(status.phase):
+            return SyncVerdict(ended=True)
+        problem = "" if uses_host_network(pod) else self._network.network_problem()
+        if problem:
+            text = f"network is not ready: {problem}"
+            self._events.pod_event(pod, WARNING, "NetworkNotReady", text)
+            raise NetworkNotReady(text)
+        self._references.register(pod)
+        await self._prepare(pod)
+        self._probes.add_pod(pod)
+        outcome = await self._runtime.sync_pod(pod, seen, restart_all=_restarts_all(status))
+        self._remember(pod, outcome)
+        if outcome.acted:
+            fresh = await self._look.refresh(uid_of(pod))
+            status = self._maker.make(pod, fresh, terminal=False)
+            self._statuses.set_status(pod, status)
+            if is_terminal_phase(status.phase):
+                return SyncVerdict(ended=True)
+        _raise_problems(outcome.problems)
+        return SyncVerdict(again_in=self._until_deadline(pod, status))
+
+    def _until_deadline(self, pod: Pod, status: PodStatus) -> float | None:
+        """Seconds until the pod's active deadline; the status generator ends the pod when they are over."""
+        if pod.spec.active_deadline_seconds is None or status.start_time is None:
+            return None
+        due = status.start_time.timestamp() + pod.spec.active_deadline_seconds
+        return max(0.0, due - self._clock.now())
+
+    async def _prepare(self, pod: Pod) -> None:
+        """What must be there before anything of the pod runs."""
+        uid = uid_of(pod)
+        try:
+            with self._recorder.step(uid, Step.CGROUP):
+                await self._cgroups.ensure(pod)
+        except (PykubeletError, OSError) as error:
+            text = f"unable to ensure pod container exists: {error}"
+            self._events.pod_event(pod, WARNING, "FailedCreatePodContainer", text)
+            raise
+        if is_static(pod):
+            await self._mirrors.reconcile(pod)
+        try:
+            self._folders.make_pod(uid)
+            self._folders.make_logs(pod)
+        except OSError as error:
+            self._events.pod_event(pod, WARNING, "Failed", f"error making pod data directories: {error}")
+            raise
+        if pod.spec.volumes:
+            with self._recorder.step(uid, Step.VOLUMES):
+                await self._volumes.wait_mounted(pod)
+
+    def _remember(self, pod: Pod, outcome: SyncOutcome) -> None:
+        """Keep why containers did not start; what did start has no reason any more."""
+        uid = uid_of(pod)
+        failed = {problem.container for problem in outcome.problems}
+        for problem in outcome.problems:
+            if problem.container:
+                self._reasons.failed(uid, problem.container, problem.reason, str(problem))
+        for name in outcome.started:
+            if name not in failed:
+                self._reasons.started(uid, name)
+
+    # --- terminating ----------------------------------------------------------------------------
+
+    async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
+        uid = uid_of(pod)
+        self._statuses.set_status(pod, self._status(pod, seen, changes, terminal=False))
+        self._probes.stop_for_termination(pod)
+        try:
+            await self._runtime.kill_pod(pod, seen, grace)
+        except PykubeletError as error:
+            if not isinstance(error, RuntimeDown):
+                self._events.pod_event(pod, WARNING, "FailedKillPod", f"error killing pod: {error}")
+            raise
+        self._probes.remove_pod(uid)
+        fresh = await self._look.refresh(uid)
+        if left := fresh.running():
+            raise PykubeletError(f"containers still run after the kill: {', '.join(c.name for c in left)}")
+        self._statuses.set_status(pod, self._status(pod, fresh, changes, terminal=True))
+
+    async def terminating_orphan(self, orphan: Orphan) -> None:
+        """Stop a pod of which only the runtime knows anything, quickly: nobody waits for it to be polite."""
+        seen = await self._look.refresh(orphan.uid)
+        pod = Pod()
+        pod.metadata.uid, pod.metadata.name, pod.metadata.namespace = orphan.uid, orphan.name, orphan.namespace
+        await self._runtime.kill_pod(pod, seen, 1)
+        if (await self._look.refresh(orphan.uid)).running():
+            raise PykubeletError(f"containers of orphaned pod {orphan.namespace}/{orphan.name} still run")
+
+    def _status(
+        self, pod: Pod, seen: PodRuntimeStatus, changes: Sequence[StatusChange], *, terminal: bool
+    ) -> PodStatus:
+        status = self._maker.make(pod, seen, terminal=terminal)
+        for change in changes:
+            change(status)
+        return status
+
+    # --- terminated -----------------------------------------------------------------------------
+
+    async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
+        status = self._maker.make(pod, seen, terminal=True)
+        self._statuses.set_status(pod, status)
+        with self._recorder.step(uid_of(pod), Step.CLEANUP):
+            await self._volumes.wait_unmounted(pod)
+            self._references.unregister(pod)
+            await self._cgroups.remove(uid_of(pod))
+        self._statuses.terminate(pod, status)
+
+
+def _restarts_all(status: PodStatus) -> bool:
+    return any(c.type == ALL_CONTAINERS_RESTARTING and c.status == "True" for c in status.conditions)
+
+
+def _raise_problems(problems: Sequence[StartProblem]) -> None:
+    """Nothing for none; a timed retry when all are back-offs; else the first real trouble."""
+    if not problems:
+        return
+    delays = [problem.retry_in for problem in problems]
+    text = "; ".join(f"{p.container or 'sandbox'}: {p.reason}: {p}" for p in problems)
+    if all(delay is not None for delay in delays):
+        raise RetryAt(min(delay for delay in delays if delay is not None), text)
+    raise PykubeletError(text)

@@ -1,0 +1,98 @@
+"""Whether the runtime answers and its network works, asked every few seconds and known to everybody.
+
+While it is away it is asked again after 100 ms, doubling to 5 s, and those who wait are woken the moment it is
+back. It is called down only after answers have failed for a while; a single slow call is not an outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from pykubelet.kit.backoff import Backoff
+from pykubelet.kit.clock import Clock
+from pykubelet.model.errors import CriError
+from pykubelet.model.runtime_status import RuntimeConditions
+
+logger = logging.getLogger(__name__)
+
+ASK_EVERY = 5.0
+DOWN_AFTER = 30.0
+ANSWER_WITHIN = 10.0
+
+
+class RuntimeHealth(Protocol):
+    async def status(self) -> RuntimeConditions: ...
+
+
+class RuntimeState:
+    name = "runtime-state"
+
+    def __init__(self, *, cri: RuntimeHealth, clock: Clock) -> None:
+        self._cri = cri
+        self._clock = clock
+        self._up = asyncio.Event()
+        self._last_good: float | None = None
+        self._conditions = RuntimeConditions()
+        self._error = "the runtime has not answered yet"
+        self.on_back: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        backoff = Backoff(initial=0.1, maximum=ASK_EVERY)
+        while True:
+            if await self.ask():
+                backoff.reset()
+                await self._clock.sleep(ASK_EVERY)
+            else:
+                await self._clock.sleep(backoff.next())
+
+    async def ask(self) -> bool:
+        """Ask once; True when the runtime answered."""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                self._conditions = await self._cri.status()
+        except (CriError, TimeoutError) as error:
+            text = str(error) or f"no answer within {ANSWER_WITHIN:g}s"
+            if self._up.is_set():
+                logger.error("the container runtime does not answer", extra={"error": text})
+            self._up.clear()
+            self._error = text
+            return False
+        self._last_good = self._clock.monotonic()
+        if not self._up.is_set():
+            self._up.set()
+            logger.info("the container runtime answers")
+            self.on_back()
+        return True
+
+    async def wait_up(self) -> None:
+        await self._up.wait()
+
+    def is_up(self) -> bool:
+        return self._up.is_set()
+
+    @property
+    def conditions(self) -> RuntimeConditions:
+        return self._conditions
+
+    def network_problem(self) -> str:
+        """Why the pod network cannot be used; empty when it can."""
+        network = self._conditions.condition("NetworkReady")
+        if network is None:
+            return "the runtime has not reported the state of its network"
+        if network.status:
+            return ""
+        return f"container runtime network not ready: NetworkReady=false reason:{network.reason} message:{network.message}"
+
+    def runtime_problem(self) -> str:
+        """Why the node must be called not ready on account of the runtime; empty when it need not."""
+        if self._last_good is None:
+            return f"container runtime status check may not have completed yet: {self._error}"
+        if self._clock.monotonic() - self._last_good > DOWN_AFTER:
+            return f"container runtime is down: {self._error}"
+        ready = self._conditions.condition("RuntimeReady")
+        if ready is not None and not ready.status:
+            return f"container runtime not ready: RuntimeReady=false reason:{ready.reason} message:{ready.message}"
+        return ""

@@ -1,0 +1,127 @@
+"""Gathers everything a pod's status is made from and calls the pure generator.
+
+The meeting point of the runtime's view, probe results, start failures, termination messages and the status
+told before. It decides nothing itself except whether the active deadline has passed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.api.types import Pod, PodStatus
+from pykubelet.clients.host.port import PodFolders
+from pykubelet.kit.clock import Clock
+from pykubelet.model.container_keys import TERMINATION_MESSAGE_PATH_KEY, TERMINATION_MESSAGE_POLICY_KEY
+from pykubelet.model.events import EventSink
+from pykubelet.model.pod import all_containers, is_terminal_phase, uid_of
+from pykubelet.model.reasons import NORMAL
+from pykubelet.model.results import ProbeResults
+from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.runtime.reason_cache import ReasonCache
+from pykubelet.status.generate import generate_pod_status
+from pykubelet.status.inputs import StatusInputs, StatusOverride
+
+MESSAGE_LIMIT_BYTES = 4096
+LOG_FALLBACK_BYTES = 2048
+LOG_FALLBACK_LINES = 80
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadline"
+
+
+class ToldStatuses(Protocol):
+    def get(self, uid: str) -> PodStatus | None: ...
+
+
+class NodeAddresses(Protocol):
+    def host_ips(self) -> tuple[str, ...]: ...
+
+
+class LogTail(Protocol):
+    def tail(self, path: Path, *, lines: int, limit_bytes: int) -> str:
+        """The last lines of a CRI log file as the container wrote them."""
+        ...
+
+
+class PodStatusMaker:
+    def __init__(
+        self,
+        *,
+        told: ToldStatuses,
+        probes: ProbeResults,
+        reasons: ReasonCache,
+        folders: PodFolders,
+        logs: LogTail,
+        addresses: NodeAddresses,
+        events: EventSink,
+        clock: Clock,
+        runtime_name: str,
+        started: float,
+    ) -> None:
+        self._told = told
+        self._probes = probes
+        self._reasons = reasons
+        self._folders = folders
+        self._logs = logs
+        self._addresses = addresses
+        self._events = events
+        self._clock = clock
+        self._runtime_name = runtime_name
+        self._started = started
+        self._messages: dict[str, str] = {}
+
+    def make(self, pod: Pod, seen: PodRuntimeStatus, *, terminal: bool) -> PodStatus:
+        uid = uid_of(pod)
+        previous = self._told.get(uid)
+        names = [container.name or "" for _, container in all_containers(pod)]
+        addresses = self._addresses.host_ips()
+        return generate_pod_status(
+            StatusInputs(
+                pod=pod,
+                runtime=seen,
+                now=self._clock.now(),
+                probes=self._probes,
+                previous=previous,
+                terminal=terminal,
+                failures=self._reasons.of_pod(uid, names),
+                messages=self._termination_messages(seen),
+                override=self._deadline(pod, previous),
+                runtime_name=self._runtime_name,
+                host_ips=addresses,
+                prefers_ipv6=bool(addresses) and ":" in addresses[0],
+                agent_started=self._started,
+            )
+        )
+
+    def _deadline(self, pod: Pod, previous: PodStatus | None) -> StatusOverride | None:
+        limit = pod.spec.active_deadline_seconds
+        told = previous or pod.status
+        if limit is None or told.start_time is None or is_terminal_phase(told.phase):
+            return None
+        if self._clock.now() < told.start_time.timestamp() + limit:
+            return None
+        self._events.pod_event(pod, NORMAL, DEADLINE_EXCEEDED, DEADLINE_MESSAGE)
+        return StatusOverride(phase="Failed", reason=DEADLINE_EXCEEDED, message=DEADLINE_MESSAGE)
+
+    def _termination_messages(self, seen: PodRuntimeStatus) -> dict[str, str]:
+        """Last words of the containers that ended, read once each and kept while the pod has them."""
+        found = {}
+        for status in seen.containers:
+            if status.state is ContainerState.EXITED:
+                if status.id not in self._messages:
+                    self._messages[status.id] = self._read_message(status)
+                found[status.id] = self._messages[status.id]
+        return found
+
+    def forget(self, seen: PodRuntimeStatus) -> None:
+        for status in seen.containers:
+            self._messages.pop(status.id, None)
+
+    def _read_message(self, status: ContainerStatus) -> str:
+        path = status.annotations.get(TERMINATION_MESSAGE_PATH_KEY, "")
+        host = next((m.host_path for m in status.mounts if path and m.container_path == path), "")
+        text = self._folders.read_head(Path(host), MESSAGE_LIMIT_BYTES).decode(errors="replace") if host else ""
+        falls_back = status.annotations.get(TERMINATION_MESSAGE_POLICY_KEY) == "FallbackToLogsOnError"
+        if not text and falls_back and status.exit_code != 0 and status.reason != "ContainerCannotRun":
+            text = self._logs.tail(Path(status.log_path), lines=LOG_FALLBACK_LINES, limit_bytes=LOG_FALLBACK_BYTES)
+        return text

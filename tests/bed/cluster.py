@@ -1,0 +1,288 @@
+"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubectl.
+
+RBAC, Node authorization and NodeRestriction are on. The API server listens on 127.0.0.1 only and reaches kubelets by
+the InternalIP their Node reports, which must be an address of this machine (the pod network's gateway is one).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.bed import leaks
+from tests.bed.certificates import Authority, Pair, rsa_key
+from tests.bed.parts import REPO, cannot, free_port, need_program
+from tests.bed.services import Service
+
+VERSION = "v1.36.4"
+PREFIX = "pklcp-"
+BOOTSTRAP_ID, BOOTSTRAP_SECRET = "bed000", "0123456789abcdef"
+SERVICE_RANGE = "10.204.0.0/24"
+MASTERS = ["system:masters"]
+# What kubeadm binds so that nodes can join with a token and renew their certificates.
+NODE_GRANTS = {
+    "bed:bootstrap": ("system:bootstrappers", "system:node-bootstrapper"),
+    "bed:approve": (
+        "system:bootstrappers",
+        "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
+    ),
+    "bed:renew": ("system:nodes", "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"),
+}
+
+
+def go_programs(target: str) -> Path:
+    """The folder of a Go target's programs, built now if that was not done before."""
+    script = REPO / "tools" / "build-go.sh"
+    done = subprocess.run([script, target], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        cannot(f"{target} cannot be built from the Go module proxy; run tools/build-go.sh {target} to see why")
+    return Path(done.stdout.splitlines()[-1])
+
+
+class Cluster:
+    """The running control plane. Every method blocks."""
+
+    def __init__(self, folder: Path, programs: Path, etcd: Path) -> None:
+        self.folder = folder
+        self.programs = programs
+        """Folder of kube-apiserver, kubectl, kubelet and so on."""
+        self.authority = Authority(folder, "cluster-ca")
+        self.port = free_port()
+        self.url = f"https://127.0.0.1:{self.port}"
+        self.service_account_key = rsa_key(folder / "service-account.key")
+        self.admin_kubeconfig = self.kubeconfig("admin", MASTERS)
+        self._tls = ssl.create_default_context(cafile=str(self.ca_file))
+        etcd_port, manager_port, scheduler_port = free_port(), free_port(), free_port()
+        self.etcd = Service("etcd", self._etcd_command(etcd, etcd_port), folder)
+        self.apiserver = Service("kube-apiserver", self._apiserver_command(etcd_port), folder)
+        self.controller_manager = Service("kube-controller-manager", self._manager_command(manager_port), folder)
+        self.scheduler = Service("kube-scheduler", self._scheduler_command(scheduler_port), folder)
+        self._health = {
+            self.controller_manager.name: f"https://127.0.0.1:{manager_port}/healthz",
+            self.scheduler.name: f"https://127.0.0.1:{scheduler_port}/healthz",
+        }
+
+    @property
+    def ca_file(self) -> Path:
+        return self.authority.pair.certificate
+
+    @property
+    def bootstrap_token(self) -> str:
+        return f"{BOOTSTRAP_ID}.{BOOTSTRAP_SECRET}"
+
+    @property
+    def bootstrap_kubeconfig(self) -> Path:
+        """Logs in with the bootstrap token; may only ask for a node's client certificate."""
+        return self._write_kubeconfig("bootstrap", {"token": self.bootstrap_token})
+
+    def node_kubeconfig(self, name: str) -> Path:
+        """Logs in as the kubelet of the node `name`."""
+        return self.kubeconfig(f"system:node:{name}", ["system:nodes"])
+
+    def kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """Logs in as any user, by client certificate."""
+        pair = self.authority.issue(user, groups)
+        login = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
+        return self._write_kubeconfig(user.replace(":", "_"), login)
+
+    def serving_certificate(self, user: str, hosts: Sequence[str]) -> Pair:
+        """A serving certificate signed by the cluster's CA, e.g. for a kubelet."""
+        return self.authority.issue(user, ["system:nodes"], hosts=hosts)
+
+    def kubectl(
+        self,
+        *words: str,
+        stdin: str | None = None,
+        kubeconfig: Path | None = None,
+        check: bool = True,
+        within: float = 60.0,
+    ) -> str:
+        """Run kubectl, as admin unless told otherwise; gives stdout, or with check=False stdout and stderr."""
+        command = [str(self.programs / "kubectl"), "--kubeconfig", str(kubeconfig or self.admin_kubeconfig), *words]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=within, check=False)
+        if check and done.returncode != 0:
+            raise AssertionError(f"kubectl {' '.join(words)}: exit status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout if check else done.stdout + done.stderr
+
+    def get(self, *words: str) -> Any:
+        """`kubectl get WORDS -o json`, decoded."""
+        return json.loads(self.kubectl("get", *words, "-o", "json"))
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        """Create or change objects."""
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def stop_apiserver(self) -> None:
+        """Make the API server unreachable, at once."""
+        self.apiserver.kill()
+
+    def start_apiserver(self) -> None:
+        """Start it (again) on the same port; returns when it is ready."""
+        self.apiserver.start()
+        self.apiserver.wait_for("readiness", lambda: self._answers(f"{self.url}/readyz", self._tls), within=90)
+
+    def start(self) -> None:
+        self.etcd.start()
+        self.start_apiserver()
+        self.controller_manager.start()
+        self.scheduler.start()
+        anyone = ssl._create_unverified_context()
+        for service in (self.controller_manager, self.scheduler):
+            service.wait_for("health", partial(self._answers, self._health[service.name], anyone))
+        self.apply(*_node_grants(), _bootstrap_secret())
+        # Pods are refused until the controller manager has made the service account they run as.
+        self.controller_manager.wait_for(
+            "default service account", lambda: "default" in self.kubectl("get", "sa", "-n", "default", "-o", "name")
+        )
+
+    def stop(self) -> None:
+        for service in (self.scheduler, self.controller_manager, self.apiserver, self.etcd):
+            service.kill()  # nothing they hold is wanted any more
+
+    @staticmethod
+    def _answers(url: str, tls: ssl.SSLContext) -> bool:
+        try:
+            with urllib.request.urlopen(url, context=tls, timeout=5) as answer:
+                return bool(answer.status == 200)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        except OSError:
+            return False
+
+    def _etcd_command(self, program: Path, port: int) -> list[str | Path]:
+        url = f"http://127.0.0.1:{port}"
+        peers = f"http://127.0.0.1:{free_port()}"
+        return [
+            program,
+            f"--data-dir={self.folder / 'etcd'}",
+            f"--listen-client-urls={url}",
+            f"--advertise-client-urls={url}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            f"--initial-cluster=default={peers}",
+        ]
+
+    def _apiserver_command(self, etcd_port: int) -> list[str | Path]:
+        serving = self.authority.issue(
+            "kube-apiserver", hosts=["127.0.0.1", "localhost", "kubernetes.default.svc", "10.204.0.1"]
+        )
+        to_kubelets = self.authority.issue("kube-apiserver-kubelet-client", MASTERS)
+        return [
+            self.programs / "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.port}",
+            "--endpoint-reconciler-type=none",  # the only address is loopback, which no Endpoints may hold
+            f"--tls-cert-file={serving.certificate}",
+            f"--tls-private-key-file={serving.key}",
+            f"--client-ca-file={self.ca_file}",
+            f"--kubelet-client-certificate={to_kubelets.certificate}",
+            f"--kubelet-client-key={to_kubelets.key}",
+            "--kubelet-preferred-address-types=InternalIP,Hostname",
+            f"--service-account-key-file={self.service_account_key}",
+            f"--service-account-signing-key-file={self.service_account_key}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--enable-bootstrap-token-auth",
+            "--allow-privileged",
+        ]
+
+    def _manager_command(self, port: int) -> list[str | Path]:
+        login = self.kubeconfig("system:kube-controller-manager")
+        return [
+            self.programs / "kube-controller-manager",
+            f"--kubeconfig={login}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+            f"--cert-dir={self.folder / 'manager-tls'}",
+            "--leader-elect=false",
+            "--use-service-account-credentials",
+            "--controllers=*,bootstrap-signer-controller,token-cleaner-controller",
+            f"--service-account-private-key-file={self.service_account_key}",
+            f"--root-ca-file={self.ca_file}",
+            f"--cluster-signing-cert-file={self.ca_file}",
+            f"--cluster-signing-key-file={self.authority.pair.key}",
+        ]
+
+    def _scheduler_command(self, port: int) -> list[str | Path]:
+        return [
+            self.programs / "kube-scheduler",
+            f"--kubeconfig={self.kubeconfig('system:kube-scheduler')}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+            f"--cert-dir={self.folder / 'scheduler-tls'}",
+            "--leader-elect=false",
+        ]
+
+    def _write_kubeconfig(self, name: str, login: dict[str, str]) -> Path:
+        path = self.folder / f"{name}.kubeconfig"
+        cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "bed", "cluster": cluster}],
+            "users": [{"name": name, "user": login}],
+            "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": name}}],
+            "current-context": "bed",
+        }
+        path.write_text(json.dumps(config, indent=2))
+        path.chmod(0o600)
+        return path
+
+
+def _node_grants() -> list[dict[str, Any]]:
+    api = "rbac.authorization.k8s.io"
+    return [
+        {
+            "apiVersion": f"{api}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": api, "kind": "Group", "name": group}],
+        }
+        for name, (group, role) in NODE_GRANTS.items()
+    ]
+
+
+def _bootstrap_secret() -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "bootstrap.kubernetes.io/token",
+        "metadata": {"name": f"bootstrap-token-{BOOTSTRAP_ID}", "namespace": "kube-system"},
+        "stringData": {
+            "token-id": BOOTSTRAP_ID,
+            "token-secret": BOOTSTRAP_SECRET,
+            "usage-bootstrap-authentication": "true",
+        },
+    }
+
+
+@contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """A control plane for as long as the block lasts."""
+    etcd = need_program("etcd", "etcd-server")
+    programs = go_programs("controlplane")
+    with ExitStack() as cleanup:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        cluster = Cluster(folder, programs, etcd)
+        cleanup.callback(cluster.stop)
+        cluster.start()
+        yield cluster
+    left = leaks.processes_naming(str(folder))
+    if left:
+        cannot(f"left behind by the control plane: {left}")

@@ -1,0 +1,120 @@
+"""The bed's containerd: the product's own private containerd under a short temporary folder, with offline images.
+
+One per pytest run. A run that was killed leaves one behind; the next run finds it by its unlocked folder and
+removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pykubelet.kit.clock import SystemClock
+from pykubelet.model.errors import PykubeletError
+from pykubelet.standalone import images, programs
+from pykubelet.standalone.cleanup import unmount_below
+from pykubelet.standalone.containerd import PrivateContainerd
+from pykubelet.standalone.layout import Layout
+from tests.bed import leaks
+from tests.bed.parts import blocking, cannot, need_root
+
+PREFIX = "pklbed-"
+PAUSE, BUSYBOX, TESTSERVER = images.PAUSE, images.BUSYBOX, images.TESTSERVER
+
+
+class BedContainerd:
+    """What tests see of the runtime. Every method blocks and may be called from any test."""
+
+    def __init__(self, private: PrivateContainerd) -> None:
+        self._private = private
+
+    @property
+    def state_dir(self) -> Path:
+        return self._private.layout.state_dir
+
+    @property
+    def socket(self) -> Path:
+        return self._private.layout.socket
+
+    @property
+    def endpoint(self) -> str:
+        return self._private.endpoint
+
+    @property
+    def gateway_ip(self) -> str:
+        """The node's address on the pod network; it exists as long as the bed runs."""
+        return self._private.network.gateway_ip
+
+    @property
+    def registry_dir(self) -> Path:
+        """Folders `<host:port>/hosts.toml` in here tell the runtime how to reach a registry."""
+        return self._private.layout.registry_dir
+
+    @property
+    def pid(self) -> int:
+        if self._private.pid is None:
+            cannot("containerd is not running")
+        return self._private.pid
+
+    @property
+    def log(self) -> str:
+        return self._private.layout.log.read_text(errors="replace")
+
+    def ctr(self, *words: str) -> str:
+        """`ctr -n k8s.io WORDS`, and its output."""
+        return blocking(self._private.ctr(*words))
+
+    def kill(self) -> None:
+        """End containerd the hard way; containers go on running. Follow with `restart`."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def restart(self) -> None:
+        """End containerd, if it is still there, and start it again; returns when it answers."""
+        blocking(self._private.restart())
+
+
+@contextmanager
+def running_containerd(folder: Path | None = None) -> Iterator[BedContainerd]:
+    """A containerd for as long as the block lasts; `folder` holds another version's programs."""
+    need_root()
+    sweep()
+    before = leaks.snapshot()
+    state_dir = Path(tempfile.mkdtemp(prefix=PREFIX))
+    try:
+        private = PrivateContainerd(Layout(state_dir), programs.find_runtime(folder=folder), clock=SystemClock())
+        blocking(private.start())
+    except PykubeletError as error:
+        shutil.rmtree(state_dir, ignore_errors=True)
+        cannot(f"containerd cannot be had: {error}")
+    try:
+        blocking(images.ensure_images(private.ctr, [PAUSE, BUSYBOX, TESTSERVER], clock=SystemClock()))
+        yield BedContainerd(private)
+    finally:
+        blocking(private.stop(containers=True))
+        unmount_below(state_dir)
+        shutil.rmtree(state_dir)
+    leaks.check(state_dir, private.network.name, before)
+
+
+def sweep() -> None:
+    """Remove what killed runs left: folders of ours whose lock nobody holds."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if _abandoned(folder):
+            private = PrivateContainerd(Layout(folder), programs.find_runtime(), clock=SystemClock())
+            blocking(private.stop(containers=True))
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _abandoned(folder: Path) -> bool:
+    try:
+        with (folder / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:  # held, or not made yet by a run that is just starting
+        return False

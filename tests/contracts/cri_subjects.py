@@ -1,0 +1,192 @@
+"""The two runtimes of the CRI contract suite, and programs that mean the same in both.
+
+A `Subject` opens a client and makes configs; the fake is told what a program does, containerd gets a
+shell line that does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.clients.cri.port import (
+    CONTAINER_NAME_LABEL,
+    POD_NAME_LABEL,
+    POD_NAMESPACE_LABEL,
+    POD_UID_LABEL,
+    CriClient,
+)
+from pykubelet.kit.clock import Clock, LoopClock, SystemClock
+from pykubelet.model.errors import CriError
+from pykubelet.model.runtime_status import ContainerState, ContainerStatus, ExecResult
+from pykubelet.wire import cri_pb2
+from tests.fakes.fake_cri import FakeCri
+from tests.fakes.fake_cri_values import Behaviour, Exec
+
+IMAGE = "pykubelet.local/busybox:1"
+
+
+class Program(Enum):
+    """What a container runs."""
+
+    POLITE = "runs forever, ends with 0 on SIGTERM"
+    STUBBORN = "runs forever, ignores SIGTERM"
+    SUCCEEDS = "prints a line and exits 0"
+    FAILS = "exits 3"
+    MISSING = "does not exist"
+
+
+# `wait` on a background child lets the shell handle the signal at once.
+_SHELL = {
+    Program.POLITE: "trap 'exit 0' TERM; sleep 1000 & wait",
+    Program.STUBBORN: "trap '' TERM; while true; do sleep 1000; done",
+    Program.SUCCEEDS: "echo hello",
+    Program.FAILS: "exit 3",
+}
+
+_BEHAVIOUR = {
+    Program.POLITE: Behaviour(stop_code=0),
+    Program.STUBBORN: Behaviour(stops_after=None),
+    Program.SUCCEEDS: Behaviour(exits_after=0.05, output=("hello",)),
+    Program.FAILS: Behaviour(exits_after=0.05, exit_code=3),
+    Program.MISSING: Behaviour(start_error=CriError("exec: no such file or directory")),
+}
+
+_EXECS = {
+    "echo out; echo err >&2; exit 5": Exec(result=ExecResult(stdout=b"out\n", stderr=b"err\n", exit_code=5)),
+    "sleep 60": Exec(takes=60.0),
+}
+
+
+def command_of(program: Program) -> list[str]:
+    return ["/no/such/program"] if program is Program.MISSING else ["sh", "-c", _SHELL[program]]
+
+
+@dataclass(slots=True)
+class Pod:
+    """A sandbox config and what goes with it."""
+
+    config: cri_pb2.PodSandboxConfig
+
+    @property
+    def uid(self) -> str:
+        return self.config.metadata.uid
+
+
+class Subject(Protocol):
+    clock: Clock
+    real: bool
+
+    def open(self) -> AsyncIterator[CriClient]: ...
+
+
+class FakeSubject:
+    real = False
+
+    def __init__(self) -> None:
+        self.clock: Clock = LoopClock()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[CriClient]:
+        fake = FakeCri(self.clock, images=[IMAGE, "pykubelet.local/pause:1"], write_logs=True)
+        for program, behaviour in _BEHAVIOUR.items():
+            fake.program(behaviour, name=program.name.lower())
+        for line, script in _EXECS.items():
+            fake.on_exec(script, command=["sh", "-c", line])
+        yield fake
+
+
+class ContainerdSubject:
+    real = True
+
+    def __init__(self, endpoint: str) -> None:
+        self.clock: Clock = SystemClock()
+        self._endpoint = endpoint
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[CriClient]:
+        async with GrpcCriClient(self._endpoint, clock=self.clock, request_timeout=30.0) as client:
+            yield client
+
+
+_numbers = itertools.count(1)
+
+
+def a_pod(
+    log_directory: Path | None = None, *, host_network: bool = False, attempt: int = 0, uid: str = ""
+) -> Pod:
+    uid = uid or str(uuid.uuid4())
+    name = f"contract-{next(_numbers)}"
+    config = cri_pb2.PodSandboxConfig(
+        metadata=cri_pb2.PodSandboxMetadata(name=name, namespace="default", uid=uid, attempt=attempt),
+        log_directory=str(log_directory or ""),
+        labels={POD_NAME_LABEL: name, POD_NAMESPACE_LABEL: "default", POD_UID_LABEL: uid},
+        annotations={"note": "kept"},
+    )
+    network = cri_pb2.NODE if host_network else cri_pb2.POD
+    options = cri_pb2.NamespaceOption(network=network, pid=cri_pb2.CONTAINER, ipc=cri_pb2.POD)
+    config.linux.security_context.namespace_options.CopyFrom(options)
+    return Pod(config)
+
+
+def a_container(pod: Pod, program: Program, *, attempt: int = 0, image: str = IMAGE) -> cri_pb2.ContainerConfig:
+    name = program.name.lower()
+    return cri_pb2.ContainerConfig(
+        metadata=cri_pb2.ContainerMetadata(name=name, attempt=attempt),
+        image=cri_pb2.ImageSpec(image=image),
+        command=command_of(program),
+        labels={**pod.config.labels, CONTAINER_NAME_LABEL: name},
+        annotations={"io.kubernetes.container.restartCount": str(attempt)},
+        log_path=f"{name}-{attempt}.log" if pod.config.log_directory else "",
+        linux=cri_pb2.LinuxContainerConfig(
+            resources=cri_pb2.LinuxContainerResources(cpu_shares=2),
+            security_context=cri_pb2.LinuxContainerSecurityContext(
+                namespace_options=pod.config.linux.security_context.namespace_options
+            ),
+        ),
+    )
+
+
+@asynccontextmanager
+async def sandbox(cri: CriClient, pod: Pod) -> AsyncIterator[str]:
+    """A running sandbox that is gone afterwards, whatever happened."""
+    sandbox_id = await cri.run_pod_sandbox(pod.config)
+    try:
+        yield sandbox_id
+    finally:
+        await cri.stop_pod_sandbox(sandbox_id)
+        await cri.remove_pod_sandbox(sandbox_id)
+
+
+async def start(cri: CriClient, sandbox_id: str, pod: Pod, program: Program, attempt: int = 0) -> str:
+    config = a_container(pod, program, attempt=attempt)
+    container_id = await cri.create_container(sandbox_id, config, pod.config)
+    await cri.start_container(container_id)
+    return container_id
+
+
+async def until(clock: Clock, what: Callable[[], Awaitable[bool]], within: float = 10.0) -> None:
+    """Look again and again until it is so; an answer that never comes fails the test."""
+    async with asyncio.timeout(within):
+        while not await what():
+            await clock.sleep(0.02)
+
+
+async def until_exited(clock: Clock, cri: CriClient, container_id: str) -> ContainerStatus:
+    async def exited() -> bool:
+        return (await cri.container_status(container_id)).state is ContainerState.EXITED
+
+    await until(clock, exited)
+    return await cri.container_status(container_id)
+
+
+def sleepers() -> Sequence[str]:
+    return ["sh", "-c", "sleep 60"]

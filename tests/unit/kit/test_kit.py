@@ -1,0 +1,214 @@
+"""The kit: structured tasks, mailbox, back-off, log, metrics, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from pykubelet.kit import log
+from pykubelet.kit.backoff import Backoff, BackoffTable
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.files import Checkpoint, write_atomic
+from pykubelet.kit.mailbox import Mailbox, Signal
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import ServiceStopped, TaskSet, finish, gather_all, running
+
+
+class _Service:
+    def __init__(self, name: str, work: asyncio.Event | None = None) -> None:
+        self.name = name
+        self._work = work
+        self.stopped = False
+
+    async def run(self) -> None:
+        if self._work is None:
+            return
+        try:
+            await self._work.wait()
+        finally:
+            self.stopped = True
+
+
+async def test_services_live_as_long_as_the_block() -> None:
+    service = _Service("s", asyncio.Event())
+    async with running(service):
+        await asyncio.sleep(1)
+        assert not service.stopped
+    assert service.stopped
+
+
+async def test_a_service_that_returns_is_an_error() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running(_Service("short")):
+            await asyncio.sleep(10)
+    assert isinstance(caught.value.exceptions[0], ServiceStopped)
+    assert "short" in str(caught.value.exceptions[0])
+
+
+async def test_cleanup_finishes_although_cancelled_and_the_cancel_goes_through() -> None:
+    done = []
+
+    async def cleanup() -> None:
+        await asyncio.sleep(2)
+        done.append(True)
+
+    async def work() -> None:
+        await finish(cleanup(), within=5)
+
+    async with TaskSet("t") as tasks:
+        task = tasks.spawn(work(), name="work")
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait({task})
+        assert done == [True]
+        assert task.cancelled()
+
+
+async def test_cleanup_has_a_deadline() -> None:
+    with pytest.raises(TimeoutError):
+        await finish(asyncio.sleep(100), within=3)
+
+
+async def test_gather_all_runs_siblings_to_their_end_before_it_raises() -> None:
+    done = []
+
+    async def slow() -> None:
+        await asyncio.sleep(5)
+        done.append("slow")
+
+    async def broken() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await gather_all(slow(), broken())
+    assert done == ["slow"]
+
+
+async def test_mailbox_keeps_one_merged_item() -> None:
+    box: Mailbox[int] = Mailbox(min)
+    box.put(5)
+    box.put(3)
+    box.put(9)
+    assert await box.take() == 3
+    assert await box.take_within(10) is None
+
+
+async def test_a_signal_set_before_the_wait_is_not_lost_and_wakes_once() -> None:
+    signal = Signal()
+    signal.set()
+    signal.set()
+    assert await signal.wait(at_most=1)
+    assert not await signal.wait(at_most=1)
+
+
+def test_backoff_doubles_to_its_maximum() -> None:
+    backoff = Backoff(initial=0.1, maximum=5)
+    assert [round(backoff.next(), 1) for _ in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]
+    backoff.reset()
+    assert backoff.next() == 0.1
+
+
+def test_backoff_table_forgets_after_quiet() -> None:
+    table = BackoffTable(initial=10, maximum=300, reset_after=600)
+    assert [table.advance("a", now) for now in (0, 10, 30, 70)] == [10, 20, 40, 80]
+    assert table.is_waiting("a", 100)
+    assert not table.is_waiting("a", 151)
+    assert table.advance("a", 1000) == 10
+    table.collect(5000)
+    assert len(table) == 0
+
+
+def _record(message: str, **fields: object) -> logging.LogRecord:
+    record = logging.LogRecord("pykubelet.x", logging.WARNING, "/x/worker.py", 7, message, (), None)
+    for key, value in fields.items():
+        setattr(record, key, value)
+    return record
+
+
+def test_text_lines_look_like_klog_and_carry_fields() -> None:
+    log.current_pod.set("default/web")
+    line = log.TextFormatter().format(_record("pod sync failed", failures=3, error='say "no"'))
+    log.current_pod.set("")
+    assert line.startswith("W")
+    assert 'worker.py:7] "pod sync failed" pod="default/web" failures=3 error="say \\"no\\""' in line
+
+
+def test_json_lines_parse() -> None:
+    entry = json.loads(log.JsonFormatter().format(_record("hello", uid="u1")))
+    assert entry["msg"] == "hello" and entry["uid"] == "u1" and entry["caller"] == "worker.py:7"
+
+
+@pytest.mark.parametrize("formatter", [log.TextFormatter(), log.JsonFormatter()])
+def test_secrets_never_reach_a_line(formatter: logging.Formatter) -> None:
+    line = formatter.format(_record("sent Authorization: Bearer abc.def", token="xyz", error="password=hunter2 bad"))
+    for secret in ("abc.def", "xyz", "hunter2"):
+        assert secret not in line
+
+
+def test_set_up_writes_to_the_stream() -> None:
+    stream = io.StringIO()
+    log.set_up(stream=stream)
+    logging.getLogger("pykubelet.test").info("here")
+    logging.getLogger("pykubelet").handlers.clear()
+    logging.getLogger("pykubelet").propagate = True
+    assert '"here"' in stream.getvalue()
+
+
+def test_metrics_text_parses() -> None:
+    registry = Registry()
+    registry.counter("a_total", "counts\nthings", ["kind"]).inc('odd"one\\', by=2)
+    registry.gauge("b", "gauge").set(1.5)
+    histogram = registry.histogram("c_seconds", "times", ["verb"], buckets=(0.1, 1))
+    histogram.observe(0.05, "get")
+    histogram.observe(7, "get")
+    text = registry.expose()
+    assert 'a_total{kind="odd\\"one\\\\"} 2' in text
+    assert 'c_seconds_bucket{verb="get",le="+Inf"} 2' in text
+    assert 'c_seconds_count{verb="get"} 2' in text
+    with pytest.raises(ValueError, match="another kind"):
+        registry.gauge("a_total", "x")
+
+
+def test_atomic_write_replaces_and_sets_the_mode(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    write_atomic(path, b"one", mode=0o640)
+    write_atomic(path, b"two", mode=0o600)
+    assert path.read_bytes() == b"two"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: b"",
+        lambda raw: raw.replace(b"web", b"wob"),
+        lambda raw: b"\x00\xff" * 20,
+        lambda raw: b'{"data": 5, "checksum": ""}',
+        lambda raw: b"[]",
+    ],
+)
+def test_a_damaged_checkpoint_is_set_aside_and_counts_as_absent(tmp_path: Path, damage: object) -> None:
+    checkpoint = Checkpoint(tmp_path / "state")
+    checkpoint.save({"pods": ["web"]})
+    assert checkpoint.load() == {"pods": ["web"]}
+    raw = checkpoint.path.read_bytes()
+    checkpoint.path.write_bytes(damage(raw))  # type: ignore[operator]
+    assert checkpoint.load() is None
+    assert (tmp_path / "state.damaged").exists()
+    assert checkpoint.load() is None
+    checkpoint.save({"pods": []})
+    assert checkpoint.load() == {"pods": []}
+
+
+async def test_loop_clock_moves_with_the_loop() -> None:
+    clock = LoopClock(start=100)
+    before = clock.now()
+    await clock.sleep(3600)
+    assert round(clock.now() - before) == 3600

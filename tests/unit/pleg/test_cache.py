@@ -1,0 +1,119 @@
+"""The status cache: what counts as newer, and that waiting needs no polling."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pykubelet.model.errors import CallTimedOut
+from pykubelet.model.runtime_status import PodRuntimeStatus, SandboxStatus
+from pykubelet.pleg.cache import NEVER, PodStatusCache
+
+
+def a_status(uid: str = "u1", at: float = 1.0, *, empty: bool = False) -> PodRuntimeStatus:
+    box = SandboxStatus(id="s1", pod_uid=uid, pod_name="web", pod_namespace="default")
+    return PodRuntimeStatus(uid=uid, name="web", sandboxes=() if empty else (box,), observed_at=at)
+
+
+def test_unknown_pod_is_empty_as_of_the_last_relist() -> None:
+    cache = PodStatusCache()
+    assert cache.age_of("u1") == NEVER
+    cache.relisted(5.0, changed=())
+    assert cache.get("u1") == PodRuntimeStatus(uid="u1", observed_at=5.0)
+    assert cache.age_of("u1") == 5.0
+
+
+def test_an_older_result_changes_nothing() -> None:
+    cache = PodStatusCache()
+    cache.set(a_status(at=3.0))
+    cache.set(a_status(at=2.0, empty=True))
+    cache.set_error("u1", CallTimedOut("late"), observed_at=2.5)
+    assert cache.get("u1") == a_status(at=3.0)
+
+
+def test_error_is_raised_and_the_last_good_status_stays() -> None:
+    cache = PodStatusCache()
+    cache.set(a_status(at=1.0))
+    cache.set_error("u1", CallTimedOut("stuck"), observed_at=2.0)
+    with pytest.raises(CallTimedOut, match="stuck"):
+        cache.get("u1")
+    assert cache.last_known("u1") == a_status(at=1.0)
+    cache.set(a_status(at=3.0))
+    assert cache.get("u1").observed_at == 3.0
+
+
+def test_relist_makes_unchanged_pods_newer_and_changed_ones_wait() -> None:
+    cache = PodStatusCache()
+    cache.set(a_status("u1", 1.0))
+    cache.set(a_status("u2", 1.0))
+    cache.relisted(10.0, changed=["u2"])
+    assert (cache.age_of("u1"), cache.age_of("u2")) == (10.0, 1.0)
+    cache.set(a_status("u2", 9.0))  # begun before that relist
+    assert cache.age_of("u2") == 9.0
+    cache.set(a_status("u2", 10.0))
+    assert cache.age_of("u2") == 10.0
+
+
+def test_relist_drops_what_is_empty_anyway() -> None:
+    cache = PodStatusCache()
+    cache.set(a_status("u1", 1.0, empty=True))
+    cache.set(a_status("u2", 20.0, empty=True))
+    cache.set(a_status("u3", 1.0))
+    cache.relisted(10.0, changed=())
+    assert cache.uids() == ("u2", "u3")
+
+
+def test_deleted_pod_is_unknown() -> None:
+    cache = PodStatusCache()
+    cache.set(a_status())
+    cache.delete("u1")
+    assert cache.get("u1").sandboxes == ()
+
+
+async def test_wait_returns_at_once_when_new_enough() -> None:
+    cache = PodStatusCache()
+    cache.set(a_status(at=2.0))
+    assert await cache.wait_newer_than("u1", 2.0) == a_status(at=2.0)
+
+
+async def test_wait_is_woken_by_a_newer_status_only() -> None:
+    cache = PodStatusCache()
+    loop = asyncio.get_running_loop()
+    loop.call_later(1.0, cache.set, a_status(at=1.0))
+    loop.call_later(2.0, cache.set, a_status("other", at=9.0))
+    loop.call_later(3.0, cache.set, a_status(at=5.0))
+    assert (await cache.wait_newer_than("u1", 4.0)).observed_at == 5.0
+    assert loop.time() == 3.0
+    assert cache._waiters == {}
+
+
+async def test_wait_for_unknown_pod_ends_with_a_relist() -> None:
+    cache = PodStatusCache()
+    loop = asyncio.get_running_loop()
+    loop.call_later(1.0, lambda: cache.relisted(0.5, changed=()))
+    assert await cache.wait_newer_than("u1", 0.0) == PodRuntimeStatus(uid="u1", observed_at=0.5)
+
+
+async def test_wait_does_not_take_a_changed_pod_for_empty() -> None:
+    cache = PodStatusCache()
+    loop = asyncio.get_running_loop()
+    loop.call_later(1.0, lambda: cache.relisted(0.5, changed=["u1"]))
+    loop.call_later(2.0, cache.set, a_status(at=0.5))
+    assert await cache.wait_newer_than("u1", 0.0) == a_status(at=0.5)
+
+
+async def test_wait_raises_when_the_inspection_failed() -> None:
+    cache = PodStatusCache()
+    loop = asyncio.get_running_loop()
+    loop.call_later(1.0, lambda: cache.set_error("u1", CallTimedOut("stuck"), observed_at=1.0))
+    with pytest.raises(CallTimedOut):
+        await cache.wait_newer_than("u1", 0.5)
+
+
+async def test_cancelled_wait_leaves_nothing() -> None:
+    cache = PodStatusCache()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await cache.wait_newer_than("u1", 4.0)
+    assert cache._waiters == {}
