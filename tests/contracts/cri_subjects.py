@@ -120,9 +120,7 @@ class ContainerdSubject:
 _numbers = itertools.count(1)
 
 
-def a_pod(
-    log_directory: Path | None = None, *, host_network: bool = False, attempt: int = 0, uid: str = ""
-) -> Pod:
+def a_pod(log_directory: Path | None = None, *, host_network: bool = False, attempt: int = 0, uid: str = "") -> Pod:
     uid = uid or str(uuid.uuid4())
     name = f"contract-{next(_numbers)}"
     config = cri_pb2.PodSandboxConfig(

@@ -441,6 +441,33 @@ async def test_the_life_of_a_container_is_told(subject: Subject) -> None:
         assert list(dict.fromkeys(kinds)) == wanted, kinds
 
 
+async def test_who_looks_on_a_stop_event_sees_the_exit(subject: Subject) -> None:
+    """A runtime that tells before it knows would cost every crash a whole relist period."""
+    pod = a_pod()
+    seen: dict[str, ContainerState] = {}
+    async with subject.open() as cri, TaskSet("listening") as tasks:
+
+        async def listen() -> None:
+            async with aclosing(cri.container_events()) as events:
+                async for event in events:
+                    if event.kind is EventKind.STOPPED and event.container_id in started:
+                        seen.setdefault(event.container_id, (await cri.container_status(event.container_id)).state)
+
+        started: set[str] = set()
+        tasks.spawn(listen(), name="listener")
+        await subject.clock.sleep(0.3)  # a subscription has no acknowledgement to wait for
+        async with sandbox(cri, pod) as box:
+            for attempt in range(5):
+                config = a_container(pod, Program.FAILS, attempt=attempt)
+                container = await cri.create_container(box, config, pod.config)
+                started.add(container)
+                await cri.start_container(container)
+            async with asyncio.timeout(10):
+                while len(seen) < 5:
+                    await subject.clock.sleep(0.02)
+    assert set(seen.values()) == {ContainerState.EXITED}
+
+
 async def test_a_running_container_has_figures(subject: Subject) -> None:
     pod = a_pod()
     async with subject.open() as cri, sandbox(cri, pod) as box:

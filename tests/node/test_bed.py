@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,13 @@ import grpc
 import pytest
 
 from pykubelet.kit.clock import SystemClock
-from pykubelet.standalone import programs
+from pykubelet.standalone import images, programs
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
 from pykubelet.wire import cri_pb2 as cri
-from pykubelet.wire.cri_pb2_grpc import ImageServiceStub
+from pykubelet.wire.cri_pb2_grpc import ImageServiceStub, RuntimeServiceStub
+from tests.bed import leaks
 from tests.bed.parts import blocking
 from tests.bed.pods import BarePod, bare_pod
 from tests.bed.registry import Registry
@@ -189,3 +191,38 @@ def test_containerd_2_runs_the_same_images(containerd2: BedContainerd, tmp_path:
         containerd2.restart()
         until("the channel is back", lambda: answers(pod))
         assert pod.state(container).state == cri.ContainerState.CONTAINER_RUNNING
+
+
+def test_stopping_takes_every_container_along(containerd: BedContainerd, tmp_path: Path) -> None:
+    """Also those that have no process namespace of their own, and with containerd already dead."""
+    layout = Layout(Path(f"{containerd.state_dir}-4"))
+    private = PrivateContainerd(layout, programs.find_runtime(), clock=SystemClock())
+    try:
+        blocking(private.start())
+        blocking(images.ensure_images(private.ctr, [images.PAUSE, BUSYBOX], clock=SystemClock()))
+        for dead in (False, True):
+            blocking(private.start())
+            mark = f"1000{int(dead)}"
+            start_forgotten_pod(layout.socket, tmp_path, mark)
+            assert leaks.processes_naming(f"sleep {mark}")
+            if dead:
+                assert private.pid is not None
+                os.kill(private.pid, signal.SIGKILL)
+            blocking(private.stop(containers=True))
+            assert leaks.processes_naming(f"sleep {mark}") == []
+            assert leaks.processes_naming(str(layout.state_dir)) == []
+            assert str(layout.state_dir) not in Path("/proc/self/mountinfo").read_text()
+    finally:
+        blocking(private.stop(containers=True))
+        shutil.rmtree(layout.state_dir)
+
+
+def start_forgotten_pod(socket: Path, folder: Path, mark: str) -> None:
+    config = cri.PodSandboxConfig(
+        metadata=cri.PodSandboxMetadata(name=mark, namespace="bed", uid=mark), log_directory=str(folder)
+    )
+    with grpc.insecure_channel(f"unix:{socket}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        stub = RuntimeServiceStub(channel)
+        made = stub.RunPodSandbox(cri.RunPodSandboxRequest(config=config), timeout=30)
+        pod = BarePod(stub, config, str(made.pod_sandbox_id))
+        pod.run("main", BUSYBOX, ["sh", "-c", f"setsid sleep {mark} & sleep {mark}"])

@@ -46,7 +46,7 @@ _PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"(?:(?:{_DOMAIN}(?:\.{_DOMAIN})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?/)?{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,}")
-MAX_REFERENCE = 4096
+MAX_REPOSITORY = 255
 
 
 def default_pod(pod: Pod) -> None:
@@ -75,12 +75,11 @@ def default_pod(pod: Pod) -> None:
 
 def image_tag(image: str) -> str | None:
     """The tag a reference asks for: "latest" when it names neither tag nor digest; None when malformed."""
-    if len(image) > MAX_REFERENCE:
-        return None
     name, at, digest = image.partition("@")
     folder, slash, last = name.rpartition("/")
     last, colon, tag = last.partition(":")
-    if not _REPOSITORY.fullmatch(folder + slash + last):
+    repository = folder + slash + last
+    if len(repository) > MAX_REPOSITORY or not _REPOSITORY.fullmatch(repository):
         return None
     if (colon and not _TAG.fullmatch(tag)) or (at and not _DIGEST.fullmatch(digest)):
         return None

@@ -9,7 +9,6 @@ Unknown fields do not stop a pod: the agent logs them as warnings and runs it, l
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
@@ -23,6 +22,17 @@ from pykubelet.api.validation.pod import validate_pod
 
 MAX_TYPE_ERRORS = 20
 SHOWN_PROBLEMS = 10
+TYPE_WORDS = {
+    "expected": "must be",
+    "|": "or",
+    "object": "a map",
+    "array": "a list",
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "nothing",
+}
 CONFIG_HASH = "kubernetes.io/config.hash"
 
 StaticSource = Literal["file", "http"]
@@ -173,8 +183,9 @@ def _judge(pod: Pod, prefix: str) -> list[FieldError]:
 
 def _type_errors(kind: type[Pod] | type[PodList], document: Any, error: ManifestError) -> list[FieldError]:
     """The conversion stops at the first wrong type; blanking that place finds the next one."""
-    problems = [_at(error.path or "line 1", error.message)]
-    rest = deepcopy(document)
+    problems = [_at(error.path or "line 1", _plain_words(error.message))]
+    # Through JSON: the fastest copy there is, and one in which aliases no longer share their values.
+    rest = msgspec.json.decode(msgspec.json.encode(document))
     while len(problems) < MAX_TYPE_ERRORS and error.path and _blank(rest, "." + error.path):
         try:
             convert(cast(Any, kind), rest)
@@ -183,8 +194,15 @@ def _type_errors(kind: type[Pod] | type[PodList], document: Any, error: Manifest
             if following.path == error.path:
                 break
             error = following
-            problems.append(_at(error.path, error.message))
+            problems.append(_at(error.path, _plain_words(error.message)))
     return problems
+
+
+def _plain_words(message: str) -> str:
+    """Type names as a writer of YAML knows them: a map where the decoder says object."""
+    expected, comma, got = message.partition(", got ")
+    words = [TYPE_WORDS.get(word, word) for word in expected.split(" ")]
+    return " ".join(words) + (f", not {TYPE_WORDS.get(got, got)}" if comma else "")
 
 
 def _blank(tree: Any, path: str) -> bool:

@@ -14,6 +14,11 @@ from types import MappingProxyType
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
+def _no_labels() -> Mapping[str, str]:
+    """One shared empty mapping; as a plain default Python 3.11 would refuse it as unhashable."""
+    return NO_LABELS
+
+
 class SandboxState(enum.Enum):
     READY = "ready"
     NOT_READY = "notready"
@@ -44,8 +49,8 @@ class SandboxRecord:
     attempt: int = 0
     state: SandboxState = SandboxState.READY
     created_at: int = 0
-    labels: Mapping[str, str] = NO_LABELS
-    annotations: Mapping[str, str] = NO_LABELS
+    labels: Mapping[str, str] = field(default_factory=_no_labels)
+    annotations: Mapping[str, str] = field(default_factory=_no_labels)
     runtime_handler: str = ""
 
 
@@ -63,8 +68,8 @@ class SandboxStatus:
     ips: tuple[str, ...] = ()
     """Primary address first; empty for host network."""
     network_mode: NamespaceMode = NamespaceMode.POD
-    labels: Mapping[str, str] = NO_LABELS
-    annotations: Mapping[str, str] = NO_LABELS
+    labels: Mapping[str, str] = field(default_factory=_no_labels)
+    annotations: Mapping[str, str] = field(default_factory=_no_labels)
     runtime_handler: str = ""
 
 
@@ -84,8 +89,8 @@ class ContainerRecord:
     image: str = ""
     image_ref: str = ""
     image_id: str = ""
-    labels: Mapping[str, str] = NO_LABELS
-    annotations: Mapping[str, str] = NO_LABELS
+    labels: Mapping[str, str] = field(default_factory=_no_labels)
+    annotations: Mapping[str, str] = field(default_factory=_no_labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +111,7 @@ class ContainerResources:
     memory_swap_limit_bytes: int | None = None
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
-    unified: Mapping[str, str] = NO_LABELS
+    unified: Mapping[str, str] = field(default_factory=_no_labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +141,8 @@ class ContainerStatus:
     image_id: str = ""
     reason: str = ""
     message: str = ""
-    labels: Mapping[str, str] = NO_LABELS
-    annotations: Mapping[str, str] = NO_LABELS
+    labels: Mapping[str, str] = field(default_factory=_no_labels)
+    annotations: Mapping[str, str] = field(default_factory=_no_labels)
     mounts: tuple[MountRecord, ...] = ()
     log_path: str = ""
     resources: ContainerResources | None = None

@@ -129,7 +129,7 @@ def assemble(
     before: PodRuntimeStatus | None,
 ) -> PodRuntimeStatus:
     """Order what was read, newest first, and settle the pod's name and addresses."""
-    boxes = tuple(sorted(sandboxes, key=lambda s: (s.attempt, s.created_at), reverse=True))
+    boxes = tuple(sorted(sandboxes, key=lambda s: (s.attempt, s.created_at, s.id), reverse=True))
     records: list[SandboxRecord | ContainerRecord] = [*seen.sandboxes, *seen.containers]
     named = next(((r.pod_name, r.pod_namespace) for r in records if r.pod_name), None)
     name, namespace = named or ((before.name, before.namespace) if before else ("", ""))
@@ -139,7 +139,7 @@ def assemble(
         namespace=namespace,
         ips=pod_ips(boxes, before),
         sandboxes=boxes,
-        containers=tuple(sorted(containers, key=lambda c: (c.attempt, c.created_at), reverse=True)),
+        containers=tuple(sorted(containers, key=lambda c: (c.attempt, c.created_at, c.id), reverse=True)),
         observed_at=seen.started,
     )
 

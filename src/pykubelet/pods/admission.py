@@ -14,6 +14,7 @@ from typing import Final
 
 from pykubelet.api.types import AppArmorProfile, Pod, Taint
 from pykubelet.model.pod import AnyContainer, QosClass, all_containers, is_critical, qos_class
+from pykubelet.model.pod_resources import has_pod_level_resources
 from pykubelet.pods.predicates import (
     NODE_AFFINITY,
     Failure,
@@ -23,7 +24,6 @@ from pykubelet.pods.predicates import (
     tolerates,
 )
 from pykubelet.pods.preemption import NoVictims, choose_victims
-from pykubelet.pods.resources import has_pod_level_resources
 from pykubelet.pods.sysctls import SysctlAllowList, sysctl_complaint
 
 OS_LABEL: Final = "kubernetes.io/os"

@@ -47,8 +47,11 @@ class PodManager:
     def remove(self, pod: Pod) -> None:
         """Forget a pod or mirror. Unknown ones are fine; a newer pod of the same name stays."""
         by_uid, names = self._indexes(pod)
-        uid, name = uid_of(pod), full_name(pod)
-        by_uid.pop(uid, None)
+        uid = uid_of(pod)
+        known = by_uid.pop(uid, None)
+        if known is None:
+            return
+        name = full_name(known)
         if names.get(name) == uid:
             del names[name]
             # Two UIDs of one name can overlap for a moment; the one that is left answers to the name.

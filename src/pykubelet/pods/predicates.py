@@ -24,7 +24,7 @@ from pykubelet.api.types import (
     Toleration,
 )
 from pykubelet.model.pod import is_sidecar, is_static
-from pykubelet.pods.resources import (
+from pykubelet.model.pod_resources import (
     CPU,
     EPHEMERAL_STORAGE,
     MEMORY,

@@ -11,8 +11,8 @@ from typing import Final
 
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import QosClass, is_critical, qos_class
+from pykubelet.model.pod_resources import CPU, MEMORY, requested_units
 from pykubelet.pods.predicates import InsufficientResource
-from pykubelet.pods.resources import CPU, MEMORY, requested_units
 
 EVENT_REASON: Final = "Preempting"
 EVENT_MESSAGE: Final = "Preempted in order to admit critical pod"

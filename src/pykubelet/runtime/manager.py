@@ -175,7 +175,8 @@ class RuntimeManager:
         config = await self._specs.sandbox(pod, plan.attempt)
         if not plan.create_sandbox:
             return SandboxInUse(id=plan.sandbox_id, config=config, ips=seen.ips)
-        wanted = [pair for pair in _starts(plan) if self._starter.waiting(pod, pair[1], seen) is None]
+        # A container that ran before may be in back-off, which is judged when its turn comes.
+        wanted = [pair for pair in _starts(plan) if seen.container(pair[1].name or "") is None]
         images: dict[str, str | Exception] = {}
         made: list[tuple[str, tuple[str, ...]]] = []
 

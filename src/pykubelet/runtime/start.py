@@ -27,13 +27,14 @@ from pykubelet.model.reasons import (
     CRASH_LOOP_BACK_OFF,
     CREATE_CONTAINER_CONFIG_ERROR,
     CREATE_CONTAINER_ERROR,
+    ERR_IMAGE_PULL,
     NORMAL,
     POST_START_HOOK_ERROR,
     RUN_CONTAINER_ERROR,
     WARNING,
 )
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
-from pykubelet.runtime.backoff import BackoffWait, CrashBackoff
+from pykubelet.runtime.backoff import CrashBackoff
 from pykubelet.runtime.hooks import HookFailed
 from pykubelet.runtime.problems import ConfigProblem, StartProblem
 from pykubelet.runtime.stop import KillCause, Stopper, Stopping
@@ -45,10 +46,20 @@ LOG_NAME = re.compile(r"^(\d+)\.log")
 
 
 class ImageEnsurer(Protocol):
-    async def ensure(
-        self, pod: Pod, image: str, policy: str, sandbox: cri_pb2.PodSandboxConfig, field_path: str
+    async def ensure_image(
+        self,
+        pod: Pod,
+        image: str,
+        policy: str | None,
+        *,
+        sandbox_config: cri_pb2.PodSandboxConfig | None = None,
+        field_path: str = "",
     ) -> str:
         """Make sure that the image is on the node and may be used by the pod; its reference. Raises ImageError."""
+        ...
+
+    def retry_after(self, pod: Pod, image: str) -> float:
+        """Seconds until a pull that failed will be tried again."""
         ...
 
 
@@ -114,13 +125,6 @@ class ContainerStarter:
         self._recorder = recorder
         self._clock = clock
 
-    def waiting(self, pod: Pod, container: AnyContainer, seen: PodRuntimeStatus) -> BackoffWait | None:
-        """The crash-loop delay the container is in, if any."""
-        exited = next(
-            (c for c in seen.containers if c.name == container.name and c.state is ContainerState.EXITED), None
-        )
-        return self._backoff.check(pod, container, exited, self._clock.now())
-
     async def find_images(
         self, pod: Pod, containers: Sequence[tuple[ContainerKind, AnyContainer]], sandbox: cri_pb2.PodSandboxConfig
     ) -> dict[str, str | Exception]:
@@ -146,7 +150,8 @@ class ContainerStarter:
     ) -> str:
         """Start the container; its id. Raises StartProblem, or RuntimeDown when nobody is to blame."""
         name = container.name or ""
-        wait = self.waiting(pod, container, seen)
+        ended = (c for c in seen.containers if c.name == name and c.state is ContainerState.EXITED)
+        wait = self._backoff.check(pod, container, next(ended, None), self._clock.now())
         if wait is not None:
             text = f"Back-off restarting failed container {name} in pod {log_form(pod)}"
             self._tell(pod, kind, name, WARNING, "BackOff", text)
@@ -175,8 +180,9 @@ class ContainerStarter:
         self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: cri_pb2.PodSandboxConfig
     ) -> str:
         path = kind.field_path(container.name or "")
-        policy = container.image_pull_policy or "IfNotPresent"
-        return await self._images.ensure(pod, container.image or "", policy, sandbox, path)
+        return await self._images.ensure_image(
+            pod, container.image or "", container.image_pull_policy, sandbox_config=sandbox, field_path=path
+        )
 
     async def _image_or_problem(
         self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: SandboxInUse
@@ -190,9 +196,10 @@ class ContainerStarter:
         except RuntimeDown:
             raise
         except PykubeletError as error:
-            reason = str(getattr(error, "reason", "ErrImagePull"))
+            reason = str(getattr(error, "reason", ERR_IMAGE_PULL))
             self._tell(pod, kind, name, WARNING, "Failed", f"Error: {reason}")
-            raise StartProblem(name, reason, str(error), retry_in=getattr(error, "retry_in", None)) from error
+            delay = self._images.retry_after(pod, container.image or "") or None
+            raise StartProblem(name, reason, getattr(error, "message", str(error)), retry_in=delay) from error
 
     async def _create(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pykubelet.settings.decode import Origin, decode_config, default_config, encode_config
-from pykubelet.settings.environment import EnvironmentSettings, read_environment
+from pykubelet.settings.environment import read_environment
 from pykubelet.settings.files import (
     ReadFile,
     find_drop_ins,
@@ -27,35 +27,14 @@ from pykubelet.settings.flags import ParsedFlags, all_flags, parse_flags
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.help import help_text
 from pykubelet.settings.kinds import PATH
-from pykubelet.settings.node_flags import IPAddress, NodeFlags, node_name, parse_node_ips
+from pykubelet.settings.node_flags import IPAddress, NodeFlags, parse_node_ips
 from pykubelet.settings.problems import SettingsError, printable
 from pykubelet.settings.schema import KubeletConfig, settings_by_path, settings_of, with_value
+from pykubelet.settings.settings import Settings as Settings
 from pykubelet.settings.validate import config_problems, flag_problems
 from pykubelet.settings.versions import KUBERNETES_VERSION, raw_version_text, version_text
 
 DEPRECATED_FIELDS = ("iptablesMasqueradeBit", "iptablesDropBit", "streamingConnectionIdleTimeout")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Everything the agent was told. Managers get the group they need: `settings.config.images`."""
-
-    config: KubeletConfig = field(default_factory=KubeletConfig)
-    flags: NodeFlags = field(default_factory=NodeFlags)
-    gates: Gates = field(default_factory=lambda: Gates({}))
-    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
-    node_ips: tuple[IPAddress, ...] = ()
-    """The usable addresses of --node-ip."""
-    kubernetes_version: str = KUBERNETES_VERSION
-    """What the node reports as its kubelet version."""
-
-    def node_name(self, hostname: str) -> str:
-        """The name of the Node object on a machine of this host name."""
-        return node_name(hostname_override=self.flags.hostname_override, hostname=hostname)
-
-    def configz(self) -> dict[str, Any]:
-        """The configuration in its wire form."""
-        return encode_config(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,40 @@ class _File:
     is_link: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What reading a file brought: a pod, a problem, that it is gone, or (nothing set) that it did not change."""
+
+    pod: Pod | None = None
+    digest: bytes = b""
+    problem: str = ""
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One file that must be read. Touches nothing else, so it may be done in a thread."""
+
+    name: str
+    place: Path
+    size: int
+    unchanged: bytes
+    """Digest of the content whose pod is known already."""
+    parse: LoadPod
+
+    def load(self) -> Outcome:
+        try:
+            data = read_manifest(self.place)
+            digest = hashlib.blake2b(data, digest_size=16).digest()
+            if digest == self.unchanged:
+                return Outcome()
+            return Outcome(pod=self.parse(data, str(self.place)), digest=digest)
+        except FileNotFoundError:
+            return Outcome(gone=True)
+        except Exception as error:  # one bad file must not trouble the others
+            return Outcome(problem=in_one_line(error))
+
+
 class ManifestFiles:
     def __init__(self, path: Path, load: LoadPod, report: Callable[[Problem], None]) -> None:
         self.path = path
@@ -102,28 +136,46 @@ class ManifestFiles:
 
     # -- changes
 
-    def look(self, name: str, now: float, *, force: bool = False) -> None:
-        """Read the file if it changed since last time, or if it was bad; `force` reads it in any case."""
+    def look(self, name: str, *, force: bool = False) -> Reading | None:
+        """What must be read because it changed or was bad before; `force` reads in any case.
+
+        The caller runs `Reading.load`, in a thread if it is big, and brings the outcome to `apply`.
+        """
         place = self._place(name)
         try:
             found = os.stat(place)
         except FileNotFoundError:
             self.forget(name)
-            return
+            return None
         except OSError as error:
-            self._fail(name, self._files.setdefault(name, _File()), f"cannot be read: {error.strerror or error}")
-            return
+            self._fail(name, self._files.setdefault(name, _File()), in_one_line(error))
+            return None
         if not stat.S_ISREG(found.st_mode):
             self.forget(name)
-            return
+            return None
         file = self._files.setdefault(name, _File())
         file.leaving = None
         signature = (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
         if signature == file.signature and not file.problem and not force:
-            return
+            return None
         file.signature = signature
         file.is_link = place.is_symlink()
-        self._read(name, place, file, now)
+        unchanged = file.digest if file.pod is not None and not file.problem else b""
+        return Reading(name=name, place=place, size=found.st_size, unchanged=unchanged, parse=self._load)
+
+    def apply(self, name: str, outcome: Outcome, now: float) -> None:
+        """Take over what was read. `now` is when the batch began: its files count as simultaneous."""
+        file = self._files.get(name)
+        if outcome.gone or file is None:
+            self.forget(name)
+        elif outcome.problem:
+            self._fail(name, file, outcome.problem)
+        elif outcome.pod is not None:
+            if file.pod is None:
+                file.since = now
+            if file.problem:
+                self._report(Problem(path=str(self._place(name)), text="", pod=outcome.pod))
+            file.digest, file.pod, file.problem = outcome.digest, outcome.pod, ""
 
     def leave(self, name: str, now: float) -> None:
         """The file was renamed away; it is gone unless another takes its name in a moment."""
@@ -131,34 +183,22 @@ class ManifestFiles:
         if file is not None:
             file.leaving = now + SETTLE_SECONDS
 
+    def await_return(self, name: str, until: float) -> None:
+        """A file that was renamed away is being written anew: its pod stays until that is done."""
+        file = self._files.get(name)
+        if file is not None and file.leaving is not None:
+            file.leaving = max(file.leaving, until)
+
     def forget(self, name: str) -> None:
         file = self._files.pop(name, None)
         if file is not None and file.problem:
-            self._report(Problem(path=str(self.path / name), text="", pod=None))
+            self._report(Problem(path=str(self._place(name)), text="", pod=None))
 
     def forget_absent(self, present: list[str]) -> None:
         """Drop what a listing does not show; a file that is being replaced gets its moment."""
         there = set(present)
         for name in [name for name, file in self._files.items() if name not in there and file.leaving is None]:
             self.forget(name)
-
-    def _read(self, name: str, place: Path, file: _File, now: float) -> None:
-        try:
-            data = read_manifest(place)
-            digest = hashlib.blake2b(data, digest_size=16).digest()
-            if digest == file.digest and file.pod is not None and not file.problem:
-                return
-            pod = self._load(data, str(place))
-        except FileNotFoundError:
-            self.forget(name)
-        except Exception as error:  # one bad file must not trouble the others
-            self._fail(name, file, in_one_line(error))
-        else:
-            if file.pod is None:
-                file.since = now
-            if file.problem:
-                self._report(Problem(path=str(place), text="", pod=pod))
-            file.digest, file.pod, file.problem = digest, pod, ""
 
     def _fail(self, name: str, file: _File, problem: str) -> None:
         if problem != file.problem:
@@ -217,7 +257,7 @@ class ManifestFiles:
         return min(ends, default=None)
 
     def problems(self) -> dict[str, str]:
-        found = {str(self.path / name): file.problem for name, file in self._files.items() if file.problem}
+        found = {str(self._place(name)): file.problem for name, file in self._files.items() if file.problem}
         return {**found, **({str(self.path): self._problem} if self._problem else {})}
 
 

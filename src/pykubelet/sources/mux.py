@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,7 +74,6 @@ class PodMux:
         self._known: dict[Source, dict[PodUID, _Known]] = {}
         self._pending: dict[Source, tuple[Pod, ...]] = {}
         self._filled = asyncio.Event()
-        self._wakers: list[Callable[[], None]] = []
         self._ready: set[Source] = set()
         self._refused: dict[Source, frozenset[tuple[str, str]]] = {}
 
@@ -86,14 +85,8 @@ class PodMux:
             raise ValueError(f"source {source.value} is not configured")
         self._pending[source] = tuple(pods)
         self._filled.set()
-        for wake in self._wakers:
-            wake()
 
     # -- the sync loop
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Call `wake()` whenever something was delivered; for a loop that waits for several things."""
-        self._wakers.append(wake)
 
     async def next_changes(self) -> list[PodsChanged]:
         """Wait for a delivery, then return what changed; may be empty when a set held no news."""

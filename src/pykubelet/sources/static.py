@@ -8,6 +8,7 @@ holds is decided in manifests.py, what happened to it is told by watch.py.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 SLICE_SECONDS: Final = 0.01
 """Files read for longer than this are delivered before the next ones are read."""
+BIG_BYTES: Final = 128 * 1024
+"""Larger files are read in a thread; smaller ones take less time than handing them over."""
 CREATED_PATIENCE: Final = 1.0
 WRITER_PATIENCE: Final = 10.0
 """A file somebody is writing is left alone until it is closed, or nothing was written for so long."""
@@ -129,12 +132,12 @@ class StaticSource:
             kinds = {event.kind for event in events}
             if Happened.REOPEN in kinds:
                 return
-            if Happened.RESCAN in kinds or self._clock.monotonic() >= rescan_at or self._is_swap(events):
-                self._being_written.clear()
+            await self.handle(events)
+            if Happened.RESCAN in kinds:
+                self._being_written.clear()  # the end of a write may be among what was missed
+            if Happened.RESCAN in kinds or self._is_swap(events) or self._clock.monotonic() >= rescan_at:
                 await self.rescan()
                 rescan_at = self._clock.monotonic() + self._period
-            else:
-                await self.handle(events)
 
     def _deadlines(self, now: float) -> list[float]:
         settled = self._files.next_deadline(now)
@@ -147,6 +150,9 @@ class StaticSource:
 
     async def handle(self, events: Sequence[FileEvent]) -> None:
         """Apply a batch of events, and whatever has become due meanwhile, and deliver the outcome."""
+        if self._delivered is None:
+            await self.rescan()  # the folder could not be listed yet: single files are not the whole set
+            return
         now = self._clock.monotonic()
         changed: dict[str, None] = {}
         lost = False
@@ -172,12 +178,15 @@ class StaticSource:
             case Happened.WRITTEN:
                 self._being_written.pop(name, None)
                 return True
+            case Happened.TOUCHED:
+                # Writers set the mode before they write, too; then the end of the write is what counts.
+                return name not in self._being_written
             case Happened.CREATED:
                 if self._files.is_settled_on_creation(name):
                     return True
-                self._being_written[name] = now + CREATED_PATIENCE
+                self._wait_for_writer(name, now + CREATED_PATIENCE)
             case Happened.MODIFIED:
-                self._being_written[name] = now + WRITER_PATIENCE
+                self._wait_for_writer(name, now + WRITER_PATIENCE)
             case Happened.MOVED_AWAY:
                 self._being_written.pop(name, None)
                 self._files.leave(name, now)
@@ -188,13 +197,22 @@ class StaticSource:
                 pass
         return False
 
+    def _wait_for_writer(self, name: str, until: float) -> None:
+        self._being_written[name] = until
+        self._files.await_return(name, until)
+
     async def _look(self, names: Sequence[str], *, force: bool, deliver_early: bool = False) -> None:
-        begun = self._clock.monotonic()
+        now = begun = self._clock.monotonic()
         for name in names:
-            self._files.look(name, self._clock.monotonic(), force=force)
+            reading = self._files.look(name, force=force)
+            if reading is None:
+                continue
+            big = reading.size > BIG_BYTES
+            outcome = await asyncio.to_thread(reading.load) if big else reading.load()
+            self._files.apply(name, outcome, now)
             if self._clock.monotonic() - begun < SLICE_SECONDS:
                 continue
-            if deliver_early and self._delivered is not None:
+            if deliver_early:
                 self._deliver()
             await self._clock.sleep(0)  # pods already delivered get going while the rest is read
             begun = self._clock.monotonic()

@@ -78,6 +78,7 @@ class UrlSource:
         self._events = events
         self._clock = clock
         self._body: bytes | None = None
+        self._body_problem = ""
         self._pods: tuple[Pod, ...] = ()
         self._problem = ""
 
@@ -90,10 +91,10 @@ class UrlSource:
         """Ask once; every trouble is told once and tried again next time."""
         try:
             body = await self._get()
-            if body != self._body:
-                self._accept(body)
-            elif self._problem:
-                return  # the same bad body as before, already told
+            if body == self._body:
+                self._set_problem(self._body_problem)
+                return
+            self._accept(body)
         except Exception as error:  # whatever the address answers, the agent goes on
             self._set_problem(in_one_line(error))
         else:
@@ -117,8 +118,13 @@ class UrlSource:
 
     def _accept(self, body: bytes) -> None:
         # Kept even if it turns out bad: reading the same bad body again would only say so again.
-        self._body = body
-        self._hand_over(tuple(self._load(body, self._url)))
+        self._body, self._body_problem = body, ""
+        try:
+            pods = tuple(self._load(body, self._url))
+        except Exception as error:
+            self._body_problem = in_one_line(error)
+            raise
+        self._hand_over(pods)
 
     def _hand_over(self, pods: tuple[Pod, ...]) -> None:
         self._pods = pods

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 class Happened(enum.Enum):
     WRITTEN = "written"
-    """Complete: closed after writing, moved here, or its attributes changed."""
+    """Complete: closed after writing, or moved here."""
+    TOUCHED = "touched"
+    """Its owner, mode or times changed."""
     CREATED = "created"
     """Exists, but its writer may not be finished."""
     MODIFIED = "modified"
@@ -63,6 +67,9 @@ class InotifyWatch:
     def __init__(self, path: Path) -> None:
         from asyncinotify import Inotify
 
+        path = Path(os.path.abspath(path))
+        if path == path.parent:
+            raise OSError(errno.EINVAL, "the root folder cannot be watched")
         self._path = path
         self._signal = Signal()
         self._events: list[FileEvent] = []
@@ -146,7 +153,8 @@ class InotifyWatch:
         if mask & Mask.ISDIR:
             return None
         for bits, kind in (
-            (Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.ATTRIB, Happened.WRITTEN),
+            (Mask.CLOSE_WRITE | Mask.MOVED_TO, Happened.WRITTEN),
+            (Mask.ATTRIB, Happened.TOUCHED),
             (Mask.MODIFY, Happened.MODIFIED),
             (Mask.CREATE, Happened.CREATED),
             (Mask.MOVED_FROM, Happened.MOVED_AWAY),

@@ -19,8 +19,11 @@ from types import TracebackType
 
 import grpc
 
+from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import gather_all
+from pykubelet.model.errors import CriError
 from pykubelet.standalone import config, daemon
 from pykubelet.standalone.cleanup import remove_containers
 from pykubelet.standalone.daemon import Daemon
@@ -136,6 +139,8 @@ class PrivateContainerd:
         if self._daemon is None:
             self._daemon = daemon.load(self.layout.pid_file)
         if self._daemon is not None:
+            if containers and self._daemon.alive():
+                await self._remove_sandboxes()
             await self._daemon.end(grace=grace)
         self._daemon = None
         if containers:
@@ -155,6 +160,16 @@ class PrivateContainerd:
         """Run containerd's own client in the namespace that the CRI uses."""
         command = [str(self._programs.ctr), "-a", str(self.layout.socket), "-n", NAMESPACE, *words]
         return (await run(command, stdin=stdin, within=within))[1]
+
+    async def _remove_sandboxes(self, within: float = 20.0) -> None:
+        """The polite way to end all pods: containerd forgets them, too. What resists is removed without asking it."""
+        try:
+            async with asyncio.timeout(within), GrpcCriClient(self.endpoint, clock=self._clock) as cri:
+                sandboxes = await cri.list_pod_sandboxes()
+                await gather_all(*[cri.stop_pod_sandbox(sandbox.id) for sandbox in sandboxes])
+                await gather_all(*[cri.remove_pod_sandbox(sandbox.id) for sandbox in sandboxes])
+        except (CriError, TimeoutError) as error:
+            logger.warning("containerd does not remove its pods", extra={"error": str(error)})
 
     def _prepare(self) -> None:
         try:
@@ -247,7 +262,8 @@ def answers_cri(path: Path, within: float = 5.0) -> bool:
 
     containerd goes on without a part that failed to load; without this one it is of no use, and waiting is in vain.
     """
-    with grpc.insecure_channel(f"unix:{path}") as channel:
+    # A pool of its own: a new attempt must not inherit the back-off of the one before.
+    with grpc.insecure_channel(f"unix:{path}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         status = channel.unary_unary("/runtime.v1.RuntimeService/Status", None, None)  # an empty message is no bytes
         try:
             status(b"", timeout=within)

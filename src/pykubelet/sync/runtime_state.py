@@ -84,7 +84,9 @@ class RuntimeState:
             return "the runtime has not reported the state of its network"
         if network.status:
             return ""
-        return f"container runtime network not ready: NetworkReady=false reason:{network.reason} message:{network.message}"
+        return (
+            f"container runtime network not ready: NetworkReady=false reason:{network.reason} message:{network.message}"
+        )
 
     def runtime_problem(self) -> str:
         """Why the node must be called not ready on account of the runtime; empty when it need not."""

@@ -433,7 +433,9 @@ class PodWorkers:
         if not turns:
             del self._static_turns[state.full_name]
         for uid in turns:
-            self.sync_now(uid)
+            worker = self._workers.get(uid)
+            if worker is not None and not worker.state.started:
+                worker.wake.set()
 
 
 def _complete(kill: KillRequest | None) -> None:

@@ -108,7 +108,10 @@ RICH: dict[str, Any] = {
             "seLinuxChangePolicy": "Recursive",
             "seccompProfile": {"type": "RuntimeDefault"},
             "appArmorProfile": {"type": "Localhost", "localhostProfile": "strict"},
-            "sysctls": [{"name": "net.ipv4.ip_forward", "value": "1"}, {"name": "kernel/shm_rmid_forced", "value": "0"}],
+            "sysctls": [
+                {"name": "net.ipv4.ip_forward", "value": "1"},
+                {"name": "kernel/shm_rmid_forced", "value": "0"},
+            ],
         },
         "initContainers": [
             {

@@ -69,9 +69,7 @@ def test_a_container_of_someone_else_reads_as_empty() -> None:
         ("File", 1, "Error", False),
     ],
 )
-def test_when_the_log_serves_as_termination_message(
-    policy: str, exit_code: int, reason: str, falls_back: bool
-) -> None:
+def test_when_the_log_serves_as_termination_message(policy: str, exit_code: int, reason: str, falls_back: bool) -> None:
     pod = a_pod(containers=[a_container(termination_message_policy=policy)])
     status = a_container_status(pod, "app", ContainerState.EXITED, exit_code=exit_code, reason=reason)
     assert keys.falls_back_to_logs(status) is falls_back

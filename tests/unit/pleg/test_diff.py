@@ -25,7 +25,7 @@ from pykubelet.pleg.diff import (
     sight_of,
 )
 
-R, E, O = Life.RUNNING, Life.ENDED, Life.OTHER
+R, E, X = Life.RUNNING, Life.ENDED, Life.OTHER
 STARTED, DIED, REMOVED, CHANGED = ContainerStarted, ContainerDied, ContainerRemoved, ContainerChanged
 
 
@@ -34,17 +34,17 @@ STARTED, DIED, REMOVED, CHANGED = ContainerStarted, ContainerDied, ContainerRemo
     [
         (None, R, [STARTED]),
         (None, E, [DIED]),
-        (None, O, [CHANGED]),
+        (None, X, [CHANGED]),
         (R, R, []),
         (E, E, []),
-        (O, O, []),
-        (O, R, [STARTED]),
+        (X, X, []),
+        (X, R, [STARTED]),
         (R, E, [DIED]),
-        (O, E, [DIED]),
-        (R, O, [CHANGED]),
+        (X, E, [DIED]),
+        (R, X, [CHANGED]),
         (E, None, [REMOVED]),
         (R, None, [DIED, REMOVED]),
-        (O, None, [DIED, REMOVED]),
+        (X, None, [DIED, REMOVED]),
     ],
 )
 def test_one_container(old: Life | None, new: Life | None, expected: list[type]) -> None:
@@ -68,13 +68,11 @@ def test_sandboxes_are_told_of_like_containers() -> None:
 def test_sight_and_listing_agree_on_what_matters() -> None:
     status = PodRuntimeStatus(
         uid="u",
-        sandboxes=(
-            SandboxStatus(id="s", pod_uid="u", pod_name="p", pod_namespace="n", state=SandboxState.NOT_READY),
-        ),
+        sandboxes=(SandboxStatus(id="s", pod_uid="u", pod_name="p", pod_namespace="n", state=SandboxState.NOT_READY),),
         containers=tuple(ContainerStatus(id=s.value, name="c", state=s) for s in ContainerState),
     )
     seen = {id: seen.life for id, seen in sight_of(status).items()}
-    assert seen == {"s": E, "created": O, "running": R, "exited": E, "unknown": O}
+    assert seen == {"s": E, "created": X, "running": R, "exited": E, "unknown": X}
     records = [
         ContainerRecord(id=s.value, sandbox_id="s", pod_uid="u", pod_name="p", pod_namespace="n", name="c", state=s)
         for s in ContainerState

@@ -92,9 +92,7 @@ async def test_a_pod_without_ready_sandbox_keeps_its_addresses() -> None:
 
 
 def a_box(state: SandboxState, *ips: str, mode: NamespaceMode = NamespaceMode.POD) -> SandboxStatus:
-    return SandboxStatus(
-        id="s", pod_uid="u", pod_name="p", pod_namespace="n", state=state, ips=ips, network_mode=mode
-    )
+    return SandboxStatus(id="s", pod_uid="u", pod_name="p", pod_namespace="n", state=state, ips=ips, network_mode=mode)
 
 
 READY, DOWN = SandboxState.READY, SandboxState.NOT_READY

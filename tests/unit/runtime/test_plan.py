@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pykubelet.api.types import (
@@ -29,12 +31,12 @@ CREATED, RUNNING = ContainerState.CREATED, ContainerState.RUNNING
 EXITED, UNKNOWN = ContainerState.EXITED, ContainerState.UNKNOWN
 
 
-def plan(pod: Pod, runtime: PodRuntimeStatus, probes: ProbeResults | None = None, **rest: object) -> PodPlan:
+def plan(pod: Pod, runtime: PodRuntimeStatus, probes: ProbeResults | None = None, **rest: Any) -> PodPlan:
     return plan_pod(PlanInputs(pod=pod, runtime=runtime, probes=probes or ProbeResults(), **rest))
 
 
-def names(containers: tuple[object, ...]) -> list[str]:
-    return [container.name for container in containers]  # type: ignore[attr-defined]
+def names(containers: tuple[Any, ...]) -> list[str]:
+    return [container.name for container in containers]
 
 
 def outcome(kind: ProbeKind, status: ContainerStatus, value: ProbeOutcome = ProbeOutcome.FAILURE) -> ProbeResults:
@@ -184,9 +186,7 @@ def test_a_stopped_container_starts_again_by_policy(
         ),
     ],
 )
-def test_a_containers_own_policy_and_rules_beat_the_pods(
-    container: Container, exit_code: int, starts: bool
-) -> None:
+def test_a_containers_own_policy_and_rules_beat_the_pods(container: Container, exit_code: int, starts: bool) -> None:
     pod = a_pod(containers=[container, a_container("b")], restart_policy="Never")
     stopped = a_container_status(pod, "a", EXITED, exit_code=exit_code)
     made = plan(pod, a_runtime_status(pod, stopped, a_container_status(pod, "b")))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from pykubelet.api.types import Probe, ResourceRequirements
+from pykubelet.api.types import ContainerResizePolicy, Pod, Probe, ResourceRequirements
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus
 from pykubelet.runtime.plan import KillReason, PlanInputs, PodPlan, plan_pod
@@ -15,7 +17,7 @@ CREATED, RUNNING = ContainerState.CREATED, ContainerState.RUNNING
 EXITED, UNKNOWN = ContainerState.EXITED, ContainerState.UNKNOWN
 
 
-def plan(pod, *runs: ContainerStatus, probes: ProbeResults | None = None, **rest) -> PodPlan:  # type: ignore[no-untyped-def]
+def plan(pod: Pod, *runs: ContainerStatus, probes: ProbeResults | None = None, **rest: Any) -> PodPlan:
     inputs = PlanInputs(pod=pod, runtime=a_runtime_status(pod, *runs), probes=probes or ProbeResults(), **rest)
     return plan_pod(inputs)
 
@@ -104,9 +106,7 @@ def test_an_exited_regular_container_does_not_show_that_the_pod_is_initialised()
 def test_a_running_init_container_can_be_resized_in_place() -> None:
     wanted = ResourceRequirements(limits={"cpu": "2"})
     pod = a_pod(init=[a_container("i", resources=wanted)])
-    made = plan(
-        pod, a_container_status(pod, "i"), actuated={"i": ResourceRequirements(limits={"cpu": "1"})}
-    )
+    made = plan(pod, a_container_status(pod, "i"), actuated={"i": ResourceRequirements(limits={"cpu": "1"})})
     assert names(made.resize) == ["i"] and made.kill == ()
 
 
@@ -171,14 +171,10 @@ def test_a_changed_sidecar_is_replaced() -> None:
     old = a_container_status(pod, a_sidecar("s", image="busybox:0"))
     made = plan(pod, a_container_status(pod, "app"), old)
     assert names(made.start_init) == ["s"]
-    assert [(k.message, k.reason) for k in made.kill] == [
-        ("Init container s definition changed", KillReason.CHANGED)
-    ]
+    assert [(k.message, k.reason) for k in made.kill] == [("Init container s definition changed", KillReason.CHANGED)]
 
 
 def test_a_sidecar_that_is_resized_by_restart_starts_again() -> None:
-    from pykubelet.api.types import ContainerResizePolicy
-
     policy = [ContainerResizePolicy(resource_name="cpu", restart_policy="RestartContainer")]
     pod = a_pod(init=[a_sidecar("s", resources=ResourceRequirements(limits={"cpu": "2"}), resize_policy=policy)])
     actuated = {"s": ResourceRequirements(limits={"cpu": "1"})}

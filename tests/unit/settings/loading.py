@@ -44,7 +44,7 @@ def load_files(
     loaded = load_settings(
         arguments,
         environ=environ or {},
-        folder="/work",
+        folder="/start",
         read=read,
         list_drop_ins=lambda folder: sorted(path for path in files if path.startswith(folder + "/")),
     )

@@ -65,7 +65,7 @@ from pykubelet.settings.values import MemoryReservation, NodeTaint, VModuleItem
         (
             "--vmodule=a=1,b*=2",
             "vmodule",
-            (_a := VModuleItem(file_pattern="a", verbosity=1), VModuleItem(file_pattern="b*", verbosity=2)),
+            (VModuleItem(file_pattern="a", verbosity=1), VModuleItem(file_pattern="b*", verbosity=2)),
         ),
         ("--log-flush-frequency=1s", "log-flush-frequency", 1.0),
         ("--address=::", "address", "::"),

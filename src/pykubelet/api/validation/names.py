@@ -61,9 +61,8 @@ def qualified_name(value: str) -> str | None:
     if slash:
         if "/" in prefix:
             return f"must have at most one slash, not {show(value)}"
-        complaint = dns_subdomain(prefix)
-        if complaint is not None:
-            return f"the part before the slash {complaint}"
+        if dns_subdomain(prefix) is not None:
+            return f"must have a domain name before the slash, not {show(prefix)}"
     if len(name) > MAX_LABEL:
         return f"the name must be at most {MAX_LABEL} characters long, not {len(name)}"
     if not _QUALIFIED.fullmatch(name):

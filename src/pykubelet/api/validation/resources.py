@@ -38,7 +38,8 @@ def container_resource(name: str) -> str | None:
     if "/" not in name:
         if name in CONTAINER_RESOURCES or is_huge_pages(name):
             return None
-        return f"must be {spoken(CONTAINER_RESOURCES)}, hugepages-SIZE or domain/name, not {show(name)}"
+        known = (*CONTAINER_RESOURCES, "hugepages-SIZE", "domain/name")
+        return f"must be {spoken(known)}, not {show(name)}"
     if not is_native(name) and (name.startswith("requests.") or names.qualified_name(f"requests.{name}") is not None):
         return f"is not an extended resource name: {show(name)}"
     return None
@@ -47,7 +48,7 @@ def container_resource(name: str) -> str | None:
 def pod_resource(name: str) -> str | None:
     complaint = names.qualified_name(name)
     if complaint is None and not is_pod_level(name):
-        return f"must be {spoken(POD_LEVEL)} or hugepages-SIZE for a whole pod, not {show(name)}"
+        return f"must be {spoken((*POD_LEVEL, 'hugepages-SIZE'))} for a whole pod, not {show(name)}"
     return complaint
 
 
@@ -57,7 +58,9 @@ def validate_requirements(
     if resources is None:
         return
     limits = _amounts(resources.limits, f"{at}.limits", rule, found)
-    requests = _amounts(resources.requests, f"{at}.requests", rule, found)
+    # A request that only repeats the limit was put there by defaulting: one complaint about both is enough.
+    repeated = {name for name, value in resources.requests.items() if resources.limits.get(name) == value}
+    requests = _amounts(resources.requests, f"{at}.requests", rule, found, silent=repeated)
     for name, request in requests.items():
         path = key_path(f"{at}.requests", name)
         limit = limits.get(name)
@@ -78,17 +81,27 @@ def validate_overhead(overhead: Mapping[str, QuantityValue], found: Findings) ->
     _amounts(overhead, "spec.overhead", container_resource, found)
 
 
-def _amounts(values: Mapping[str, QuantityValue], at: str, rule: NameRule, found: Findings) -> Amounts:
+def _amounts(
+    values: Mapping[str, QuantityValue],
+    at: str,
+    rule: NameRule,
+    found: Findings,
+    *,
+    silent: Collection[str] = (),
+) -> Amounts:
+    """The readable amounts; complaints about names and values, except for the silent ones."""
     amounts: Amounts = {}
     for name, value in values.items():
+        amount = parse_amount(value)
+        if amount is not None:
+            amounts[name] = amount
+        if name in silent:
+            continue
         path = key_path(at, name)
         found.check(path, rule(name))
-        amount = parse_amount(value)
         if amount is None:
             found.add(path, f"must be a quantity such as 100m or 64Mi, not {show(value)}")
-            continue
-        amounts[name] = amount
-        if amount < ZERO:
+        elif amount < ZERO:
             found.add(path, f"must not be negative, not {show(amount)}")
         elif is_huge_pages(name):
             _validate_huge_pages(name, amount, path, found)

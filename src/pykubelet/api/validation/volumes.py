@@ -98,10 +98,8 @@ def validate_volumes(pod: Pod, found: Findings) -> Mapping[str | None, Volume]:
                 found.add(f"{at}.name", f"is used twice: {show(volume.name)}")
             volumes.setdefault(volume.name, volume)
         _validate_source(volume, at, found)
-        if volume.ephemeral is not None and pod.metadata.name and volume.name:
-            complaint = names.dns_subdomain(f"{pod.metadata.name}-{volume.name}")
-            if complaint is not None:
-                found.add(f"{at}.name", f"the name of its claim, POD-VOLUME, {complaint}")
+        if volume.ephemeral is not None and len(f"{pod.metadata.name}-{volume.name}") > names.MAX_SUBDOMAIN:
+            found.add(f"{at}.name", f"POD-VOLUME, its claim's name, must be at most {names.MAX_SUBDOMAIN} characters")
         claim = volume.persistent_volume_claim
         if claim is not None and claim.claim_name in made:
             found.add(f"{at}.persistentVolumeClaim.claimName", "must not be the claim of an ephemeral volume")
@@ -251,14 +249,15 @@ def _claim_spec(spec: PersistentVolumeClaimSpec, at: str, found: Findings) -> No
     if "ReadWriteOncePod" in spec.access_modes and len(set(spec.access_modes)) > 1:
         found.add(f"{at}.accessModes", "ReadWriteOncePod must stand alone")
     validate_selector(spec.selector, f"{at}.selector", found)
-    path = f"{at}.resources.requests[storage]"
-    value = spec.resources.requests.get("storage") if spec.resources is not None else None
-    if value is None:
-        found.add(path, "required")
-    else:
-        amount = parse_amount(value)
-        if amount is None or amount <= ZERO:
-            found.add(path, f"must be a positive quantity such as 1Gi, not {show(value)}")
+    limits, requests = (spec.resources.limits, spec.resources.requests) if spec.resources is not None else ({}, {})
+    for which, amounts in (("limits", limits), ("requests", requests)):
+        for name, value in amounts.items():
+            amount = parse_amount(value)
+            if amount is None or amount <= ZERO:
+                path = key_path(f"{at}.resources.{which}", name)
+                found.add(path, f"must be a positive quantity such as 1Gi, not {show(value)}")
+    if "storage" not in requests:
+        found.add(f"{at}.resources.requests[storage]", "required")
     if spec.storage_class_name:
         found.check(f"{at}.storageClassName", names.dns_subdomain(spec.storage_class_name))
     found.choice(f"{at}.volumeMode", spec.volume_mode, ("Filesystem", "Block"))

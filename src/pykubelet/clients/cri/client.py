@@ -19,6 +19,7 @@ from pykubelet.model.errors import CallTimedOut, CriError, ExecTimedOut, NotFoun
 from pykubelet.model.runtime_status import (
     ContainerEvent,
     ContainerRecord,
+    ContainerState,
     ContainerStatus,
     ExecResult,
     Image,
@@ -26,6 +27,7 @@ from pykubelet.model.runtime_status import (
     RuntimeConditions,
     RuntimeVersion,
     SandboxRecord,
+    SandboxState,
     SandboxStatus,
 )
 from pykubelet.wire import cri_pb2 as pb
@@ -130,10 +132,20 @@ class GrpcCriClient:
                 async for event in events:
                     yield event
         except Unimplemented:
-            async with aclosing(containerd_events.container_events(self._runtime)) as events:
+            fallback = containerd_events.container_events(self._runtime, clock=self._clock, is_down=self._is_down)
+            async with aclosing(fallback) as events:
                 async for event in events:
                     yield event
         raise RuntimeDown(f"the event stream of {self._endpoint} ended")
+
+    async def _is_down(self, id: str) -> bool:
+        """Whether this container or sandbox, whichever it is, does not run."""
+        try:
+            return (await self.container_status(id)).state is not ContainerState.RUNNING
+        except NotFound:
+            with suppress(NotFound):
+                return (await self.pod_sandbox_status(id)).state is not SandboxState.READY
+            return True
 
     async def _cri_events(self) -> AsyncGenerator[ContainerEvent, None]:
         stream = self._runtime.stream(calls.GET_CONTAINER_EVENTS, pb.GetEventsRequest())

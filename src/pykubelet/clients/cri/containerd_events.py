@@ -2,17 +2,22 @@
 
 Covers: subscribing on the CRI socket to the namespace of Kubernetes, turning task and container events into
 the same values the CRI stream gives. Events of sandboxes carry the sandbox id, as with the CRI stream.
-Does not cover: the moment when the CRI answers agree. containerd's CRI part learns of an exit from the same
-stream, so for some milliseconds after STOPPED it may still report the container as running; look again.
+containerd's CRI part learns of an exit from this same stream and goes on saying "running" meanwhile (1.6: some
+20 ms, at times 50), so STOPPED is held back until the CRI agrees: who looks on the event sees the exit.
+Does not cover: choosing between the two streams (client.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from pykubelet.clients.cri.calls import Rpc
 from pykubelet.clients.cri.transport import Connection
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.runtime_status import ContainerEvent, EventKind
 from pykubelet.wire import containerd_events_pb2 as events_pb
 from pykubelet.wire import containerd_events_service_pb2 as service_pb
@@ -21,15 +26,18 @@ NAMESPACE = "k8s.io"
 
 SUBSCRIBE = Rpc("/containerd.services.events.v1.Events/Subscribe", "containerd_subscribe", service_pb.Envelope)
 
+_Ready = asyncio.Queue[ContainerEvent | BaseException]
 
-def _exit(value: bytes) -> str:
-    event = events_pb.TaskExit.FromString(value)
-    # An exec's end has the exec's own id here; only the container's first process matters.
-    return event.container_id if event.id == event.container_id else ""
+IsDown = Callable[[str], Awaitable[bool]]
+"""Whether the CRI says that this container or sandbox does not run."""
+
+_LOOKS = (0.01, 0.01, 0.01, 0.02, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5)
+"""Seconds between looks at a container that is said to have ended; after the last the event goes out anyway."""
 
 
-def _task_delete(value: bytes) -> str:
+def _ended(value: bytes) -> str:
     event = events_pb.TaskDelete.FromString(value)
+    # An exec's end has the exec's own id here; only the container's first process matters.
     return event.container_id if event.id in ("", event.container_id) else ""
 
 
@@ -38,10 +46,8 @@ _TOPICS: dict[str, tuple[EventKind, Callable[[bytes], str]]] = {
     "/containers/delete": (EventKind.DELETED, lambda value: events_pb.ContainerDelete.FromString(value).id),
     "/tasks/start": (EventKind.STARTED, lambda value: events_pb.TaskStart.FromString(value).container_id),
     "/tasks/oom": (EventKind.OOM, lambda value: events_pb.TaskOOM.FromString(value).container_id),
-    "/tasks/exit": (EventKind.STOPPED, _exit),
-    # The CRI part deletes the task while it handles the exit, so this one comes when its answer is about
-    # to change; the first one may be too early to see anything.
-    "/tasks/delete": (EventKind.STOPPED, _task_delete),
+    # Not /tasks/exit: the CRI part deletes the task while it handles the exit, so this is the later, truer one.
+    "/tasks/delete": (EventKind.STOPPED, _ended),
 }
 
 
@@ -61,11 +67,64 @@ def container_event(envelope: service_pb.Envelope) -> ContainerEvent | None:
     return ContainerEvent(container_id=container_id, kind=kind, created_at=envelope.timestamp.ToNanoseconds())
 
 
-async def container_events(connection: Connection) -> AsyncGenerator[ContainerEvent, None]:
+class _Settling:
+    """Passes events on; those of a container whose end is not visible yet queue up behind it."""
+
+    def __init__(self, clock: Clock, is_down: IsDown, tasks: TaskSet, ready: _Ready) -> None:
+        self._clock = clock
+        self._is_down = is_down
+        self._tasks = tasks
+        self._ready = ready
+        self._held: dict[str, list[ContainerEvent]] = {}
+
+    def take(self, event: ContainerEvent) -> None:
+        held = self._held.get(event.container_id)
+        if held is not None:
+            held.append(event)
+        elif event.kind is EventKind.STOPPED:
+            self._held[event.container_id] = [event]
+            self._tasks.spawn(self._settle(event.container_id), name=f"settle-{event.container_id[:12]}")
+        else:
+            self._ready.put_nowait(event)
+
+    async def _settle(self, container_id: str) -> None:
+        try:
+            for pause in _LOOKS:
+                if await self._is_down(container_id):
+                    break
+                await self._clock.sleep(pause)
+        except CriError:
+            pass  # the event is a hint; whoever gets it looks too, and meets this error where it is handled
+        for event in self._held.pop(container_id):
+            self._ready.put_nowait(event)
+
+
+async def container_events(
+    connection: Connection, *, clock: Clock, is_down: IsDown
+) -> AsyncGenerator[ContainerEvent, None]:
     """Every event from now on; raises Unimplemented when the socket is not containerd's."""
+    # One queue for events and failures alike: whatever breaks inside reaches the reader.
+    ready: _Ready = asyncio.Queue()
+    tasks = TaskSet("containerd events", on_error=ready.put_nowait)
+    await tasks.__aenter__()
+    try:
+        settling = _Settling(clock, is_down, tasks, ready)
+        tasks.spawn(_pump(connection, settling), name="containerd-events")
+        while True:
+            item = await ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        # Not `async with`: it would wrap our error, and the GeneratorExit of aclose(), into a group.
+        await tasks.__aexit__(None, None, None)
+
+
+async def _pump(connection: Connection, settling: _Settling) -> None:
     metadata = (("containerd-namespace", NAMESPACE),)
     async with aclosing(connection.stream(SUBSCRIBE, subscription(), metadata=metadata)) as stream:
         async for envelope in stream:
             event = container_event(envelope)
             if event is not None:
-                yield event
+                settling.take(event)
+    raise RuntimeDown(f"the event stream of {connection.endpoint} ended")

@@ -1,4 +1,7 @@
-"""A pod's resolver settings: the policies, dnsConfig on top, and the limits with their warning texts. Pure."""
+"""A pod's resolver settings: the policies, dnsConfig on top, and the limits with their warning texts. Pure.
+
+Reading the host's file is in resolv_conf.py; telling the warnings is in builder.py.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,18 @@ from dataclasses import dataclass
 
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import log_form, namespace_of, uses_host_network
+from pykubelet.runtime.problems import ConfigProblem
 
 MAX_SERVERS = 3
 MAX_SEARCHES = 32
 MAX_SEARCH_CHARS = 2048
+MAX_SEARCH_LENGTH = 253
+CLUSTER_SEARCHES = 3
 CLUSTER_OPTIONS = ("ndots:5",)
+NO_CLUSTER_DNS = (
+    'kubelet does not have ClusterDNS IP configured and cannot create Pod using "ClusterFirst" policy. '
+    'Falling back to "Default" policy.'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +37,21 @@ class DnsResult:
     warnings: tuple[str, ...] = ()
     """Texts of DNSConfigForming events."""
     missing_cluster_dns: str = ""
-    """Text of the MissingClusterDNS event; empty when there is nothing to complain about."""
+    """Text of the pod's MissingClusterDNS event, '' for none; the node's is NO_CLUSTER_DNS."""
 
 
 def parse_resolv_conf(text: str) -> Resolver:
+    """The last search line counts, servers add up, options replace those of their name."""
     servers: list[str] = []
     searches: list[str] = []
     options: dict[str, str] = {}
     for line in text.splitlines():
-        words = line.split("#")[0].split(";")[0].split()
-        if len(words) < 2:
+        words = line.split()
+        if not words:
             continue
         if words[0] == "nameserver":
+            if len(words) < 2:
+                raise ConfigProblem("the host's resolver file has a nameserver line without an address")
             servers.append(words[1])
         elif words[0] == "search":
             searches = [word.removesuffix(".") for word in words[1:] if word != "."]
@@ -48,36 +61,58 @@ def parse_resolv_conf(text: str) -> Resolver:
     return Resolver(servers=tuple(servers), searches=tuple(searches), options=tuple(options.values()))
 
 
+def host_resolver_complaint(host: Resolver, path: str, cluster_domain: str) -> str:
+    """What is too much in the host's file for pods to get all of it; '' = fits (event CheckLimitsForResolvConf)."""
+    limit = MAX_SEARCHES - CLUSTER_SEARCHES if cluster_domain else MAX_SEARCHES
+    if len(host.searches) > limit:
+        return f"Resolv.conf file '{path}' contains search line consisting of more than {limit} domains!"
+    if any(len(search) > MAX_SEARCH_LENGTH for search in host.searches):
+        return (
+            f'Resolv.conf file "{path}" contains a search path which length is more than '
+            f"allowed {MAX_SEARCH_LENGTH} chars!"
+        )
+    if len(" ".join(host.searches)) > MAX_SEARCH_CHARS:
+        return (
+            f"Resolv.conf file '{path}' contains search line which length is more than allowed {MAX_SEARCH_CHARS} chars!"
+        )
+    return ""
+
+
 def pod_resolver(
-    pod: Pod, *, host: Resolver | None, cluster_dns: Sequence[str], cluster_domain: str, node_is_ipv6: bool = False
+    pod: Pod,
+    *,
+    host: Resolver | None,
+    cluster_dns: Sequence[str],
+    cluster_domain: str,
+    node_addresses: Sequence[str] = (),
 ) -> DnsResult:
     """`host` is None when the agent was told to use no resolver file."""
     policy = pod.spec.dns_policy or "ClusterFirst"
-    missing = ""
     if policy == "ClusterFirst" and uses_host_network(pod):
         policy = "Default"
-    if policy in ("ClusterFirst", "ClusterFirstWithHostNet") and not cluster_dns:
-        missing = (
-            f'pod: "{log_form(pod)}". kubelet does not have ClusterDNS IP configured and cannot create Pod using '
-            f'"{pod.spec.dns_policy or "ClusterFirst"}" policy. Falling back to "Default" policy.'
-        )
+    missing = ""
+    if policy not in ("Default", "None") and not cluster_dns:
+        missing = f'pod: "{log_form(pod)}". {NO_CLUSTER_DNS}'
         policy = "Default"
     if policy == "None":
         base = Resolver()
     elif policy == "Default":
-        base = (
-            host if host is not None else Resolver(servers=("::1" if node_is_ipv6 else "127.0.0.1",), searches=(".",))
-        )
+        base = host if host is not None else _localhost(node_addresses)
     else:
         base = _cluster(pod, host or Resolver(), cluster_dns, cluster_domain)
     return _limited(_with_config(pod, base), missing)
 
 
+def _localhost(node_addresses: Sequence[str]) -> Resolver:
+    servers = ["::1" if ":" in address else "127.0.0.1" for address in node_addresses]
+    return Resolver(servers=tuple(servers) or ("127.0.0.1",), searches=(".",))
+
+
 def _cluster(pod: Pod, host: Resolver, servers: Sequence[str], domain: str) -> Resolver:
-    searches: tuple[str, ...] = ()
+    searches = host.searches
     if domain:
-        searches = (f"{namespace_of(pod)}.svc.{domain}", f"svc.{domain}", domain)
-    return Resolver(servers=tuple(servers), searches=_unique((*searches, *host.searches)), options=CLUSTER_OPTIONS)
+        searches = _unique((f"{namespace_of(pod)}.svc.{domain}", f"svc.{domain}", domain, *searches))
+    return Resolver(servers=tuple(servers), searches=searches, options=CLUSTER_OPTIONS)
 
 
 def _with_config(pod: Pod, base: Resolver) -> Resolver:
@@ -115,16 +150,11 @@ def _limited(resolver: Resolver, missing: str) -> DnsResult:
 
 
 def _searches_within_limits(searches: tuple[str, ...]) -> tuple[str, ...]:
-    kept: list[str] = []
-    used = 0
-    for search in searches:
-        if len(search) > 253:
-            continue
-        length = len(search) + (1 if kept else 0)
-        if len(kept) >= MAX_SEARCHES or used + length > MAX_SEARCH_CHARS:
-            break
-        kept.append(search)
-        used += length
+    """The number is cut before over-long ones are dropped, as upstream does it: fewer than 32 may remain."""
+    kept = [search for search in searches[:MAX_SEARCHES] if len(search) <= MAX_SEARCH_LENGTH]
+    total = len(" ".join(kept))
+    while total > MAX_SEARCH_CHARS:
+        total -= len(kept.pop()) + 1
     return tuple(kept)
 
 

@@ -6,32 +6,28 @@ from collections.abc import Callable
 
 
 def expand(text: str, lookup: Callable[[str], str | None]) -> str:
-    if "$" not in text:
+    start = text.find("$")
+    if start < 0:
         return text
     out: list[str] = []
     position = 0
-    while position < len(text):
-        char = text[position]
-        following = text[position + 1] if position + 1 < len(text) else ""
-        if char != "$" or not following:
-            out.append(char)
-            position += 1
-        elif following == "$":
-            out.append("$")
-            position += 2
-        elif following == "(":
-            end = text.find(")", position + 2)
-            if end < 0:
-                out.append("$(")
-                position += 2
-                continue
-            name = text[position + 2 : end]
+    # Once no bracket closes, none will further on: text made of "$(" alone must not cost its length squared.
+    closable = True
+    while 0 <= start < len(text) - 1:
+        out.append(text[position:start])
+        following = text[start + 1]
+        end = text.find(")", start + 2) if following == "(" and closable else -1
+        if end >= 0:
+            name = text[start + 2 : end]
             value = lookup(name)
             out.append(f"$({name})" if value is None else value)
             position = end + 1
         else:
-            out.append(char + following)
-            position += 2
+            closable = closable and following != "("
+            out.append("$" if following == "$" else f"${following}")
+            position = start + 2
+        start = text.find("$", position)
+    out.append(text[position:])
     return "".join(out)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pykubelet.api.types import HostAlias, Pod
-from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import name_of, namespace_of, uses_host_network
+from pykubelet.runtime.problems import ConfigProblem
 
+HOSTS_PATH = "/etc/hosts"
 MAX_LABEL = 63
 MAX_FQDN = 64
 
@@ -24,7 +25,7 @@ fe00::2\tip6-allrouters
 _HOST_HEADER = "# Kubernetes-managed hosts file (host network).\n"
 
 
-class HostnameTooLong(PykubeletError):
+class HostnameTooLong(ConfigProblem):
     """The fully qualified name does not fit into what the kernel allows."""
 
 
@@ -38,19 +39,24 @@ class PodHostname:
         return f"{self.host}.{self.domain}" if self.domain else self.host
 
 
-def pod_hostname(pod: Pod, cluster_domain: str) -> PodHostname:
-    if pod.spec.hostname_override:
-        return PodHostname(host=pod.spec.hostname_override)
-    host = (pod.spec.hostname or name_of(pod))[:MAX_LABEL].rstrip("-.")
+def pod_hostname(pod: Pod, cluster_domain: str, *, override: bool = True) -> PodHostname:
+    """`override` says whether spec.hostnameOverride counts on this node."""
+    if override and pod.spec.hostname_override is not None:
+        return PodHostname(host=_cut(pod.spec.hostname_override))
+    host = _cut(pod.spec.hostname or name_of(pod))
     domain = f"{pod.spec.subdomain}.{namespace_of(pod)}.svc.{cluster_domain}" if pod.spec.subdomain else ""
     return PodHostname(host=host, domain=domain)
 
 
-def kernel_hostname(pod: Pod, cluster_domain: str) -> str:
+def _cut(host: str) -> str:
+    return host if len(host) <= MAX_LABEL else host[:MAX_LABEL].rstrip("-.")
+
+
+def kernel_hostname(pod: Pod, cluster_domain: str, *, override: bool = True) -> str:
     """What the sandbox's hostname is set to; empty means the runtime keeps the node's."""
-    if uses_host_network(pod) and not pod.spec.hostname_override:
+    if uses_host_network(pod):
         return ""
-    name = pod_hostname(pod, cluster_domain)
+    name = pod_hostname(pod, cluster_domain, override=override)
     if not (pod.spec.set_hostname_as_fqdn and name.domain):
         return name.host
     if len(name.qualified) > MAX_FQDN:
@@ -62,13 +68,11 @@ def kernel_hostname(pod: Pod, cluster_domain: str) -> str:
     return name.qualified
 
 
-def hosts_file(pod: Pod, ips: Sequence[str], cluster_domain: str) -> str:
-    name = pod_hostname(pod, cluster_domain)
-    lines = [_POD_HEADER]
-    for address in ips:
-        both = f"{name.qualified}\t{name.host}" if name.domain else name.host
-        lines.append(f"{address}\t{both}\n")
-    return "".join(lines) + _aliases(pod.spec.host_aliases)
+def hosts_file(pod: Pod, ips: Sequence[str], name: PodHostname) -> str:
+    """The file of a pod with its own network: one line for each of its addresses."""
+    names = f"{name.qualified}\t{name.host}" if name.domain else name.host
+    lines = [f"{address}\t{names}\n" for address in ips]
+    return _POD_HEADER + "".join(lines) + _aliases(pod.spec.host_aliases)
 
 
 def host_network_hosts_file(pod: Pod, node_file: str) -> str:

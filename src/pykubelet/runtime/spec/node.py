@@ -26,6 +26,11 @@ class NodeSpec:
     swap_controller: bool = False
     """The kernel accounts swap, so limits on it can be written."""
     single_process_oom_kill: bool = True
+    memory_qos: bool = False
+    """Gate MemoryQoS: throttle and protect memory through cgroup v2 files."""
+    memory_throttling_factor: float = 0.9
+    tiered_memory_reservation: bool = False
+    page_bytes: int = 4096
     hugepage_sizes: tuple[int, ...] = ()
     seccomp_default: bool = False
     seccomp_root: str = "/var/lib/kubelet/seccomp"
@@ -34,3 +39,11 @@ class NodeSpec:
     """What resourceFieldRef shows for a limit that is not set."""
     thermal_paths: tuple[str, ...] = ()
     """CPU throttle folders of this machine that are hidden from containers."""
+    hostname_override: bool = True
+    """Gate HostnameOverride."""
+    env_files: bool = True
+    """Gate EnvFiles: variables may come from files in volumes."""
+    stop_signals: bool = False
+    """Gate ContainerStopSignals."""
+    exclusive_cpus_unthrottled: bool = True
+    """Gate DisableCPUQuotaWithExclusiveCPUs."""

@@ -2,7 +2,7 @@
 
 The sums are part of the Kubernetes API: long-running containers together, or the hungriest moment of
 start-up if that is more; amounts set for the whole pod replace the sums; overhead comes on top. Also counts
-of resources as the fit check uses them. Does not cover whether they fit (predicates.py).
+of resources as the fit check uses them. Does not cover whether they fit (pods/predicates.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,21 @@
+"""The command: with kubelet flags it is the agent, with a word it is a human command."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    if arguments and not arguments[0].startswith("-"):
+        # Imported late: the agent must not carry what only people need.
+        from pykubelet.cli.main import run_command
+
+        return run_command(arguments)
+    from pykubelet.cli.agent import run_agent
+
+    return run_agent(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

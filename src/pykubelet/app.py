@@ -1,0 +1,374 @@
+"""The composition root: every component is made here, once, in dependency order, and handed what it needs.
+
+`Edges` is everything outside this process; tests replace these and nothing else. `assemble` only stores;
+nothing starts, opens or reads before `run`. Leaving `run` stops producers first, then managers, then
+sinks, so that the last news still reach whoever listens. Pods keep running: only the agent leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.types import Pod
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import Machine, PodFolders
+from pykubelet.images.pull import ImagePuller, PullSettings
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Service, running
+from pykubelet.model.life import LifeRecorder
+from pykubelet.model.pod import Source
+from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.node.local_events import LocalEvents
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pleg.events import EventSource
+from pykubelet.pleg.relist import Pleg
+from pykubelet.pods.manager import PodManager
+from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.probes.manager import ProbeManager
+from pykubelet.resources.cgroups import CgroupHost, CgroupRules, PodCgroups
+from pykubelet.runtime.backoff import MAXIMUM_DELAY, CrashBackoff
+from pykubelet.runtime.gc import ContainerGc, ContainerRemover
+from pykubelet.runtime.gc_plan import GcPolicy
+from pykubelet.runtime.hooks import HookHttp, LifecycleHooks
+from pykubelet.runtime.logs import LogFiles
+from pykubelet.runtime.manager import RuntimeManager
+from pykubelet.runtime.reason_cache import ReasonCache
+from pykubelet.runtime.spec.builder import NoReferences, NoVolumes, PodSpecBuilder
+from pykubelet.runtime.spec.node import NodeSpec
+from pykubelet.runtime.start import ContainerStarter
+from pykubelet.runtime.stop import Stopper
+from pykubelet.settings.settings import Settings
+from pykubelet.sources.loading import file_loader, url_loader
+from pykubelet.sources.mux import PodMux
+from pykubelet.sources.static import StaticSource
+from pykubelet.sources.url import Fetch, UrlSource
+from pykubelet.status.manager import StatusManager
+from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
+from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
+from pykubelet.sync.housekeeping import Housekeeping
+from pykubelet.sync.loop import ProbeChanged, RuntimeBack, SyncLoop
+from pykubelet.sync.phases import PodPhases
+from pykubelet.sync.pod_sync import PodSync
+from pykubelet.sync.runtime_state import RuntimeState
+from pykubelet.sync.status_maker import PodStatusMaker
+from pykubelet.sync.worker import PodWorkers
+
+logger = logging.getLogger(__name__)
+
+HOUSEKEEPING_PERIOD = 30.0
+"""Seconds between passes when nothing signalled one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edges:
+    """Everything outside this process."""
+
+    clock: Clock
+    cri: CriClient
+    runtime_name: str
+    folders: PodFolders
+    paths: NodePaths
+    cgroups: CgroupHost
+    machine: Machine
+    http: HookHttp
+    fetch: Fetch
+    event_sources: Sequence[EventSource] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """The assembled agent: what runs, and what others may look at."""
+
+    services: list[list[Service]] = field(default_factory=list)
+    """Groups in the order they start; they stop in reverse."""
+    pods: PodManager
+    phases: PodPhases
+    workers: PodWorkers
+    statuses: StatusManager
+    cache: PodStatusCache
+    events: LocalEvents
+    recorder: LifeRecorder
+    runtime: RuntimeState
+    pleg: Pleg
+    mux: PodMux
+    metrics: Registry
+    probes: ProbeManager
+    housekeeping: Housekeeping
+
+
+def node_spec(settings: Settings, machine: Machine, paths: NodePaths) -> NodeSpec:
+    config = settings.config
+    return NodeSpec(
+        cluster_dns=config.network.cluster_dns,
+        cluster_domain=config.network.cluster_domain,
+        resolv_conf=config.network.resolv_conf,
+        cgroups_per_qos=config.cgroups.cgroups_per_qos,
+        cgroup_driver=config.cgroups.cgroup_driver,
+        cgroup_root=config.cgroups.cgroup_root or "/",
+        cpu_cfs_quota=config.runtime.cpu_cfs_quota,
+        cpu_period_us=int(config.runtime.cpu_cfs_quota_period * 1_000_000),
+        memory_bytes=machine.memory_bytes,
+        swap_bytes=machine.swap_bytes,
+        cgroup_v2=machine.cgroup_v2,
+        hugepage_sizes=machine.hugepage_sizes,
+        seccomp_default=config.runtime.seccomp_default,
+        seccomp_root=str(paths.seccomp),
+        selinux=machine.selinux,
+        allocatable=allocatable(settings, machine),
+    )
+
+
+def allocatable(settings: Settings, machine: Machine) -> dict[str, Quantity]:
+    """What pods may use of this machine, as far as a node without an API server needs to know."""
+    return {
+        "cpu": Quantity.of_milli(machine.cpus * 1000),
+        "memory": Quantity.of_bytes(machine.memory_bytes),
+        "pods": Quantity.of(settings.config.cgroups.max_pods),
+        "ephemeral-storage": Quantity.of_bytes(1 << 62),
+    }
+
+
+def assemble(settings: Settings, edges: Edges) -> Node:
+    config, clock, cri = settings.config, edges.clock, edges.cri
+    node_name = settings.node_name(edges.machine.hostname)
+    metrics = Registry()
+    events = LocalEvents(clock=clock, node_name=node_name)
+    recorder = LifeRecorder(clock)
+    phases, cache, results, reasons = PodPhases(), PodStatusCache(), ProbeResults(), ReasonCache()
+    pods = PodManager()
+    statuses = StatusManager(clock=clock)
+    runtime_state = RuntimeState(cri=cri, clock=clock)
+    mux = PodMux(sources=_source_kinds(settings), events=events, clock=clock)
+    pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
+    spec = node_spec(settings, edges.machine, edges.paths)
+    specs = PodSpecBuilder(
+        node=spec,
+        folders=edges.folders,
+        images=cri,
+        volumes=NoVolumes(),
+        references=NoReferences(),
+        events=events,
+        addresses=NoAddresses(),
+    )
+    images = ImagePuller(
+        cri=cri,
+        clock=clock,
+        events=events,
+        life=recorder,
+        settings=PullSettings(
+            serialize=config.images.serialize_image_pulls,
+            max_parallel=config.images.max_parallel_image_pulls,
+            qps=config.images.registry_pull_qps,
+            burst=config.images.registry_burst,
+        ),
+    )
+    hooks = LifecycleHooks(cri=cri, http=edges.http, clock=clock)
+    stopper = Stopper(cri=cri, hooks=hooks, events=events, recorder=recorder, clock=clock)
+    backoff = CrashBackoff(maximum=config.runtime.crash_loop_back_off.max_container_restart_period or MAXIMUM_DELAY)
+    starter = ContainerStarter(
+        cri=cri,
+        images=images,
+        specs=specs,
+        folders=edges.folders,
+        hooks=hooks,
+        stopper=stopper,
+        backoff=backoff,
+        events=events,
+        recorder=recorder,
+        clock=clock,
+    )
+    remover = ContainerRemover(cri=cri, links=edges.folders, pod_logs=edges.paths.pod_logs)
+    runtime = RuntimeManager(
+        cri=cri,
+        starter=starter,
+        stopper=stopper,
+        remover=remover,
+        specs=specs,
+        handlers=OneHandler(),
+        probes=results,
+        events=events,
+        recorder=recorder,
+    )
+    probes = ProbeManager(
+        cri=cri, statuses=statuses, results=results, events=events, recorder=recorder, clock=clock, metrics=metrics
+    )
+    cgroups = PodCgroups(
+        host=edges.cgroups,
+        rules=CgroupRules(
+            root=spec.cgroup_root,
+            enabled=spec.cgroups_per_qos,
+            cfs_quota=spec.cpu_cfs_quota,
+            period_us=spec.cpu_period_us,
+            pids_per_pod=config.cgroups.pod_pids_limit,
+            hugepage_sizes=spec.hugepage_sizes,
+        ),
+        active=pods.pods,
+    )
+    maker = PodStatusMaker(
+        told=statuses,
+        probes=results,
+        reasons=reasons,
+        folders=edges.folders,
+        logs=LogFiles(),
+        addresses=NoAddresses(),
+        events=events,
+        clock=clock,
+        runtime_name=edges.runtime_name,
+        started=clock.now(),
+    )
+    steps = PodSync(
+        runtime=runtime,
+        look=pleg,
+        maker=maker,
+        statuses=statuses,
+        volumes=NoPodVolumes(),
+        probes=probes,
+        cgroups=cgroups,
+        mirrors=NoMirrors(),
+        references=NoReferencesHeld(),
+        network=runtime_state,
+        folders=edges.folders,
+        reasons=reasons,
+        events=events,
+        recorder=recorder,
+        clock=clock,
+    )
+    workers = PodWorkers(
+        phases=phases,
+        steps=steps,
+        statuses=WorkerStatuses(pleg=pleg, cache=cache),
+        recorder=recorder,
+        clock=clock,
+        sync_frequency=config.sources.sync_frequency,
+    )
+    gc = ContainerGc(
+        cri=cri,
+        remover=remover,
+        fate=phases,
+        statuses=cache,
+        sources_ready=mux.all_ready,
+        events=events,
+        clock=clock,
+        pod_logs=edges.paths.pod_logs,
+        container_logs=edges.paths.container_logs,
+        policy=GcPolicy(),
+    )
+    local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
+    loop = SyncLoop(
+        changes=mux,
+        pods=pods,
+        admission=AdmissionGate(
+            node=lambda: local,
+            sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
+            apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
+        ),
+        workers=workers,
+        phases=phases,
+        statuses=statuses,
+        dead=gc,
+        runtime=runtime_state,
+        events=events,
+        recorder=recorder,
+        clock=clock,
+        tidy=lambda: housekeeping.soon(),
+    )
+
+    async def collect_backoff() -> None:
+        backoff.collect(clock.now())
+
+    async def remove_orphan_cgroups() -> None:
+        await cgroups.remove_orphans({state.uid for state in phases})
+
+    housekeeping = Housekeeping(
+        sources=mux,
+        pods=pods,
+        phases=phases,
+        workers=workers,
+        runtime=RunningPods(cache),
+        folders=edges.folders,
+        holders=[statuses],
+        chores=[collect_backoff, remove_orphan_cgroups],
+        period=HOUSEKEEPING_PERIOD,
+    )
+
+    def finished(uid: str) -> None:
+        housekeeping.soon()
+        gc.collect_pod_soon(uid)
+
+    workers.on_finished = finished
+    pleg.listen(loop.handle)
+    results.listen(lambda kind, cid, uid, outcome: loop.handle(_probe_changed(kind, cid, uid, outcome)))
+    runtime_state.on_back = lambda: loop.handle(RuntimeBack())
+    return Node(
+        services=[[runtime_state, pleg], [workers, probes, gc, housekeeping], [loop, *_sources(settings, edges, mux, events)]],
+        pods=pods,
+        phases=phases,
+        workers=workers,
+        statuses=statuses,
+        cache=cache,
+        events=events,
+        recorder=recorder,
+        runtime=runtime_state,
+        pleg=pleg,
+        mux=mux,
+        metrics=metrics,
+        probes=probes,
+        housekeeping=housekeeping,
+    )
+
+
+def _probe_changed(kind: ProbeKind, container_id: str, uid: str, outcome: ProbeOutcome) -> ProbeChanged:
+    return ProbeChanged(kind=kind, container_id=container_id, pod_uid=uid, outcome=outcome)
+
+
+def _source_kinds(settings: Settings) -> list[Source]:
+    sources = settings.config.sources
+    kinds = [Source.FILE] if sources.static_pod_path else []
+    return kinds + ([Source.HTTP] if sources.static_pod_url else [])
+
+
+def _sources(settings: Settings, edges: Edges, mux: PodMux, events: LocalEvents) -> list[Service]:
+    sources = settings.config.sources
+    node_name = settings.node_name(edges.machine.hostname)
+    found: list[Service] = []
+    if sources.static_pod_path:
+        found.append(
+            StaticSource(
+                path=Path(sources.static_pod_path),
+                check_period=sources.file_check_frequency,
+                load=file_loader(node_name),
+                sets=mux,
+                events=events,
+                clock=edges.clock,
+            )
+        )
+    if sources.static_pod_url:
+        found.append(
+            UrlSource(
+                url=sources.static_pod_url,
+                headers={name: ", ".join(values) for name, values in sources.static_pod_url_header.items()},
+                check_period=sources.http_check_frequency,
+                load=url_loader(node_name),
+                fetch=edges.fetch,
+                sets=mux,
+                events=events,
+                clock=edges.clock,
+            )
+        )
+    return found
+
+
+@asynccontextmanager
+async def live(node: Node) -> AsyncIterator[None]:
+    """The agent runs for as long as the block lasts."""
+    first, second, third = node.services
+    async with running(*first), running(*second), running(*third):
+        yield

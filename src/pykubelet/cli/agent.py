@@ -1,0 +1,87 @@
+"""`pykubelet --config f …`: flags to settings, edges to the outside, run until told to stop.
+
+Everything that can be wrong with the settings is said at once on standard error, one line each, with status 1.
+A second stop signal leaves at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from pykubelet.kit import log
+from pykubelet.model.errors import PykubeletError
+from pykubelet.settings.load import PrintAndExit, load_settings
+from pykubelet.settings.problems import SettingsError
+from pykubelet.settings.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def run_agent(arguments: Sequence[str]) -> int:
+    try:
+        loaded = load_settings(arguments, environ=os.environ)
+    except SettingsError as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)
+        return 1
+    if isinstance(loaded, PrintAndExit):
+        sys.stdout.write(loaded.text)
+        return 0
+    logging_settings = loaded.settings.config.process.logging
+    log.set_up(json_format=logging_settings.format == "json", verbosity=logging_settings.verbosity)
+    for warning in loaded.warnings:
+        logger.warning(warning)
+    return run_settings(loaded.settings)
+
+
+def run_settings(settings: Settings) -> int:
+    import uvloop
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(settings))
+    except PykubeletError as error:
+        print(f"pykubelet: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _run(settings: Settings) -> int:
+    from pykubelet.app import assemble, live
+    from pykubelet.cli.edges import connected_edges
+
+    async with connected_edges(settings) as edges:
+        node = assemble(settings, edges)
+        stop = stop_requested()
+        if settings.config.sources.run_once:
+            from pykubelet.cli.run_once import run_once
+
+            return await run_once(node)
+        async with live(node):
+            logger.info("agent is running", extra={"node": settings.node_name(edges.machine.hostname)})
+            await stop.wait()
+            logger.info("stop requested; pods keep running")
+    return 0
+
+
+def stop_requested() -> asyncio.Event:
+    """Set by SIGTERM or SIGINT; the second one ends the process on the spot."""
+    event = asyncio.Event()
+
+    def ask() -> None:
+        if event.is_set():
+            os._exit(1)
+        event.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+    return event
+
+

@@ -1,0 +1,81 @@
+"""The real outside world: connects the runtime and gathers everything else an agent stands on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pykubelet.app import Edges
+from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.clients.host.cgroups import CgroupTree
+from pykubelet.clients.host.folders import DiskFolders
+from pykubelet.clients.host.machine import read_machine
+from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.http.client import HookCaller, fetch
+from pykubelet.kit.backoff import Backoff
+from pykubelet.kit.clock import SystemClock
+from pykubelet.model.errors import CriError
+from pykubelet.model.runtime_status import RuntimeVersion
+from pykubelet.pleg.events import EventSource
+from pykubelet.settings.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+CONTAINER_LOGS = Path("/var/log/containers")
+
+
+@asynccontextmanager
+async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
+    config, clock = settings.config, SystemClock()
+    paths = NodePaths(
+        root=Path(settings.flags.root_dir),
+        pod_logs=Path(config.container_logs.pod_logs_dir),
+        container_logs=container_logs_beside(Path(config.container_logs.pod_logs_dir)),
+    )
+    folders = DiskFolders(paths)
+    folders.make_roots()
+    cri = GrpcCriClient(
+        config.runtime.container_runtime_endpoint,
+        image_endpoint=config.runtime.image_service_endpoint,
+        clock=clock,
+        request_timeout=config.runtime.runtime_request_timeout,
+    )
+    try:
+        version = await _connect(cri, config.runtime.container_runtime_endpoint)
+        yield Edges(
+            clock=clock,
+            cri=cri,
+            runtime_name=version.name,
+            folders=folders,
+            paths=paths,
+            cgroups=CgroupTree(clock=clock),
+            machine=read_machine(),
+            http=HookCaller(),
+            fetch=fetch,
+            event_sources=[EventSource(name="runtime", open=cri.container_events)],
+        )
+    finally:
+        await cri.close()
+
+
+def container_logs_beside(pod_logs: Path) -> Path:
+    """/var/log/containers for the usual place; a private pod log folder keeps its links beside it."""
+    return CONTAINER_LOGS if pod_logs == Path("/var/log/pods") else pod_logs.parent / "containers"
+
+
+async def _connect(cri: GrpcCriClient, endpoint: str) -> RuntimeVersion:
+    """Wait for the runtime: at boot the agent may well be up before it."""
+    backoff = Backoff(initial=0.1, maximum=5.0)
+    while True:
+        try:
+            version = await cri.connect()
+        except CriError as error:
+            if backoff.failures == 0:
+                logger.warning("waiting for the container runtime", extra={"endpoint": endpoint, "error": str(error)})
+            await asyncio.sleep(backoff.next())
+        else:
+            logger.info("connected", extra={"runtime": version.name, "version": version.version})
+            return version

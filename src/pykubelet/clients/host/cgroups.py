@@ -1,0 +1,205 @@
+"""The cgroup file systems of the host: v1, hybrid (v1 controllers beside an empty v2 tree) and v2.
+
+Paths are driver-neutral (`/kubepods/burstable/pod<uid>`) and mean the same place in every hierarchy. Only what
+was made through this class below the kubepods root is ever removed. A host that refuses a write (no controller,
+no right) is told once and the rest is still applied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pykubelet.kit.clock import Clock
+from pykubelet.model.cgroup_limits import CgroupLimits, shares_to_weight
+
+logger = logging.getLogger(__name__)
+
+V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "hugetlb", "net_cls")
+V1_LIMITED = ("cpu", "memory", "pids", "hugetlb")
+"""Hierarchies in which we make pod cgroups ourselves; the runtime makes its own in all the others."""
+V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
+GONE_TRIES = 20
+UNLIMITED_V1_MEMORY = -1
+
+
+class CgroupTree:
+    def __init__(self, *, clock: Clock, root: Path = Path("/sys/fs/cgroup")) -> None:
+        self._clock = clock
+        self._root = root
+        self.unified = (root / "cgroup.controllers").exists()
+        self._hierarchies = self._find_hierarchies()
+        self._refused: set[str] = set()
+
+    def _find_hierarchies(self) -> dict[str, Path]:
+        """Controller name to the folder of its hierarchy; one entry '' on v2."""
+        if self.unified:
+            return {"": self._root}
+        found: dict[str, Path] = {}
+        places: set[Path] = set()
+        try:
+            entries = sorted(os.listdir(self._root))
+        except FileNotFoundError:
+            return {}
+        for entry in entries:
+            place = (self._root / entry).resolve()
+            for name in entry.split(","):
+                if name in V1_CONTROLLERS:
+                    found.setdefault(name, place)
+            if entry == "systemd" and place not in places:
+                found[entry] = place
+            places.add(place)
+        return found
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def exists(self, path: str) -> bool:
+        return all(folder.is_dir() for folder in self._limited_folders(path))
+
+    def children(self, path: str) -> Sequence[str]:
+        """Names of the groups directly below, in any hierarchy."""
+        names: set[str] = set()
+        for folder in self._folders(path):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                names.update(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
+        return sorted(names)
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def create(self, path: str, limits: CgroupLimits) -> None:
+        """Make the group, parents included, and apply the limits. Safe to repeat."""
+        if self.unified:
+            self._enable_down_to(path)
+        for folder in self._limited_folders(path):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.apply(path, limits)
+
+    def apply(self, path: str, limits: CgroupLimits) -> None:
+        for file, value in self._writes(path, limits):
+            self._write(file, value)
+
+    async def destroy(self, path: str) -> None:
+        """Kill what is left inside and remove the group with everything below it; gone already is success."""
+        folders = list(self._folders(path))
+        for attempt in range(GONE_TRIES):
+            busy = [folder for folder in folders if not self._remove(folder)]
+            if not busy:
+                return
+            for pid in self._pids(busy):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await self._clock.sleep(0.005 * (attempt + 1))
+        raise OSError(errno.EBUSY, f"cgroup {path} still has processes in it")
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _folders(self, path: str) -> Iterator[Path]:
+        for base in dict.fromkeys(self._hierarchies.values()):
+            yield base / path.lstrip("/")
+
+    def _limited_folders(self, path: str) -> Iterator[Path]:
+        wanted = ("",) if self.unified else V1_LIMITED
+        for name in wanted:
+            if name in self._hierarchies:
+                yield self._hierarchies[name] / path.lstrip("/")
+
+    def _writes(self, path: str, limits: CgroupLimits) -> Iterator[tuple[Path, str]]:
+        yield from (self._writes_v2 if self.unified else self._writes_v1)(path.lstrip("/"), limits)
+
+    def _writes_v2(self, path: str, limits: CgroupLimits) -> Iterator[tuple[Path, str]]:
+        folder = self._root / path
+        if limits.cpu_shares is not None:
+            yield folder / "cpu.weight", str(shares_to_weight(limits.cpu_shares))
+        if limits.cpu_quota_us is not None:
+            quota = str(limits.cpu_quota_us) if limits.cpu_quota_us > 0 else "max"
+            yield folder / "cpu.max", f"{quota} {limits.cpu_period_us}"
+        if limits.memory_bytes is not None:
+            yield folder / "memory.max", str(limits.memory_bytes) if limits.memory_bytes > 0 else "max"
+        if limits.pids is not None:
+            yield folder / "pids.max", str(limits.pids) if limits.pids > 0 else "max"
+        for size, allowed in limits.hugepages.items():
+            yield folder / f"hugetlb.{page_name(size)}.max", str(allowed)
+
+    def _writes_v1(self, path: str, limits: CgroupLimits) -> Iterator[tuple[Path, str]]:
+        places = self._hierarchies
+        if "cpu" in places:
+            folder = places["cpu"] / path
+            if limits.cpu_shares is not None:
+                yield folder / "cpu.shares", str(limits.cpu_shares)
+            if limits.cpu_quota_us is not None:
+                yield folder / "cpu.cfs_period_us", str(limits.cpu_period_us)
+                yield folder / "cpu.cfs_quota_us", str(limits.cpu_quota_us if limits.cpu_quota_us > 0 else -1)
+        if "memory" in places and limits.memory_bytes is not None:
+            value = limits.memory_bytes if limits.memory_bytes > 0 else UNLIMITED_V1_MEMORY
+            yield places["memory"] / path / "memory.limit_in_bytes", str(value)
+        if "pids" in places and limits.pids is not None:
+            yield places["pids"] / path / "pids.max", str(limits.pids) if limits.pids > 0 else "max"
+        if "hugetlb" in places:
+            for size, allowed in limits.hugepages.items():
+                yield places["hugetlb"] / path / f"hugetlb.{page_name(size)}.limit_in_bytes", str(allowed)
+
+    def _write(self, file: Path, value: str) -> None:
+        try:
+            with open(file, "w", encoding="ascii") as target:
+                target.write(value)
+        except OSError as error:
+            if file.name not in self._refused:
+                self._refused.add(file.name)
+                logger.warning(
+                    "the host refuses a cgroup setting; pods run without it",
+                    extra={"file": str(file), "value": value, "error": str(error)},
+                )
+
+    def _enable_down_to(self, path: str) -> None:
+        """On v2 a controller works in a group only if every ancestor hands it down."""
+        folder = self._root
+        for part in (*path.strip("/").split("/")[:-1], None):
+            self._hand_down(folder)
+            if part is None:
+                break
+            folder = folder / part
+            folder.mkdir(mode=0o755, exist_ok=True)
+
+    def _hand_down(self, folder: Path) -> None:
+        available = (folder / "cgroup.controllers").read_text().split()
+        handed = (folder / "cgroup.subtree_control").read_text().split()
+        for name in V2_CONTROLLERS:
+            if name in available and name not in handed:
+                self._write(folder / "cgroup.subtree_control", f"+{name}")
+
+    def _remove(self, folder: Path) -> bool:
+        """Remove the group and those below it; False when something still lives in there."""
+        try:
+            below = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+            clean = all([self._remove(Path(child)) for child in below])
+            if clean:
+                os.rmdir(folder)
+            return clean
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError as error:
+            if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+                return False
+            raise
+
+    def _pids(self, folders: Sequence[Path]) -> set[int]:
+        found: set[int] = set()
+        for folder in folders:
+            for base, _, files in os.walk(folder):
+                if "cgroup.procs" in files:
+                    with contextlib.suppress(OSError):
+                        found.update(int(pid) for pid in Path(base, "cgroup.procs").read_text().split())
+        return found - {0, os.getpid()}
+
+
+def page_name(size: int) -> str:
+    """How the kernel names a page size: 2MB, 1GB."""
+    for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
+        if size >= factor and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return f"{size}B"

@@ -1,0 +1,382 @@
+"""Making sure that a container's image is on the node.
+
+Covers: policy, back-off, credentials in order, parallel pulls with a cap, the registry rate, sharing of a
+pull by pods that want the same with the same credentials, events, and the reasons a container waits with.
+An image at hand costs one ImageStatus call; answers are not remembered, for images can be removed.
+Does not cover: where credentials come from, garbage collection, and the `Error: <reason>` event that the
+starter of the container tells for any failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from pykubelet.api.times import format_duration_ns
+from pykubelet.api.types import Pod
+from pykubelet.images.policy import NEVER, Choice, choose, effective_policy, looks_first
+from pykubelet.images.reference import InvalidReference, parse, with_default_tag
+from pykubelet.images.slots import PullSlots, TokenBucket
+from pykubelet.kit.backoff import BackoffTable
+from pykubelet.kit.clock import Clock
+from pykubelet.model import reasons
+from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.pod import uid_of
+from pykubelet.model.runtime_status import Image
+from pykubelet.wire import cri_pb2
+
+QPS_EXCEEDED: Final = "pull QPS exceeded"
+MILLISECOND_NS: Final = 1_000_000
+
+
+class ImageError(PykubeletError):
+    """The image cannot be had; `reason` and the text are what the container waits with."""
+
+    def __init__(self, reason: str, message: str, *, retry_in: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retry_in = retry_in
+        """Seconds until trying again makes sense; None = the ordinary retry."""
+
+
+class ImageService(Protocol):
+    """The calls of the runtime that are about images."""
+
+    async def image_status(self, image: str, /) -> Image | None: ...
+
+    async def pull_image(
+        self,
+        spec: cri_pb2.ImageSpec,
+        auth: cri_pb2.AuthConfig | None = None,
+        sandbox_config: cri_pb2.PodSandboxConfig | None = None,
+        /,
+    ) -> str: ...
+
+
+class Credentials(Protocol):
+    """Finds what a pod may log in to a registry with."""
+
+    async def lookup(self, pod: Pod, image: str) -> Sequence[cri_pb2.AuthConfig]:
+        """Credentials for the image, the ones to try first first; empty for none. Raises PykubeletError."""
+        ...
+
+
+class ImageAccess(Protocol):
+    """Decides whether a pod may use an image that somebody else's credentials brought here."""
+
+    async def may_use(self, pod: Pod, image: str, image_ref: str) -> bool: ...
+
+    async def pulled(self, pod: Pod, image: str, image_ref: str, auth: cri_pb2.AuthConfig | None) -> None:
+        """Told after a pull for this pod succeeded, with the credentials that worked."""
+        ...
+
+
+class Anonymous:
+    """No credentials at all."""
+
+    async def lookup(self, pod: Pod, image: str) -> Sequence[cri_pb2.AuthConfig]:
+        return ()
+
+
+class OpenAccess:
+    """Every pod may use every image on the node."""
+
+    async def may_use(self, pod: Pod, image: str, image_ref: str) -> bool:
+        return True
+
+    async def pulled(self, pod: Pod, image: str, image_ref: str, auth: cri_pb2.AuthConfig | None) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullSettings:
+    serialize: bool = False
+    """serializeImagePulls: one pull at a time."""
+    max_parallel: int | None = None
+    """maxParallelImagePulls: pulls at the same time; None = no limit."""
+    qps: float = 5.0
+    """registryPullQPS: pulls begun a second; 0 = no limit."""
+    burst: int = 10
+    """registryBurst."""
+    backoff_initial: float = 10.0
+    backoff_maximum: float = 300.0
+    slot_patience: float = 120.0
+    """Seconds after which a parallel pull stops counting against the cap, so that a dead registry blocks none."""
+
+    @property
+    def slots(self) -> PullSlots:
+        if self.serialize:
+            return PullSlots(1)
+        return PullSlots(self.max_parallel, patience=self.slot_patience)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """One container's wish for an image."""
+
+    pod: Pod
+    uid: str
+    image: str
+    """As the pod writes it."""
+    tagged: str
+    """With the default tag."""
+    field_path: str
+    sandbox_config: cri_pb2.PodSandboxConfig | None
+    runtime_handler: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.uid}_{self.tagged}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pulled:
+    image_ref: str
+    size_bytes: int
+    pulling_seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A pull under way, led by one caller. The answer is None when that caller gave up."""
+
+    answer: asyncio.Future[_Pulled | CriError | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class ImagePuller:
+    def __init__(
+        self,
+        *,
+        cri: ImageService,
+        clock: Clock,
+        events: EventSink,
+        life: LifeRecorder,
+        settings: PullSettings,
+        credentials: Credentials | None = None,
+        access: ImageAccess | None = None,
+    ) -> None:
+        self._cri = cri
+        self._clock = clock
+        self._events = events
+        self._life = life
+        self._credentials: Credentials = credentials or Anonymous()
+        self._access: ImageAccess = access or OpenAccess()
+        self._slots = settings.slots
+        self._rate = TokenBucket(rate=settings.qps, burst=settings.burst, clock=clock)
+        self._backoff = BackoffTable(
+            settings.backoff_initial, settings.backoff_maximum, reset_after=2 * settings.backoff_maximum
+        )
+        self._last_error: dict[str, str] = {}
+        self._flights: dict[tuple[str, str, bytes], _Flight] = {}
+
+    async def ensure(
+        self,
+        pod: Pod,
+        image: str,
+        policy: str | None,
+        sandbox: cri_pb2.PodSandboxConfig | None = None,
+        field_path: str = "",
+        *,
+        runtime_handler: str = "",
+    ) -> str:
+        """The reference to create a container with, pulling if need be.
+
+        Raises ImageError; RuntimeDown passes as it is, for then no image is to blame.
+        """
+        wish = self._wish(
+            _Wish(
+                pod=pod,
+                uid=uid_of(pod),
+                image=image,
+                tagged=image,
+                field_path=field_path,
+                sandbox_config=sandbox,
+                runtime_handler=runtime_handler,
+            )
+        )
+        policy = effective_policy(policy, parse(image))
+        present = await self._look(wish) if looks_first(policy) else None
+        if present is None and policy == NEVER:
+            raise self._refused(wish, f'Container image "{image}" is not present with pull policy of Never')
+        usable = present is not None and await self._access.may_use(pod, wish.tagged, present.id)
+        waiting = self._backoff.is_waiting(wish.key, self._clock.monotonic())
+        match choose(policy, usable=usable, waiting=waiting):
+            case Choice.USE:
+                assert present is not None
+                self._tell(wish, reasons.NORMAL, "Pulled", _present_text(image))
+                return present.id
+            case Choice.REFUSE:
+                text = f'Container image "{image}" is present with pull policy of Never but does not have '
+                raise self._refused(wish, text + "the proper credentials to access the image")
+            case Choice.WAIT:
+                raise self._held_back(wish)
+            case Choice.PULL:
+                return await self._pull(wish)
+
+    def forget_pod(self, uid: str) -> None:
+        """Drop the back-offs of a pod that is gone."""
+        for key in [key for key in self._last_error if key.startswith(f"{uid}_")]:
+            del self._last_error[key]
+            self._backoff.forget(key)
+
+    def retry_after(self, pod: Pod, image: str) -> float:
+        """Seconds until a pull of that image for that pod will be tried again; 0 = now."""
+        try:
+            key = f"{uid_of(pod)}_{with_default_tag(image)}"
+        except InvalidReference:
+            return 0.0
+        return self._backoff.remaining(key, self._clock.monotonic())
+
+    def _wish(self, wish: _Wish) -> _Wish:
+        try:
+            return replace(wish, tagged=with_default_tag(wish.image))
+        except InvalidReference as problem:
+            name = wish.image
+            text = f'Failed to apply default image tag "{name}": couldn\'t parse image name "{name}": {problem}'
+            self._tell(wish, reasons.WARNING, "InspectFailed", text)
+            raise ImageError(reasons.INVALID_IMAGE_NAME, text) from problem
+
+    def _refused(self, wish: _Wish, text: str) -> ImageError:
+        self._tell(wish, reasons.WARNING, reasons.ERR_IMAGE_NEVER_PULL, text)
+        return ImageError(reasons.ERR_IMAGE_NEVER_PULL, text)
+
+    async def _look(self, wish: _Wish) -> Image | None:
+        try:
+            return await self._cri.image_status(wish.tagged)
+        except RuntimeDown:
+            raise
+        except CriError as error:
+            text = f'Failed to inspect image "": {error}'  # the reference, which is not known, goes there
+            self._tell(wish, reasons.WARNING, "InspectFailed", text)
+            raise ImageError(reasons.IMAGE_INSPECT_ERROR, text) from error
+
+    def _held_back(self, wish: _Wish) -> ImageError:
+        text = f'Back-off pulling image "{wish.image}"'
+        self._tell(wish, reasons.NORMAL, "BackOff", text)
+        last = self._last_error.get(wish.key)
+        left = self._backoff.remaining(wish.key, self._clock.monotonic())
+        return ImageError(reasons.IMAGE_PULL_BACK_OFF, f"{text}: {last}" if last else text, retry_in=left)
+
+    async def _pull(self, wish: _Wish) -> str:
+        self._tell(wish, reasons.NORMAL, "Pulling", f'Pulling image "{wish.image}"')
+        begun = self._clock.monotonic()
+        try:
+            with self._life.step(wish.uid, Step.PULL, wish.image):
+                pulled = await self._pull_with_any(wish)
+        except RuntimeDown:
+            raise
+        except PykubeletError as error:
+            self._tell(wish, reasons.WARNING, "Failed", f'Failed to pull image "{wish.image}": {error}')
+            raise self._failed(wish, error) from error
+        took = _duration(pulled.pulling_seconds)
+        waited = _duration(self._clock.monotonic() - begun)
+        self._tell(
+            wish,
+            reasons.NORMAL,
+            "Pulled",
+            f'Successfully pulled image "{wish.image}" in {took} ({waited} including waiting). '
+            f"Image size: {pulled.size_bytes} bytes.",
+        )
+        self._backoff.collect(self._clock.monotonic())
+        return pulled.image_ref
+
+    def _failed(self, wish: _Wish, error: PykubeletError) -> ImageError:
+        self._backoff.advance(wish.key, self._clock.monotonic())
+        reason, message = explain_pull_error(wish.tagged, str(error))
+        self._last_error[wish.key] = f"{reason}: {message}"
+        return ImageError(reason, message)
+
+    async def _pull_with_any(self, wish: _Wish) -> _Pulled:
+        """Try the credentials in order; when none works, all that went wrong is told."""
+        found = await self._credentials.lookup(wish.pod, wish.tagged)
+        candidates: list[cri_pb2.AuthConfig | None] = list(found) or [None]
+        failures: dict[str, CriError] = {}
+        for auth in candidates:
+            try:
+                pulled = await self._pull_shared(wish, auth)
+            except RuntimeDown:
+                raise
+            except CriError as error:
+                failures[str(error)] = error
+                continue
+            await self._access.pulled(wish.pod, wish.tagged, pulled.image_ref, auth)
+            return pulled
+        if len(failures) == 1:
+            raise next(iter(failures.values()))
+        raise CriError(f"[{', '.join(failures)}]")
+
+    async def _pull_shared(self, wish: _Wish, auth: cri_pb2.AuthConfig | None) -> _Pulled:
+        """Join a pull of the same with the same credentials, or lead one.
+
+        When the leader is cancelled the next in line starts anew; the runtime keeps what was loaded.
+        """
+        key = (wish.tagged, wish.runtime_handler, b"" if auth is None else auth.SerializeToString(deterministic=True))
+        while (flight := self._flights.get(key)) is not None:
+            answer = await asyncio.shield(flight.answer)
+            if isinstance(answer, CriError):
+                raise answer
+            if answer is not None:
+                return answer
+        flight = self._flights[key] = _Flight()
+        outcome: _Pulled | CriError | None = None
+        try:
+            outcome = await self._pull_now(wish, auth)
+            return outcome
+        except CriError as error:
+            outcome = error
+            raise
+        finally:
+            del self._flights[key]
+            flight.answer.set_result(outcome)
+
+    async def _pull_now(self, wish: _Wish, auth: cri_pb2.AuthConfig | None) -> _Pulled:
+        async with self._slots.taken():
+            if not self._rate.take():
+                raise CriError(QPS_EXCEEDED)
+            begun = self._clock.monotonic()
+            spec = cri_pb2.ImageSpec(
+                image=wish.tagged, annotations=wish.pod.metadata.annotations, runtime_handler=wish.runtime_handler
+            )
+            image_ref = await self._cri.pull_image(spec, auth, wish.sandbox_config)
+            took = self._clock.monotonic() - begun
+        return _Pulled(image_ref=image_ref, size_bytes=await self._size(image_ref), pulling_seconds=took)
+
+    async def _size(self, image_ref: str) -> int:
+        """For the event only, so a failure is no reason to fail the pull."""
+        try:
+            image = await self._cri.image_status(image_ref)
+        except CriError:
+            return 0
+        return image.size_bytes if image is not None else 0
+
+    def _tell(self, wish: _Wish, kind: str, reason: str, text: str) -> None:
+        self._events.pod_event(wish.pod, kind, reason, text, field_path=wish.field_path)
+        if reason not in ("Pulling", "Failed"):  # those are the recorded step itself
+            self._life.note(wish.uid, Step.PULL, wish.image, reason=reason, message=text)
+
+
+def explain_pull_error(image: str, text: str) -> tuple[str, str]:
+    """The waiting reason and message for a failed pull, by the prefixes that the CRI reserves."""
+    for prefix, because in (
+        (reasons.REGISTRY_UNAVAILABLE, "the registry is unavailable"),
+        (reasons.SIGNATURE_VALIDATION_FAILED, "the signature validation failed"),
+    ):
+        if text.startswith(prefix):
+            return prefix, f"image pull failed for {image} because {because}{text.removeprefix(prefix)}"
+    return reasons.ERR_IMAGE_PULL, text
+
+
+def _present_text(image: str) -> str:
+    return f'Container image "{image}" already present on machine and can be accessed by the pod'
+
+
+def _duration(seconds: float) -> str:
+    """A Go duration, cut to whole milliseconds."""
+    return format_duration_ns(int(seconds * 1000) * MILLISECOND_NS)

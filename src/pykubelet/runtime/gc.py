@@ -1,0 +1,357 @@
+"""Removing dead containers, sandboxes and their logs.
+
+A pass each minute over everything, and a quick one over a single pod after one of its containers ended or
+when it is gone for good. Each removal is checked once more right before it happens, and pods do not wait
+for each other's. Already gone is success, so a pass may be repeated after a crash half-way.
+Does not cover: what is chosen (gc_plan.py), killing of pods nobody wants, images, pod folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pykubelet.api.types import Pod
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import TaskSet, gather_all
+from pykubelet.model.container_keys import deletion_grace_of, restart_count_of, termination_grace_of
+from pykubelet.model.errors import CriError, NotFound, PykubeletError
+from pykubelet.model.events import EventSink
+from pykubelet.model.pod import name_of, namespace_of, uid_of
+from pykubelet.model.reasons import WARNING
+from pykubelet.model.runtime_status import (
+    ContainerRecord,
+    ContainerState,
+    ContainerStatus,
+    PodRuntimeStatus,
+    SandboxRecord,
+)
+from pykubelet.runtime.gc_plan import GcPolicy, plan_containers, plan_prune, plan_sandboxes
+
+logger = logging.getLogger(__name__)
+
+PERIOD = 60.0
+PRUNE_PAUSE = 1.0
+"""Seconds between an end and the removal of older dead ones: the restart comes first."""
+AT_ONCE = 8
+"""Pods whose things are removed at the same time."""
+MINIMUM_GRACE = 2
+REMOVING = ".removing"
+
+
+class PodFate(Protocol):
+    """What may go, by the phase of each pod."""
+
+    def should_remove_content(self, uid: str) -> bool:
+        """Deleted and ended, evicted, or unknown: nothing of it is of use any more."""
+        ...
+
+    def should_remove_runtime(self, uid: str) -> bool:
+        """Ended, though perhaps still wanted as an object."""
+        ...
+
+
+class KnownStatuses(Protocol):
+    def last_known(self, uid: str) -> PodRuntimeStatus: ...
+
+
+class LogLinks(Protocol):
+    def unlink_log(self, namespace: str, name: str, container: str, container_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dead:
+    """A container to remove, and where its logs are."""
+
+    id: str
+    pod_uid: str
+    pod_name: str
+    pod_namespace: str
+    name: str
+    restart_count: int
+    stop_first: int | None = None
+    """Grace in seconds for one that may still run."""
+
+
+class ContainerRemover:
+    """Removes a container with its log files and link."""
+
+    def __init__(self, *, cri: CriClient, links: LogLinks, pod_logs: Path) -> None:
+        self._cri = cri
+        self._links = links
+        self._pod_logs = pod_logs
+
+    async def remove(self, pod: Pod, status: ContainerStatus, *, keep_logs: bool = False) -> None:
+        """Remove a dead container; already gone is success."""
+        dead = _Dead(
+            id=status.id,
+            pod_uid=uid_of(pod),
+            pod_name=name_of(pod),
+            pod_namespace=namespace_of(pod),
+            name=status.name,
+            restart_count=restart_count_of(status),
+        )
+        await self.remove_dead(dead, keep_logs=keep_logs)
+
+    async def remove_dead(self, dead: _Dead, *, keep_logs: bool = False) -> None:
+        if dead.stop_first is not None:
+            await _gone_is_fine(self._cri.stop_container(dead.id, dead.stop_first))
+        if not keep_logs:
+            await asyncio.to_thread(self._remove_logs, dead)
+        await _gone_is_fine(self._cri.remove_container(dead.id))
+
+    def _remove_logs(self, dead: _Dead) -> None:
+        folder = self._pod_logs / f"{dead.pod_namespace}_{dead.pod_name}_{dead.pod_uid}" / dead.name
+        for log in folder.glob(f"{dead.restart_count}.log*"):
+            log.unlink(missing_ok=True)
+        self._links.unlink_log(dead.pod_namespace, dead.pod_name, dead.name, dead.id)
+
+
+class ContainerGc:
+    name = "container gc"
+
+    def __init__(
+        self,
+        *,
+        cri: CriClient,
+        remover: ContainerRemover,
+        fate: PodFate,
+        statuses: KnownStatuses,
+        sources_ready: Callable[[], bool],
+        events: EventSink,
+        clock: Clock,
+        pod_logs: Path,
+        container_logs: Path,
+        policy: GcPolicy | None = None,
+    ) -> None:
+        self._cri = cri
+        self._remover = remover
+        self._fate = fate
+        self._statuses = statuses
+        self._sources_ready = sources_ready
+        self._events = events
+        self._clock = clock
+        self._pod_logs = pod_logs
+        self._container_logs = container_logs
+        self._policy = policy or GcPolicy()
+        self._tasks: TaskSet | None = None
+        self._pruning: set[tuple[str, str]] = set()
+        self._collecting: set[str] = set()
+
+    async def run(self) -> None:
+        async with TaskSet("container gc", on_error=self._task_failed) as tasks:
+            self._tasks = tasks
+            try:
+                while True:
+                    await self._pass()
+                    await self._clock.sleep(PERIOD)
+            finally:
+                self._tasks = None
+
+    def prune_soon(self, uid: str, container: str) -> None:
+        """Remove the older dead containers of that name shortly. Never waits; a repeat changes nothing."""
+        key = (uid, container)
+        if self._tasks is not None and key not in self._pruning:
+            self._pruning.add(key)
+            self._tasks.spawn(self._prune_later(key), name=f"prune {uid}")
+
+    def collect_pod_soon(self, uid: str) -> None:
+        """Remove everything of a pod that is gone for good, without waiting for the next pass."""
+        if self._tasks is not None and uid not in self._collecting:
+            self._collecting.add(uid)
+            self._tasks.spawn(self._collect_pod(uid), name=f"collect {uid}")
+
+    async def collect(self, *, evict_ended: bool = False) -> None:
+        """One pass over the node; raises PykubeletError when something could not be removed.
+
+        `evict_ended`: pods that have ended lose everything too, although they are still wanted as objects;
+        for a disk that is full.
+        """
+        is_gone = self._gone_question(evict_ended=evict_ended)
+        sandboxes, containers = await self._cri.list_pod_sandboxes(), await self._cri.list_containers()
+        failures = await self._remove(sandboxes, containers, is_gone)
+        if self._sources_ready():
+            failures += await self._remove_log_folders()
+        failures += await self._remove_dead_links(containers)
+        if failures:
+            raise PykubeletError("; ".join(dict.fromkeys(failures)))
+
+    async def prune(self, uid: str, container: str) -> None:
+        """Remove the older dead containers of that name now; all names when it is empty."""
+        seen = self._statuses.last_known(uid)
+        gone = self._sources_ready() and self._fate.should_remove_content(uid)
+        for status in plan_prune(seen, container, keep=self._policy.max_per_container, is_gone=gone):
+            await self._remover.remove_dead(
+                _Dead(
+                    id=status.id,
+                    pod_uid=uid,
+                    pod_name=seen.name,
+                    pod_namespace=seen.namespace,
+                    name=status.name,
+                    restart_count=restart_count_of(status),
+                )
+            )
+
+    def _gone_question(self, *, evict_ended: bool) -> Callable[[str], bool]:
+        def is_gone(uid: str) -> bool:
+            if not self._sources_ready():
+                return False
+            return self._fate.should_remove_content(uid) or (evict_ended and self._fate.should_remove_runtime(uid))
+
+        return is_gone
+
+    async def _pass(self) -> None:
+        try:
+            await self.collect()
+        except PykubeletError as error:
+            logger.warning("container garbage collection failed", extra={"problem": str(error)})
+            self._events.node_event(WARNING, "ContainerGCFailed", str(error))
+
+    def _task_failed(self, error: BaseException) -> None:
+        # A single pod's clean-up; the next pass tries again and reports.
+        logger.warning("clean-up of a pod failed, the next pass repeats it", extra={"problem": str(error)})
+
+    async def _prune_later(self, key: tuple[str, str]) -> None:
+        await self._clock.sleep(PRUNE_PAUSE)
+        self._pruning.discard(key)  # before looking: an end told from now on deserves a look of its own
+        await self.prune(*key)
+
+    async def _collect_pod(self, uid: str) -> None:
+        try:
+            is_gone = self._gone_question(evict_ended=False)
+            if not is_gone(uid):
+                return
+            sandboxes = await self._cri.list_pod_sandboxes(pod_uid=uid)
+            containers = await self._cri.list_containers(pod_uid=uid)
+            failures = await self._remove(sandboxes, containers, is_gone)
+            failures += await self._remove_log_folders(uid)
+            if failures:
+                raise PykubeletError("; ".join(dict.fromkeys(failures)))
+        finally:
+            self._collecting.discard(uid)
+
+    # Containers and sandboxes
+
+    async def _remove(
+        self,
+        sandboxes: Sequence[SandboxRecord],
+        containers: Sequence[ContainerRecord],
+        is_gone: Callable[[str], bool],
+    ) -> list[str]:
+        """Remove what the plans choose, pod by pod; the texts of what failed."""
+        dead = plan_containers(containers, now_ns=self._clock.now_ns(), policy=self._policy, is_gone=is_gone)
+        chosen = {c.id for c in dead}
+        left = [c for c in containers if c.id not in chosen]
+        boxes = plan_sandboxes(sandboxes, left, is_gone=is_gone)
+        failures: list[str] = []
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def one_pod(uid: str, was_gone: bool) -> None:
+            mine = [c for c in dead if c.pod_uid == uid]
+            async with limit:
+                try:
+                    for container in mine:
+                        if was_gone and not is_gone(uid):
+                            return  # wanted again since it was planned; the next pass plans anew
+                        await self._remover.remove_dead(_dead(container))
+                    for sandbox in (s for s in boxes if s.pod_uid == uid):
+                        if was_gone and not is_gone(uid):
+                            return
+                        await _gone_is_fine(self._cri.stop_pod_sandbox(sandbox.id))
+                        await _gone_is_fine(self._cri.remove_pod_sandbox(sandbox.id))
+                except (PykubeletError, OSError) as error:  # this pod's trouble, others go on
+                    failures.append(str(error))
+
+        uids = dict.fromkeys([c.pod_uid for c in dead] + [s.pod_uid for s in boxes])
+        await gather_all(*(one_pod(uid, is_gone(uid)) for uid in uids))
+        return failures
+
+    # Logs
+
+    async def _remove_log_folders(self, uid: str | None = None) -> list[str]:
+        """Log folders of pods that are gone, or of that one; the texts of what failed."""
+        failures: list[str] = []
+        for folder in await asyncio.to_thread(_log_folders, self._pod_logs):
+            if not folder.name.endswith(REMOVING):
+                owner = folder.name.rpartition("_")[2]
+                if uid not in (None, owner) or not self._fate.should_remove_content(owner):
+                    continue
+            try:
+                await self._remove_folder(folder)
+            except OSError as error:
+                failures.append(f"log folder {folder}: {error}")
+        return failures
+
+    async def _remove_folder(self, folder: Path) -> None:
+        # Set aside in the same breath as the question was asked: a static pod that returns has the same
+        # uid, and must not lose new logs to a removal that began for the old ones.
+        if not folder.name.endswith(REMOVING):
+            aside = folder.with_name(f".{folder.name}.{self._clock.now_ns()}{REMOVING}")
+            folder.rename(aside)
+            folder = aside
+        await asyncio.to_thread(shutil.rmtree, folder)
+
+    async def _remove_dead_links(self, containers: Sequence[ContainerRecord]) -> list[str]:
+        """Links to log files that are no more; one whose container lives is only between two rotated files."""
+        states = {c.id: c.state for c in containers}
+        failures: list[str] = []
+        for link in await asyncio.to_thread(_dead_links, self._container_logs):
+            id = link.stem.rpartition("-")[2]
+            try:
+                if await self._has_ended(id, states):
+                    link.unlink(missing_ok=True)
+            except (CriError, OSError) as error:
+                failures.append(f"log link {link}: {error}")
+        return failures
+
+    async def _has_ended(self, id: str, states: dict[str, ContainerState]) -> bool:
+        state = states.get(id)
+        if state is None:
+            try:
+                state = (await self._cri.container_status(id)).state
+            except NotFound:
+                return True
+        return state is ContainerState.EXITED
+
+
+def _dead(record: ContainerRecord) -> _Dead:
+    stop_first = None
+    if record.state is ContainerState.UNKNOWN:
+        grace = deletion_grace_of(record) or termination_grace_of(record) or MINIMUM_GRACE
+        stop_first = max(MINIMUM_GRACE, grace)
+    return _Dead(
+        id=record.id,
+        pod_uid=record.pod_uid,
+        pod_name=record.pod_name,
+        pod_namespace=record.pod_namespace,
+        name=record.name,
+        restart_count=restart_count_of(record),
+        stop_first=stop_first,
+    )
+
+
+async def _gone_is_fine(call: Coroutine[Any, Any, None]) -> None:
+    try:
+        await call
+    except NotFound:
+        return
+
+
+def _log_folders(root: Path) -> list[Path]:
+    """Folders named after a pod, and leftovers of removals that were interrupted."""
+    try:
+        entries = list(os.scandir(root))
+    except FileNotFoundError:
+        return []
+    return [Path(e.path) for e in entries if "_" in e.name and e.is_dir(follow_symlinks=False)]
+
+
+def _dead_links(root: Path) -> list[Path]:
+    return [link for link in root.glob("*.log") if link.is_symlink() and not link.exists()]

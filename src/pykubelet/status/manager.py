@@ -1,0 +1,109 @@
+"""The statuses this agent tells about its pods: the one place they are kept, compared and handed on.
+
+Every change gets a version; who sends statuses to an API server takes those that are newer than what it sent.
+Equal statuses are dropped and illegal returns (ended, then not ended) are refused. Without an API server this
+store is what the node's own server and commands show.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from pykubelet.api.types import Pod, PodStatus
+from pykubelet.kit.clock import Clock
+from pykubelet.model.pod import deletion_requested, uid_of
+from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.status.changes import (
+    check_transition,
+    statuses_equal,
+    terminate_statuses,
+    with_container_ready,
+    with_container_started,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ToldStatus:
+    """The newest status of one pod."""
+
+    pod: Pod
+    status: PodStatus
+    version: int
+    finished: bool = False
+    """Nothing of the pod is left on this node; the API object may be deleted."""
+
+
+class StatusManager:
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._told: dict[str, ToldStatus] = {}
+        self._listeners: list[Callable[[str], None]] = []
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call `listener(uid)` after each change. Must be quick."""
+        self._listeners.append(listener)
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def get(self, uid: str) -> PodStatus | None:
+        told = self._told.get(uid)
+        return told.status if told is not None else None
+
+    def entry(self, uid: str) -> ToldStatus | None:
+        return self._told.get(uid)
+
+    def __iter__(self) -> Iterator[tuple[str, ToldStatus]]:
+        return iter(list(self._told.items()))
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def set_status(self, pod: Pod, status: PodStatus) -> None:
+        self._tell(pod, status, force=deletion_requested(pod), finished=False)
+
+    def terminate(self, pod: Pod, status: PodStatus) -> None:
+        """The pod holds nothing any more: complete its last status and mark it finished."""
+        self._tell(pod, terminate_statuses(pod, status), force=True, finished=True)
+
+    def probe_changed(self, pod: Pod, kind: ProbeKind, container_id: str, outcome: ProbeOutcome) -> None:
+        """Show a probe's new result at once, ahead of the next sync."""
+        told = self._told.get(uid_of(pod))
+        if told is None:
+            return
+        good = outcome is ProbeOutcome.SUCCESS
+        if kind is ProbeKind.READINESS:
+            changed = with_container_ready(pod, told.status, container_id, good, self._clock.now())
+        else:
+            changed = with_container_started(told.status, container_id, good)
+        if changed is not None:
+            self._tell(pod, changed, force=False, finished=False)
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        wanted = set(uids)
+        for uid in [uid for uid in self._told if uid not in wanted]:
+            del self._told[uid]
+
+    def forget(self, uid: str) -> None:
+        self._told.pop(uid, None)
+
+    def _tell(self, pod: Pod, status: PodStatus, *, force: bool, finished: bool) -> None:
+        uid = uid_of(pod)
+        old = self._told.get(uid)
+        if old is not None:
+            problem = check_transition(pod, old.status, status)
+            if problem is not None:
+                logger.error(
+                    "status refused: a container that ended cannot be running again", extra={"problem": problem}
+                )
+                return
+            if not force and statuses_equal(old.status, status):
+                old.pod = pod
+                return
+        version = old.version + 1 if old is not None else 1
+        was_finished = old is not None and old.finished
+        self._told[uid] = ToldStatus(pod=pod, status=status, version=version, finished=finished or was_finished)
+        for listener in self._listeners:
+            listener(uid)

@@ -1,0 +1,85 @@
+"""Small adapters between the sync loop and the managers: admission with the facts of the moment, and the
+runtime's pods as housekeeping wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pykubelet.api.types import Pod
+from pykubelet.model.pod import PodUID
+from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus, SandboxState
+from pykubelet.pods.admission import AdmissionContext, Verdict, decide_admission
+from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.sync.worker import Orphan
+
+
+class AdmissionGate:
+    """Decides with what is known about the node right now."""
+
+    def __init__(
+        self,
+        *,
+        node: Callable[[], NodeInfo | None],
+        sysctls: SysctlAllowList,
+        apparmor_problem: str | None = None,
+        pressure: Callable[[], Sequence[str]] = lambda: (),
+        shutting_down: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._node = node
+        self._sysctls = sysctls
+        self._apparmor_problem = apparmor_problem
+        self._pressure = pressure
+        self._shutting_down = shutting_down
+
+    def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict:
+        context = AdmissionContext(
+            node=self._node(),
+            others=others,
+            sysctls=self._sysctls,
+            pressure=self._pressure(),
+            shutting_down=self._shutting_down(),
+            apparmor_problem=self._apparmor_problem,
+        )
+        return decide_admission(pod, context)
+
+
+class KnownStatuses(Protocol):
+    def uids(self) -> tuple[str, ...]: ...
+
+    def last_known(self, uid: str) -> PodRuntimeStatus: ...
+
+
+class RunningPods:
+    """Pods that hold something in the runtime, from the newest looks at them."""
+
+    def __init__(self, cache: KnownStatuses) -> None:
+        self._cache = cache
+
+    def running_pods(self) -> Sequence[Orphan]:
+        found = []
+        for uid in self._cache.uids():
+            seen = self._cache.last_known(uid)
+            ready = any(s.state is SandboxState.READY for s in seen.sandboxes)
+            if ready or any(c.state is ContainerState.RUNNING for c in seen.containers):
+                found.append(Orphan(uid=PodUID(uid), name=seen.name, namespace=seen.namespace))
+        return found
+
+
+class FreshStatuses(Protocol):
+    async def status_newer_than(self, uid: str, observed_at: float) -> PodRuntimeStatus: ...
+
+
+class WorkerStatuses:
+    """What pod workers ask before each run; never waits for a relist."""
+
+    def __init__(self, *, pleg: FreshStatuses, cache: KnownStatuses) -> None:
+        self._pleg = pleg
+        self._cache = cache
+
+    async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
+        return await self._pleg.status_newer_than(uid, than)
+
+    def known(self, uid: str) -> PodRuntimeStatus | None:
+        return self._cache.last_known(uid) if uid in self._cache.uids() else None

@@ -1,0 +1,42 @@
+"""A real containerd dies and comes back under a connected client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.kit.clock import SystemClock
+from pykubelet.model.errors import RuntimeDown
+from pykubelet.model.runtime_status import ContainerState
+from tests.contracts.cri_subjects import Program, a_pod, sandbox, start, until
+
+pytestmark = pytest.mark.node
+
+
+async def test_a_killed_runtime_is_down_then_back_with_its_containers(containerd: Any) -> None:
+    pod = a_pod()
+    clock = SystemClock()
+    async with GrpcCriClient(containerd.endpoint, clock=clock) as cri, sandbox(cri, pod) as box:
+        container = await start(cri, box, pod, Program.POLITE)
+        events = cri.container_events()
+        waiting = asyncio.ensure_future(anext(events))
+        await clock.sleep(0.2)
+        containerd.kill()
+        with pytest.raises(RuntimeDown):
+            await waiting
+        with pytest.raises(RuntimeDown):
+            await cri.version()
+        await asyncio.to_thread(containerd.restart)
+
+        async def back() -> bool:
+            try:
+                return bool(await cri.version())
+            except RuntimeDown:
+                return False
+
+        # grpc tries again at the latest 3 s after its last failure.
+        await until(clock, back, within=8.0)
+        assert (await cri.container_status(container)).state is ContainerState.RUNNING

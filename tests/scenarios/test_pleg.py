@@ -1,0 +1,311 @@
+"""The event generator on the fake runtime: streams, relists, hangs, restarts of the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import running
+from pykubelet.model.errors import CallTimedOut, CriError, RuntimeDown
+from pykubelet.model.runtime_status import ContainerEvent, EventKind
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pleg.diff import ContainerDied, ContainerRemoved, ContainerStarted, PodSync, RuntimeEvent
+from pykubelet.pleg.events import EventSource
+from pykubelet.pleg.relist import EXIT_PAUSES, Pleg, PlegSettings
+from tests.fakes.fake_cri import FakeCri
+from tests.unit.pleg.pods import IMAGE, start_container, start_pod, start_sandbox
+
+
+class Node:
+    """A PLEG on a fake runtime; remembers when which event was told."""
+
+    def __init__(self, *, events: bool = True, anonymous: bool = False, settings: PlegSettings | None = None) -> None:
+        self.clock = LoopClock()
+        self.cri = FakeCri(self.clock, images=[IMAGE])
+        self.cri.events_supported = events
+        self.cache = PodStatusCache()
+        opened = self._anonymous if anonymous else self.cri.container_events
+        self.pleg = Pleg(
+            cri=self.cri,
+            cache=self.cache,
+            clock=self.clock,
+            sources=[EventSource(name="stream", open=opened)],
+            settings=settings,
+        )
+        self.told: list[tuple[float, RuntimeEvent]] = []
+        self.pleg.listen(lambda event: self.told.append((self.clock.monotonic(), event)))
+
+    async def _anonymous(self) -> AsyncIterator[ContainerEvent]:
+        """containerd's own stream: ids only."""
+        async for event in self.cri.container_events():
+            yield ContainerEvent(container_id=event.container_id, kind=event.kind)
+
+    @asynccontextmanager
+    async def up(self, *pods: str) -> AsyncIterator[None]:
+        """Running with these pods, everything about them told already."""
+        for pod in pods:
+            await start_pod(self.cri, pod)
+        async with running(self.pleg):
+            await self.clock.sleep(5)
+            self.told.clear()
+            self.cri.calls.clear()
+            yield
+
+    def events(self, kind: type[RuntimeEvent], pod: str | None = None) -> list[RuntimeEvent]:
+        return [e for _, e in self.told if isinstance(e, kind) and (pod is None or e.pod_uid == f"uid-{pod}")]
+
+    def delay(self, kind: type[RuntimeEvent], pod: str, since: float) -> float:
+        return round(next(at for at, e in self.told if isinstance(e, kind) and e.pod_uid == f"uid-{pod}") - since, 3)
+
+    def relists(self) -> list[float]:
+        return [round(c.at, 3) for c in self.cri.called("list_containers") if not c.pod_uid]
+
+
+async def test_first_relist_tells_of_what_is_there() -> None:
+    node = Node()
+    await start_pod(node.cri, "web")
+    async with running(node.pleg):
+        status = await node.cache.wait_newer_than("uid-web", 0.0)
+        assert [c.name for c in status.running()] == ["app"]
+        assert (await node.cache.wait_newer_than("uid-none", 0.0)).sandboxes == ()
+        assert len(node.events(ContainerStarted, "web")) == 2
+
+
+@pytest.mark.parametrize(("anonymous", "delay"), [(False, 0.0), (True, EXIT_PAUSES[0])])
+async def test_a_crash_is_told_at_once(anonymous: bool, delay: float) -> None:
+    node = Node(anonymous=anonymous)
+    async with node.up("web", "other"):
+        before = node.clock.monotonic()
+        node.cri.exit("app", 1, pod="web")
+        await node.clock.sleep(1)
+        assert node.delay(ContainerDied, "web", before) == delay
+        assert node.cache.get("uid-web").container("app").exit_code == 1  # type: ignore[union-attr]
+        assert len(node.told) == 1 and node.relists() == []
+
+
+async def test_a_runtime_that_still_says_running_is_asked_again() -> None:
+    """containerd's CRI part may lag behind the stream it shares with us."""
+    node = Node(anonymous=True)
+    async with node.up("web"):
+        app = node.cri.container("app", "web")
+        before = node.clock.monotonic()
+        node.pleg.hint(ContainerEvent(container_id=app.id, kind=EventKind.STOPPED))
+        asyncio.get_running_loop().call_later(0.05, setattr, node.cri, "events_supported", True)
+        node.cri._subscribers.clear()
+        node.cri._end_later(app, 0.05, 1, "")
+        await node.clock.sleep(1)
+        assert node.delay(ContainerDied, "web", before) == 0.075
+        assert node.relists() == []
+
+
+async def test_a_wrong_hint_of_an_end_is_given_up() -> None:
+    node = Node()
+    async with node.up("web"):
+        app = node.cri.container("app", "web")
+        node.pleg.hint(ContainerEvent(container_id=app.id, kind=EventKind.STOPPED))
+        await node.clock.sleep(5)
+        assert len(node.cri.called("container_status")) == len(EXIT_PAUSES)
+        assert node.told == [] and node.pleg.snapshot().due == 0
+
+
+async def test_own_actions_echo_nothing() -> None:
+    node = Node(anonymous=True)
+    async with node.up():
+        await start_sandbox(node.cri, "web")
+        await node.pleg.refresh("uid-web")
+        await start_container(node.cri, "web")
+        await node.pleg.refresh("uid-web")
+        calls, told = len(node.cri.calls), len(node.told)
+        assert all(e.asked for _, e in node.told if isinstance(e, ContainerStarted))
+        await node.clock.sleep(1)
+        assert len(node.told) == told == 2
+        assert len(node.cri.calls) == calls, "the stream's echo of our own actions costs no calls"
+
+
+async def test_without_refresh_a_start_is_told_after_settling() -> None:
+    node = Node()
+    async with node.up():
+        before = node.clock.monotonic()
+        await start_pod(node.cri, "web")
+        await node.clock.sleep(1)
+        assert node.delay(ContainerStarted, "web", before) == 0.2
+
+
+async def test_unknown_ids_lead_to_a_relist() -> None:
+    node = Node(anonymous=True)
+    async with node.up():
+        before = node.clock.monotonic()
+        await start_pod(node.cri, "web")
+        await node.clock.sleep(1)
+        assert node.delay(ContainerStarted, "web", before) == 0.2
+        assert len(node.relists()) == 1
+
+
+async def test_foreign_containers_cause_at_most_a_relist_a_second() -> None:
+    node = Node(anonymous=True)
+    async with node.up():
+        for number in range(100):
+            node.pleg.hint(ContainerEvent(container_id=f"x{number}", kind=EventKind.STARTED))
+            await node.clock.sleep(0.05)
+        assert len(node.relists()) <= 6
+
+
+async def test_without_a_stream_the_relist_finds_everything() -> None:
+    node = Node(events=False)
+    async with node.up("web"):
+        node.cri.exit("app", 1, pod="web")
+        await node.clock.sleep(1.01)
+        assert len(node.events(ContainerDied, "web")) == 1
+        await node.cri.remove_pod_sandbox(node.cri.sandbox("web").id)
+        await node.clock.sleep(1.01)
+        removed = node.events(ContainerRemoved, "web")
+        assert len(removed) == 2
+        assert node.cache.uids() == ("uid-web",)
+        await node.clock.sleep(1.01)
+        assert node.cache.uids() == ()
+
+
+async def test_relist_is_an_audit_while_the_stream_works() -> None:
+    node = Node()
+    async with node.up("web"):
+        await node.clock.sleep(60)
+        assert len(node.relists()) == 4
+        assert {c.verb for c in node.cri.calls} == {"list_containers", "list_pod_sandboxes"}
+
+
+async def test_the_audit_finds_what_the_stream_missed() -> None:
+    node = Node()
+    async with node.up("web"):
+        subscribers, node.cri._subscribers = node.cri._subscribers, []
+        node.cri.exit("app", 1, pod="web")
+        node.cri._subscribers = subscribers
+        await node.clock.sleep(15)
+        assert len(node.events(ContainerDied, "web")) == 1
+
+
+async def test_a_hanging_inspection_delays_nobody_else() -> None:
+    node = Node()
+    async with node.up("stuck", "web"):
+        fault = node.cri.hang("container_status", "uid-stuck")
+        node.cri.exit("app", 1, pod="stuck")
+        await node.clock.sleep(1)
+        before = node.clock.monotonic()
+        node.cri.exit("app", 1, pod="web")
+        await node.clock.sleep(1)
+        assert node.delay(ContainerDied, "web", before) == 0.0
+        await node.clock.sleep(600)
+        assert node.pleg.healthy() == (True, "")
+        assert node.events(ContainerDied, "stuck") == []
+        with pytest.raises(CallTimedOut):
+            node.cache.get("uid-stuck")
+        assert node.cache.last_known("uid-stuck").sandboxes
+        fault.release()
+        await node.clock.sleep(100)
+        assert len(node.events(ContainerDied, "stuck")) == 1
+        assert node.cache.get("uid-stuck").running() == ()
+
+
+async def test_a_hanging_pod_is_not_asked_without_pause() -> None:
+    node = Node(events=False)
+    async with node.up("stuck"):
+        node.cri.hang("container_status", "uid-stuck")
+        node.cri.exit("app", 1, pod="stuck")
+        await node.clock.sleep(600)
+        assert len(node.cri.called("container_status", "uid-stuck")) <= 12
+
+
+async def test_a_waiting_worker_hears_of_the_failed_inspection() -> None:
+    node = Node()
+    async with node.up("stuck"):
+        node.cri.fail_next("container_status", CriError("broken shim"), "uid-stuck")
+        with pytest.raises(CriError, match="broken shim"):
+            await node.pleg.status_newer_than("uid-stuck", node.clock.monotonic() + 0.001)
+        await node.clock.sleep(1.5)
+        assert node.cache.get("uid-stuck").running()
+        assert node.events(PodSync, "stuck") != []
+
+
+async def test_status_newer_than_uses_the_cache_when_it_can() -> None:
+    node = Node()
+    async with node.up("web"):
+        await node.pleg.status_newer_than("uid-web", 0.0)
+        assert node.cri.calls == []
+        assert (await node.pleg.status_newer_than("uid-web", node.clock.monotonic())).running()
+        assert len(node.cri.called("list_containers")) == 1
+
+
+async def test_the_runtime_restarts() -> None:
+    node = Node()
+    async with node.up("web", "other"):
+        node.cri.crash()
+        node.cri.exit("app", 1, pod="web")  # while nobody tells
+        await node.clock.sleep(30)
+        assert node.told == []
+        with pytest.raises(RuntimeDown):
+            await node.pleg.refresh("uid-other")
+        node.cri.restore()
+        back = node.clock.monotonic()
+        await node.clock.sleep(10)
+        assert node.delay(ContainerDied, "web", back) <= 1.0
+        assert node.cache.get("uid-other").running()
+        assert node.pleg.snapshot().source == "stream"
+        before = node.clock.monotonic()
+        node.cri.exit("app", 1, pod="other")
+        await node.clock.sleep(1)
+        assert node.delay(ContainerDied, "other", before) == 0.0
+        node.cri.calls.clear()
+        await node.clock.sleep(60)
+        assert len(node.relists()) == 4
+
+
+async def test_a_stream_that_comes_back_is_followed_by_a_relist() -> None:
+    node = Node()
+    async with node.up("web"):
+        node.cri._drop_subscribers()
+        await node.clock.sleep(5)
+        # one second after the loss, then each second until the new stream is believed, then once more
+        assert len(node.relists()) >= 2
+        node.cri.calls.clear()
+        await node.clock.sleep(30)
+        assert len(node.relists()) == 2
+
+
+async def test_health_blames_the_runtime_only_when_it_is_gone() -> None:
+    node = Node()
+    assert node.pleg.healthy() == (False, "pleg has yet to be successful")
+    async with node.up("web"):
+        assert node.pleg.healthy() == (True, "")
+        node.cri.hang("list_containers")
+        node.cri.hang("list_pod_sandboxes")
+        await node.clock.sleep(170)
+        assert node.pleg.healthy() == (True, "")
+        await node.clock.sleep(30)
+        healthy, message = node.pleg.healthy()
+        assert not healthy
+        assert message.startswith("pleg was last seen active 3m") and message.endswith("; threshold is 3m0s")
+
+
+async def test_a_relist_overtaken_by_a_refresh_tells_nothing_wrong() -> None:
+    """A slow listing shows the past; what a refresh has seen since must not be told backwards."""
+    node = Node(events=False)
+    async with node.up("web"):
+        slow = node.cri.slow("list_pod_sandboxes", 5.0, times=1)
+        await node.clock.sleep(1.5)
+        assert slow.hits == 1
+        node.cri.exit("app", 1, pod="web")
+        await node.pleg.refresh("uid-web")
+        await node.clock.sleep(10)
+        assert [type(e) for _, e in node.told] == [ContainerDied]
+
+
+async def test_leaving_cancels_everything() -> None:
+    node = Node()
+    async with node.up("stuck"):
+        node.cri.hang("container_status", "uid-stuck")
+        node.cri.exit("app", 1, pod="stuck")
+        await node.clock.sleep(1)
+    # the harness fails the test if a task is left

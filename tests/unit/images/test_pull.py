@@ -1,0 +1,386 @@
+"""Getting images: events, reasons, back-off, sharing, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pykubelet.api.types import ObjectMeta, Pod
+from pykubelet.images.pull import ImageError, ImagePuller, PullSettings, explain_pull_error
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.errors import CriError, RuntimeDown
+from pykubelet.model.life import LifeRecorder, Outcome, Step
+from pykubelet.wire import cri_pb2
+from tests.fakes.fake_cri import FakeCri
+
+PATH = "spec.containers{app}"
+
+
+def a_pod(name: str = "web") -> Pod:
+    return Pod(metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", annotations={"a": "b"}))
+
+
+class Events:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, str]] = []
+        self.paths: set[str] = set()
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        self.seen.append((kind, reason, message))
+        self.paths.add(field_path)
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        raise AssertionError("no node events here")
+
+    def reasons(self) -> list[str]:
+        return [reason for _, reason, _ in self.seen]
+
+
+class Logins:
+    def __init__(self, *pairs: tuple[str, str]) -> None:
+        self.pairs = pairs
+
+    async def lookup(self, pod: Pod, image: str) -> Sequence[cri_pb2.AuthConfig]:
+        return [cri_pb2.AuthConfig(username=user, password=password) for user, password in self.pairs]
+
+
+class Guard:
+    """Lets pods in only after they pulled themselves."""
+
+    def __init__(self) -> None:
+        self.let_in: set[tuple[str, str]] = set()
+
+    async def may_use(self, pod: Pod, image: str, image_ref: str) -> bool:
+        return (pod.metadata.name or "", image) in self.let_in
+
+    async def pulled(self, pod: Pod, image: str, image_ref: str, auth: cri_pb2.AuthConfig | None) -> None:
+        self.let_in.add((pod.metadata.name or "", image))
+
+
+class Bench:
+    def __init__(
+        self,
+        *,
+        settings: PullSettings | None = None,
+        logins: Logins | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self.clock = LoopClock()
+        self.cri = FakeCri(self.clock)
+        self.events = Events()
+        self.life = LifeRecorder(self.clock)
+        self.puller = ImagePuller(
+            cri=self.cri,
+            clock=self.clock,
+            events=self.events,
+            life=self.life,
+            settings=settings or PullSettings(),
+            credentials=logins,
+            access=guard,
+        )
+
+    async def ensure(self, image: str, policy: str | None = "IfNotPresent", pod: str = "web") -> str:
+        return await self.puller.ensure(a_pod(pod), image, policy, cri_pb2.PodSandboxConfig(), PATH)
+
+    async def fails(self, image: str, policy: str | None = "IfNotPresent", pod: str = "web") -> ImageError:
+        with pytest.raises(ImageError) as caught:
+            await self.ensure(image, policy, pod)
+        return caught.value
+
+    def pulls(self) -> int:
+        return len(self.cri.called("pull_image"))
+
+
+async def test_image_at_hand_costs_one_call() -> None:
+    bench = Bench()
+    image = bench.cri.add_image("busybox:1")
+    assert await bench.ensure("busybox:1") == image.id
+    assert [c.verb for c in bench.cri.calls] == ["image_status"]
+    text = 'Container image "busybox:1" already present on machine and can be accessed by the pod'
+    assert bench.events.seen == [("Normal", "Pulled", text)]
+    assert bench.events.paths == {PATH}
+
+
+async def test_a_pull_and_what_it_tells() -> None:
+    bench = Bench()
+    image = bench.cri.add_to_registry("busybox:1", size_bytes=4_261_550, takes=1.2345)
+    assert await bench.ensure("busybox:1") == image.id
+    assert bench.events.seen == [
+        ("Normal", "Pulling", 'Pulling image "busybox:1"'),
+        (
+            "Normal",
+            "Pulled",
+            'Successfully pulled image "busybox:1" in 1.234s (1.234s including waiting). Image size: 4261550 bytes.',
+        ),
+    ]
+    [call] = bench.cri.called("pull_image")
+    assert call.args["spec"].image == "busybox:1" and dict(call.args["spec"].annotations) == {"a": "b"}
+    assert call.args["auth"] is None
+    life = bench.life.life("uid-web")
+    assert life is not None
+    done = life.entries[0]
+    assert (done.step, done.subject, done.outcome) == (Step.PULL, "busybox:1", Outcome.DONE)
+    assert done.seconds == pytest.approx(1.2345)
+
+
+async def test_default_tag_goes_to_the_runtime_only() -> None:
+    bench = Bench()
+    bench.cri.add_to_registry("busybox:latest")
+    await bench.ensure("busybox", None)
+    assert bench.cri.called("pull_image")[0].name == "busybox:latest"
+    assert bench.events.seen[0][2] == 'Pulling image "busybox"'
+
+
+async def test_always_pulls_without_looking() -> None:
+    bench = Bench()
+    bench.cri.add_image("busybox:1")
+    bench.cri.add_to_registry("busybox:1")
+    await bench.ensure("busybox:1", "Always")
+    assert bench.cri.calls[0].verb == "pull_image"
+
+
+async def test_never() -> None:
+    bench = Bench()
+    error = await bench.fails("busybox:1", "Never")
+    text = 'Container image "busybox:1" is not present with pull policy of Never'
+    assert (error.reason, str(error)) == ("ErrImageNeverPull", text)
+    assert bench.events.seen == [("Warning", "ErrImageNeverPull", text)]
+    assert bench.pulls() == 0
+
+
+async def test_invalid_name() -> None:
+    bench = Bench()
+    error = await bench.fails("Bad:1")
+    assert error.reason == "InvalidImageName"
+    assert str(error).startswith('Failed to apply default image tag "Bad:1": couldn\'t parse image name "Bad:1": ')
+    assert bench.events.seen == [("Warning", "InspectFailed", str(error))]
+    assert bench.cri.calls == []
+
+
+async def test_inspect_error() -> None:
+    bench = Bench()
+    bench.cri.fail_next("image_status", CriError("store is corrupt"))
+    error = await bench.fails("busybox:1")
+    assert (error.reason, str(error)) == ("ImageInspectError", 'Failed to inspect image "": store is corrupt')
+    assert bench.events.seen == [("Warning", "InspectFailed", str(error))]
+
+
+@pytest.mark.parametrize("verb", ["image_status", "pull_image"])
+async def test_a_runtime_that_is_down_is_nobodys_fault(verb: str) -> None:
+    bench = Bench()
+    bench.cri.add_to_registry("busybox:1")
+    bench.cri.fail_next(verb, RuntimeDown("gone"))
+    with pytest.raises(RuntimeDown):
+        await bench.ensure("busybox:1")
+    assert "Failed" not in bench.events.reasons()
+    await bench.ensure("busybox:1")  # no back-off
+
+
+async def test_failure_then_back_off_then_another_try() -> None:
+    bench = Bench()
+    bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
+    error = await bench.fails("busybox:1")
+    assert (error.reason, str(error), error.retry_in) == ("ErrImagePull", "no such host", None)
+    failed = ("Warning", "Failed", 'Failed to pull image "busybox:1": no such host')
+    assert bench.events.seen[1:] == [failed]
+    await bench.clock.sleep(4)
+    error = await bench.fails("busybox:1")
+    assert error.reason == "ImagePullBackOff"
+    assert str(error) == 'Back-off pulling image "busybox:1": ErrImagePull: no such host'
+    assert error.retry_in == 6.0 == bench.puller.retry_after(a_pod(), "busybox:1")
+    assert bench.events.seen[2:] == [("Normal", "BackOff", 'Back-off pulling image "busybox:1"')]
+    assert bench.pulls() == 1
+
+
+async def test_back_off_grows_to_five_minutes_and_is_forgotten_after_ten() -> None:
+    bench = Bench()
+    bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
+    delays: list[float] = []
+    for _ in range(8):
+        assert (await bench.fails("busybox:1")).reason == "ErrImagePull"
+        delays.append(bench.puller.retry_after(a_pod(), "busybox:1"))
+        await bench.clock.sleep(delays[-1] + 0.01)
+    assert [round(d) for d in delays] == [10, 20, 40, 80, 160, 300, 300, 300]
+    await bench.clock.sleep(601)
+    await bench.fails("busybox:1")
+    assert bench.puller.retry_after(a_pod(), "busybox:1") == 10
+
+
+async def test_back_off_is_per_pod_and_image_and_ends_with_the_pod() -> None:
+    bench = Bench()
+    bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
+    await bench.fails("busybox:1")
+    assert (await bench.fails("busybox:1", pod="other")).reason == "ErrImagePull"
+    assert (await bench.fails("busybox:1")).reason == "ImagePullBackOff"
+    bench.puller.forget_pod("uid-web")
+    assert (await bench.fails("busybox:1")).reason == "ErrImagePull"
+    assert (await bench.fails("busybox:1", pod="other")).reason == "ImagePullBackOff"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("anything", ("ErrImagePull", "anything")),
+        (
+            "RegistryUnavailable: dial tcp: timeout",
+            (
+                "RegistryUnavailable",
+                "image pull failed for r.io/a:1 because the registry is unavailable: dial tcp: timeout",
+            ),
+        ),
+        (
+            "SignatureValidationFailed",
+            ("SignatureValidationFailed", "image pull failed for r.io/a:1 because the signature validation failed"),
+        ),
+    ],
+)
+def test_reasons_of_failed_pulls(text: str, expected: tuple[str, str]) -> None:
+    assert explain_pull_error("r.io/a:1", text) == expected
+
+
+async def test_credentials_are_tried_in_order() -> None:
+    bench = Bench(logins=Logins(("old", "x"), ("me", "secret"), ("other", "y")))
+    image = bench.cri.add_to_registry("r.io/a:1", needs_auth=("me", "secret"))
+    assert await bench.ensure("r.io/a:1") == image.id
+    assert [c.args["auth"].username for c in bench.cri.called("pull_image")] == ["old", "me"]
+
+
+async def test_all_credentials_fail() -> None:
+    bench = Bench(logins=Logins(("old", "x"), ("older", "y")))
+    bench.cri.fail_next("pull_image", CriError("denied: old"))
+    bench.cri.add_to_registry("r.io/a:1", error=CriError("denied: older"))
+    error = await bench.fails("r.io/a:1")
+    assert str(error) == "[denied: old, denied: older]"
+
+
+async def test_pods_share_a_pull_under_way() -> None:
+    bench = Bench()
+    bench.cri.add_to_registry("busybox:1", takes=5.0)
+    got: list[str] = []
+
+    async def want(pod: str) -> None:
+        got.append(await bench.ensure("busybox:1", pod=pod))
+
+    async with TaskSet("pods") as pods:
+        for number in range(10):
+            pods.spawn(want(f"p{number}"), name=f"p{number}")
+        await bench.clock.sleep(6)
+    assert bench.pulls() == 1 and len(set(got)) == 1 and len(got) == 10
+    assert bench.events.reasons().count("Pulled") == 10
+
+
+async def test_a_shared_failure_is_everybodys() -> None:
+    bench = Bench()
+    bench.cri.add_to_registry("busybox:1", takes=5.0, error=CriError("no such host"))
+    reasons: list[str] = []
+
+    async def want(pod: str) -> None:
+        reasons.append((await bench.fails("busybox:1", pod=pod)).reason)
+
+    async with TaskSet("pods") as pods:
+        for number in range(3):
+            pods.spawn(want(f"p{number}"), name=f"p{number}")
+        await bench.clock.sleep(6)
+    assert bench.pulls() == 1 and reasons == ["ErrImagePull"] * 3
+
+
+async def test_when_the_first_pod_goes_away_the_next_pulls() -> None:
+    bench = Bench()
+    bench.cri.add_to_registry("busybox:1", takes=5.0)
+    got: list[str] = []
+
+    async def want(pod: str) -> None:
+        got.append(await bench.ensure("busybox:1", pod=pod))
+
+    async with TaskSet("pods") as pods:
+        first = pods.spawn(want("first"), name="first")
+        for number in range(3):
+            pods.spawn(want(f"p{number}"), name=f"p{number}")
+        await bench.clock.sleep(1)
+        first.cancel()
+        await bench.clock.sleep(10)
+    assert bench.pulls() == 2 and len(got) == 3
+
+
+async def test_different_credentials_do_not_share() -> None:
+    bench = Bench(logins=Logins(("me", "secret")))
+    bench.cri.add_to_registry("r.io/a:1", takes=5.0)
+
+    async def want(pod: str) -> None:
+        await bench.ensure("r.io/a:1", pod=pod)
+
+    async with TaskSet("pods") as pods:
+        pods.spawn(want("one"), name="one")
+        await bench.clock.sleep(1)
+        bench.puller._credentials = Logins(("you", "other"))
+        pods.spawn(want("two"), name="two")
+        await bench.clock.sleep(10)
+    assert bench.pulls() == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        (PullSettings(), 10.0),
+        (PullSettings(max_parallel=2), 20.0),
+        (PullSettings(serialize=True), 40.0),
+        (PullSettings(serialize=True, max_parallel=4), 40.0),
+    ],
+)
+async def test_how_many_at_once(settings: PullSettings, seconds: float) -> None:
+    bench = Bench(settings=settings)
+    done: list[float] = []
+
+    async def want(number: int) -> None:
+        bench.cri.add_to_registry(f"r.io/a{number}:1", takes=10.0)
+        await bench.ensure(f"r.io/a{number}:1")
+        done.append(bench.clock.monotonic())
+
+    async with TaskSet("pods") as pods:
+        for number in range(4):
+            pods.spawn(want(number), name=str(number))
+        await bench.clock.sleep(100)
+    assert max(done) == seconds
+    if seconds == 40.0:
+        assert "in 10s (40s including waiting)" in bench.events.seen[-1][2]
+
+
+async def test_a_dead_registry_does_not_block_the_others_for_ever() -> None:
+    bench = Bench(settings=PullSettings(max_parallel=1))
+    bench.cri.hang("pull_image", "dead.io/a:1")
+    bench.cri.add_to_registry("dead.io/a:1")
+    bench.cri.add_to_registry("r.io/a:1")
+
+    async def want(image: str) -> None:
+        await bench.ensure(image)
+
+    async with TaskSet("pods") as pods:
+        pods.spawn(want("dead.io/a:1"), name="dead")
+        await bench.clock.sleep(1)
+        await bench.ensure("r.io/a:1", pod="other")
+        assert bench.clock.monotonic() == 120.0
+
+
+async def test_registry_rate() -> None:
+    bench = Bench(settings=PullSettings(qps=1.0, burst=2))
+    for number in range(3):
+        bench.cri.add_to_registry(f"r.io/a{number}:1")
+    await bench.ensure("r.io/a0:1")
+    await bench.ensure("r.io/a1:1")
+    error = await bench.fails("r.io/a2:1")
+    assert (error.reason, str(error)) == ("ErrImagePull", "pull QPS exceeded")
+    assert bench.events.seen[-1][2] == 'Failed to pull image "r.io/a2:1": pull QPS exceeded'
+
+
+async def test_a_present_image_somebody_else_brought() -> None:
+    bench = Bench(guard=Guard())
+    bench.cri.add_image("r.io/a:1")
+    bench.cri.add_to_registry("r.io/a:1")
+    error = await bench.fails("r.io/a:1", "Never")
+    assert error.reason == "ErrImageNeverPull" and "proper credentials" in str(error)
+    await bench.ensure("r.io/a:1")
+    assert bench.pulls() == 1
+    await bench.ensure("r.io/a:1")
+    assert bench.pulls() == 1

@@ -1,0 +1,481 @@
+"""Garbage collection: what is chosen, and that removing harms nothing that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.types import ObjectMeta, Pod
+from pykubelet.clients.host.folders import DiskFolders
+from pykubelet.clients.host.paths import NodePaths
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import running
+from pykubelet.model.errors import CriError, PykubeletError
+from pykubelet.model.runtime_status import (
+    ContainerRecord,
+    ContainerState,
+    ContainerStatus,
+    PodRuntimeStatus,
+    SandboxRecord,
+    SandboxState,
+)
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pleg.inspect import inspect_pod
+from pykubelet.runtime.gc import PERIOD, ContainerGc, ContainerRemover
+from pykubelet.runtime.gc_plan import GcPolicy, plan_containers, plan_prune, plan_sandboxes
+from pykubelet.wire import cri_pb2
+from tests.fakes.fake_cri import FakeCri
+
+IMAGE = "busybox:1"
+SECOND = 1_000_000_000
+CREATED, RUNNING, EXITED, UNKNOWN = (
+    ContainerState.CREATED,
+    ContainerState.RUNNING,
+    ContainerState.EXITED,
+    ContainerState.UNKNOWN,
+)
+
+
+def rec(pod: str, name: str, at: int, state: ContainerState = EXITED, box: str = "") -> ContainerRecord:
+    return ContainerRecord(
+        id=f"{pod}/{name}/{at}",
+        sandbox_id=box or f"{pod}/box",
+        pod_uid=pod,
+        pod_name=pod,
+        pod_namespace="ns",
+        name=name,
+        created_at=at * SECOND,
+        state=state,
+    )
+
+
+def box(pod: str, at: int, *, ready: bool = False) -> SandboxRecord:
+    state = SandboxState.READY if ready else SandboxState.NOT_READY
+    return SandboxRecord(
+        id=f"{pod}/box/{at}", pod_uid=pod, pod_name=pod, pod_namespace="ns", created_at=at * SECOND, state=state
+    )
+
+
+KEEP_ONE = GcPolicy()
+
+
+@pytest.mark.parametrize(
+    ("containers", "policy", "gone", "expected"),
+    [
+        pytest.param([], KEEP_ONE, set(), [], id="nothing"),
+        pytest.param([rec("p", "a", 1)], KEEP_ONE, set(), [], id="the newest dead one stays"),
+        pytest.param([rec("p", "a", 2), rec("p", "a", 1)], KEEP_ONE, set(), ["p/a/1"], id="older ones go"),
+        pytest.param(
+            [rec("p", "a", 3, RUNNING), rec("p", "a", 2), rec("p", "a", 1)],
+            KEEP_ONE,
+            set(),
+            ["p/a/1"],
+            id="one dead beside the running one",
+        ),
+        pytest.param(
+            [rec("p", "a", 1), rec("p", "b", 2), rec("q", "a", 3)], KEEP_ONE, set(), [], id="counted by pod and name"
+        ),
+        pytest.param([rec("p", "a", 3, RUNNING)], KEEP_ONE, {"p"}, [], id="running is never chosen"),
+        pytest.param(
+            [rec("p", "a", 2), rec("p", "a", 1), rec("q", "a", 1)],
+            KEEP_ONE,
+            {"p"},
+            ["p/a/1", "p/a/2"],
+            id="a pod that is gone loses all",
+        ),
+        pytest.param([rec("", "a", 1), rec("", "a", 2)], KEEP_ONE, {""}, [], id="what has no pod is not ours"),
+        pytest.param(
+            [rec("p", "a", 3, CREATED), rec("p", "a", 2), rec("p", "a", 1)],
+            KEEP_ONE,
+            set(),
+            ["p/a/1"],
+            id="about to be started does not count",
+        ),
+        pytest.param(
+            [rec("p", "a", 3), rec("p", "a", 2, CREATED)], KEEP_ONE, set(), ["p/a/2"], id="an old created one goes"
+        ),
+        pytest.param([rec("p", "a", 3, CREATED)], KEEP_ONE, {"p"}, ["p/a/3"], id="even created ones of gone pods"),
+        pytest.param([rec("p", "a", 2), rec("p", "a", 1, UNKNOWN)], KEEP_ONE, set(), ["p/a/1"], id="unknown"),
+        pytest.param(
+            [rec("p", "a", 95), rec("p", "a", 94), rec("p", "a", 10)],
+            GcPolicy(min_age=60),
+            set(),
+            [],
+            id="young ones are left alone, and not counted",
+        ),
+        pytest.param([rec("p", "a", 95)], GcPolicy(min_age=60), {"p"}, [], id="young ones of gone pods too"),
+        pytest.param(
+            [rec("p", "a", 3), rec("p", "a", 2), rec("p", "a", 1)],
+            GcPolicy(max_per_container=-1),
+            set(),
+            [],
+            id="no limit",
+        ),
+        pytest.param(
+            [rec("p", "a", 3), rec("p", "a", 2), rec("p", "a", 1)],
+            GcPolicy(max_per_container=0),
+            set(),
+            ["p/a/1", "p/a/2", "p/a/3"],
+            id="none kept",
+        ),
+        pytest.param(
+            [rec(p, "a", at) for p in "pq" for at in (1, 2, 3)],
+            GcPolicy(max_per_container=3, max_total=4),
+            set(),
+            ["p/a/1", "q/a/1"],
+            id="total: an even share",
+        ),
+        pytest.param(
+            [rec("p", "a", 1), rec("q", "a", 2), rec("r", "a", 3)],
+            GcPolicy(max_total=1),
+            set(),
+            ["p/a/1", "q/a/2"],
+            id="total: then the oldest",
+        ),
+    ],
+)
+def test_containers(containers: list[ContainerRecord], policy: GcPolicy, gone: set[str], expected: list[str]) -> None:
+    chosen = plan_containers(containers, now_ns=100 * SECOND, policy=policy, is_gone=gone.__contains__)
+    assert [c.id for c in chosen] == expected
+
+
+@pytest.mark.parametrize(
+    ("sandboxes", "containers", "gone", "expected"),
+    [
+        pytest.param([box("p", 1)], [], set(), [], id="the newest stays"),
+        pytest.param([box("p", 2), box("p", 1)], [], set(), ["p/box/1"], id="older ones go"),
+        pytest.param([box("p", 2, ready=True), box("p", 1, ready=True)], [], set(), [], id="ready ones never"),
+        pytest.param([box("p", 2, ready=True), box("p", 1)], [], {"p"}, ["p/box/1"], id="ready ones of gone pods"),
+        pytest.param([box("p", 1)], [], {"p"}, ["p/box/1"], id="a pod that is gone loses all"),
+        pytest.param([box("p", 1)], [rec("p", "a", 1, box="p/box/1")], {"p"}, [], id="still has a container"),
+        pytest.param([box("", 1), box("", 2)], [], {""}, [], id="what has no pod is not ours"),
+    ],
+)
+def test_sandboxes(
+    sandboxes: list[SandboxRecord], containers: list[ContainerRecord], gone: set[str], expected: list[str]
+) -> None:
+    assert [s.id for s in plan_sandboxes(sandboxes, containers, is_gone=gone.__contains__)] == expected
+
+
+def stat(name: str, at: int, state: ContainerState = EXITED) -> ContainerStatus:
+    return ContainerStatus(id=f"{name}{at}", name=name, created_at=at, state=state)
+
+
+POD = PodRuntimeStatus(
+    uid="p",
+    containers=(stat("a", 4, RUNNING), stat("a", 3), stat("a", 2), stat("b", 2), stat("b", 1), stat("c", 1, CREATED)),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "gone", "expected"),
+    [
+        ("a", 1, False, {"a2"}),
+        ("a", 0, False, {"a2", "a3"}),
+        ("a", 2, False, set()),
+        ("a", -1, False, set()),
+        ("b", 1, False, {"b1"}),
+        ("", 1, False, {"a2", "b1"}),
+        ("a", 1, True, {"a2", "a3", "b1", "b2"}),
+    ],
+)
+def test_prune_plan(name: str, keep: int, gone: bool, expected: set[str]) -> None:
+    assert {c.id for c in plan_prune(POD, name, keep=keep, is_gone=gone)} == expected
+
+
+class Events:
+    def __init__(self) -> None:
+        self.node: list[tuple[str, str, str]] = []
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        raise AssertionError("no pod events here")
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        self.node.append((kind, reason, message))
+
+
+class Fate:
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+        self.ended: set[str] = set()
+
+    def should_remove_content(self, uid: str) -> bool:
+        return uid in self.gone
+
+    def should_remove_runtime(self, uid: str) -> bool:
+        return uid in self.ended or uid in self.gone
+
+
+class Node:
+    """A fake runtime with pods and real log files under a temporary root."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock = LoopClock()
+        self.cri = FakeCri(self.clock, images=[IMAGE])
+        self.fate, self.events, self.cache, self.ready = Fate(), Events(), PodStatusCache(), True
+        self.paths = NodePaths(root=root / "lib", pod_logs=root / "pods", container_logs=root / "containers")
+        self.folders = DiskFolders(self.paths)
+        self.folders.make_roots()
+        self.remover = ContainerRemover(cri=self.cri, links=self.folders, pod_logs=self.paths.pod_logs)
+        self.gc = ContainerGc(
+            cri=self.cri,
+            remover=self.remover,
+            fate=self.fate,
+            statuses=self.cache,
+            sources_ready=lambda: self.ready,
+            events=self.events,
+            clock=self.clock,
+            pod_logs=self.paths.pod_logs,
+            container_logs=self.paths.container_logs,
+        )
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        async with running(self.gc):
+            await self.clock.sleep(1)
+            self.cri.calls.clear()
+            yield
+
+    def pod(self, name: str) -> Pod:
+        return Pod(metadata=ObjectMeta(name=name, namespace="ns", uid=f"uid-{name}"))
+
+    def labels(self, pod: str, container: str = "") -> dict[str, str]:
+        found = {
+            "io.kubernetes.pod.name": pod,
+            "io.kubernetes.pod.namespace": "ns",
+            "io.kubernetes.pod.uid": f"uid-{pod}",
+        }
+        return {**found, "io.kubernetes.container.name": container} if container else found
+
+    async def sandbox(self, pod: str, attempt: int = 0) -> str:
+        config = cri_pb2.PodSandboxConfig()
+        config.metadata.name, config.metadata.namespace = pod, "ns"
+        config.metadata.uid, config.metadata.attempt = f"uid-{pod}", attempt
+        config.labels.update(self.labels(pod))
+        await self.clock.sleep(0.001)
+        return await self.cri.run_pod_sandbox(config)
+
+    async def container(self, pod: str, name: str = "app", attempt: int = 0, *, ends: bool = True) -> str:
+        """A container with its log file and link, that has ended unless told otherwise."""
+        config = cri_pb2.ContainerConfig()
+        config.metadata.name, config.metadata.attempt, config.image.image = name, attempt, IMAGE
+        config.labels.update(self.labels(pod, name))
+        config.annotations["io.kubernetes.container.restartCount"] = str(attempt)
+        await self.clock.sleep(0.001)
+        sandbox = self.cri.sandbox(pod)
+        id = await self.cri.create_container(sandbox.id, config, sandbox.config)
+        await self.cri.start_container(id)
+        log = self.folders.make_container_logs(self.pod(pod), name) / f"{attempt}.log"
+        log.write_text("hello\n")
+        self.folders.link_log(self.pod(pod), name, id, log)
+        if ends:
+            self.cri.exit(id)
+        return id
+
+    async def look(self, pod: str) -> None:
+        now = self.clock.monotonic()
+        self.cache.set((await inspect_pod(self.cri, f"uid-{pod}", started=now)).status)
+
+    def logs(self) -> list[str]:
+        return sorted(str(p.relative_to(self.paths.pod_logs)) for p in self.paths.pod_logs.rglob("*") if p.is_file())
+
+    def links(self) -> int:
+        return len(list(self.paths.container_logs.iterdir()))
+
+    def left(self) -> tuple[int, int]:
+        return len(self.cri.sandboxes), len(self.cri.containers)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_a_wanted_pod_keeps_its_newest_dead_container_with_logs(node: Node) -> None:
+    await node.sandbox("web")
+    for attempt in range(3):
+        await node.container("web", attempt=attempt)
+    rotated = node.paths.pod_logs / "ns_web_uid-web" / "app" / "0.log.20260101-000000.gz"
+    rotated.write_text("old")
+    await node.gc.collect()
+    assert node.left() == (1, 1)
+    assert node.logs() == ["ns_web_uid-web/app/2.log"] and node.links() == 1
+
+
+async def test_a_gone_pod_loses_everything(node: Node) -> None:
+    for name in ("web", "other"):
+        await node.sandbox(name)
+        await node.container(name)
+        await node.cri.stop_pod_sandbox(node.cri.sandbox(name).id)
+    node.fate.gone.add("uid-web")
+    await node.gc.collect()
+    assert node.left() == (1, 1)
+    assert node.logs() == ["ns_other_uid-other/app/0.log"] and node.links() == 1
+    assert [p.name for p in node.paths.pod_logs.iterdir()] == ["ns_other_uid-other"]
+
+
+async def test_nothing_is_gone_before_the_sources_are_ready(node: Node) -> None:
+    await node.sandbox("web")
+    await node.container("web")
+    await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
+    node.fate.gone.add("uid-web")
+    node.ready = False
+    await node.gc.collect()
+    assert node.left() == (1, 1) and node.links() == 1
+
+
+async def test_a_full_disk_takes_ended_pods_too_but_not_their_log_folder(node: Node) -> None:
+    await node.sandbox("job")
+    await node.container("job")
+    await node.cri.stop_pod_sandbox(node.cri.sandbox("job").id)
+    node.fate.ended.add("uid-job")
+    await node.gc.collect()
+    assert node.left() == (1, 1)
+    await node.gc.collect(evict_ended=True)
+    assert node.left() == (0, 0)
+
+
+async def test_running_containers_and_ready_sandboxes_stay(node: Node) -> None:
+    await node.sandbox("web")
+    await node.container("web", ends=False)
+    node.fate.gone.add("uid-web")  # somebody else has to kill it first
+    await node.gc.collect()
+    assert node.left() == (1, 1)
+
+
+async def test_a_container_in_an_unknown_state_is_stopped_first(node: Node) -> None:
+    await node.sandbox("web")
+    await node.container("web", ends=False)
+    node.cri.lose("app")
+    node.fate.gone.add("uid-web")
+    await node.gc.collect()
+    assert [c.args["timeout"] for c in node.cri.called("stop_container")] == [2]
+    assert not node.cri.containers
+
+
+async def test_one_pods_trouble_is_reported_and_harms_no_other(node: Node) -> None:
+    for name in ("bad", "good"):
+        await node.sandbox(name)
+        await node.container(name)
+        await node.cri.stop_pod_sandbox(node.cri.sandbox(name).id)
+        node.fate.gone.add(f"uid-{name}")
+    node.cri.fail_next("remove_container", CriError("device busy"), "uid-bad", times=None)
+    with pytest.raises(PykubeletError, match="device busy"):
+        await node.gc.collect()
+    assert [s.name for s in node.cri.sandboxes.values()] == ["bad"]
+
+
+async def test_a_hanging_removal_does_not_hold_up_the_others(node: Node) -> None:
+    for name in ("stuck", "good"):
+        await node.sandbox(name)
+        await node.container(name)
+        await node.cri.stop_pod_sandbox(node.cri.sandbox(name).id)
+        node.fate.gone.add(f"uid-{name}")
+    node.cri.hang("remove_container", "uid-stuck")
+    async with running(node.gc):
+        await node.clock.sleep(1)
+        assert [s.name for s in node.cri.sandboxes.values()] == ["stuck"]
+
+
+async def test_a_pod_that_is_wanted_again_keeps_the_rest(node: Node) -> None:
+    """A static pod that comes back has the same uid."""
+    await node.sandbox("web")
+    await node.container("web", "a")
+    await node.container("web", "b")
+    await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
+    node.fate.gone.add("uid-web")
+    node.cri.slow("remove_container", 5.0)
+    async with running(node.gc):
+        await node.clock.sleep(1)
+        node.fate.gone.clear()
+        await node.clock.sleep(20)
+    assert node.left() == (1, 1)
+    assert len(list(node.paths.pod_logs.iterdir())) == 1
+
+
+async def test_interrupted_removal_of_a_log_folder_is_finished_later(node: Node) -> None:
+    left = node.paths.pod_logs / ".ns_web_uid-web.1.removing"
+    (left / "app").mkdir(parents=True)
+    foreign = node.paths.pod_logs / "README"
+    foreign.write_text("not a pod")
+    await node.gc.collect()
+    assert not left.exists() and foreign.exists()
+
+
+async def test_dead_links(node: Node) -> None:
+    await node.sandbox("web")
+    living = await node.container("web", "living", ends=False)
+    dead = await node.container("web", "dead")
+    folder = node.paths.pod_logs / "ns_web_uid-web"
+    for name in ("living", "dead"):
+        (folder / name / "0.log").unlink()  # between two files of a rotation, or gone for good
+    (node.paths.container_logs / "x_ns_y-0123.log").symlink_to(node.paths.pod_logs / "nowhere")
+    (node.paths.container_logs / "plain.log").write_text("not a link")
+    await node.gc.collect()
+    left = sorted(p.name for p in node.paths.container_logs.iterdir())
+    assert left == sorted(["plain.log", f"web_ns_living-{living}.log"]), dead
+
+
+async def test_the_service_runs_each_minute_and_reports_failures(node: Node) -> None:
+    async with node.up():
+        node.cri.fail_next("list_containers", CriError("store is corrupt"))
+        await node.clock.sleep(PERIOD)
+        assert node.events.node == [("Warning", "ContainerGCFailed", "store is corrupt")]
+        await node.clock.sleep(5 * PERIOD)
+        assert len(node.events.node) == 1
+        assert len(node.cri.called("list_containers")) == 6
+
+
+async def test_prune_soon_lets_the_restart_go_first_and_acts_once(node: Node) -> None:
+    async with node.up():
+        await node.sandbox("web")
+        for attempt in range(3):
+            await node.container("web", attempt=attempt)
+            await node.look("web")
+            node.gc.prune_soon("uid-web", "app")
+        await node.clock.sleep(0.5)
+        assert node.left() == (1, 3)
+        await node.clock.sleep(1)
+        assert node.left() == (1, 1) and node.logs() == ["ns_web_uid-web/app/2.log"]
+        assert len(node.cri.called("remove_container")) == 2
+
+
+async def test_a_failed_prune_does_not_end_the_service(node: Node) -> None:
+    async with node.up():
+        await node.sandbox("web")
+        for attempt in range(2):
+            await node.container("web", attempt=attempt)
+        await node.look("web")
+        node.cri.fail_next("remove_container", CriError("busy"))
+        node.gc.prune_soon("uid-web", "app")
+        await node.clock.sleep(2 * PERIOD)
+        assert node.left() == (1, 1)
+
+
+async def test_a_gone_pod_can_be_collected_at_once(node: Node) -> None:
+    async with node.up():
+        await node.sandbox("web")
+        await node.container("web")
+        await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
+        node.gc.collect_pod_soon("uid-web")
+        await node.clock.sleep(0.1)
+        assert node.left() == (1, 1), "it is still wanted"
+        node.fate.gone.add("uid-web")
+        node.gc.collect_pod_soon("uid-web")
+        node.gc.collect_pod_soon("uid-web")
+        await node.clock.sleep(0.1)
+        assert node.left() == (0, 0) and node.logs() == [] and node.links() == 0
+        assert len(node.cri.called("remove_pod_sandbox")) == 1
+
+
+async def test_remover_keeps_logs_when_asked_and_is_idempotent(node: Node) -> None:
+    await node.sandbox("web")
+    id = await node.container("web")
+    status = await node.cri.container_status(id)
+    await node.remover.remove(node.pod("web"), status, keep_logs=True)
+    assert node.logs() == ["ns_web_uid-web/app/0.log"] and not node.cri.containers
+    await node.remover.remove(node.pod("web"), status)
+    assert node.logs() == [] and node.links() == 0

@@ -1,0 +1,111 @@
+"""Stand-ins for what the sources talk to, and manifests to feed them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pykubelet.api.types import Pod
+from pykubelet.model.pod import Source, name_of
+from pykubelet.sources.url import Fetched
+from pykubelet.sources.watch import FileEvent
+
+MANIFEST = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {name}
+spec:
+  containers:
+  - name: main
+    image: {image}
+"""
+
+
+def manifest(name: str, image: str = "busybox:1") -> str:
+    return MANIFEST.format(name=name, image=image)
+
+
+def a_pod(name: str, *, uid: str = "", image: str = "i", **metadata: Any) -> Pod:
+    described = {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", **metadata}
+    return msgspec.convert({"metadata": described, "spec": {"containers": [{"name": "c", "image": image}]}}, Pod)
+
+
+class HeardEvents:
+    """Keeps what was told as (about, kind, reason, message)."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str, str, str]] = []
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        self.heard.append((name_of(pod), kind, reason, message))
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        self.heard.append(("node", kind, reason, message))
+
+
+class HeardSets:
+    """Keeps every delivered set, as sorted pod names in `names`."""
+
+    def __init__(self) -> None:
+        self.sets: list[tuple[Source, tuple[Pod, ...]]] = []
+
+    def deliver(self, source: Source, pods: Sequence[Pod]) -> None:
+        self.sets.append((source, tuple(pods)))
+
+    @property
+    def names(self) -> list[list[str]]:
+        return [[name_of(pod) for pod in pods] for _, pods in self.sets]
+
+
+class ScriptedWatch:
+    """A watch whose events the test tells; `opened` and `closed` count."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.closed = 0
+        self.refuse: OSError | None = None
+        self._told: list[FileEvent] = []
+        self._filled = asyncio.Event()
+
+    def open(self, _path: Path) -> ScriptedWatch:
+        if self.refuse is not None:
+            raise self.refuse
+        self.opened += 1
+        return self
+
+    def tell(self, *events: FileEvent) -> None:
+        self._told.extend(events)
+        self._filled.set()
+
+    async def wait(self, at_most: float | None) -> list[FileEvent]:
+        try:
+            async with asyncio.timeout(at_most):
+                await self._filled.wait()
+        except TimeoutError:
+            return []
+        told, self._told = self._told, []
+        self._filled.clear()
+        return told
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class ScriptedFetch:
+    """Answers in turn; the last answer is given for ever. An exception is raised."""
+
+    def __init__(self, *answers: Fetched | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, dict[str, str], float, int]] = []
+
+    async def __call__(self, url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> Fetched:
+        self.asked.append((url, dict(headers), timeout, max_bytes))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

@@ -1,0 +1,63 @@
+"""The assembled pause program: its file format everywhere, its behaviour where it can run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pykubelet.standalone.images import is_static
+from pykubelet.standalone.pause import LOAD_ADDRESS, SIGNALS, pause_program
+
+NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine())
+
+
+@pytest.mark.parametrize(("architecture", "machine"), [("amd64", 62), ("arm64", 183)])
+def test_is_a_small_static_executable(architecture: str, machine: int) -> None:
+    program = pause_program(architecture)
+    kind, found, _, entry = struct.unpack_from("<HHIQ", program, 16)
+    assert (kind, found) == (2, machine)
+    assert LOAD_ADDRESS + 64 + 2 * 56 == entry
+    assert is_static(program)
+    assert len(program) < 512
+
+
+def test_arm_code_is_the_reviewed_one() -> None:
+    """Executed once in an emulator; this machine may not be able to, so the words are pinned."""
+    words = struct.unpack("<31I", pause_program("arm64")[64 + 2 * 56 :])
+    assert [f"{word:08x}" for word in words] == ARM_WORDS
+
+
+ARM_WORDS = """
+d2880049 f2a00029 f81f0fe9 d2800000 910003e1 d2800002 d2800103 d28010e8 d4000001 910003e0 d2800001
+d2800002 d2800103 d2801128 d4000001 3100101f 54ffff20 7100441f 54000080 d2800000 d2800bc8 d4000001
+92800000 d2800001 d2800022 d2800003 d2802088 d4000001 7100001f 54ffff2c 17ffffeb
+""".split()
+
+
+@pytest.fixture
+def pause(tmp_path: Path) -> Path:
+    if NATIVE is None:
+        pytest.fail(f"no pause program for {platform.machine()}")
+    path = tmp_path / "pause"
+    path.write_bytes(pause_program(NATIVE))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_leaves_with_zero_when_told_to(pause: Path, number: signal.Signals) -> None:
+    with subprocess.Popen([pause]) as process:
+        while f"SigBlk:\t{SIGNALS:016x}" not in Path(f"/proc/{process.pid}/status").read_text():
+            pass  # a few microseconds: sent before the program has blocked them, signals would just kill it
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        os.kill(process.pid, signal.SIGCONT)
+        os.kill(process.pid, signal.SIGCHLD)
+        process.send_signal(number)
+        assert process.wait(10) == 0

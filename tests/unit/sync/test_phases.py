@@ -1,0 +1,106 @@
+"""The phase table, the grace rules and the questions others ask."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from pykubelet.api.types import Pod
+from pykubelet.model.errors import IllegalMove
+from pykubelet.model.pod import PodUID
+from pykubelet.sync.phases import NEXT, Phase, PodPhases, PodState
+
+
+def state(phase: Phase = Phase.SYNCING, **facts: object) -> PodState:
+    made = PodState(PodUID("u1"), "web_default", None)
+    made.phase = phase
+    for name, value in facts.items():
+        setattr(made, name, value)
+    return made
+
+
+def pod(*, spec: int | None = 30, deletion: int | None = None) -> Pod:
+    made = Pod()
+    made.spec.termination_grace_period_seconds = spec
+    if deletion is not None:
+        made.metadata.deletion_timestamp = datetime(2026, 1, 1, tzinfo=UTC)
+        made.metadata.deletion_grace_period_seconds = deletion
+    return made
+
+
+@pytest.mark.parametrize("start", list(Phase))
+@pytest.mark.parametrize("to", list(Phase))
+def test_only_moves_of_the_table_are_possible(start: Phase, to: Phase) -> None:
+    made = state(start)
+    if to in NEXT[start]:
+        made.move(to, "test")
+        assert made.phase is to
+    else:
+        with pytest.raises(IllegalMove, match=f"{start.value} -> {to.value}"):
+            made.move(to, "test")
+
+
+@pytest.mark.parametrize(
+    ("current", "pod", "override", "grace", "shorter"),
+    [
+        (None, pod(spec=30), None, 30, False),
+        (None, pod(spec=30, deletion=10), None, 10, False),
+        (None, pod(spec=30, deletion=0), None, 30, False),
+        (None, pod(spec=0), None, 1, False),
+        (None, pod(spec=None), None, 1, False),
+        (None, pod(spec=30), 5, 5, False),
+        (None, pod(spec=30), 0, 30, False),
+        (30, pod(spec=30, deletion=10), None, 10, True),
+        (10, pod(spec=30, deletion=60), None, 10, False),
+        (10, pod(spec=30), 60, 10, False),
+        (10, pod(spec=30), 3, 3, True),
+        (1, None, None, 1, False),
+    ],
+)
+def test_grace_only_ever_shrinks(
+    current: int | None, pod: Pod | None, override: int | None, grace: int, shorter: bool
+) -> None:
+    made = state(grace=current, pod=pod)
+    assert made.shorten_grace(override) is shorter
+    assert made.grace == grace
+
+
+@pytest.mark.parametrize(
+    ("phase", "facts", "running", "content", "runtime", "terminating", "finished"),
+    [
+        (Phase.SYNCING, {}, True, False, False, False, False),
+        (Phase.TERMINATING, {"deleted": True}, True, False, False, True, False),
+        (Phase.TERMINATED, {}, False, False, True, True, False),
+        (Phase.TERMINATED, {"deleted": True}, False, True, True, True, False),
+        (Phase.FINISHED, {"evicted": True}, False, True, True, True, True),
+        (Phase.FINISHED, {}, False, False, True, True, True),
+    ],
+)
+def test_questions_about_a_known_pod(
+    phase: Phase,
+    facts: dict[str, object],
+    running: bool,
+    content: bool,
+    runtime: bool,
+    terminating: bool,
+    finished: bool,
+) -> None:
+    phases = PodPhases()
+    phases.add(state(phase, **facts))
+    assert phases.could_have_running_containers("u1") is running
+    assert phases.should_remove_content("u1") is content
+    assert phases.should_remove_runtime("u1") is runtime
+    assert phases.should_be_terminating("u1") is terminating
+    assert phases.is_finished("u1") is finished
+
+
+def test_nothing_is_removed_before_the_first_housekeeping() -> None:
+    phases = PodPhases()
+    assert phases.could_have_running_containers("stranger")
+    assert not phases.should_remove_content("stranger")
+    assert not phases.should_remove_runtime("stranger")
+    phases.mark_synced()
+    assert not phases.could_have_running_containers("stranger")
+    assert phases.should_remove_content("stranger")
+    assert phases.should_remove_runtime("stranger")

@@ -1,0 +1,313 @@
+"""Pod workers: merging of updates, phases, retries, turns of same-name static pods."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+
+from pykubelet.api.types import Pod
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import running
+from pykubelet.model.errors import RuntimeDown
+from pykubelet.model.life import LifeRecorder
+from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
+from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.sync.phases import Phase, PodPhases
+from pykubelet.sync.worker import (
+    KillRequest,
+    NetworkNotReady,
+    Orphan,
+    PodWorkers,
+    RetryAt,
+    StatusChange,
+    SyncVerdict,
+    UpdateKind,
+)
+
+
+def a_pod(name: str = "web", uid: str = "u1", *, static: bool = False, deleted: int | None = None) -> Pod:
+    pod = Pod()
+    pod.metadata.name, pod.metadata.namespace, pod.metadata.uid = name, "default", uid
+    pod.spec.termination_grace_period_seconds = 30
+    if static:
+        pod.metadata.annotations = {SOURCE_ANNOTATION: "file"}
+    if deleted is not None:
+        pod.metadata.deletion_timestamp = datetime(2026, 1, 1, tzinfo=UTC)
+        pod.metadata.deletion_grace_period_seconds = deleted
+    return pod
+
+
+class Steps:
+    """Records what was done and when; what each step does can be replaced."""
+
+    def __init__(self, clock: LoopClock) -> None:
+        self.clock = clock
+        self.log: list[tuple[float, str]] = []
+        self.sync_takes = 0.0
+        self.kill_takes = 0.0
+        self.on_sync: Callable[[Pod], SyncVerdict] = lambda pod: SyncVerdict()
+        self.statuses: list[StatusChange] = []
+
+    def done(self, what: str) -> int:
+        return sum(1 for _, name in self.log if name == what)
+
+    def _note(self, what: str) -> None:
+        self.log.append((round(self.clock.monotonic(), 3), what))
+
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+        self._note(f"sync {name_of(pod)}")
+        await self.clock.sleep(self.sync_takes)
+        return self.on_sync(pod)
+
+    async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
+        self._note(f"kill {name_of(pod)} {grace}")
+        self.statuses = changes
+        await self.clock.sleep(self.kill_takes)
+        self._note(f"killed {name_of(pod)}")
+
+    async def terminating_orphan(self, orphan: Orphan) -> None:
+        self._note(f"kill orphan {orphan.name}")
+
+    async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
+        self._note(f"terminated {name_of(pod)}")
+
+
+class Statuses:
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
+        if self.error is not None:
+            raise self.error
+        return PodRuntimeStatus(uid=uid)
+
+    def known(self, uid: str) -> PodRuntimeStatus | None:
+        return None
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.clock = LoopClock()
+        self.phases = PodPhases()
+        self.steps = Steps(self.clock)
+        self.statuses = Statuses()
+        self.finished: list[str] = []
+        self.workers = PodWorkers(
+            phases=self.phases,
+            steps=self.steps,
+            statuses=self.statuses,
+            recorder=LifeRecorder(self.clock),
+            clock=self.clock,
+            sync_frequency=60,
+            chance=random.Random(1),
+        )
+        self.workers.on_finished = self.finished.append
+
+    def what(self) -> list[str]:
+        return [name for _, name in self.steps.log]
+
+
+@asynccontextmanager
+async def a_bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    async with running(bench.workers):
+        await asyncio.sleep(0)
+        yield bench
+
+
+async def test_a_pod_lives_and_ends_through_the_three_steps() -> None:
+    async with a_bench() as bench:
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=10))
+        await bench.clock.sleep(1)
+        assert bench.what() == ["sync web", "kill web 10", "killed web", "terminated web"]
+        assert bench.finished == ["u1"]
+        state = bench.phases.get("u1")
+        assert state is not None and state.deleted and state.phase is Phase.FINISHED
+
+
+async def test_updates_while_syncing_are_merged_into_one_more_run() -> None:
+    async with a_bench() as bench:
+        bench.steps.sync_takes = 5
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(1)
+        for _ in range(10):
+            bench.workers.update(UpdateKind.UPDATE, a_pod())
+        await bench.clock.sleep(20)
+        assert bench.steps.done("sync web") == 2
+
+
+async def test_an_idle_pod_is_looked_at_once_per_resync_interval() -> None:
+    async with a_bench() as bench:
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(3600)
+        assert 40 <= bench.steps.done("sync web") <= 60
+
+
+async def test_a_kill_interrupts_the_sync_and_is_never_overwritten() -> None:
+    async with a_bench() as bench:
+        bench.steps.sync_takes = 1000
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.KILL, a_pod())
+        bench.workers.update(UpdateKind.UPDATE, a_pod())
+        await bench.clock.sleep(1)
+        assert bench.what() == ["sync web", "kill web 30", "killed web", "terminated web"]
+        assert bench.steps.log[1][0] < 2
+
+
+async def test_a_shorter_grace_restarts_the_kill_a_longer_one_does_not() -> None:
+    async with a_bench() as bench:
+        bench.steps.kill_takes = 100
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=20))
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=25))
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=5))
+        await bench.clock.sleep(200)
+        assert bench.what()[1:] == ["kill web 20", "kill web 5", "killed web", "terminated web"]
+
+
+async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
+    async with a_bench() as bench:
+
+        def fail(pod: Pod) -> SyncVerdict:
+            if name_of(pod) == "bad":
+                raise ValueError("boom")
+            if name_of(pod) == "net":
+                raise NetworkNotReady("no CNI")
+            if name_of(pod) == "loop":
+                raise RetryAt(3, "back-off")
+            return SyncVerdict()
+
+        bench.steps.on_sync = fail
+        for number, name in enumerate(("bad", "net", "loop", "good")):
+            bench.workers.update(UpdateKind.CREATE, a_pod(name, f"u{number}"))
+        await bench.clock.sleep(29)
+        assert 2 <= bench.steps.done("sync bad") <= 3
+        assert 18 <= bench.steps.done("sync net") <= 29
+        assert bench.steps.done("sync loop") == 10
+        assert bench.steps.done("sync good") == 1
+        assert bench.workers.snapshot()["u0"].last_error == "boom"
+
+
+async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
+    async with a_bench() as bench:
+        bench.statuses.error = RuntimeDown("no answer")
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(5)
+        assert bench.what() == []
+        bench.statuses.error = None
+        await bench.clock.sleep(2)
+        assert bench.what() == ["sync web"]
+
+
+async def test_a_pod_that_ends_by_itself_is_terminated_but_not_deleted() -> None:
+    async with a_bench() as bench:
+        bench.steps.on_sync = lambda pod: SyncVerdict(ended=True)
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(1)
+        assert bench.what() == ["sync web", "kill web 30", "killed web", "terminated web"]
+        state = bench.phases.get("u1")
+        assert state is not None and not state.deleted
+        bench.workers.update(UpdateKind.UPDATE, a_pod())
+        await bench.clock.sleep(1)
+        assert bench.steps.done("sync web") == 1
+
+
+async def test_a_pod_that_already_ended_in_the_api_is_only_cleaned_up() -> None:
+    async with a_bench() as bench:
+        pod = a_pod()
+        pod.status.phase = "Succeeded"
+        bench.workers.update(UpdateKind.CREATE, pod)
+        await bench.clock.sleep(1)
+        assert bench.what() == ["terminated web"]
+
+
+async def test_same_name_static_pods_take_turns() -> None:
+    async with a_bench() as bench:
+        bench.steps.kill_takes = 10
+        old, new = a_pod(uid="old", static=True), a_pod(uid="new", static=True)
+        bench.workers.update(UpdateKind.CREATE, old)
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.CREATE, new)
+        await bench.clock.sleep(5)
+        assert bench.steps.done("sync web") == 1
+        bench.workers.update(UpdateKind.KILL, old)
+        await bench.clock.sleep(5)
+        assert bench.steps.done("sync web") == 1
+        await bench.clock.sleep(10)
+        assert bench.what() == ["sync web", "kill web 30", "killed web", "terminated web", "sync web"]
+
+
+async def test_a_waiting_static_pod_that_is_removed_never_starts() -> None:
+    async with a_bench() as bench:
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="old", static=True))
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="new", static=True))
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.KILL, a_pod(uid="new", static=True))
+        await bench.clock.sleep(1)
+        assert bench.what() == ["sync web"]
+        assert bench.finished == ["new"]
+
+
+async def test_a_uid_added_again_while_it_ends_is_started_anew_after_it_was_forgotten() -> None:
+    async with a_bench() as bench:
+        bench.steps.kill_takes = 5
+        bench.workers.update(UpdateKind.CREATE, a_pod(static=True))
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.KILL, a_pod(static=True))
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.CREATE, a_pod(static=True))
+        await bench.clock.sleep(10)
+        bench.workers.forget("u1")
+        assert bench.workers.take_restarts() == {PodUID("u1")}
+        bench.workers.update(UpdateKind.CREATE, a_pod(static=True))
+        await bench.clock.sleep(1)
+        assert bench.steps.done("sync web") == 2
+
+
+async def test_who_asked_for_a_kill_learns_when_nothing_runs_any_more() -> None:
+    async with a_bench() as bench:
+        bench.steps.kill_takes = 3
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(1)
+        done = asyncio.get_running_loop().create_future()
+        begun = bench.clock.monotonic()
+        request = KillRequest(grace_override=4, evicted=True, done=done, change_status=lambda status: None)
+        bench.workers.update(UpdateKind.KILL, a_pod(), request)
+        await done
+        assert round(bench.clock.monotonic() - begun) == 3
+        state = bench.phases.get("u1")
+        assert state is not None and state.evicted and not state.deleted
+        assert len(bench.steps.statuses) == 1
+        again = asyncio.get_running_loop().create_future()
+        await bench.clock.sleep(1)
+        bench.workers.update(UpdateKind.KILL, a_pod(), KillRequest(done=again))
+        await again
+
+
+async def test_an_orphan_is_killed_once_and_forgotten() -> None:
+    async with a_bench() as bench:
+        orphan = Orphan(uid=PodUID("lost"), name="lost", namespace="default")
+        bench.workers.kill_orphan(orphan)
+        bench.workers.kill_orphan(orphan)
+        await bench.clock.sleep(1)
+        assert bench.what() == ["kill orphan lost"]
+        bench.workers.forget("lost")
+        assert bench.phases.get("lost") is None
+
+
+async def test_a_deadline_brings_the_next_run_forward() -> None:
+    async with a_bench() as bench:
+        bench.steps.on_sync = lambda pod: SyncVerdict(again_in=7)
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(8)
+        assert [at for at, _ in bench.steps.log] == [0, 7]

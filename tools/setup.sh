@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Make this machine ready: Debian packages, the virtual environment, and for tests the real control plane.
+#
+#   tools/setup.sh run      what `make run` needs
+#   tools/setup.sh test     that, and what `make test` needs
+#
+# Safe to repeat; when nothing is missing it takes well under a second. Installs packages only as root: for others it
+# says which are missing and ends with status 1. Services that come with the packages are not started.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+# PATH of `su` and of cron lacks the folders where Debian keeps runc, iptables and etcd's friends.
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+purpose=${1:-}
+case $purpose in run | test) ;; *) die "usage: tools/setup.sh run|test" ;; esac
+
+exec 8<"$root"
+flock -n 8 || { say "another set-up is running here, waiting for it"; flock 8; }
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+has_cni() {
+  local folder
+  for folder in /usr/lib/cni /opt/cni/bin /usr/libexec/cni; do
+    if [ -x "$folder/bridge" ] && [ -x "$folder/host-local" ] && [ -x "$folder/portmap" ]; then return 0; fi
+  done
+  return 1
+}
+
+# True when busybox is there and needs no shared libraries (an image holds nothing else).
+has_static_busybox() { has busybox && ! ldd "$(command -v busybox)" >/dev/null 2>&1; }
+
+# True when $1 is a Python that can make our virtual environment.
+good_python() {
+  has "$1" && "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+find_python() {
+  local name
+  for name in ${PYTHON:-} python3 /usr/bin/python3 python3.14 python3.13 python3.12 python3.11; do
+    if good_python "$name"; then echo "$name"; return 0; fi
+  done
+  return 1
+}
+
+missing_packages() {
+  has containerd && has ctr || echo containerd
+  has runc || echo runc
+  has_cni || echo containernetworking-plugins
+  has_static_busybox || echo busybox-static
+  has iptables || echo iptables
+  [ -x "$venv/bin/python" ] || find_python >/dev/null || echo python3 python3-venv
+  if [ "$purpose" = test ]; then
+    has etcd || echo etcd-server
+    has docker-registry || echo docker-registry
+  fi
+}
+
+install_packages() {
+  local packages=$* policy=/usr/sbin/policy-rc.d
+  has apt-get || die "missing: $packages (Debian's names). There is no apt-get here: install them by hand and try again"
+  if [ "$(id -u)" != 0 ]; then
+    die "missing Debian packages, and only root may install them. Run: sudo apt-get install --no-install-recommends $packages"
+  fi
+  say "installing Debian packages: $packages"
+  # Debian starts the services of new packages (etcd, a registry, containerd); nobody asked for that.
+  if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+  fi
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq || die "apt-get update failed, see above"
+  # shellcheck disable=SC2086
+  apt-get install -y -qq --no-install-recommends $packages >/dev/null || die "apt-get could not install: $packages"
+}
+
+packages=$(missing_packages | tr '\n' ' ')
+if [ -n "${packages// /}" ]; then
+  # shellcheck disable=SC2086
+  install_packages $packages
+  packages=$(missing_packages | tr '\n' ' ')
+  [ -z "${packages// /}" ] || die "still missing after the installation: $packages"
+fi
+
+requirements=("$root/requirements.txt")
+[ "$purpose" = run ] || requirements+=("$root/requirements-dev.txt")
+stamp=$venv/.setup-$purpose
+key=$(cat "${requirements[@]}" "$root/pyproject.toml" | sha256sum | cut -c1-16)
+if [ "$(cat "$stamp" 2>/dev/null || true)" != "$key" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
+  if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    python=$(find_python) || die "no Python 3.11 or newer that can make virtual environments"
+    say "making the virtual environment .venv with $("$python" --version)"
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+  fi
+  say "installing Python packages from ${requirements[*]##*/}"
+  pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+  "${pip[@]}" "${requirements[@]/#/--requirement=}" || die "pip could not install the packages, see above"
+  "${pip[@]}" --no-deps --editable "$root" || die "pip could not install pykubelet itself, see above"
+  echo "$key" >"$stamp"
+fi
+
+if [ "$purpose" = test ]; then
+  for target in controlplane containerd2; do
+    "$root/tools/build-go.sh" "$target" >/dev/null || die "tests need $target, which could not be built"
+  done
+fi
+say "ready to $purpose"
