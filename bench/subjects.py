@@ -10,23 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
+import resource
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from bench.measure import Logs
-from bench.pods import GRACE, container_config, manifest, sandbox_config
+from bench.pods import GRACE, Shape
 from bench.stage import Stage
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.standalone.images import BUSYBOX
 
 REPO = Path(__file__).resolve().parent.parent
 NODE = "bench-node"
-Pods = Mapping[str, list[str]]
+Pods = Mapping[str, tuple[str, ...]]
 """Name -> command."""
 
 
@@ -62,8 +63,9 @@ class Floor:
     name = "floor"
     pid = None
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, shape: Shape) -> None:
         self._stage = stage
+        self._shape = shape
         self._pod_logs = stage.folder / self.name / "logs"
         self.logs = Logs(self._pod_logs)
         self._cri: GrpcCriClient | None = None
@@ -92,7 +94,7 @@ class Floor:
             self._begin(self._end(name))
         return asked
 
-    def _begin(self, work: Any) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -102,13 +104,13 @@ class Floor:
         if not task.cancelled() and task.exception() is not None:
             print(f"bench: floor: {task.exception()}", file=sys.stderr)
 
-    async def _run(self, name: str, command: list[str]) -> None:
+    async def _run(self, name: str, command: tuple[str, ...]) -> None:
         assert self._cri is not None
-        config = sandbox_config(name, self._pod_logs, self._stage.cgroups.name)
+        config = self._shape.sandbox(name, self._pod_logs, self._stage.cgroups.name)
         Path(config.log_directory, "main").mkdir(parents=True)
         sandbox = await self._cri.run_pod_sandbox(config)
         await self._cri.image_status(BUSYBOX)
-        container = await self._cri.create_container(sandbox, container_config(command), config)
+        container = await self._cri.create_container(sandbox, self._shape.container(command), config)
         await self._cri.start_container(container)
         self._made[name] = (sandbox, container)
 
@@ -122,9 +124,9 @@ class Floor:
 class Agent:
     """A kubelet as a process of its own, fed by a folder of manifests."""
 
-    def __init__(self, name: str, command: Sequence[str | Path], stage: Stage) -> None:
+    def __init__(self, name: str, command: Sequence[str | Path], stage: Stage, shape: Shape) -> None:
         self.name = name
-        self._stage = stage
+        self._shape = shape
         self._home = stage.folder / name
         self._manifests = self._home / "manifests"
         self._drafts = self._home / "drafts"
@@ -161,7 +163,7 @@ class Agent:
 
     async def add(self, pods: Pods) -> int:
         for name, command in pods.items():
-            (self._drafts / f"{name}.json").write_bytes(manifest(name, command))
+            (self._drafts / f"{name}.json").write_bytes(self._shape.manifest(name, command))
         for name in pods:  # by rename: an agent must never see half a manifest
             (self._drafts / f"{name}.json").rename(self._manifests / f"{name}.json")
         return time.time_ns()
@@ -177,16 +179,16 @@ class Agent:
         return "\n".join(line[:300] for line in lines[-count:])
 
 
-def go_kubelet(stage: Stage) -> Agent:
+def go_kubelet(stage: Stage, shape: Shape) -> Agent:
     """The Go kubelet that belongs to the control plane of the tests."""
     found = subprocess.run(
         [REPO / "tools" / "build-go.sh", "controlplane"], stdout=subprocess.PIPE, text=True, check=True
     )
-    return Agent("go", [Path(found.stdout.splitlines()[-1]) / "kubelet"], stage)
+    return Agent("go", [Path(found.stdout.splitlines()[-1]) / "kubelet"], stage, shape)
 
 
-def pykubelet(stage: Stage) -> Agent:
-    return Agent("pykubelet", [Path(sys.executable).with_name("pykubelet")], stage)
+def pykubelet(stage: Stage, shape: Shape) -> Agent:
+    return Agent("pykubelet", [Path(sys.executable).with_name("pykubelet")], stage, shape)
 
 
 def kubelet_config(stage: Stage, home: Path) -> dict[str, Any]:
@@ -219,20 +221,12 @@ def kubelet_config(stage: Stage, home: Path) -> dict[str, Any]:
 
 
 def _open_files_limit() -> int:
-    import resource
-
     return min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1_000_000)
 
 
 def _free_ports(count: int) -> list[int]:
-    import socket
-
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
-
-
-def environment() -> dict[str, str]:
-    return dict(os.environ)

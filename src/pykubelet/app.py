@@ -51,7 +51,7 @@ from pykubelet.sources.mux import PodMux
 from pykubelet.sources.static import StaticSource
 from pykubelet.sources.url import Fetch, UrlSource
 from pykubelet.status.manager import StatusManager
-from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
+from pykubelet.sync.absent import NoAddresses, NoMirrors, NoPodVolumes, NoReferencesHeld, OneHandler
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import ProbeChanged, RuntimeBack, SyncLoop

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
 
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.cri.port import (
@@ -44,10 +43,11 @@ class Program(Enum):
     MISSING = "does not exist"
 
 
-# `wait` on a background child lets the shell handle the signal at once.
+# `wait` on a background child lets the shell handle the signal at once. The file says that the trap is set: a
+# signal before that is lost, for the kernel drops what the first process of a container does not handle.
 _SHELL = {
-    Program.POLITE: "trap 'exit 0' TERM; sleep 1000 & wait",
-    Program.STUBBORN: "trap '' TERM; while true; do sleep 1000; done",
+    Program.POLITE: "trap 'exit 0' TERM; : > /ready; sleep 1000 & wait",
+    Program.STUBBORN: "trap '' TERM; : > /ready; while true; do sleep 1000; done",
     Program.SUCCEEDS: "echo hello",
     Program.FAILS: "exit 3",
 }
@@ -81,13 +81,6 @@ class Pod:
         return self.config.metadata.uid
 
 
-class Subject(Protocol):
-    clock: Clock
-    real: bool
-
-    def open(self) -> AsyncIterator[CriClient]: ...
-
-
 class FakeSubject:
     real = False
 
@@ -116,6 +109,8 @@ class ContainerdSubject:
         async with GrpcCriClient(self._endpoint, clock=self.clock, request_timeout=30.0) as client:
             yield client
 
+
+Subject = FakeSubject | ContainerdSubject
 
 _numbers = itertools.count(1)
 
@@ -168,7 +163,16 @@ async def start(cri: CriClient, sandbox_id: str, pod: Pod, program: Program, att
     config = a_container(pod, program, attempt=attempt)
     container_id = await cri.create_container(sandbox_id, config, pod.config)
     await cri.start_container(container_id)
+    if program in (Program.POLITE, Program.STUBBORN):
+        await until_listening(cri, container_id)
     return container_id
+
+
+async def until_listening(cri: CriClient, container_id: str) -> None:
+    """The program has set up what it does with signals. In the fake it always has."""
+    async with asyncio.timeout(10):
+        while (await cri.exec_sync(container_id, ["test", "-e", "/ready"], 5)).exit_code != 0:
+            pass
 
 
 async def until(clock: Clock, what: Callable[[], Awaitable[bool]], within: float = 10.0) -> None:

@@ -5,38 +5,22 @@ A test here may use only the port. Where containerd's versions differ, the suite
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import aclosing
-from pathlib import Path
-
 import pytest
 
-from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.errors import CriError, ExecTimedOut, NotFound
-from pykubelet.model.runtime_status import ContainerState, EventKind, NamespaceMode, SandboxState
+from pykubelet.model.errors import CriError, NotFound
+from pykubelet.model.runtime_status import ContainerState, NamespaceMode, SandboxState
 from pykubelet.wire import cri_pb2
 from tests.contracts.cri_subjects import (
     IMAGE,
-    ContainerdSubject,
-    FakeSubject,
     Program,
+    Subject,
     a_container,
     a_pod,
     sandbox,
-    sleepers,
     start,
     until_exited,
+    until_listening,
 )
-
-Subject = FakeSubject | ContainerdSubject
-
-
-@pytest.fixture(params=["fake", pytest.param("containerd", marks=pytest.mark.node)])
-def subject(request: pytest.FixtureRequest) -> Subject:
-    if request.param == "fake":
-        return FakeSubject()
-    return ContainerdSubject(request.getfixturevalue("containerd").endpoint)
-
 
 # -- the runtime
 
@@ -189,6 +173,7 @@ async def test_a_container_goes_from_created_to_running_to_exited(subject: Subje
         created = await cri.container_status(container)
         await cri.start_container(container)
         running = await cri.container_status(container)
+        await until_listening(cri, container)
         await cri.stop_container(container, 10)
         exited = await cri.container_status(container)
     assert created.state is ContainerState.CREATED and created.created_at > 0
@@ -343,173 +328,3 @@ async def test_resources_of_a_running_container_can_change(subject: Subject) -> 
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         await cri.update_container_resources(container, cri_pb2.LinuxContainerResources(cpu_shares=512))
-
-
-# -- exec, logs
-
-
-async def test_a_command_gives_its_output_and_code(subject: Subject) -> None:
-    pod = a_pod()
-    async with subject.open() as cri, sandbox(cri, pod) as box:
-        container = await start(cri, box, pod, Program.POLITE)
-        result = await cri.exec_sync(container, ["sh", "-c", "echo out; echo err >&2; exit 5"], 10)
-    assert (result.stdout, result.stderr, result.exit_code) == (b"out\n", b"err\n", 5)
-
-
-async def test_a_command_out_of_time_is_told_apart(subject: Subject) -> None:
-    pod = a_pod()
-    async with subject.open() as cri, sandbox(cri, pod) as box:
-        container = await start(cri, box, pod, Program.POLITE)
-        with pytest.raises(ExecTimedOut):
-            await cri.exec_sync(container, sleepers(), 1)
-
-
-async def test_no_command_in_a_container_that_is_down(subject: Subject) -> None:
-    pod = a_pod()
-    async with subject.open() as cri, sandbox(cri, pod) as box:
-        container = await start(cri, box, pod, Program.SUCCEEDS)
-        await until_exited(subject.clock, cri, container)
-        with pytest.raises(CriError, match="CONTAINER_EXITED"):
-            await cri.exec_sync(container, ["true"], 1)
-        with pytest.raises(CriError, match="CONTAINER_EXITED"):
-            await cri.exec(container, ["true"])
-
-
-async def test_streams_have_an_address(subject: Subject) -> None:
-    pod = a_pod()
-    async with subject.open() as cri, sandbox(cri, pod) as box:
-        container = await start(cri, box, pod, Program.POLITE)
-        urls = [
-            await cri.exec(container, ["true"]),
-            await cri.attach(container),
-            await cri.port_forward(box, [80]),
-        ]
-    assert all(url.startswith("http") for url in urls), urls
-
-
-async def test_what_a_container_prints_is_in_its_log(subject: Subject, tmp_path: Path) -> None:
-    pod = a_pod(tmp_path)
-    async with subject.open() as cri, sandbox(cri, pod) as box:
-        container = await start(cri, box, pod, Program.SUCCEEDS)
-        status = await until_exited(subject.clock, cri, container)
-        text = Path(status.log_path).read_text()
-    assert status.log_path == str(tmp_path / "succeeds-0.log")
-    stamp, stream, tag, line = text.rstrip("\n").split(" ", 3)
-    assert stamp.endswith("Z") or "+" in stamp
-    assert (stream, tag, line) == ("stdout", "F", "hello")
-
-
-async def test_a_log_can_be_reopened_while_the_container_runs(subject: Subject, tmp_path: Path) -> None:
-    pod = a_pod(tmp_path)
-    async with subject.open() as cri, sandbox(cri, pod) as box:
-        container = await start(cri, box, pod, Program.POLITE)
-        log = Path((await cri.container_status(container)).log_path)
-        log.rename(tmp_path / "old.log")
-        await cri.reopen_container_log(container)
-        assert log.exists()
-        await cri.stop_container(container, 10)
-        with pytest.raises(CriError, match="not running"):
-            await cri.reopen_container_log(container)
-
-
-# -- events and figures
-
-
-async def test_the_life_of_a_container_is_told(subject: Subject) -> None:
-    """Other pods may be noisy meanwhile; of ours every step comes, in order."""
-    pod = a_pod()
-    told: list[tuple[str, EventKind]] = []
-    async with subject.open() as cri, TaskSet("listening") as tasks:
-
-        async def listen() -> None:
-            async with aclosing(cri.container_events()) as events:
-                async for event in events:
-                    told.append((event.container_id, event.kind))
-
-        tasks.spawn(listen(), name="listener")
-        await subject.clock.sleep(0.3)  # a subscription has no acknowledgement to wait for
-        async with sandbox(cri, pod) as box:
-            container = await start(cri, box, pod, Program.SUCCEEDS)
-            await until_exited(subject.clock, cri, container)
-            await cri.remove_container(container)
-        async with asyncio.timeout(10):
-            while (box, EventKind.DELETED) not in told:
-                await subject.clock.sleep(0.02)
-    wanted = [EventKind.CREATED, EventKind.STARTED, EventKind.STOPPED, EventKind.DELETED]
-    for id in (box, container):
-        kinds = [kind for who, kind in told if who == id]
-        assert list(dict.fromkeys(kinds)) == wanted, kinds
-
-
-async def test_who_looks_on_a_stop_event_sees_the_exit(subject: Subject) -> None:
-    """A runtime that tells before it knows would cost every crash a whole relist period."""
-    pod = a_pod()
-    seen: dict[str, ContainerState] = {}
-    async with subject.open() as cri, TaskSet("listening") as tasks:
-
-        async def listen() -> None:
-            async with aclosing(cri.container_events()) as events:
-                async for event in events:
-                    if event.kind is EventKind.STOPPED and event.container_id in started:
-                        seen.setdefault(event.container_id, (await cri.container_status(event.container_id)).state)
-
-        started: set[str] = set()
-        tasks.spawn(listen(), name="listener")
-        await subject.clock.sleep(0.3)  # a subscription has no acknowledgement to wait for
-        async with sandbox(cri, pod) as box:
-            for attempt in range(5):
-                config = a_container(pod, Program.FAILS, attempt=attempt)
-                container = await cri.create_container(box, config, pod.config)
-                started.add(container)
-                await cri.start_container(container)
-            async with asyncio.timeout(10):
-                while len(seen) < 5:
-                    await subject.clock.sleep(0.02)
-    assert set(seen.values()) == {ContainerState.EXITED}
-
-
-async def test_a_running_container_has_figures(subject: Subject) -> None:
-    pod = a_pod()
-    async with subject.open() as cri, sandbox(cri, pod) as box:
-        container = await start(cri, box, pod, Program.POLITE)
-        one = await cri.container_stats(container)
-        [listed] = await cri.list_container_stats(pod_uid=pod.uid)
-    assert one.attributes.id == listed.attributes.id == container
-    assert one.attributes.metadata.name == "polite"
-    assert one.memory.timestamp > 0 and one.memory.working_set_bytes.value > 0
-
-
-# -- images
-
-
-async def test_an_image_is_found_by_name_and_id(subject: Subject) -> None:
-    async with subject.open() as cri:
-        by_name = await cri.image_status(IMAGE)
-        assert by_name is not None
-        by_id = await cri.image_status(by_name.id)
-        listed = await cri.list_images()
-    assert by_name == by_id
-    assert IMAGE in by_name.tags and by_name.size_bytes > 0 and by_name.id.startswith("sha256:")
-    assert by_name.id in {image.id for image in listed}
-
-
-async def test_an_image_that_is_not_there_is_none(subject: Subject) -> None:
-    async with subject.open() as cri:
-        assert await cri.image_status("pykubelet.local/nonesuch:1") is None
-
-
-async def test_a_container_can_be_made_from_an_image_id(subject: Subject) -> None:
-    pod = a_pod()
-    async with subject.open() as cri, sandbox(cri, pod) as box:
-        image = await cri.image_status(IMAGE)
-        assert image is not None
-        config = a_container(pod, Program.POLITE, image=image.id)
-        container = await cri.create_container(box, config, pod.config)
-        status = await cri.container_status(container)
-    assert status.image == IMAGE
-
-
-async def test_the_image_filesystem_is_reported(subject: Subject) -> None:
-    async with subject.open() as cri:
-        info = await cri.image_fs_info()
-    assert info.images and info.images[0].mountpoint.startswith("/")

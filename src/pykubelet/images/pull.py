@@ -176,14 +176,14 @@ class ImagePuller:
         self._last_error: dict[str, str] = {}
         self._flights: dict[tuple[str, str, bytes], _Flight] = {}
 
-    async def ensure(
+    async def ensure_image(
         self,
         pod: Pod,
         image: str,
         policy: str | None,
-        sandbox: cri_pb2.PodSandboxConfig | None = None,
-        field_path: str = "",
         *,
+        sandbox_config: cri_pb2.PodSandboxConfig | None = None,
+        field_path: str = "",
         runtime_handler: str = "",
     ) -> str:
         """The reference to create a container with, pulling if need be.
@@ -197,7 +197,7 @@ class ImagePuller:
                 image=image,
                 tagged=image,
                 field_path=field_path,
-                sandbox_config=sandbox,
+                sandbox_config=sandbox_config,
                 runtime_handler=runtime_handler,
             )
         )

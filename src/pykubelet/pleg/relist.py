@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 NOT_DUE = float("inf")
 
-# containerd's CRI part learns of an exit from the same stream that we read, so right after the hint it may
-# still call the container running; the pauses before each further look.
+# A stream may tell of an end before the runtime's answers show it: containerd's own learns of it at the same
+# time as containerd's CRI part does. The pauses before each further look at a container that is said to run.
 EXIT_PAUSES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
 UNKNOWN_EXIT_PAUSE = 0.05
 
@@ -182,8 +182,7 @@ class Pleg:
         if ended:
             want.ended.add(event.container_id)
             want.looks = 0
-            # A stream that names the pod is the CRI's own and speaks only after the answers have changed.
-            self._look_at(want, now if event.pod_uid else now + EXIT_PAUSES[0])
+            self._look_at(want, now)
         else:
             self._look_at(want, now + self._settings.settle)
 
@@ -251,9 +250,9 @@ class Pleg:
             del self._wants[uid]
         elif found.fresh:
             self._look_at(found, now)
-        elif found.looks + 1 < len(EXIT_PAUSES):
-            found.looks += 1
+        elif found.looks < len(EXIT_PAUSES):
             self._look_at(found, now + EXIT_PAUSES[found.looks])
+            found.looks += 1
         else:
             del self._wants[uid]  # the runtime insists; the audit will notice if it changes its mind
 

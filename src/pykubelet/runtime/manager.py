@@ -31,7 +31,7 @@ from pykubelet.model.reasons import CREATE_POD_SANDBOX_ERROR, NORMAL, WARNING
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.plan import ContainerKill, ContainerReset, KillReason, PlanInputs, PodPlan, plan_pod
-from pykubelet.runtime.problems import StartProblem
+from pykubelet.runtime.problems import ConfigProblem, StartProblem
 from pykubelet.runtime.start import ContainerStarter, SandboxInUse, SpecBuilder
 from pykubelet.runtime.stop import KillCause, Stopper, Stopping
 from pykubelet.wire import cri_pb2
@@ -172,7 +172,10 @@ class RuntimeManager:
     # --- sandbox --------------------------------------------------------------------------------
 
     async def _sandbox(self, pod: Pod, seen: PodRuntimeStatus, plan: PodPlan) -> SandboxInUse:
-        config = await self._specs.sandbox(pod, plan.attempt)
+        try:
+            config = await self._specs.sandbox(pod, plan.attempt)
+        except ConfigProblem as error:
+            raise self._sandbox_problem(pod, error) from error
         if not plan.create_sandbox:
             return SandboxInUse(id=plan.sandbox_id, config=config, ips=seen.ips)
         # A container that ran before may be in back-off, which is judged when its turn comes.
@@ -199,10 +202,7 @@ class RuntimeManager:
             except RuntimeDown:
                 raise
             except PykubeletError as error:
-                if not deletion_requested(pod):
-                    text = f"Failed to create pod sandbox: {error}"
-                    self._events.pod_event(pod, WARNING, "FailedCreatePodSandBox", text)
-                raise StartProblem("", CREATE_POD_SANDBOX_ERROR, f"Failed to create pod sandbox: {error}") from error
+                raise self._sandbox_problem(pod, error) from error
             if uses_host_network(pod):
                 return sandbox_id, ()
             try:
@@ -212,6 +212,12 @@ class RuntimeManager:
                 self._events.pod_event(pod, WARNING, "FailedPodSandBoxStatus", text)
                 raise
             return sandbox_id, status.ips
+
+    def _sandbox_problem(self, pod: Pod, error: PykubeletError) -> StartProblem:
+        text = f"Failed to create pod sandbox: {error}"
+        if not deletion_requested(pod):
+            self._events.pod_event(pod, WARNING, "FailedCreatePodSandBox", text)
+        return StartProblem("", CREATE_POD_SANDBOX_ERROR, text)
 
     # --- containers -----------------------------------------------------------------------------
 

@@ -58,10 +58,6 @@ class ImageEnsurer(Protocol):
         """Make sure that the image is on the node and may be used by the pod; its reference. Raises ImageError."""
         ...
 
-    def retry_after(self, pod: Pod, image: str) -> float:
-        """Seconds until a pull that failed will be tried again."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRequest:
@@ -198,8 +194,8 @@ class ContainerStarter:
         except PykubeletError as error:
             reason = str(getattr(error, "reason", ERR_IMAGE_PULL))
             self._tell(pod, kind, name, WARNING, "Failed", f"Error: {reason}")
-            delay = self._images.retry_after(pod, container.image or "") or None
-            raise StartProblem(name, reason, getattr(error, "message", str(error)), retry_in=delay) from error
+            message, delay = getattr(error, "message", str(error)), getattr(error, "retry_in", None)
+            raise StartProblem(name, reason, message, retry_in=delay) from error
 
     async def _create(
         self,

@@ -82,7 +82,8 @@ class Bench:
         )
 
     async def ensure(self, image: str, policy: str | None = "IfNotPresent", pod: str = "web") -> str:
-        return await self.puller.ensure(a_pod(pod), image, policy, cri_pb2.PodSandboxConfig(), PATH)
+        config = cri_pb2.PodSandboxConfig()
+        return await self.puller.ensure_image(a_pod(pod), image, policy, sandbox_config=config, field_path=PATH)
 
     async def fails(self, image: str, policy: str | None = "IfNotPresent", pod: str = "web") -> ImageError:
         with pytest.raises(ImageError) as caught:

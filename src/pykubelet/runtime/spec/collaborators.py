@@ -19,9 +19,7 @@ from pykubelet.wire import cri_pb2
 class Volumes(Protocol):
     """Volumes of pods that are ready for containers."""
 
-    async def mounts_for(
-        self, pod: Pod, container: AnyContainer, env: Mapping[str, str]
-    ) -> Sequence[cri_pb2.Mount]:
+    async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
         """One mount for each volumeMount, in the order of the spec. `env` is for subPathExpr."""
         ...
 
@@ -77,6 +75,12 @@ class DeviceResources(Protocol):
         ...
 
 
+class NodeAddresses(Protocol):
+    def host_ips(self) -> Sequence[str]:
+        """The node's addresses, that of its preferred family first; empty while unknown."""
+        ...
+
+
 class UserNamespaces(Protocol):
     async def mappings(self, pod: Pod) -> cri_pb2.UserNamespace | None:
         """The pod's id mappings, made if missing; None when the runtime cannot do it. Asked only for
@@ -87,9 +91,7 @@ class UserNamespaces(Protocol):
 class NoVolumes:
     """No volume is ever there."""
 
-    async def mounts_for(
-        self, pod: Pod, container: AnyContainer, env: Mapping[str, str]
-    ) -> Sequence[cri_pb2.Mount]:
+    async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
         for mount in container.volume_mounts:
             raise ConfigProblem(f'cannot find volume "{mount.name}" to mount into container "{container.name}"')
         return ()

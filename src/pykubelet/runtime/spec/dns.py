@@ -73,7 +73,8 @@ def host_resolver_complaint(host: Resolver, path: str, cluster_domain: str) -> s
         )
     if len(" ".join(host.searches)) > MAX_SEARCH_CHARS:
         return (
-            f"Resolv.conf file '{path}' contains search line which length is more than allowed {MAX_SEARCH_CHARS} chars!"
+            f"Resolv.conf file '{path}' contains search line which length is more than "
+            f"allowed {MAX_SEARCH_CHARS} chars!"
         )
     return ""
 

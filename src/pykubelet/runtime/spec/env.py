@@ -34,8 +34,8 @@ class EnvInputs:
     services: Sequence[Service] = ()
     """Services whose variables the pod gets, the API server's included."""
     allocatable: Mapping[str, Quantity] = field(default_factory=dict)
-    files: Mapping[tuple[str, str], EnvFile] = field(default_factory=dict)
-    """Files of variables that could be opened, by volume and path."""
+    files: Mapping[tuple[str, str], EnvFile] | None = field(default_factory=dict)
+    """Files of variables by volume and path, of volumes that are there; None = the feature is off."""
 
 
 def build_env(pod: Pod, container: AnyContainer, inputs: EnvInputs) -> dict[str, str]:
@@ -141,6 +141,8 @@ def _key(data: Mapping[str, str], key: str | None, optional: bool | None, holder
 
 
 def _from_file(selector: FileKeySelector, inputs: EnvInputs) -> str | None:
+    if inputs.files is None:
+        return ""
     file = inputs.files.get((selector.volume_name or "", selector.path or ""))
     if file is None:
         raise ConfigProblem(f'cannot find the volume "{selector.volume_name}" referenced by FileKeyRef')

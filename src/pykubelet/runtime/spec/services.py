@@ -16,10 +16,10 @@ def visible_services(master: Iterable[Service], own: Iterable[Service], *, links
     `master` are the services of the default namespace, `own` those of the pod's. Of two with one name the
     pod's own wins.
     """
-    found = {MASTER_SERVICE: each for each in master if each.metadata.name == MASTER_SERVICE and has_address(each)}
+    wanted = [each for each in master if each.metadata.name == MASTER_SERVICE]
     if links:
-        found |= {each.metadata.name or "": each for each in own if has_address(each)}
-    return list(found.values())
+        wanted += own
+    return list({each.metadata.name: each for each in wanted if has_address(each)}.values())
 
 
 def has_address(service: Service) -> bool:

@@ -1,0 +1,142 @@
+"""How one probe is carried out: exec, httpGet, tcpSocket, grpc; one try, with upstream's words for what it saw.
+
+A pod that answers badly is an answer (`Saw.FAILURE`); only what keeps the probe from being asked at all is an
+error (`ProbeErrored`), which is retried and leaves the result as it was. Not covered: when to probe and what an
+answer counts (worker.py).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pykubelet.api.types import ExecAction, GRPCAction, HTTPGetAction, Pod, Probe, TCPSocketAction
+from pykubelet.clients.http.port import ConnectProblem, HealthProblem, PodNetwork
+from pykubelet.model.errors import CriError, ExecTimedOut, PykubeletError
+from pykubelet.model.http import BadRequest, BodyProblem, HttpProblem, get_request, go_duration, resolve_port
+from pykubelet.model.pod import AnyContainer, log_form
+from pykubelet.model.runtime_status import ExecResult
+
+OUTPUT_LIMIT: Final = 10 * 1024
+"""Bytes of output or body that are read and shown."""
+TRIES: Final = 3
+"""How often a probe is tried when it cannot be asked."""
+
+ExpandCommand = Callable[[AnyContainer, Sequence[str]], Sequence[str]]
+"""Fills `$(VAR)` in a command from the values written out in the container's environment."""
+
+
+class Saw(enum.Enum):
+    SUCCESS = "success"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    saw: Saw
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What one probe is aimed at."""
+
+    pod: Pod
+    container: AnyContainer
+    container_id: str
+    pod_ip: str
+
+
+class ProbeErrored(PykubeletError):
+    """The probe could not be asked. `state` is the word the event uses for the outcome."""
+
+    def __init__(self, text: str, state: str = "unknown") -> None:
+        super().__init__(text)
+        self.state = state
+
+
+class ExecRunner(Protocol):
+    async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult: ...
+
+
+class ProbeExecutor:
+    def __init__(self, *, runner: ExecRunner, network: PodNetwork, expand_command: ExpandCommand) -> None:
+        self._runner = runner
+        self._network = network
+        self._expand = expand_command
+
+    async def ask(self, probe: Probe, target: Target) -> Answer:
+        """Up to three tries; raises the last ProbeErrored."""
+        for _ in range(TRIES - 1):
+            try:
+                return await self._once(probe, target)
+            except ProbeErrored:
+                continue
+        return await self._once(probe, target)
+
+    async def _once(self, probe: Probe, target: Target) -> Answer:
+        timeout = probe.timeout_seconds or 1
+        if probe.exec is not None:
+            return await self._exec(probe.exec, target, timeout)
+        if probe.http_get is not None:
+            return await self._http(probe.http_get, target, timeout)
+        if probe.tcp_socket is not None:
+            return await self._tcp(probe.tcp_socket, target, timeout)
+        if probe.grpc is not None:
+            return await self._grpc(probe.grpc, target, timeout)
+        raise ProbeErrored(f"missing probe handler for {log_form(target.pod)}:{target.container.name}")
+
+    async def _exec(self, action: ExecAction, target: Target, timeout: int) -> Answer:
+        command = self._expand(target.container, action.command)
+        try:
+            result = await self._runner.exec_sync(target.container_id, command, timeout)
+        except ExecTimedOut:
+            after = go_duration(timeout)
+            return Answer(Saw.FAILURE, f'command timed out: "{" ".join(command)}" timed out after {after}')
+        except CriError as error:
+            raise ProbeErrored(str(error)) from error
+        output = (result.stdout + result.stderr)[:OUTPUT_LIMIT].decode(errors="replace")
+        return Answer(Saw.SUCCESS if result.exit_code == 0 else Saw.FAILURE, output)
+
+    async def _http(self, action: HTTPGetAction, target: Target, timeout: int) -> Answer:
+        try:
+            request = get_request(action, target.container.ports, target.pod_ip, "probe")
+            answer = await self._network.get(request, timeout=timeout, max_body=OUTPUT_LIMIT)
+        except BadRequest as error:
+            raise ProbeErrored(str(error)) from error
+        except BodyProblem as error:
+            raise ProbeErrored(str(error), "failure") from error
+        except HttpProblem as error:
+            return Answer(Saw.FAILURE, str(error))
+        if 200 <= answer.status < 300:
+            return Answer(Saw.SUCCESS)
+        if 300 <= answer.status < 400:
+            body = answer.body.decode(errors="replace")
+            return Answer(Saw.WARNING, f"Probe terminated redirects, Response body: {body}")
+        # Never the body: it would carry whatever the pod says into events that others may read.
+        return Answer(Saw.FAILURE, f"HTTP probe failed with statuscode: {answer.status}")
+
+    async def _tcp(self, action: TCPSocketAction, target: Target, timeout: int) -> Answer:
+        try:
+            port = resolve_port(action.port, target.container.ports)
+        except BadRequest as error:
+            raise ProbeErrored(str(error)) from error
+        try:
+            await self._network.connect(action.host or target.pod_ip, port, timeout=timeout)
+        except ConnectProblem as error:
+            return Answer(Saw.FAILURE, str(error))
+        return Answer(Saw.SUCCESS)
+
+    async def _grpc(self, action: GRPCAction, target: Target, timeout: int) -> Answer:
+        try:
+            port = resolve_port(action.port, ())
+        except BadRequest as error:
+            raise ProbeErrored(str(error)) from error
+        try:
+            await self._network.grpc_health(target.pod_ip, port, action.service or "", timeout=timeout)
+        except HealthProblem as error:
+            return Answer(Saw.FAILURE, str(error))
+        return Answer(Saw.SUCCESS, "service healthy")
