@@ -18,6 +18,7 @@ from bench.pods import Shape
 from bench.scenario import QUICK, Figures, Run, Sizes
 from bench.stage import Stage, open_stage
 from bench.subjects import Agent, Floor, Subject, go_kubelet, pykubelet
+
 from pykubelet.model.errors import PykubeletError
 from pykubelet.standalone import programs
 

@@ -35,10 +35,12 @@ def stamp_ns(line: str) -> int:
 class Logs:
     """The log files of bench pods under one folder, for one subject."""
 
-    def __init__(self, folder: Path, suffix: str = "") -> None:
+    def __init__(self, folder: Path, suffix: str = "", alive: Callable[[], bool] = lambda: True) -> None:
         self._folder = folder
         self._suffix = suffix
         """What an agent adds to the name of a static pod: a dash and the node's name."""
+        self._alive = alive
+        """Whether waiting makes sense."""
 
     def stamps(self, pod: str, restart: int = 0) -> list[int]:
         """Times of the lines of one container's log, for the given number of restarts."""
@@ -49,6 +51,7 @@ class Logs:
         """When the pod's process wrote its first line; waits for it."""
 
         def there() -> bool:
+            self._insist()
             return bool(self.stamps(pod, restart))
 
         await until(f"{pod} runs (start {restart})", there, within=within)
@@ -59,6 +62,7 @@ class Logs:
         left, found = list(pods), dict[str, int]()
         deadline = time.monotonic() + within
         while True:
+            self._insist()
             folders = self._folders()
             for pod in left:
                 folder = folders.get(f"{NAMESPACE}_{pod}{self._suffix}")
@@ -70,6 +74,10 @@ class Logs:
             if time.monotonic() > deadline:
                 raise TookTooLong(f"{len(left)} of {len(pods)} pods do not run after {within:g} s, e.g. {left[0]}")
             await asyncio.sleep(0.1)  # stamps are exact however late they are read; looking must not cost
+
+    def _insist(self) -> None:
+        if not self._alive():
+            raise TookTooLong("the agent has ended")
 
     def _folders(self) -> dict[str, str]:
         names = os.listdir(self._folder) if self._folder.exists() else []

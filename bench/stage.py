@@ -14,13 +14,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bed.cgroups import CgroupTree
+
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.clock import SystemClock
 from pykubelet.standalone import images, programs
 from pykubelet.standalone.cleanup import unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.layout import Layout
-from tests.bed.cgroups import CgroupTree
 
 PREFIX = "pklbench-"
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from bench.measure import Logs
 from bench.pods import GRACE, Shape
 from bench.stage import Stage
+
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.standalone.images import BUSYBOX
 
@@ -133,7 +134,7 @@ class Agent:
         self.log_file = self._home / "agent.log"
         for folder in (self._manifests, self._drafts):
             folder.mkdir(parents=True)
-        self.logs = Logs(self._home / "logs", suffix=f"-{NODE}")
+        self.logs = Logs(self._home / "logs", suffix=f"-{NODE}", alive=self._alive)
         self._command = [str(word) for word in command]
         self._process: subprocess.Popen[bytes] | None = None
         config = self._home / "config.json"
@@ -144,9 +145,15 @@ class Agent:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     async def start(self) -> None:
+        self._process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [*self._command, *self._flags], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/"
             )
 

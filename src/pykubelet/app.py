@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine, PodFolders
+from pykubelet.clients.http.port import PodNetwork
 from pykubelet.images.pull import ImagePuller, PullSettings
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
 from pykubelet.model.life import LifeRecorder
-from pykubelet.model.pod import Source
+from pykubelet.model.pod import AnyContainer, Source
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
 from pykubelet.node.local_events import LocalEvents
 from pykubelet.pleg.cache import PodStatusCache
@@ -42,6 +42,8 @@ from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.manager import RuntimeManager
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import NoReferences, NoVolumes, PodSpecBuilder
+from pykubelet.runtime.spec.env import literal_env
+from pykubelet.runtime.spec.expand import expand
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.start import ContainerStarter
 from pykubelet.runtime.stop import Stopper
@@ -78,7 +80,8 @@ class Edges:
     paths: NodePaths
     cgroups: CgroupHost
     machine: Machine
-    http: HookHttp
+    network: PodNetwork
+    hooks: HookHttp
     fetch: Fetch
     event_sources: Sequence[EventSource] = ()
 
@@ -170,7 +173,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             burst=config.images.registry_burst,
         ),
     )
-    hooks = LifecycleHooks(cri=cri, http=edges.http, clock=clock)
+    hooks = LifecycleHooks(cri=cri, http=edges.hooks, clock=clock)
     stopper = Stopper(cri=cri, hooks=hooks, events=events, recorder=recorder, clock=clock)
     backoff = CrashBackoff(maximum=config.runtime.crash_loop_back_off.max_container_restart_period or MAXIMUM_DELAY)
     starter = ContainerStarter(
@@ -197,8 +200,17 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
     )
+    started = clock.now()
     probes = ProbeManager(
-        cri=cri, statuses=statuses, results=results, events=events, recorder=recorder, clock=clock, metrics=metrics
+        cri=cri,
+        network=edges.network,
+        statuses=statuses,
+        results=results,
+        events=events,
+        recorder=recorder,
+        clock=clock,
+        expand_command=expand_literal,
+        started=started,
     )
     cgroups = PodCgroups(
         host=edges.cgroups,
@@ -222,7 +234,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         clock=clock,
         runtime_name=edges.runtime_name,
-        started=clock.now(),
+        started=started,
     )
     steps = PodSync(
         runtime=runtime,
@@ -294,7 +306,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         runtime=RunningPods(cache),
         folders=edges.folders,
-        holders=[statuses],
+        holders=[statuses, probes],
         chores=[collect_backoff, remove_orphan_cgroups],
         period=HOUSEKEEPING_PERIOD,
     )
@@ -304,11 +316,16 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         gc.collect_pod_soon(uid)
 
     workers.on_finished = finished
+    statuses.listen(probes.container_changed)
     pleg.listen(loop.handle)
     results.listen(lambda kind, cid, uid, outcome: loop.handle(_probe_changed(kind, cid, uid, outcome)))
     runtime_state.on_back = lambda: loop.handle(RuntimeBack())
     return Node(
-        services=[[runtime_state, pleg], [workers, probes, gc, housekeeping], [loop, *_sources(settings, edges, mux, events)]],
+        services=[
+            [runtime_state, pleg],
+            [workers, probes, gc, housekeeping],
+            [loop, *_sources(settings, edges, mux, events)],
+        ],
         pods=pods,
         phases=phases,
         workers=workers,
@@ -323,6 +340,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         probes=probes,
         housekeeping=housekeeping,
     )
+
+
+def expand_literal(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
+    """A probe's command with `$(VAR)` filled in; probes see only the values written out in the spec."""
+    values = literal_env(container)
+    return [expand(word, values.get) for word in command]
 
 
 def _probe_changed(kind: ProbeKind, container_id: str, uid: str, outcome: ProbeOutcome) -> ProbeChanged:

@@ -58,3 +58,57 @@ class ExecTimedOut(CriError):
 
 class IllegalMove(PykubeletError):
     """A lifecycle was asked for a transition its table does not have; a bug, shown with its story."""
+
+
+# The API server. `code` is the HTTP status (0 when no answer came), `reason` the machine-readable word of its Status.
+
+
+class ApiError(PykubeletError):
+    """The API server refused or failed a request. The text is the server's own."""
+
+    def __init__(self, message: str, *, code: int = 0, reason: str = "", retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.retry_after = retry_after
+        """Seconds the server asked us to wait, when it did."""
+
+
+class ApiNotFound(NotFound, ApiError):
+    """No such object, or no such resource on this server."""
+
+
+class ApiAlreadyExists(AlreadyExists, ApiError):
+    """An object of this name is there already."""
+
+
+class ApiConflict(Conflict, ApiError):
+    """The object has changed since it was read, or its UID is another one."""
+
+
+class Expired(ApiError):
+    """The resource version or continue token is too old: list again."""
+
+
+class Unauthorized(ApiError):
+    """The server does not know who we are."""
+
+
+class Forbidden(ApiError):
+    """The server knows us and says no."""
+
+
+class Invalid(ApiError):
+    """The request or the object in it is wrong; asking again will not help."""
+
+
+class TooManyRequests(ApiError):
+    """The server is busy and wants to be asked later, see `retry_after`."""
+
+
+class ApiServerError(ApiError):
+    """The server failed by itself (5xx); asking again may help."""
+
+
+class ApiDown(ApiError):
+    """The server cannot be reached or did not answer in time. Nothing is known about what it did."""

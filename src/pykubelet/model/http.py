@@ -19,7 +19,7 @@ VERSION: Final = "1.36"
 """The Kubernetes version probes and hooks name themselves with."""
 
 _PATH_SAFE: Final = "/%:@!$&'()*+,;=~-._[]"
-_QUERY_SAFE: Final = _PATH_SAFE + "?\"<>\\^`{|}"
+_QUERY_SAFE: Final = _PATH_SAFE + '?"<>\\^`{|}'
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _ABSOLUTE: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:(?=//)")

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 MINIMUM_GRACE = 2
 """Seconds every container gets at the least, however little of the pod's grace is left."""
 
+ROUNDING = 0.001
+"""A hook that took its two seconds took two whole seconds, whatever the last bit of the clock says."""
+
 STOPPABLE = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
@@ -171,7 +174,7 @@ class Stopper:
                 uid_of(pod), Step.HOOK, one.status.name, reason="FailedPreStopHook", message=str(problem)
             )
             logger.warning("preStop hook failed", extra={"container": one.status.name, "error": str(problem)})
-        return int(self._clock.monotonic() - begun)
+        return int(self._clock.monotonic() - begun + ROUNDING)
 
     async def _wait_turn(self, order: StopOrder, name: str, at_most: float) -> float:
         begun = self._clock.monotonic()

@@ -22,7 +22,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.log import current_pod
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.errors import RuntimeDown
+from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import (
     PodUID,
@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_ERROR = 10.0
 RETRY_NETWORK_NOT_READY = 1.0
-RETRY_RUNTIME_DOWN = 1.0
+RETRY_RUNTIME_DOWN = 0.1
+RETRY_RUNTIME_DOWN_MOST = 5.0
 
 
 class UpdateKind(enum.Enum):
@@ -70,11 +71,11 @@ class Orphan:
     namespace: str
 
 
-class NetworkNotReady(Exception):
+class NetworkNotReady(PykubeletError):
     """The pod needs the pod network and the runtime says that it is not there yet."""
 
 
-class RetryAt(Exception):
+class RetryAt(PykubeletError):
     """The step could not finish for a known reason that ends at a known time (back-off)."""
 
     def __init__(self, delay: float, message: str) -> None:
@@ -368,19 +369,19 @@ class PodWorkers:
     def _after_error(self, worker: _Worker, error: Exception) -> float:
         """This pod's trouble, never the node's: say it, keep it for `explain`, try again later."""
         worker.failures += 1
-        worker.last_error = str(error)
-        self._recorder.fail(worker.state.uid, Step.SYNC, reason=type(error).__name__, message=str(error))
-        expected = isinstance(error, NetworkNotReady | RuntimeDown)
-        logger.warning(
+        text = str(error) or type(error).__name__
+        news = text != worker.last_error
+        worker.last_error = text
+        self._recorder.fail(worker.state.uid, Step.SYNC, reason=type(error).__name__, message=text)
+        logger.log(
+            logging.WARNING if news else logging.DEBUG,
             "pod sync failed, will retry",
-            extra={"phase": worker.state.phase.value, "failures": worker.failures, "error": str(error)},
-            exc_info=not expected and logger.isEnabledFor(logging.DEBUG),
+            extra={"phase": worker.state.phase.value, "failures": worker.failures, "error": text},
+            exc_info=not isinstance(error, PykubeletError),
         )
-        base = RETRY_AFTER_ERROR
-        if isinstance(error, NetworkNotReady):
-            base = RETRY_NETWORK_NOT_READY
-        elif isinstance(error, RuntimeDown):
-            base = RETRY_RUNTIME_DOWN
+        if isinstance(error, RuntimeDown):
+            return min(RETRY_RUNTIME_DOWN_MOST, RETRY_RUNTIME_DOWN * 2.0 ** (worker.failures - 1))
+        base = RETRY_NETWORK_NOT_READY if isinstance(error, NetworkNotReady) else RETRY_AFTER_ERROR
         return jittered(base, source=self._chance)
 
     async def _step(self, worker: _Worker) -> float | None:

@@ -84,9 +84,9 @@ def test_only_rules_of_this_network_are_removed() -> None:
             '-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \\"other\\" id: \\"c2\\"" -j CNI-DN-bbb',
         ]
     )
+    comment = ["-m", "comment", "--comment", 'dnat name: "pkl-1" id: "c1"']
     assert rules_to_remove(listing, "pkl-1") == [
-        ["-D", "CNI-HOSTPORT-DNAT", "-p", "tcp", "-m", "comment", "--comment", 'dnat name: "pkl-1" id: "c1"']
-        + ["-j", "CNI-DN-aaa"],
+        ["-D", "CNI-HOSTPORT-DNAT", "-p", "tcp", *comment, "-j", "CNI-DN-aaa"],
         ["-F", "CNI-DN-aaa"],
         ["-X", "CNI-DN-aaa"],
     ]

@@ -65,8 +65,9 @@ def test_archive_says_name_platform_and_how_to_run() -> None:
 
 
 def test_layer_holds_the_entries_after_their_folders() -> None:
-    files = unpack(pack(IMAGE, "amd64").data)
-    manifest = json.loads(next(blob for blob in files.values() if b'"layers"' in blob))
+    archive = pack(IMAGE, "amd64")
+    files = unpack(archive.data)
+    manifest = json.loads(files[f"blobs/sha256/{archive.digest[7:]}"])
     layer = files[f"blobs/sha256/{manifest['layers'][0]['digest'][7:]}"]
     with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
         found = [(member.name, oct(member.mode), member.linkname) for member in tar.getmembers()]
@@ -91,7 +92,7 @@ def test_pause_runs_as_nobody() -> None:
 
 
 def test_only_known_images_can_be_built() -> None:
-    with pytest.raises(StandaloneError, match="example.test/x:1 is not one of the offline images"):
+    with pytest.raises(StandaloneError, match=r"example\.test/x:1 is not one of the offline images"):
         build(["example.test/x:1"])
 
 

@@ -202,10 +202,10 @@ async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
     async with a_bench() as bench:
         bench.statuses.error = RuntimeDown("no answer")
         bench.workers.update(UpdateKind.CREATE, a_pod())
-        await bench.clock.sleep(5)
+        await bench.clock.sleep(3)
         assert bench.what() == []
         bench.statuses.error = None
-        await bench.clock.sleep(2)
+        await bench.clock.sleep(4)
         assert bench.what() == ["sync web"]
 
 

@@ -20,7 +20,13 @@ from pykubelet.model.cgroup_limits import CgroupLimits, shares_to_weight
 
 logger = logging.getLogger(__name__)
 
-V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "hugetlb", "net_cls")
+V1_HIERARCHIES = frozenset(
+    (
+        *("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "hugetlb"),
+        *("net_cls", "net_prio", "perf_event", "rdma", "misc", "systemd", "unified"),
+    )
+)
+"""Where a runtime may put a container; `unified` is the v2 tree that hybrid hosts have beside the others."""
 V1_LIMITED = ("cpu", "memory", "pids", "hugetlb")
 """Hierarchies in which we make pod cgroups ourselves; the runtime makes its own in all the others."""
 V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
@@ -41,19 +47,14 @@ class CgroupTree:
         if self.unified:
             return {"": self._root}
         found: dict[str, Path] = {}
-        places: set[Path] = set()
         try:
             entries = sorted(os.listdir(self._root))
         except FileNotFoundError:
             return {}
         for entry in entries:
-            place = (self._root / entry).resolve()
             for name in entry.split(","):
-                if name in V1_CONTROLLERS:
-                    found.setdefault(name, place)
-            if entry == "systemd" and place not in places:
-                found[entry] = place
-            places.add(place)
+                if name in V1_HIERARCHIES:
+                    found.setdefault(name, (self._root / entry).resolve())
         return found
 
     # --- questions ------------------------------------------------------------------------------

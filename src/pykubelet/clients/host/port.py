@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pykubelet.api.types import Pod
+from pykubelet.model.errors import PykubeletError
 
 
 class PodFolders(Protocol):
@@ -80,3 +81,91 @@ class Machine:
     cgroup_v2: bool = False
     apparmor: bool = False
     selinux: bool = False
+
+
+# --- mounts and volume files (mounts.py, trees.py) ------------------------------------------------------------
+
+
+class MountError(PykubeletError):
+    """The kernel or a mount tool refused. The text says what was to be mounted where, and why not."""
+
+
+class ToolMissing(MountError):
+    """A program of the host that this kind of volume needs is not installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountEntry:
+    """One line of the kernel's mount table."""
+
+    mount_point: str
+    root: str
+    """Which part of the filesystem is mounted here; for a bind mount the path that was bound."""
+    device: str
+    """major:minor of the filesystem."""
+    fs_type: str
+    source: str
+    options: tuple[str, ...] = ()
+
+
+class Mounts(Protocol):
+    """Mounting and unmounting. Every call blocks and may hang with its filesystem: call it in a thread unless
+    it is about tmpfs. Raises MountError. Targets must exist and are never followed if they are links."""
+
+    def table(self) -> Sequence[MountEntry]:
+        """What is mounted, oldest first. Reads only the kernel's table, so a dead server cannot hang it."""
+        ...
+
+    def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
+        """Memory as a filesystem, open to everybody (0777), kept out of swap where the kernel can."""
+        ...
+
+    def hugetlbfs(self, target: Path, *, page_size: str, size_bytes: int | None) -> None: ...
+
+    def bind(self, source: Path, target: Path, *, read_only: bool) -> None: ...
+
+    def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
+        """Show what an open descriptor stands for at `target`, whatever its path leads to by now."""
+        ...
+
+    def by_tool(self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float) -> None:
+        """Mount with the host's `mount`, for filesystems that need helpers."""
+        ...
+
+    def unmount(self, target: Path) -> bool:
+        """Unmount everything stacked on `target`; False when nothing was. Not there at all is success."""
+        ...
+
+    def unmount_forced(self, target: Path, *, seconds: float) -> bool:
+        """The same for filesystems whose server may be gone: after `seconds` by force."""
+        ...
+
+    def run(self, *command: str, seconds: float, stdin: str = "") -> str:
+        """A program of the host; its output. ToolMissing when it is not there, MountError when it fails."""
+        ...
+
+    def remove_tree(self, folder: Path) -> None:
+        """Remove a folder and all below; never follows a link, never enters a mount (MountError names it)."""
+        ...
+
+
+class VolumePaths(Protocol):
+    """The part of `NodePaths` that volumes use."""
+
+    @property
+    def pods(self) -> Path: ...
+
+    @property
+    def plugins(self) -> Path: ...
+
+    def pod(self, uid: str) -> Path: ...
+
+    def volumes(self, uid: str) -> Path: ...
+
+    def volume(self, uid: str, plugin: str, name: str) -> Path: ...
+
+    def plugin_data(self, uid: str, plugin: str, name: str) -> Path: ...
+
+    def volume_devices(self, uid: str) -> Path: ...
+
+    def subpaths(self, uid: str) -> Path: ...

@@ -91,3 +91,8 @@ async def serving(socket: Path, runtime: ScriptedRuntime, events: ScriptedEvents
         yield f"unix://{socket}"
     finally:
         await server.stop(None)
+        # stop() cancels the handlers and does not wait for them. Only the server's tasks, known by the names grpc
+        # gives them: what the client leaves behind is for the test to find.
+        handlers = {t for t in asyncio.all_tasks() if t.get_name().startswith(("rpc_task", "HandleExceptions["))}
+        if handlers:
+            await asyncio.wait(handlers, timeout=5)

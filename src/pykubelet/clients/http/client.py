@@ -1,0 +1,137 @@
+"""A lean HTTP/1.1 client for short GETs into pods, and the other two calls probes make.
+
+One connection per request, no keep-alive, no proxy, TLS unverified, one deadline over everything. Redirects are
+followed on the same host only. Errors read `Get "<url>": <reason>` as people know them from Go's client.
+Does not cover: other verbs, cookies, compression. The API server has a client of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+from urllib.parse import urljoin, urlsplit
+
+from pykubelet.clients.http.grpc_health import check_health
+from pykubelet.clients.http.port import ConnectProblem
+from pykubelet.clients.http.reading import Reader, words_of
+from pykubelet.clients.http.wires import dial, open_wire
+from pykubelet.model.http import (
+    BadRequest,
+    BodyProblem,
+    HttpAnswer,
+    HttpProblem,
+    HttpRequest,
+    checked_headers,
+    join_host_port,
+    request_target,
+)
+
+MAX_REDIRECTS: Final = 10
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_PORTS: Final = {"http": 80, "https": 443}
+_TIMED_OUT: Final = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+
+
+class ShortCalls:
+    """Implements `PodNetwork`; holds nothing open, so one serves everybody."""
+
+    async def get(self, request: HttpRequest, *, timeout: float | None, max_body: int) -> HttpAnswer:
+        current = request
+        try:
+            async with asyncio.timeout(timeout):
+                for _ in range(MAX_REDIRECTS):
+                    answer = await _exchange(current, max_body)
+                    following = redirect_of(current, answer)
+                    if following is None or following.host != request.host:
+                        return answer
+                    current = following
+                raise HttpProblem(f"stopped after {MAX_REDIRECTS} redirects")
+        except TimeoutError as error:
+            raise HttpProblem(f'Get "{current.url}": {_TIMED_OUT}') from error
+        except BadRequest:
+            raise
+        except HttpProblem as error:
+            raise type(error)(f'Get "{current.url}": {error}') from error
+        except (ConnectProblem, OSError) as error:
+            text = str(error) if isinstance(error, ConnectProblem) else words_of(error)
+            raise HttpProblem(f'Get "{current.url}": {text}') from error
+
+    async def connect(self, host: str, port: int, *, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                (await dial(host, port)).close()
+        except TimeoutError as error:
+            raise ConnectProblem(f"dial tcp {join_host_port(host, port)}: i/o timeout") from error
+
+    async def grpc_health(self, host: str, port: int, service: str, *, timeout: int) -> None:
+        await check_health(host, port, service, timeout=timeout)
+
+    async def fetch(self, url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> HttpAnswer:
+        """GET any address with the default headers of a program; a body beyond `max_bytes` is an HttpProblem."""
+        request = _request_for(url, [("Accept", "*/*"), ("User-Agent", "pykubelet"), *headers.items()])
+        answer = await self.get(request, timeout=timeout, max_body=max_bytes)
+        if answer.truncated:
+            raise HttpProblem(f'Get "{url}": the answer is longer than {max_bytes} bytes')
+        return answer
+
+
+async def _exchange(request: HttpRequest, max_body: int) -> HttpAnswer:
+    wire = await open_wire(request.scheme, request.host, request.port)
+    reader = Reader(wire)
+    try:
+        await wire.send(request_bytes(request))
+        return await reader.answer(max_body)
+    except TimeoutError:
+        raise
+    except ssl.SSLError as error:
+        raise HttpProblem(words_of(error)) from error
+    finally:
+        wire.close()
+
+
+def request_bytes(request: HttpRequest) -> bytes:
+    """The request as it goes over the wire."""
+    host = next((value for name, value in request.headers if name.lower() == "host" and value), request.address)
+    lines = [f"GET {request.target} HTTP/1.1", f"Host: {host}"]
+    # These describe a connection or a body we do not have.
+    skipped = ("host", "connection", "content-length", "transfer-encoding", "trailer")
+    lines += [f"{name}: {value}" for name, value in request.headers if name.lower() not in skipped]
+    lines += ["Connection: close", "", ""]
+    return "\r\n".join(lines).encode("utf-8", "surrogateescape")
+
+
+def redirect_of(request: HttpRequest, answer: HttpAnswer) -> HttpRequest | None:
+    """Where the answer sends us; None when it is final."""
+    location = answer.header("location")
+    if answer.status not in _REDIRECTS or not location:
+        return None
+    following = _request_for(urljoin(request.url, location), request.headers)
+    if following.address != request.address:
+        # A name asked for by hand belongs to the address it was asked at.
+        following = replace(following, headers=tuple(h for h in following.headers if h[0].lower() != "host"))
+    return following
+
+
+def _request_for(url: str, headers: list[tuple[str, str]] | tuple[tuple[str, str], ...]) -> HttpRequest:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise HttpProblem(f'parse "{url}": {error}') from error
+    if parts.scheme not in _PORTS:
+        raise HttpProblem(f'unsupported protocol scheme "{parts.scheme}"')
+    if not parts.hostname:
+        raise HttpProblem(f'no host in address "{url}"')
+    return HttpRequest(
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port or _PORTS[parts.scheme],
+        target=request_target((parts.path or "/") + (f"?{parts.query}" if parts.query else "")),
+        headers=checked_headers(headers),
+    )
+
+
+__all__ = ["BodyProblem", "ShortCalls", "redirect_of", "request_bytes"]

@@ -1,0 +1,161 @@
+"""Who we are to the API server, always as the files say now: certificates, tokens, plugins, trusted CAs.
+
+Files are looked at again at most once a second and read again when they changed; a file that cannot be read any
+more, or a certificate whose key is not there yet, leaves the last good state in force. Nothing secret is logged.
+Does not cover: opening connections (transport.py), getting new certificates (certs/).
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pykubelet.clients.kube.exec_plugin import ExecPlugin
+from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError
+from pykubelet.kit.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+CHECK_PERIOD = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsMaterial:
+    """What a TLS context is made of; equal material needs no new connections."""
+
+    ca: bytes = b""
+    certificate: bytes = b""
+    key: bytes = b""
+    insecure: bool = False
+
+    def __repr__(self) -> str:
+        return f"TlsMaterial(ca={bool(self.ca)}, certificate={bool(self.certificate)}, insecure={self.insecure})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    tls: TlsMaterial
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Identity({self.tls!r}, headers={[name for name, _ in self.headers]})"
+
+
+def ssl_context(material: TlsMaterial) -> ssl.SSLContext:
+    """A client context; raises ssl.SSLError or ValueError when the material does not fit together."""
+    context = ssl.create_default_context(cadata=material.ca.decode("ascii") if material.ca else None)
+    # As Go does: an intermediate in the bundle is trusted by itself, and CAs made by hand may lack extensions.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.set_alpn_protocols(["http/1.1"])
+    if material.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if material.certificate:
+        _load_pair(context, material)
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, material: TlsMaterial) -> None:
+    # The ssl module takes only files; memory files keep inline keys off the disk.
+    descriptor = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, material.certificate + b"\n" + material.key)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+class _File:
+    """A file that may be replaced at any time."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self._what = what
+        self._stamp: tuple[int, int, int] | None = None
+        self._content: bytes | None = None
+
+    def read(self, *, anyway: bool = False) -> bytes:
+        try:
+            facts = self.path.stat()
+            stamp = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+            if self._content is None or stamp != self._stamp or anyway:
+                # Small and local; not worth a thread on every request.
+                self._content, self._stamp = self.path.read_bytes(), stamp
+        except OSError as error:
+            if self._content is None:
+                raise KubeconfigError(f"{self._what}: {self.path}: {error.strerror or error}") from None
+            logger.warning(
+                "cannot read file again, its last content stays in force",
+                extra={"path": str(self.path), "error": str(error.strerror)},
+            )
+        return self._content
+
+
+def _content(data: bytes, path: Path | None, what: str) -> Callable[[bool], bytes]:
+    if data or path is None:
+        return lambda anyway: data
+    file = _File(path, what)
+    return lambda anyway: file.read(anyway=anyway)
+
+
+class Login:
+    """The identity of one kubeconfig, kept current."""
+
+    def __init__(self, config: Kubeconfig, clock: Clock) -> None:
+        user, cluster = config.user, config.cluster
+        source = f"kubeconfig {config.source}"
+        self._clock = clock
+        self._user = user
+        self._insecure = cluster.insecure
+        self._ca = _content(cluster.ca_data, cluster.ca_file, f"{source}: certificate-authority")
+        self._certificate = _content(user.certificate_data, user.certificate_file, f"{source}: client-certificate")
+        self._key = _content(user.key_data, user.key_file, f"{source}: client-key")
+        self._token = _content(user.token.encode(), None, "")
+        if user.token_file is not None:
+            self._token = _content(b"", user.token_file, f"{source}: tokenFile")
+        self._plugin = ExecPlugin(user.exec, cluster, clock, source=config.source) if user.exec is not None else None
+        self._known: Identity | None = None
+        self._checked = 0.0
+
+    async def identity(self) -> Identity:
+        """The identity now."""
+        now = self._clock.monotonic()
+        if self._known is not None and now - self._checked < CHECK_PERIOD and self._plugin is None:
+            return self._known
+        return await self._look(anyway=False)
+
+    async def renewed(self, refused: Identity) -> Identity:
+        """The identity after the server refused one: files are read anew and a plugin is asked again."""
+        if self._known is not None and self._known != refused:
+            return self._known  # somebody else was quicker
+        return await self._look(anyway=True)
+
+    async def _look(self, *, anyway: bool) -> Identity:
+        self._checked = self._clock.monotonic()
+        tls = TlsMaterial(
+            ca=self._ca(anyway), certificate=self._certificate(anyway), key=self._key(anyway), insecure=self._insecure
+        )
+        authorization = self._authorization(self._token(anyway).decode(errors="replace").strip())
+        if self._plugin is not None:
+            credential = await self._plugin.credential(unless=self._plugin.known if anyway else None)
+            if credential.certificate:
+                tls = replace(tls, certificate=credential.certificate, key=credential.key)
+            if credential.token:
+                authorization = f"Bearer {credential.token}"
+        headers = (("Authorization", authorization),) if authorization else ()
+        self._known = Identity(tls=tls, headers=headers + self._user.impersonate)
+        return self._known
+
+    def _authorization(self, token: str) -> str:
+        if token:
+            return f"Bearer {token}"
+        if self._user.username:
+            pair = f"{self._user.username}:{self._user.password}".encode()
+            return f"Basic {base64.b64encode(pair).decode()}"
+        return ""

@@ -1,0 +1,131 @@
+"""Which addresses the Node shows.
+
+The choice is made from the node IPs given, the host name, name resolution and the interface of the default route,
+in upstream's order. Only the questions to the host wait; the choices are pure functions.
+Does not cover reading interfaces and routes (the `HostNetwork` seam).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from pykubelet.api.types import NodeAddress
+from pykubelet.model.errors import PykubeletError
+from pykubelet.settings.node_flags import IPAddress
+
+INTERNAL_IP = "InternalIP"
+HOSTNAME = "Hostname"
+
+
+class NoNodeAddress(PykubeletError):
+    """No usable address of this node was found."""
+
+
+class HostNetwork(Protocol):
+    def addresses(self) -> frozenset[IPAddress]:
+        """Every address on an interface of this machine."""
+        ...
+
+    def route_addresses(self) -> Sequence[IPAddress]:
+        """Addresses of the interface that holds the default route, best first; of any interface without one."""
+        ...
+
+    async def resolve(self, name: str) -> Sequence[IPAddress]:
+        """What the resolver knows by this name; empty when nothing."""
+        ...
+
+
+class AddressFinder:
+    def __init__(
+        self, *, network: HostNetwork, node_ips: Sequence[IPAddress], node_name: str, hostname: str, external_cloud: bool
+    ) -> None:
+        self._network = network
+        self._node_ips = tuple(node_ips)
+        self._node_name = node_name
+        self._hostname = hostname
+        self._external_cloud = external_cloud
+
+    @property
+    def fixed(self) -> tuple[IPAddress, ...]:
+        """The addresses the operator chose; those that only name a family are none."""
+        return tuple(ip for ip in self._node_ips if not ip.is_unspecified)
+
+    async def find(self, old: Sequence[NodeAddress]) -> list[NodeAddress]:
+        """The node's addresses now; raises NoNodeAddress."""
+        local = self._network.addresses()
+        for ip in self.fixed:
+            if problem := unusable(ip, local):
+                raise NoNodeAddress(f"failed to validate nodeIP: {problem}")
+        if self._external_cloud:
+            return cloud_addresses(old, self.fixed, self._hostname)
+        if self.fixed:
+            return [*map(_internal, self.fixed), _host(self._hostname)]
+        return [_internal(await self._search(local)), _host(self._hostname)]
+
+    async def _search(self, local: frozenset[IPAddress]) -> IPAddress:
+        prefer = self._node_ips[0].version if self._node_ips else 0
+        literal = _literal(self._hostname)
+        if literal is not None:
+            return literal
+        resolved = [ip for ip in await self._network.resolve(self._node_name) if not unusable(ip, local)]
+        found = choose(resolved, prefer or 4) or choose(self._network.route_addresses(), prefer or 4)
+        if found is None or (prefer and found.version != prefer):
+            raise NoNodeAddress(f"can't get ip address of node {self._node_name}. error: no usable address was found")
+        return found
+
+
+def choose(candidates: Iterable[IPAddress], version: int) -> IPAddress | None:
+    """The first usable address of the preferred family, else the first usable one."""
+    usable = [ip for ip in candidates if not _wrong_kind(ip)]
+    return next((ip for ip in usable if ip.version == version), next(iter(usable), None))
+
+
+def unusable(ip: IPAddress, local: frozenset[IPAddress]) -> str:
+    """Why the address cannot be this node's; empty when it can."""
+    wrong = _wrong_kind(ip)
+    if wrong:
+        return f"nodeIP can't be {wrong}"
+    return "" if ip in local else f'node IP: "{ip}" not found in the host\'s network interfaces'
+
+
+def _wrong_kind(ip: IPAddress) -> str:
+    if ip.is_loopback:
+        return "loopback address"
+    if ip.is_multicast:
+        return "a multicast address"
+    if ip.is_link_local:
+        return "a link-local unicast address"
+    return "an all zeros address" if ip.is_unspecified else ""
+
+
+def cloud_addresses(old: Sequence[NodeAddress], fixed: Sequence[IPAddress], hostname: str) -> list[NodeAddress]:
+    """With a cloud controller: what it wrote stays; until then only what is certain."""
+    if old:
+        return list(old)
+    return [*map(_internal, fixed), _host(hostname)]
+
+
+def provided_node_ip(fixed: Sequence[IPAddress]) -> str:
+    """The annotation by which a cloud controller learns the operator's choice."""
+    return ",".join(map(str, fixed))
+
+
+def internal_ips(addresses: Iterable[NodeAddress]) -> tuple[str, ...]:
+    return tuple(each.address for each in addresses if each.type == INTERNAL_IP and each.address)
+
+
+def _literal(text: str) -> IPAddress | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _internal(ip: IPAddress) -> NodeAddress:
+    return NodeAddress(type=INTERNAL_IP, address=str(ip))
+
+
+def _host(hostname: str) -> NodeAddress:
+    return NodeAddress(type=HOSTNAME, address=hostname)

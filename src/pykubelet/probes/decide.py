@@ -1,0 +1,141 @@
+"""Whether a probe is to be asked now, and what its answers add up to. Pure: every branch is one table row.
+
+Covers: which container the probe is about, waiting, gating by startup, initial delay, the end of probing, and
+the thresholds. Does not cover: time, tasks, events (worker.py) or how a probe is asked (executors.py).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from pykubelet.api.types import ContainerStatus, Pod, PodStatus, Probe
+from pykubelet.model.pod import AnyContainer, deletion_requested, is_terminal_phase, restarts_on_exit
+from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING
+from pykubelet.model.results import ProbeKind, ProbeOutcome
+
+RESTART_GRACE: Final = 10.0
+"""A container this much older than the agent was there before it."""
+
+INITIAL: Final = {
+    ProbeKind.READINESS: ProbeOutcome.FAILURE,
+    ProbeKind.LIVENESS: ProbeOutcome.SUCCESS,
+    ProbeKind.STARTUP: ProbeOutcome.UNKNOWN,
+}
+
+
+class Act(enum.Enum):
+    WAIT = "wait"
+    """Nothing to ask until something changes, or until the time given."""
+    PROBE = "probe"
+    FAIL = "fail"
+    """The container does not run: that is a failure without asking."""
+    FAIL_AND_END = "fail and end"
+    PASS_AND_END = "pass and end"
+    """The pod is being deleted: a last good result keeps its end quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    act: Act
+    delay: float = 0.0
+    """With WAIT: seconds until asking makes sense; 0 = only a change can tell."""
+
+
+_WAIT: Final = Step(Act.WAIT)
+
+
+def container_status(status: PodStatus, name: str) -> ContainerStatus | None:
+    """What was told about the container, once it has an id."""
+    for told in (*status.container_statuses, *status.init_container_statuses):
+        if told.name == name and told.container_id:
+            return told
+    return None
+
+
+def next_step(
+    *,
+    kind: ProbeKind,
+    probe: Probe,
+    pod: Pod,
+    container: AnyContainer,
+    status: PodStatus,
+    told: ContainerStatus,
+    on_hold: bool,
+    now: float,
+) -> Step:
+    """What to do about a container whose id is known. `now` is wall time."""
+    if on_hold:
+        return _WAIT
+    state = told.state
+    if state is None or state.running is None:
+        ended = state.terminated if state is not None else None
+        if ended is None:
+            # About to start: a liveness failure published now would kill it as soon as it runs.
+            return Step(Act.FAIL) if kind is ProbeKind.READINESS else _WAIT
+        return Step(Act.FAIL if _comes_back(pod, container, status, ended.exit_code or 0) else Act.FAIL_AND_END)
+    if deletion_requested(pod) and kind is not ProbeKind.READINESS:
+        return Step(Act.PASS_AND_END)
+    if bool(told.started) == (kind is ProbeKind.STARTUP):
+        return _WAIT
+    since = state.running.started_at
+    left = (since.timestamp() if since is not None else 0.0) + (probe.initial_delay_seconds or 0) - now
+    return Step(Act.WAIT, left) if left > 0 else Step(Act.PROBE)
+
+
+def first_outcome(
+    kind: ProbeKind, told: ContainerStatus, *, sidecar: bool, agent_started: float
+) -> ProbeOutcome | None:
+    """What counts before the first answer; None leaves what was told before a restart of the agent standing."""
+    if not predates(told, agent_started):
+        return INITIAL[kind]
+    # A sidecar that had started tells the plan that the pod is initialised; without a result it would not.
+    if sidecar and kind is ProbeKind.STARTUP and told.started:
+        return ProbeOutcome.SUCCESS
+    return None
+
+
+def predates(told: ContainerStatus, agent_started: float) -> bool:
+    running = told.state.running if told.state is not None else None
+    if running is None or running.started_at is None:
+        return False
+    return running.started_at.timestamp() < agent_started - RESTART_GRACE
+
+
+def ends_all(status: PodStatus) -> bool:
+    return is_terminal_phase(status.phase)
+
+
+class Tally:
+    """Consecutive equal outcomes; an outcome counts once there are enough of it."""
+
+    __slots__ = ("_enough", "_last", "run")
+
+    def __init__(self, probe: Probe) -> None:
+        self._enough = {
+            ProbeOutcome.SUCCESS: probe.success_threshold or 1,
+            ProbeOutcome.FAILURE: probe.failure_threshold or 3,
+        }
+        self._last: ProbeOutcome | None = None
+        self.run = 0
+
+    def add(self, outcome: ProbeOutcome) -> bool:
+        """Whether the outcome is to be published."""
+        self.run = self.run + 1 if outcome is self._last else 1
+        self._last = outcome
+        return self.run >= self._enough[outcome]
+
+    def clear(self) -> None:
+        self._last, self.run = None, 0
+
+
+def holds_after(kind: ProbeKind, outcome: ProbeOutcome) -> bool:
+    """Whether nothing more is asked until there is a new container: it is to be replaced, or has started."""
+    return kind is ProbeKind.STARTUP or (kind is ProbeKind.LIVENESS and outcome is ProbeOutcome.FAILURE)
+
+
+def _comes_back(pod: Pod, container: AnyContainer, status: PodStatus, exit_code: int) -> bool:
+    if restarts_on_exit(pod, container, exit_code):
+        return True
+    return any(c.type == ALL_CONTAINERS_RESTARTING and c.status == "True" for c in status.conditions)

@@ -1,0 +1,142 @@
+"""The agent as a process of its own, fed by a folder of manifests, on a given runtime: `pykubelet --config f`.
+
+Starts it, stops it politely or by SIGKILL, and knows where it keeps things, so that tests can look for themselves.
+Does not cover the API server: these agents have none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.bed.cgroups import CgroupTree
+from tests.bed.parts import free_port
+from tests.bed.runtime import BedContainerd
+
+NODE = "bed-node"
+
+
+class BedAgent:
+    """One node agent. Every method blocks."""
+
+    def __init__(self, folder: Path, containerd: BedContainerd, cgroups: CgroupTree, **changes: Any) -> None:
+        self.folder = folder
+        self.cgroups = cgroups
+        self.manifests = folder / "manifests"
+        self.root = folder / "root"
+        """--root-dir; pod folders are in `pods` below it."""
+        self.pod_logs = folder / "pod-logs"
+        self.log_file = folder / "agent.log"
+        self.manifests.mkdir(parents=True, exist_ok=True)
+        self._drafts = folder / "drafts"
+        self._drafts.mkdir(exist_ok=True)
+        self._config = folder / "config.json"
+        self._config.write_text(json.dumps(self._settings(containerd) | changes, indent=2))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise AssertionError("the agent is not started")
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """How it ended by itself; None while it runs or when a test stopped it."""
+        return self._process.poll() if self._process is not None else None
+
+    def start(self) -> None:
+        assert self._process is None, "the agent is started already"
+        # The kernel ends the agent when pytest is gone: nothing of ours may outlive a killed run.
+        guard = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"]
+        flags = [f"--config={self._config}", f"--root-dir={self.root}", f"--hostname-override={NODE}"]
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*guard, str(Path(sys.executable).with_name("pykubelet")), *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+            )
+
+    def kill9(self) -> None:
+        """End it without a chance to do anything about it."""
+        process, self._process = self._process, None
+        if process is not None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def stop(self, grace: float = 20.0) -> int:
+        """End it politely; gives its exit status."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.terminate()
+        try:
+            return process.wait(grace)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the agent did not stop within {grace:g} s:\n{self.tail()}") from None
+
+    def put(self, name: str, manifest: Mapping[str, Any]) -> None:
+        """Add or replace a manifest, in one step."""
+        draft = self._drafts / f"{name}.json"
+        draft.write_text(json.dumps(manifest))
+        draft.rename(self.manifests / draft.name)
+
+    def drop(self, name: str) -> None:
+        (self.manifests / f"{name}.json").unlink()
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    def tail(self, count: int = 30) -> str:
+        return "\n".join(line[:400] for line in self.log().splitlines()[-count:])
+
+    def _settings(self, containerd: BedContainerd) -> dict[str, Any]:
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "staticPodPath": str(self.manifests),
+            "podLogsDir": str(self.pod_logs),
+            "containerRuntimeEndpoint": containerd.endpoint,
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": self.cgroups.name,
+            "failSwapOn": False,
+            "failCgroupV1": False,
+            "enforceNodeAllocatable": [],
+            "address": "127.0.0.1",
+            "port": free_port(),
+            "healthzPort": 0,
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
+        }
+
+
+@contextmanager
+def bed_agent(folder: Path, containerd: BedContainerd, **changes: Any) -> Iterator[BedAgent]:
+    """A started agent with a cgroup of its own; `changes` replace fields of its configuration.
+
+    What it runs stays on the runtime when the block ends, as with any agent; its cgroup takes the processes along.
+    """
+    cgroups = CgroupTree(f"/{containerd.state_dir.name}-{os.getpid()}")
+    cgroups.make()
+    try:
+        agent = BedAgent(folder, containerd, cgroups, **changes)
+        agent.start()
+        try:
+            yield agent
+        finally:
+            agent.kill9()
+    finally:
+        cgroups.remove()

@@ -1,0 +1,200 @@
+"""A whole node on fakes: the real wiring of `app.assemble`, an in-memory runtime and time that jumps.
+
+`NodeHarness` starts and stops the agent like a process would (`start`, `kill`), while the fake runtime and the
+folders stay, so that a restart finds what a real one would find. Manifests are delivered as the file source
+would deliver them, without touching inotify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from pykubelet.api.defaults import default_pod
+from pykubelet.api.manifest import static_pod_defaults
+from pykubelet.api.types import HTTPGetAction, Pod, PodStatus
+from pykubelet.app import Edges, Node, assemble, live
+from pykubelet.clients.host.folders import DiskFolders
+from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import Machine
+from pykubelet.clients.http.port import ConnectProblem, HealthProblem
+from pykubelet.kit.clock import LoopClock
+from pykubelet.model.http import HttpAnswer, HttpRequest
+from pykubelet.model.pod import AnyContainer, Source, name_of, uid_of
+from pykubelet.model.runtime_status import ContainerState, SandboxState
+from pykubelet.pleg.events import EventSource
+from pykubelet.settings.load import LoadedSettings, load_settings
+from pykubelet.sources.url import Fetched
+from tests.fakes.fake_cgroups import FakeCgroups
+from tests.fakes.fake_cri import FakeCri
+
+IMAGE = "busybox:1"
+MACHINE = Machine(
+    hostname="node1",
+    cpus=4,
+    memory_bytes=8 << 30,
+    swap_bytes=0,
+    kernel="6.1.0",
+    os_image="Test OS",
+    machine_id="m",
+    system_uuid="s",
+    boot_id="b",
+    architecture="amd64",
+)
+
+
+class NoHttp:
+    async def call(self, pod: Pod, container: AnyContainer, action: HTTPGetAction) -> None:
+        raise OSError("connection refused")
+
+
+class DeafNetwork:
+    """Nothing in any pod listens."""
+
+    async def get(self, request: HttpRequest, *, timeout: float | None, max_body: int) -> HttpAnswer:
+        raise ConnectProblem("connection refused")
+
+    async def connect(self, host: str, port: int, *, timeout: float) -> None:
+        raise ConnectProblem("connection refused")
+
+    async def grpc_health(self, host: str, port: int, service: str, *, timeout: int) -> None:
+        raise HealthProblem("connection refused")
+
+
+async def no_fetch(url: str, headers: object, *, timeout: float, max_bytes: int) -> Fetched:
+    raise AssertionError("no URL source in these tests")
+
+
+class NodeHarness:
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.clock = LoopClock()
+        self.cri = FakeCri(self.clock, images=[IMAGE])
+        self.cgroups = FakeCgroups()
+        self.paths = NodePaths(
+            root=folder / "kubelet", pod_logs=folder / "log" / "pods", container_logs=folder / "log" / "containers"
+        )
+        self.folders = DiskFolders(self.paths)
+        self.folders.make_roots()
+        manifests = folder / "manifests"
+        manifests.mkdir()
+        loaded = load_settings([f"--pod-manifest-path={manifests}", "--hostname-override=node1", *flags], environ={})
+        assert isinstance(loaded, LoadedSettings)
+        self.settings = loaded.settings
+        self.wanted: dict[str, Pod] = {}
+        self._node: Node | None = None
+        self._stack = AsyncExitStack()
+
+    # --- the agent as a process -----------------------------------------------------------------
+
+    @property
+    def node(self) -> Node:
+        assert self._node is not None, "the agent is not running"
+        return self._node
+
+    async def start(self) -> None:
+        edges = Edges(
+            clock=self.clock,
+            cri=self.cri,
+            runtime_name="fake",
+            folders=self.folders,
+            paths=self.paths,
+            cgroups=self.cgroups,
+            machine=MACHINE,
+            network=DeafNetwork(),
+            hooks=NoHttp(),
+            fetch=no_fetch,
+            event_sources=[EventSource(name="fake", open=self.cri.container_events)],
+        )
+        self._node = assemble(self.settings, edges)
+        # The file source is replaced by `deliver`: inotify has no place in jumping time.
+        self._node.services[-1] = [s for s in self._node.services[-1] if s.name == "sync-loop"]
+        await self._stack.enter_async_context(live(self._node))
+        self.deliver()
+
+    async def kill(self) -> None:
+        """The agent ends without saying goodbye to anything; the runtime goes on."""
+        await self._stack.aclose()
+        self._stack = AsyncExitStack()
+        self._node = None
+
+    # --- manifests ------------------------------------------------------------------------------
+
+    def run(self, pod: Pod) -> Pod:
+        """Write the pod's manifest."""
+        default_pod(pod)
+        name = name_of(pod)
+        static = static_pod_defaults(pod, node_name="node1", source="file", origin=f"/manifests/{name}.yaml")
+        self.wanted[name] = static
+        self.deliver()
+        return static
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            del self.wanted[name]
+        self.deliver()
+
+    def deliver(self) -> None:
+        if self._node is not None:
+            self.node.mux.deliver(Source.FILE, list(self.wanted.values()))
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def status(self, pod: Pod) -> PodStatus:
+        found = self.node.statuses.get(uid_of(pod))
+        assert found is not None, f"nothing is known about {name_of(pod)}"
+        return found
+
+    def waiting_reason(self, pod: Pod, container: str = "app") -> str:
+        for each in self.status(pod).container_statuses:
+            if each.name == container and each.state is not None and each.state.waiting is not None:
+                return each.state.waiting.reason or ""
+        return ""
+
+    def running(self) -> list[str]:
+        """`pod/container` of everything that runs, sorted."""
+        return sorted(
+            f"{c.sandbox.name.removesuffix('-node1')}/{c.name}"
+            for c in self.cri.containers.values()
+            if c.state is ContainerState.RUNNING
+        )
+
+    def ready_sandboxes(self) -> list[str]:
+        boxes = self.cri.sandboxes.values()
+        return sorted(b.name.removesuffix("-node1") for b in boxes if b.state is SandboxState.READY)
+
+    def events(self, reason: str) -> list[str]:
+        return [event.message for event in self.node.events.all() if event.reason == reason]
+
+    async def until(self, question: Callable[[], bool], within: float = 600.0) -> None:
+        """Let time pass, a little at a time, until the answer is yes."""
+        begun = self.clock.monotonic()
+        while not question():
+            if self.clock.monotonic() - begun > within:
+                raise AssertionError(f"not within {within:g}s; running: {self.running()}, {self.explain()}")
+            await self.clock.sleep(0.05)
+
+    async def until_running(self, *pods: Pod) -> None:
+        def all_running() -> bool:
+            told = [self.node.statuses.get(uid_of(pod)) for pod in pods]
+            return all(status is not None and status.phase == "Running" for status in told)
+
+        await self.until(all_running)
+
+    async def until_running_only(self, *expected: str) -> None:
+        await self.until(lambda: self.running() == sorted(expected))
+
+    def explain(self) -> object:
+        if self._node is None:
+            return "no agent"
+        return {uid: snapshot for uid, snapshot in self.node.workers.snapshot().items()}
+
+
+@asynccontextmanager
+async def a_node(folder: Path, *flags: str) -> AsyncIterator[NodeHarness]:
+    harness = NodeHarness(folder, *flags)
+    await harness.start()
+    try:
+        yield harness
+    finally:
+        await harness.kill()

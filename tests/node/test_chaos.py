@@ -1,0 +1,273 @@
+"""Chaos: pods come and go while the agent is killed at random moments, then while containerd is.
+
+Afterwards the world must be exactly what the manifests say: nothing lost, nothing twice, nothing left over. The
+random moments come from a fixed seed; the machine adds its own, so a violation may need several runs to come back.
+PYKUBELET_CHAOS_SEED and PYKUBELET_CHAOS_ROUNDS change them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.kit.clock import SystemClock
+from pykubelet.model.errors import CriError
+from pykubelet.model.runtime_status import ContainerRecord, ContainerState, SandboxRecord, SandboxState
+from tests.bed.agent import NODE, BedAgent, bed_agent
+from tests.bed.parts import blocking
+from tests.bed.runtime import BUSYBOX, BedContainerd, running_containerd
+
+pytestmark = [pytest.mark.node, pytest.mark.slow]
+
+SEED = int(os.environ.get("PYKUBELET_CHAOS_SEED", "4"))
+ROUNDS = int(os.environ.get("PYKUBELET_CHAOS_ROUNDS", "25"))
+RUNTIME_ROUNDS = 5
+LONG_LIVED = [f"keep-{number}" for number in range(4)]
+CHURN = [f"churn-{number}" for number in range(8)]
+WITHIN = 75.0
+"""Seconds in which everything must have come to rest: longer than the period of any garbage collection."""
+STAY = "trap 'exit 0' TERM; echo up; sleep 100000 & wait"
+STUBBORN = "trap '' TERM; echo up; while :; do sleep 1; done"
+SHARED_GROUPS = {"kubepods", "kubepods/besteffort", "kubepods/burstable"}
+POD_GROUP = re.compile(r"(?:^|/)pod([0-9a-f-]+)$")
+OBJECT_ID = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything there is, seen without the agent."""
+
+    sandboxes: list[SandboxRecord]
+    containers: list[ContainerRecord]
+    pod_folders: set[str]
+    log_folders: set[str]
+    log_links: set[str]
+    groups: set[str]
+    mounts: list[str]
+
+
+@dataclass(slots=True)
+class Chaos:
+    """The node under attack, and what is wanted of it."""
+
+    agent: BedAgent
+    containerd: BedContainerd
+    dice: random.Random = field(default_factory=lambda: random.Random(SEED))
+    wanted: dict[str, str] = field(default_factory=dict)
+    """Pod name -> generation, a label that tells one pod of a name from the next."""
+
+    def add(self, name: str) -> None:
+        # Two generations only: a pod often comes back with the very UID of the one that is just going.
+        generation = str(self.dice.randrange(2))
+        command = STUBBORN if self.dice.random() < 0.3 else STAY
+        self.agent.put(name, manifest(name, generation, command))
+        self.wanted[name] = generation
+
+    def churn(self) -> None:
+        """Some pods come, some go, some are replaced, all at once."""
+        for name in self.dice.sample(CHURN, self.dice.randrange(1, 5)):
+            if name in self.wanted and self.dice.random() < 0.7:
+                self.agent.drop(name)
+                del self.wanted[name]
+            else:
+                self.add(name)
+
+    def pause(self, least: float, most: float) -> None:
+        time.sleep(self.dice.uniform(least, most))
+
+    def kill_agent_round(self, number: int) -> list[str]:
+        self.churn()
+        self.pause(0.0, 0.8)
+        ended = self.agent.status
+        self.agent.kill9()
+        if self.dice.random() < 0.5:
+            self.churn()
+        self.agent.start()
+        # A third of the time so short that the next kill hits the agent while it starts.
+        self.pause(0.0, 0.8) if self.dice.random() < 0.33 else self.pause(0.8, 1.8)
+        return [] if ended is None else [f"round {number}: the agent ended by itself with status {ended}"]
+
+    def kill_containerd_round(self, number: int) -> list[str]:
+        self.churn()
+        self.pause(0.0, 0.6)
+        self.containerd.kill()
+        if self.dice.random() < 0.5:
+            self.churn()
+        self.pause(0.0, 1.0)
+        self.containerd.restart()
+        self.pause(0.3, 1.5)
+        ended = self.agent.status
+        return [] if ended is None else [f"containerd round {number}: the agent ended by itself with status {ended}"]
+
+    def settled(self) -> list[str]:
+        """The violations that are still there after all had time to come to rest."""
+        deadline, found = time.monotonic() + WITHIN, ["nothing could be read"]
+        while found and time.monotonic() < deadline:
+            time.sleep(0.5)
+            try:
+                found = violations(self.wanted, self.look())
+            except CriError as error:
+                found = [f"the runtime cannot be read: {error}"]
+        return found
+
+    def look(self) -> World:
+        sandboxes, containers = blocking(listing(self.containerd.endpoint))
+        return World(
+            sandboxes=sandboxes,
+            containers=containers,
+            pod_folders=names(self.agent.root / "pods"),
+            log_folders=names(self.agent.pod_logs),
+            log_links=names(self.agent.folder / "containers"),
+            groups=self.agent.cgroups.groups(),
+            mounts=[point for point in mount_points() if point.startswith(str(self.containerd.state_dir))]
+            + [point for point in mount_points() if point.startswith(str(self.agent.folder))],
+        )
+
+    def ids(self) -> dict[str, str]:
+        """Running containers of long-lived pods by pod name."""
+        running = [c for c in self.look().containers if c.state is ContainerState.RUNNING]
+        return {pod: c.id for c in running if (pod := plain(c.pod_name)) in LONG_LIVED}
+
+
+@pytest.fixture
+def own_containerd() -> Iterator[BedContainerd]:
+    """Not the shared one: it is going to be killed."""
+    with running_containerd() as running:
+        yield running
+
+
+def test_nothing_is_lost_doubled_or_left_over(own_containerd: BedContainerd, tmp_path: Path) -> None:
+    with bed_agent(tmp_path, own_containerd) as agent:
+        chaos = Chaos(agent, own_containerd)
+        for name in LONG_LIVED:
+            chaos.add(name)
+        fail_on(chaos, "before any harm was done", chaos.settled())
+        first = chaos.ids()
+
+        found = [text for number in range(ROUNDS) for text in chaos.kill_agent_round(number)]
+        found += chaos.settled() + changed(first, chaos.ids())
+        fail_on(chaos, f"after {ROUNDS} kills of the agent", found)
+
+        found = [text for number in range(RUNTIME_ROUNDS) for text in chaos.kill_containerd_round(number)]
+        found += chaos.settled() + changed(first, chaos.ids())
+        fail_on(chaos, f"after {RUNTIME_ROUNDS} kills of containerd", found)
+
+        for name in list(chaos.wanted):
+            agent.drop(name)
+            del chaos.wanted[name]
+        fail_on(chaos, "after the last manifest went", chaos.settled())
+        assert agent.stop() == 0
+
+
+def fail_on(chaos: Chaos, when: str, found: list[str]) -> None:
+    if found:
+        listed = "".join(f"\n  - {text}" for text in found)
+        pytest.fail(
+            f"{len(found)} violations {when} (seed {SEED}):{listed}\nthe agent's last lines:\n{chaos.agent.tail()}",
+            pytrace=False,
+        )
+
+
+def violations(wanted: dict[str, str], world: World) -> list[str]:
+    """How the world differs from what is wanted."""
+    found = []
+    uids: set[str] = set()
+    for name, generation in wanted.items():
+        ready = [
+            box
+            for box in world.sandboxes
+            if plain(box.pod_name) == name
+            and box.state is SandboxState.READY
+            and box.labels.get("generation") == generation
+        ]
+        uids |= {box.pod_uid for box in ready}
+        boxes = {box.id for box in ready}
+        inside = [c for c in world.containers if c.sandbox_id in boxes and c.state is ContainerState.RUNNING]
+        if len(ready) != 1:
+            found.append(f"pod {name}: {len(ready)} ready sandboxes")
+        if len(inside) != 1:
+            found.append(f"pod {name}: {len(inside)} running containers")
+    return found + left_overs(uids, world)
+
+
+def left_overs(uids: set[str], world: World) -> list[str]:
+    found = [
+        f"sandbox {box.id[:12]} of {box.pod_name} ({box.state.name}, uid {box.pod_uid}) is left over"
+        for box in world.sandboxes
+        if box.pod_uid not in uids
+    ]
+    doubled = Counter(box.pod_uid for box in world.sandboxes if box.pod_uid in uids)
+    found += [f"{count} sandboxes of pod uid {uid}" for uid, count in doubled.items() if count > 1]
+    dead = Counter(c.pod_uid for c in world.containers if c.state is ContainerState.EXITED)
+    # One dead container may stay, for its log.
+    found += [f"{count} dead containers of pod uid {uid}" for uid, count in dead.items() if count > 1]
+    found += [
+        f"container {c.id[:12]} of {c.pod_name} is left over ({c.state.name})"
+        for c in world.containers
+        if c.pod_uid not in uids or c.state not in (ContainerState.RUNNING, ContainerState.EXITED)
+    ]
+    found += [f"pod folder {uid} is left over" for uid in world.pod_folders - uids]
+    found += [f"log folder {name} is left over" for name in world.log_folders if name.rpartition("_")[2] not in uids]
+    known = {c.id for c in world.containers} | {box.id for box in world.sandboxes}
+    found += [f"log link {link} is left over" for link in world.log_links if not known & set(OBJECT_ID.findall(link))]
+    for group in world.groups - SHARED_GROUPS:
+        owner, ids = POD_GROUP.search(group), set(OBJECT_ID.findall(group))
+        if not (owner and owner[1] in uids) and not (ids and ids <= known):
+            found.append(f"cgroup {group} is left over")
+    return found + left_mounts(world, known)
+
+
+def left_mounts(world: World, known: set[str]) -> list[str]:
+    spaces = [point for point in world.mounts if "/netns/" in point]
+    found = [f"mount {point} is left over" for point in world.mounts if set(OBJECT_ID.findall(point)) - known]
+    if len(spaces) > len(world.sandboxes):
+        found.append(f"{len(spaces)} network namespaces for {len(world.sandboxes)} sandboxes")
+    return found
+
+
+def changed(first: dict[str, str], now: dict[str, str]) -> list[str]:
+    return [
+        f"pod {name} was restarted: {id[:12]} became {now.get(name, 'nothing')[:12]}"
+        for name, id in first.items()
+        if now.get(name) != id
+    ]
+
+
+def manifest(name: str, generation: str, command: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "chaos", "labels": {"generation": generation}},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{"name": "main", "image": BUSYBOX, "command": ["sh", "-c", command]}],
+        },
+    }
+
+
+async def listing(endpoint: str) -> tuple[list[SandboxRecord], list[ContainerRecord]]:
+    async with GrpcCriClient(endpoint, clock=SystemClock(), request_timeout=10) as cri:
+        return list(await cri.list_pod_sandboxes()), list(await cri.list_containers())
+
+
+def plain(pod_name: str) -> str:
+    """A static pod's name as its manifest has it."""
+    return pod_name.removesuffix(f"-{NODE}")
+
+
+def names(folder: Path) -> set[str]:
+    return set(os.listdir(folder)) if folder.exists() else set()
+
+
+def mount_points() -> list[str]:
+    return [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
