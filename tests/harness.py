@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pykubelet.api.defaults import default_pod
 from pykubelet.api.manifest import static_pod_defaults
-from pykubelet.api.types import HTTPGetAction, Pod, PodStatus
+from pykubelet.api.types import Pod, PodStatus
 from pykubelet.app import Edges, Node, assemble, live
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.paths import NodePaths
@@ -21,7 +21,7 @@ from pykubelet.clients.host.port import Machine
 from pykubelet.clients.http.port import ConnectProblem, HealthProblem
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.http import HttpAnswer, HttpRequest
-from pykubelet.model.pod import AnyContainer, Source, name_of, uid_of
+from pykubelet.model.pod import Source, name_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, SandboxState
 from pykubelet.pleg.events import EventSource
 from pykubelet.settings.load import LoadedSettings, load_settings
@@ -42,11 +42,6 @@ MACHINE = Machine(
     boot_id="b",
     architecture="amd64",
 )
-
-
-class NoHttp:
-    async def call(self, pod: Pod, container: AnyContainer, action: HTTPGetAction) -> None:
-        raise OSError("connection refused")
 
 
 class DeafNetwork:
@@ -102,7 +97,6 @@ class NodeHarness:
             cgroups=self.cgroups,
             machine=MACHINE,
             network=DeafNetwork(),
-            hooks=NoHttp(),
             fetch=no_fetch,
             event_sources=[EventSource(name="fake", open=self.cri.container_events)],
         )

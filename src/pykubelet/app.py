@@ -17,6 +17,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine, PodFolders
+from pykubelet.clients.http.hooks import HookCaller
 from pykubelet.clients.http.port import PodNetwork
 from pykubelet.images.pull import ImagePuller, PullSettings
 from pykubelet.kit.clock import Clock
@@ -37,7 +38,7 @@ from pykubelet.resources.cgroups import CgroupHost, CgroupRules, PodCgroups
 from pykubelet.runtime.backoff import MAXIMUM_DELAY, CrashBackoff
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover
 from pykubelet.runtime.gc_plan import GcPolicy
-from pykubelet.runtime.hooks import HookHttp, LifecycleHooks
+from pykubelet.runtime.hooks import LifecycleHooks
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.manager import RuntimeManager
 from pykubelet.runtime.reason_cache import ReasonCache
@@ -81,7 +82,6 @@ class Edges:
     cgroups: CgroupHost
     machine: Machine
     network: PodNetwork
-    hooks: HookHttp
     fetch: Fetch
     event_sources: Sequence[EventSource] = ()
 
@@ -173,7 +173,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             burst=config.images.registry_burst,
         ),
     )
-    hooks = LifecycleHooks(cri=cri, http=edges.hooks, clock=clock)
+
+    async def pod_ip(uid: str) -> str:
+        """A postStart hook may run before anybody looked at the new sandbox: ask the runtime then."""
+        ips = cache.last_known(uid).ips or (await pleg.refresh(uid)).ips
+        return ips[0] if ips else ""
+
+    http_hooks = HookCaller(network=edges.network, pod_ip=pod_ip, events=events)
+    hooks = LifecycleHooks(cri=cri, http=http_hooks, clock=clock)
     stopper = Stopper(cri=cri, hooks=hooks, events=events, recorder=recorder, clock=clock)
     backoff = CrashBackoff(maximum=config.runtime.crash_loop_back_off.max_container_restart_period or MAXIMUM_DELAY)
     starter = ContainerStarter(

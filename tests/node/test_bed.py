@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
 import shutil
@@ -14,8 +15,9 @@ import grpc
 import pytest
 
 from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.tasks import running
 from pykubelet.standalone import images, programs
-from pykubelet.standalone.containerd import PrivateContainerd
+from pykubelet.standalone.containerd import PrivateContainerd, answers_cri
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
 from pykubelet.wire import cri_pb2 as cri
@@ -145,6 +147,26 @@ def test_a_second_agent_adopts_the_running_containerd(containerd: BedContainerd,
         shutil.rmtree(layout.state_dir)
     assert second.pid is None
     assert not os.path.exists(f"/sys/class/net/{layout.network_name}")
+
+
+async def test_a_dead_containerd_is_started_again(containerd: BedContainerd) -> None:
+    layout = Layout(Path(f"{containerd.state_dir}-5"))
+    private = PrivateContainerd(layout, programs.find_runtime(), clock=SystemClock())
+    try:
+        async with private, running(private):
+            first = private.pid
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                while private.restarts == 0:
+                    await asyncio.sleep(0.02)
+            assert private.pid != first
+            assert answers_cri(layout.socket)
+        assert private.pid is not None, "leaving the agent leaves containerd alone"
+        assert os.path.exists(f"/proc/{private.pid}")
+    finally:
+        await private.stop(containers=True)
+        shutil.rmtree(layout.state_dir)
 
 
 def test_containerd_that_cannot_start_says_why(containerd: BedContainerd) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,13 +14,15 @@ from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.http.client import HookCaller, fetch
+from pykubelet.clients.http.client import ShortCalls
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.errors import CriError
+from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
 from pykubelet.pleg.events import EventSource
 from pykubelet.settings.settings import Settings
+from pykubelet.sources.url import Fetched, FetchFailed
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +55,21 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
             paths=paths,
             cgroups=CgroupTree(clock=clock),
             machine=read_machine(),
-            http=HookCaller(),
+            network=ShortCalls(),
             fetch=fetch,
             event_sources=[EventSource(name="runtime", open=cri.container_events)],
         )
     finally:
         await cri.close()
+
+
+async def fetch(url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> Fetched:
+    """One GET for the URL source, in its own words."""
+    try:
+        answer = await ShortCalls().fetch(url, headers, timeout=timeout, max_bytes=max_bytes)
+    except HttpProblem as error:
+        raise FetchFailed(str(error)) from error
+    return Fetched(status=answer.status, body=answer.body)
 
 
 def container_logs_beside(pod_logs: Path) -> Path:

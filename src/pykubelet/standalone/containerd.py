@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import socket
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "k8s.io"
 CAP_SYS_RESOURCE = 24
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LARGEST_LOG = 16 * 1024 * 1024
 LAST_LINES, LONGEST_LINE = 12, 400
 TROUBLE = re.compile(r"level=(error|fatal)|failed to load plugin|^containerd: |^panic|^Error")
@@ -173,17 +175,20 @@ class PrivateContainerd:
 
     def _prepare(self) -> None:
         try:
-            for folder in self.layout.folders():
-                folder.mkdir(parents=True, exist_ok=True)
+            self.layout.state_dir.mkdir(parents=True, exist_ok=True)
             self.layout.state_dir.chmod(0o711)
             if self._lock is None:
                 self._lock = _take_lock(self.layout.lock)
+            forget_last_boot(self.layout, BOOT_ID.read_text().strip())
+            for folder in self.layout.folders():
+                folder.mkdir(exist_ok=True)
         except OSError as error:
             raise StandaloneError(f"state folder {self.layout.state_dir}: {error.strerror}") from error
 
     async def _write_config_and_adopt(self) -> None:
         text = config.render(self.layout, await self._facts())
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._daemon = None
         running = daemon.load(self.layout.pid_file)
         self.adopted = running is not None and running.config_digest == self._digest and self._listening()
         if self.adopted:
@@ -292,6 +297,15 @@ def last_lines(lines: list[str]) -> list[str]:
     """What a person needs to see of a log: the lines that tell of trouble if there are any, else the last ones."""
     bad = [line for line in lines if TROUBLE.search(line)]
     return [line[:LONGEST_LINE] for line in (bad or lines)[-LAST_LINES:]]
+
+
+def forget_last_boot(layout: Layout, boot: str) -> None:
+    """Remove what describes running containers when the machine was started anew: none of it is true any more."""
+    if layout.boot_file.exists() and layout.boot_file.read_text() == boot:
+        return
+    for folder in (layout.run, layout.ipam_dir):
+        shutil.rmtree(folder, ignore_errors=True)
+    layout.boot_file.write_text(boot)
 
 
 def _take_lock(path: Path) -> int:

@@ -52,6 +52,11 @@ class Layout:
         return self.state_dir / "lock"
 
     @property
+    def boot_file(self) -> Path:
+        """The boot in which the running containers were started."""
+        return self.state_dir / "boot"
+
+    @property
     def root(self) -> Path:
         """Images and snapshots: what outlives a reboot."""
         return self.state_dir / "root"

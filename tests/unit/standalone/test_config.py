@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from pykubelet.standalone.config import ContainerdFacts, render
-from pykubelet.standalone.containerd import CAP_SYS_RESOURCE, has_capability, last_lines, parse_version
+from pykubelet.standalone.containerd import (
+    CAP_SYS_RESOURCE,
+    forget_last_boot,
+    has_capability,
+    last_lines,
+    parse_version,
+)
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
 
@@ -108,3 +114,13 @@ def test_a_log_is_cut_to_what_tells_of_trouble() -> None:
     noise = [f'level=info msg="{number}"' for number in range(30)]
     assert last_lines(noise) == noise[-12:]
     assert last_lines([*noise, 'level=fatal msg="boom"', "x"]) == ['level=fatal msg="boom"']
+
+
+def test_a_new_boot_forgets_what_ran_but_keeps_images(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    for boot, kept in (("b1", False), ("b1", True), ("b2", False)):
+        for folder in (layout.run, layout.ipam_dir, layout.root):
+            (folder / "x").mkdir(parents=True, exist_ok=True)
+        forget_last_boot(layout, boot)
+        assert layout.run.exists() is layout.ipam_dir.exists() is kept
+        assert (layout.root / "x").exists()

@@ -8,7 +8,6 @@ Does not cover: other verbs, cookies, compression. The API server has a client o
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -33,31 +32,27 @@ MAX_REDIRECTS: Final = 10
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _PORTS: Final = {"http": 80, "https": 443}
 _TIMED_OUT: Final = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+_SLOW_BODY: Final = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
 
 
 class ShortCalls:
     """Implements `PodNetwork`; holds nothing open, so one serves everybody."""
 
     async def get(self, request: HttpRequest, *, timeout: float | None, max_body: int) -> HttpAnswer:
-        current = request
+        exchange = _Exchange(request)
         try:
             async with asyncio.timeout(timeout):
-                for _ in range(MAX_REDIRECTS):
-                    answer = await _exchange(current, max_body)
-                    following = redirect_of(current, answer)
-                    if following is None or following.host != request.host:
-                        return answer
-                    current = following
-                raise HttpProblem(f"stopped after {MAX_REDIRECTS} redirects")
+                return await exchange.run(max_body)
         except TimeoutError as error:
-            raise HttpProblem(f'Get "{current.url}": {_TIMED_OUT}') from error
+            text, kind = (_SLOW_BODY, BodyProblem) if exchange.in_body else (_TIMED_OUT, HttpProblem)
+            raise kind(f'Get "{exchange.request.url}": {text}') from error
         except BadRequest:
             raise
         except HttpProblem as error:
-            raise type(error)(f'Get "{current.url}": {error}') from error
+            raise type(error)(f'Get "{exchange.request.url}": {error}') from error
         except (ConnectProblem, OSError) as error:
             text = str(error) if isinstance(error, ConnectProblem) else words_of(error)
-            raise HttpProblem(f'Get "{current.url}": {text}') from error
+            raise HttpProblem(f'Get "{exchange.request.url}": {text}') from error
 
     async def connect(self, host: str, port: int, *, timeout: float) -> None:
         try:
@@ -78,18 +73,38 @@ class ShortCalls:
         return answer
 
 
-async def _exchange(request: HttpRequest, max_body: int) -> HttpAnswer:
-    wire = await open_wire(request.scheme, request.host, request.port)
-    reader = Reader(wire)
-    try:
-        await wire.send(request_bytes(request))
-        return await reader.answer(max_body)
-    except TimeoutError:
-        raise
-    except ssl.SSLError as error:
-        raise HttpProblem(words_of(error)) from error
-    finally:
-        wire.close()
+class _Exchange:
+    """A request with the redirects it leads to; remembers where it stands."""
+
+    __slots__ = ("_reader", "request")
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.request = request
+        self._reader: Reader | None = None
+
+    @property
+    def in_body(self) -> bool:
+        return self._reader is not None and self._reader.in_body
+
+    async def run(self, max_body: int) -> HttpAnswer:
+        first = self.request.host
+        for _ in range(MAX_REDIRECTS):
+            answer = await self._once(max_body)
+            following = redirect_of(self.request, answer)
+            if following is None or following.host != first:
+                return answer
+            self.request = following
+        raise HttpProblem(f"stopped after {MAX_REDIRECTS} redirects")
+
+    async def _once(self, max_body: int) -> HttpAnswer:
+        self._reader = None
+        wire = await open_wire(self.request.scheme, self.request.host, self.request.port)
+        try:
+            await wire.send(request_bytes(self.request))
+            self._reader = Reader(wire)
+            return await self._reader.answer(max_body)
+        finally:
+            wire.close()
 
 
 def request_bytes(request: HttpRequest) -> bytes:
@@ -132,6 +147,3 @@ def _request_for(url: str, headers: list[tuple[str, str]] | tuple[tuple[str, str
         target=request_target((parts.path or "/") + (f"?{parts.query}" if parts.query else "")),
         headers=checked_headers(headers),
     )
-
-
-__all__ = ["BodyProblem", "ShortCalls", "redirect_of", "request_bytes"]

@@ -57,12 +57,12 @@ async def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
     for family in (socket.AF_INET6, socket.AF_INET) if ":" in host else (socket.AF_INET,):
         try:
             socket.inet_pton(family, host)
-        except OSError:
+        except (OSError, ValueError):
             continue
         return [(family, (host, port))]
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConnectProblem(f"dial tcp: lookup {host}: no such host") from error
     return [(family, address) for family, _, _, _, address in found]
 
@@ -107,7 +107,10 @@ class TlsWire:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._started = False
         # An address is no server name: OpenSSL leaves it out of the hello by itself.
-        self._tls = _context().wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
+        try:
+            self._tls = _context().wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
+        except ValueError as error:
+            raise HttpProblem(f"tls: bad server name {server_name!r}: {error}") from error
 
     async def handshake(self) -> None:
         await self._drive(self._tls.do_handshake)

@@ -33,7 +33,7 @@ from pykubelet.runtime.spec.collaborators import (
     Volumes,
 )
 from pykubelet.runtime.spec.container import ContainerParts, build_container_config, wants_hosts_file
-from pykubelet.runtime.spec.dns import NO_CLUSTER_DNS, DnsResult, Resolver, pod_resolver
+from pykubelet.runtime.spec.dns import NO_CLUSTER_DNS, DnsResult, Resolver, host_resolver_complaint, pod_resolver
 from pykubelet.runtime.spec.env import build_env
 from pykubelet.runtime.spec.hosts import HOSTS_PATH, host_network_hosts_file, hosts_file, pod_hostname
 from pykubelet.runtime.spec.lookups import EnvSources, ImageUsers
@@ -68,6 +68,7 @@ class PodSpecBuilder:
     ) -> None:
         self._node = node
         self._folders = folders
+        self._events = events
         self._addresses = addresses
         self._volumes = volumes
         self._devices = devices or NoDevices()
@@ -121,6 +122,16 @@ class PodSpecBuilder:
                 extra_groups=self._volumes.extra_groups(pod),
             )
             return build_container_config(pod, container, parts, self._node)
+
+    def check_resolv_conf(self) -> None:
+        """At the agent's start: tell when pods cannot get all that the host's resolver file says."""
+        try:
+            host = self._resolver.read() or Resolver()
+            complaint = host_resolver_complaint(host, self._node.resolv_conf, self._node.cluster_domain)
+        except ConfigProblem as problem:
+            complaint = str(problem)
+        if complaint:
+            self._events.node_event(WARNING, "CheckLimitsForResolvConf", complaint)
 
     # --- parts ----------------------------------------------------------------------------------
 

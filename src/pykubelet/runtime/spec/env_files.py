@@ -8,12 +8,15 @@ quotes, values may span lines, `#` begins a comment.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from dataclasses import dataclass
 
 from pykubelet.model.errors import PykubeletError
 from pykubelet.runtime.problems import ConfigProblem
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20
 MAX_LINKS = 40
@@ -39,6 +42,7 @@ class EnvFile:
                 raise EnvFileProblem(self.error)
             return find_value(self.text, key)
         except EnvFileProblem as problem:
+            logger.warning("cannot take %s from %s: %s", key, self.path, problem)
             raise ConfigProblem("couldn't parse env file") from problem
 
 

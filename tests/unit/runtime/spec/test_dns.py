@@ -80,9 +80,7 @@ def test_no_cluster_dns_falls_back_and_says_so(policy: str) -> None:
 
 
 def test_without_a_host_file_pods_ask_themselves() -> None:
-    assert resolve(host=None, dns_policy="Default").resolver == Resolver(
-        servers=("127.0.0.1", "::1"), searches=(".",)
-    )
+    assert resolve(host=None, dns_policy="Default").resolver == Resolver(servers=("127.0.0.1", "::1"), searches=(".",))
     bare = pod_resolver(a_pod(dns_policy="Default"), host=None, cluster_dns=(), cluster_domain="")
     assert bare.resolver == Resolver(servers=("127.0.0.1",), searches=(".",))
 

@@ -106,7 +106,7 @@ def test_only_regular_files_of_a_bounded_size(volume: Path) -> None:
 
 
 def test_an_unreadable_file_shows_upstreams_text_to_users(volume: Path) -> None:
-    with pytest.raises(ConfigProblem, match="^couldn't parse env file$"):
+    with pytest.raises(ConfigProblem, match=r"^couldn't parse env file$"):
         read_env_file(str(volume), "none").value("K")
 
 

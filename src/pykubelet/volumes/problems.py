@@ -1,0 +1,17 @@
+"""Why a volume is not there, in words for the person who waits for it."""
+
+from __future__ import annotations
+
+from pykubelet.model.errors import PykubeletError
+
+
+class VolumeProblem(PykubeletError):
+    """A volume cannot be had, at least now. The text names what is missing."""
+
+
+class ClaimProblem(VolumeProblem):
+    """The persistent volume claim behind a volume cannot be used yet."""
+
+
+class VolumesNotReady(VolumeProblem):
+    """The wait for a pod's volumes ended before all of them were mounted, or unmounted."""

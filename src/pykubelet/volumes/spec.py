@@ -1,0 +1,107 @@
+"""What one volume of one pod is, once its kind is known and its claim, if any, is resolved.
+
+Kinds this agent cannot serve are refused here by name, so that none is ever silently left out. CSI and
+flexVolume have their plugin names already: a plugin registered under that name takes them over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pykubelet.api.types import LocalVolumeSource, Volume
+from pykubelet.volumes.problems import VolumeProblem
+
+EMPTY_DIR = "kubernetes.io/empty-dir"
+HOST_PATH = "kubernetes.io/host-path"
+CONFIG_MAP = "kubernetes.io/configmap"
+SECRET = "kubernetes.io/secret"
+DOWNWARD_API = "kubernetes.io/downward-api"
+PROJECTED = "kubernetes.io/projected"
+LOCAL = "kubernetes.io/local-volume"
+NFS = "kubernetes.io/nfs"
+ISCSI = "kubernetes.io/iscsi"
+FC = "kubernetes.io/fc"
+IMAGE = "kubernetes.io/image"
+CSI = "kubernetes.io/csi"
+
+PLUGINS = {
+    "empty_dir": EMPTY_DIR,
+    "host_path": HOST_PATH,
+    "config_map": CONFIG_MAP,
+    "secret": SECRET,
+    "downward_api": DOWNWARD_API,
+    "projected": PROJECTED,
+    "nfs": NFS,
+    "iscsi": ISCSI,
+    "fc": FC,
+    "image": IMAGE,
+    "csi": CSI,
+}
+CLAIMED = ("persistent_volume_claim", "ephemeral")
+_GIT_REPO = (
+    "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the "
+    "feature-gate `GitRepoVolumeDriver`"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeSpec:
+    name: str
+    """As the pod calls it."""
+    folder: str
+    """Its name on disk: the persistent volume's name when there is one, else `name`."""
+    plugin: str
+    volume: Volume
+    """The source, also for persistent volumes, whose sources have the same shape."""
+    local: LocalVolumeSource | None = None
+    """The only kind that exists as a persistent volume alone."""
+    read_only: bool = False
+    block: bool = False
+    """Passed on as a device, not as a filesystem."""
+    persistent: str = ""
+    """Name of the persistent volume, if it is one."""
+    claim: tuple[str, str] | None = None
+    """Namespace and name of its claim."""
+    mount_options: tuple[str, ...] = ()
+    access_modes: tuple[str, ...] = ()
+    gid: int | None = None
+    """Group the persistent volume's annotation asks for."""
+    secret_namespace: str = ""
+    """Where secrets named by the source live, when not beside the pod."""
+    size_bytes: int | None = None
+
+
+def kind_of(volume: Volume) -> str:
+    """The field of the source that is set. A volume without any is an emptyDir, as the API defaults it."""
+    for field in volume.__struct_fields__:
+        if field != "name" and getattr(volume, field) is not None:
+            return field
+    return "empty_dir"
+
+
+def wire_name(volume: Volume, field: str) -> str:
+    names = dict(zip(volume.__struct_fields__, volume.__struct_encode_fields__, strict=True))
+    return names[field]
+
+
+def is_claimed(volume: Volume) -> bool:
+    return kind_of(volume) in CLAIMED
+
+
+def spec_of(volume: Volume, *, block: bool = False) -> VolumeSpec:
+    """The spec of a volume that needs no claim; refuses kinds nobody here knows."""
+    name, kind = volume.name or "", kind_of(volume)
+    if kind == "git_repo":
+        raise VolumeProblem(_GIT_REPO)
+    plugin = PLUGINS.get(kind)
+    if plugin is None:
+        raise VolumeProblem(f"volumes of kind {wire_name(volume, kind)} are not supported by this agent")
+    source = getattr(volume, kind)
+    return VolumeSpec(
+        name=name,
+        folder=name,
+        plugin=plugin,
+        volume=volume,
+        read_only=bool(getattr(source, "read_only", False)),
+        block=block,
+    )
