@@ -157,9 +157,7 @@ async def test_a_dead_containerd_is_started_again(containerd: BedContainerd) -> 
             first = private.pid
             assert first is not None
             os.kill(first, signal.SIGKILL)
-            async with asyncio.timeout(20):
-                while private.restarts == 0:
-                    await asyncio.sleep(0.02)
+            await asyncio.to_thread(until, "containerd is started again", lambda: private.restarts == 1)
             assert private.pid != first
             assert answers_cri(layout.socket)
         assert private.pid is not None, "leaving the agent leaves containerd alone"
@@ -187,7 +185,8 @@ def pull(containerd: BedContainerd, reference: str, registry: Registry | None = 
     login = cri.AuthConfig(username=registry.user, password=registry.password) if registry else None
     request = cri.PullImageRequest(image=cri.ImageSpec(image=reference), auth=login)
     with grpc.insecure_channel(f"unix:{containerd.socket}") as channel:
-        return str(ImageServiceStub(channel).PullImage(request, timeout=30).image_ref)
+        stub = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
+        return str(stub.PullImage(request, timeout=30).image_ref)
 
 
 def test_images_come_from_the_registry(containerd: BedContainerd, registry: Registry) -> None:
@@ -224,7 +223,7 @@ def test_stopping_takes_every_container_along(containerd: BedContainerd, tmp_pat
         blocking(images.ensure_images(private.ctr, [images.PAUSE, BUSYBOX], clock=SystemClock()))
         for dead in (False, True):
             blocking(private.start())
-            mark = f"1000{int(dead)}"
+            mark = f"1{os.getpid():09}{int(dead)}"  # seconds that nobody else sleeps
             start_forgotten_pod(layout.socket, tmp_path, mark)
             assert leaks.processes_naming(f"sleep {mark}")
             if dead:
@@ -244,7 +243,7 @@ def start_forgotten_pod(socket: Path, folder: Path, mark: str) -> None:
         metadata=cri.PodSandboxMetadata(name=mark, namespace="bed", uid=mark), log_directory=str(folder)
     )
     with grpc.insecure_channel(f"unix:{socket}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        stub = RuntimeServiceStub(channel)
+        stub = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
         made = stub.RunPodSandbox(cri.RunPodSandboxRequest(config=config), timeout=30)
         pod = BarePod(stub, config, str(made.pod_sandbox_id))
         pod.run("main", BUSYBOX, ["sh", "-c", f"setsid sleep {mark} & sleep {mark}"])

@@ -37,6 +37,11 @@ class ImageList:
         self._images: list[ContainerImage] = []
         self._read_at: float | None = None
 
+    @property
+    def last(self) -> list[ContainerImage]:
+        """What the runtime listed when it last answered."""
+        return self._images
+
     async def current(self) -> list[ContainerImage]:
         """The list, read anew when it is older than half a minute; raises CriError."""
         now = self._clock.monotonic()

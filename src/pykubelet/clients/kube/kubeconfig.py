@@ -98,9 +98,7 @@ def parse_kubeconfig(data: bytes, path: Path) -> Kubeconfig:
     context = root.named("contexts", current, "context", asked_by="current-context")
     cluster = root.named("clusters", context.text("cluster", needed=True), "cluster", asked_by=context.at("cluster"))
     user_name = context.text("user")
-    user = (
-        _user(root.named("users", user_name, "user", asked_by=context.at("user"))) if user_name else UserEntry()
-    )
+    user = _user(root.named("users", user_name, "user", asked_by=context.at("user"))) if user_name else UserEntry()
     return Kubeconfig(
         cluster=_cluster(cluster), user=user, namespace=context.text("namespace") or "default", source=str(path)
     )

@@ -17,7 +17,9 @@ def proxy_for(server: str, configured: str, environ: Mapping[str, str]) -> str:
     parts = urlsplit(server)
     name = f"{parts.scheme}_proxy"
     proxy = environ.get(name.upper()) or environ.get(name) or ""
-    if not proxy or _bypassed(parts.hostname or "", parts.port, environ.get("NO_PROXY") or environ.get("no_proxy") or ""):
+    if not proxy or _bypassed(
+        parts.hostname or "", parts.port, environ.get("NO_PROXY") or environ.get("no_proxy") or ""
+    ):
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"
 
@@ -26,7 +28,9 @@ def _bypassed(host: str, port: int | None, rules: str) -> bool:
     address = _address(host)
     if host == "localhost" or (address is not None and address.is_loopback):
         return True
-    return any(_matches(host, address, port, rule) for rule in (text.strip().lower() for text in rules.split(",")) if rule)
+    return any(
+        _matches(host, address, port, rule) for rule in (text.strip().lower() for text in rules.split(",")) if rule
+    )
 
 
 def _matches(

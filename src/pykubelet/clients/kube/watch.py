@@ -1,0 +1,140 @@
+"""List and watch as one endless stream that mends itself.
+
+The first item, and every item after an interruption that lost events (410), is the full set; in between come single
+changes. Whatever fails is logged and tried again, later each time: up to 30 s for refusals, up to 4 s while the
+server cannot be reached at all, since then waiting longer only delays the node's return.
+Does not cover: keeping the objects (reflector.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from pykubelet.clients.kube.port import Change, ChangeType, K, KubeClient, resource_of
+from pykubelet.kit.backoff import Backoff, jittered
+from pykubelet.kit.clock import Clock
+from pykubelet.model.errors import ApiDown, ApiError, Expired
+
+logger = logging.getLogger(__name__)
+
+PAGE_SIZE = 500
+FIRST_DELAY, LONGEST_DELAY, LONGEST_WHILE_DOWN = 0.8, 30.0, 4.0
+WATCH_MIN, WATCH_MAX = 300.0, 600.0
+"""A watch lasts a random time between these, so that a cluster's watches do not all end together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query(Generic[K]):
+    """Which objects."""
+
+    kind: type[K]
+    namespace: str = ""
+    field_selector: str = ""
+    label_selector: str = ""
+
+    def __str__(self) -> str:
+        where = f" in {self.namespace}" if self.namespace else ""
+        which = "".join(f" with {text}" for text in (self.field_selector, self.label_selector) if text)
+        return f"{resource_of(self.kind).plural}{where}{which}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed(Generic[K]):
+    """The full set at one moment."""
+
+    items: Sequence[K]
+    resource_version: str
+
+
+async def list_all(client: KubeClient, query: Query[K], *, resource_version: str = "") -> Listed[K]:
+    """All pages. A token that expires half-way starts over without pages, so that the set is of one moment."""
+    try:
+        return await _pages(client, query, resource_version)
+    except Expired:
+        page = await client.list(
+            query.kind,
+            query.namespace,
+            field_selector=query.field_selector,
+            label_selector=query.label_selector,
+        )
+        return Listed(items=page.items, resource_version=page.resource_version)
+
+
+async def _pages(client: KubeClient, query: Query[K], resource_version: str) -> Listed[K]:
+    items: list[K] = []
+    token = ""
+    while True:
+        page = await client.list(
+            query.kind,
+            query.namespace,
+            field_selector=query.field_selector,
+            label_selector=query.label_selector,
+            resource_version="" if token else resource_version,
+            limit=PAGE_SIZE,
+            continue_token=token,
+        )
+        items += page.items
+        token = page.continue_token
+        if not token:
+            return Listed(items=items, resource_version=page.resource_version)
+
+
+async def list_and_watch(
+    client: KubeClient, query: Query[K], clock: Clock, *, source: random.Random | None = None
+) -> AsyncGenerator[Listed[K] | Change[K], None]:
+    """The full set, then every change, for ever. Bookmarks are not passed on."""
+    backoff = Backoff(initial=FIRST_DELAY, maximum=LONGEST_DELAY)
+    version: str | None = None
+    # At first any recent state will do and spares the server's store; after lost events only the newest will.
+    wanted = "0"
+    while True:
+        try:
+            if version is None:
+                listed = await list_all(client, query, resource_version=wanted)
+                version = listed.resource_version
+                yield listed
+            changes = client.watch(
+                query.kind,
+                query.namespace,
+                field_selector=query.field_selector,
+                label_selector=query.label_selector,
+                resource_version=version,
+                timeout=(source or random).uniform(WATCH_MIN, WATCH_MAX),
+            )
+            started = clock.monotonic()
+            async with aclosing(changes):
+                async for change in changes:
+                    backoff.reset()
+                    version = _version(change.object) or version
+                    if change.type is not ChangeType.BOOKMARK:
+                        yield change
+            if clock.monotonic() - started < 1.0:
+                await clock.sleep(
+                    jittered(FIRST_DELAY, 1.0, source)
+                )  # a server that hangs up at once must not be hammered
+        except Expired as error:
+            logger.info("watch is too old, listing again", extra={"what": str(query), "reason": str(error)})
+            version, wanted = None, ""
+            if backoff.failures:
+                await clock.sleep(_delay(backoff, error, source))
+            backoff.failures += 1
+        except ApiError as error:
+            if not isinstance(error, ApiDown) or backoff.failures in (0, 3):
+                logger.warning("list and watch failed, trying again", extra={"what": str(query), "error": str(error)})
+            await clock.sleep(_delay(backoff, error, source))
+
+
+def _delay(backoff: Backoff, error: ApiError, source: random.Random | None) -> float:
+    delay = backoff.next()
+    if isinstance(error, ApiDown):
+        return jittered(min(delay, LONGEST_WHILE_DOWN), 0.5, source)
+    return max(error.retry_after or 0.0, jittered(delay, 1.0, source))
+
+
+def _version(obj: Any) -> str:
+    return obj.metadata.resource_version or ""

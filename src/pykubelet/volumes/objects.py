@@ -1,0 +1,149 @@
+"""What volumes need from the API server and from siblings, as Protocols, with stand-ins that have nothing.
+
+All of it is asked through `VolumeObjects`, which whoever wires the agent fills. Answers of None mean "there is
+no such object"; trouble with the API server is an error (any PykubeletError) and is retried. Whoever watches
+objects calls `VolumeManager.poke` when one came or changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pykubelet.api.types import (
+    ConfigMap,
+    LabelSelector,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    PodCertificateProjection,
+    ResourceFieldSelector,
+    Secret,
+)
+from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.wire import cri_pb2
+
+
+class References(Protocol):
+    async def config_map(self, namespace: str, name: str) -> ConfigMap | None: ...
+
+    async def secret(self, namespace: str, name: str) -> Secret | None: ...
+
+
+class Tokens(Protocol):
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> str:
+        """A token of the pod's service account bound to the pod, renewed in time by the callee; asked at every
+        refresh. No audience is the empty text."""
+        ...
+
+    def forget(self, uid: str) -> None:
+        """The pod's volumes are gone: its tokens are needed no more."""
+        ...
+
+
+class TrustBundles(Protocol):
+    async def by_name(self, name: str) -> str | None:
+        """PEM of one bundle."""
+        ...
+
+    async def by_signer(self, signer: str, selector: LabelSelector | None) -> str:
+        """PEM of all bundles of the signer that match; empty when none does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    key_pem: bytes
+    chain_pem: bytes
+
+
+class PodCertificates(Protocol):
+    async def credentials(self, pod: Pod, volume: str, index: int, source: PodCertificateProjection) -> Credentials:
+        """Key and certificates for one projection of one volume, requested when there are none yet."""
+        ...
+
+
+class Claims(Protocol):
+    """Read from the API server each time, never from a cache that could be old."""
+
+    async def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None: ...
+
+    async def volume(self, name: str) -> PersistentVolume | None: ...
+
+
+class Downward(Protocol):
+    """Fields of the pod as texts; pure."""
+
+    def field(self, pod: Pod, path: str) -> str: ...
+
+    def resource(self, pod: Pod, selector: ResourceFieldSelector) -> str: ...
+
+
+class Attachments(Protocol):
+    async def wait_attached(self, pod: Pod, unique_name: str) -> str:
+        """Wait until the control plane says that the volume is attached to this node; its device path."""
+        ...
+
+
+class VolumeImages(Protocol):
+    def image_of(self, pod: Pod, volume: str) -> cri_pb2.ImageSpec | None:
+        """The pulled image of an image volume; None when nobody pulled it here."""
+        ...
+
+
+class _Absent:
+    """Without an API server none of this can be had, and saying so beats an empty file."""
+
+    async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        return None
+
+    async def secret(self, namespace: str, name: str) -> Secret | None:
+        return None
+
+    async def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None:
+        return None
+
+    async def volume(self, name: str) -> PersistentVolume | None:
+        return None
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> str:
+        raise VolumeProblem("service account tokens come from an API server, and this agent has none")
+
+    def forget(self, uid: str) -> None:
+        """Nothing is kept."""
+
+    async def by_name(self, name: str) -> str | None:
+        return None
+
+    async def by_signer(self, signer: str, selector: LabelSelector | None) -> str:
+        return ""
+
+    async def credentials(self, pod: Pod, volume: str, index: int, source: PodCertificateProjection) -> Credentials:
+        raise VolumeProblem("pod certificates come from an API server, and this agent has none")
+
+    def field(self, pod: Pod, path: str) -> str:
+        raise VolumeProblem(f"nobody here can tell the field {path}")
+
+    def resource(self, pod: Pod, selector: ResourceFieldSelector) -> str:
+        raise VolumeProblem(f"nobody here can tell the resource {selector.resource}")
+
+    async def wait_attached(self, pod: Pod, unique_name: str) -> str:
+        return ""
+
+    def image_of(self, pod: Pod, volume: str) -> cri_pb2.ImageSpec | None:
+        return None
+
+
+_ABSENT = _Absent()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeObjects:
+    references: References = field(default=_ABSENT)
+    tokens: Tokens = field(default=_ABSENT)
+    trust: TrustBundles = field(default=_ABSENT)
+    certificates: PodCertificates = field(default=_ABSENT)
+    claims: Claims = field(default=_ABSENT)
+    downward: Downward = field(default=_ABSENT)
+    attachments: Attachments = field(default=_ABSENT)
+    images: VolumeImages = field(default=_ABSENT)

@@ -1,0 +1,130 @@
+"""What every kind of volume can do, and what it is told when it does it.
+
+A plugin gathers what it needs from the API server (async, no files), then sets up (blocking, files only), and
+later tears down knowing only the pod's uid and the folder's name, because after a restart nothing else is
+known. All three may be repeated at any time and after any interruption.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.api.types import Pod
+from pykubelet.model.pod import uid_of
+from pykubelet.volumes.spec import VolumeSpec
+
+FOLDER_MODE = 0o750
+TOOL_SECONDS = 110.0
+"""Deadline of one program of the host; below the deadline of the whole operation, so its own error shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileContent:
+    data: bytes
+    mode: int
+    uid: int | None = None
+    """Owner; None = root."""
+
+
+Files = Mapping[str, FileContent]
+"""Content of a volume by relative path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUp:
+    pod: Pod
+    spec: VolumeSpec
+    path: Path
+    """The volume's folder below the pod's."""
+    fs_user: int | None = None
+    nested: tuple[str, ...] = ()
+    """Folders other volumes will be mounted on inside this one."""
+    secrets: Mapping[str, str] | None = None
+    """Data of the secret the source names, base64; only for kinds that have one."""
+
+    @property
+    def uid(self) -> str:
+        return uid_of(self.pod)
+
+    @property
+    def fs_group(self) -> int | None:
+        return self.pod.spec.security_context.fs_group if self.pod.spec.security_context else None
+
+    @property
+    def on_root_mismatch(self) -> bool:
+        context = self.pod.spec.security_context
+        return context is not None and context.fs_group_change_policy == "OnRootMismatch"
+
+
+class VolumePlugin(Protocol):
+    @property
+    def name(self) -> str:
+        """In full, e.g. kubernetes.io/empty-dir."""
+        ...
+
+    @property
+    def live(self) -> bool:
+        """Whether set-up is repeated to bring new content to a running pod."""
+        ...
+
+    @property
+    def relabels(self) -> bool:
+        """Whether the runtime may relabel the volume for SELinux: only what belongs to the pod alone."""
+        ...
+
+    def is_quick(self, spec: VolumeSpec) -> bool:
+        """Whether set-up takes microseconds and cannot hang, so that it is done on the loop at once."""
+        ...
+
+    def attached_as(self, spec: VolumeSpec) -> str:
+        """Unique name of a volume the control plane attaches to nodes; empty for all others."""
+        ...
+
+    def where(self, path: Path, spec: VolumeSpec) -> Path:
+        """What containers get: the volume's folder, or a place of the host."""
+        ...
+
+    def always_read_only(self, spec: VolumeSpec) -> bool: ...
+
+    async def gather(self, task: SetUp) -> Files | None: ...
+
+    def set_up(self, task: SetUp, files: Files | None) -> None: ...
+
+    def tear_down(self, uid: str, folder: str) -> None: ...
+
+
+def make_folder(path: Path) -> None:
+    """The folder and its parents, 0750 each."""
+    try:
+        os.mkdir(path, FOLDER_MODE)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        make_folder(path.parent)
+        make_folder(path)
+
+
+class PluginDefaults:
+    """Answers that fit most kinds."""
+
+    live = False
+    relabels = True
+
+    def is_quick(self, spec: VolumeSpec) -> bool:
+        return False
+
+    def attached_as(self, spec: VolumeSpec) -> str:
+        return ""
+
+    def where(self, path: Path, spec: VolumeSpec) -> Path:
+        return path
+
+    def always_read_only(self, spec: VolumeSpec) -> bool:
+        return spec.read_only
+
+    async def gather(self, task: SetUp) -> Files | None:
+        return None
