@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pykubelet.api.quantity import Quantity
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine, PodFolders
@@ -45,7 +44,6 @@ from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import NoReferences, NoVolumes, PodSpecBuilder
 from pykubelet.runtime.spec.env import literal_env
 from pykubelet.runtime.spec.expand import expand
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.start import ContainerStarter
 from pykubelet.runtime.stop import Stopper
 from pykubelet.settings.settings import Settings
@@ -58,6 +56,7 @@ from pykubelet.sync.absent import NoAddresses, NoMirrors, NoPodVolumes, NoRefere
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import ProbeChanged, RuntimeBack, SyncLoop
+from pykubelet.sync.node_facts import node_spec
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
@@ -84,6 +83,8 @@ class Edges:
     network: PodNetwork
     fetch: Fetch
     event_sources: Sequence[EventSource] = ()
+    cgroup_driver: str = ""
+    """What the runtime says it uses; '' when it does not say."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,38 +108,6 @@ class Node:
     housekeeping: Housekeeping
 
 
-def node_spec(settings: Settings, machine: Machine, paths: NodePaths) -> NodeSpec:
-    config = settings.config
-    return NodeSpec(
-        cluster_dns=config.network.cluster_dns,
-        cluster_domain=config.network.cluster_domain,
-        resolv_conf=config.network.resolv_conf,
-        cgroups_per_qos=config.cgroups.cgroups_per_qos,
-        cgroup_driver=config.cgroups.cgroup_driver,
-        cgroup_root=config.cgroups.cgroup_root or "/",
-        cpu_cfs_quota=config.runtime.cpu_cfs_quota,
-        cpu_period_us=int(config.runtime.cpu_cfs_quota_period * 1_000_000),
-        memory_bytes=machine.memory_bytes,
-        swap_bytes=machine.swap_bytes,
-        cgroup_v2=machine.cgroup_v2,
-        hugepage_sizes=machine.hugepage_sizes,
-        seccomp_default=config.runtime.seccomp_default,
-        seccomp_root=str(paths.seccomp),
-        selinux=machine.selinux,
-        allocatable=allocatable(settings, machine),
-    )
-
-
-def allocatable(settings: Settings, machine: Machine) -> dict[str, Quantity]:
-    """What pods may use of this machine, as far as a node without an API server needs to know."""
-    return {
-        "cpu": Quantity.of_milli(machine.cpus * 1000),
-        "memory": Quantity.of_bytes(machine.memory_bytes),
-        "pods": Quantity.of(settings.config.cgroups.max_pods),
-        "ephemeral-storage": Quantity.of_bytes(1 << 62),
-    }
-
-
 def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri = settings.config, edges.clock, edges.cri
     node_name = settings.node_name(edges.machine.hostname)
@@ -151,7 +120,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = PodMux(sources=_source_kinds(settings), events=events, clock=clock)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    spec = node_spec(settings, edges.machine, edges.paths)
+    spec = node_spec(settings, edges.machine, edges.paths, cgroup_driver=edges.cgroup_driver)
     specs = PodSpecBuilder(
         node=spec,
         folders=edges.folders,

@@ -28,13 +28,15 @@ class CgroupTree:
                 if root.parent.name == "cpuset" and not (root / file).read_text().strip():
                     (root / file).write_text((root.parent / file).read_text())
 
-    def groups(self) -> set[str]:
-        """Every cgroup below, as paths from here, whatever the hierarchy."""
-        found: set[str] = set()
+    def groups(self) -> dict[str, bool]:
+        """Every cgroup below, whatever the hierarchy, as paths from here; with whether it holds processes."""
+        found: dict[str, bool] = {}
         for root in self._roots:
             for folder, _, _ in os.walk(root):
-                found.add(os.path.relpath(folder, root))
-        return found - {"."}
+                path = os.path.relpath(folder, root)
+                found[path] = found.get(path, False) or _busy(Path(folder))
+        found.pop(".", None)
+        return found
 
     def remove(self, within: float = 10.0) -> None:
         """End what still runs in here and take the tree away."""
@@ -52,6 +54,13 @@ def cgroup_mounts() -> list[Path]:
     """Mount points of cgroup file systems, v1 and v2."""
     lines = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     return [Path(words[1]) for words in lines if words[2] in ("cgroup", "cgroup2")]
+
+
+def _busy(folder: Path) -> bool:
+    try:
+        return bool((folder / "cgroup.procs").read_text())
+    except OSError:  # gone meanwhile
+        return False
 
 
 def _end(folder: Path) -> None:

@@ -7,21 +7,19 @@ the InternalIP their Node reports, which must be an address of this machine (the
 from __future__ import annotations
 
 import json
-import shutil
 import ssl
 import subprocess
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.bed import leaks
 from tests.bed.certificates import Authority, Pair, rsa_key
-from tests.bed.parts import REPO, cannot, free_port, need_program
+from tests.bed.parts import REPO, cannot, free_port, need_program, scratch_folder
 from tests.bed.services import Service
 
 VERSION = "v1.36.4"
@@ -276,13 +274,13 @@ def running_cluster() -> Iterator[Cluster]:
     """A control plane for as long as the block lasts."""
     etcd = need_program("etcd", "etcd-server")
     programs = go_programs("controlplane")
-    with ExitStack() as cleanup:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+    with scratch_folder(PREFIX) as folder:
         cluster = Cluster(folder, programs, etcd)
-        cleanup.callback(cluster.stop)
-        cluster.start()
-        yield cluster
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
     left = leaks.processes_naming(str(folder))
     if left:
         cannot(f"left behind by the control plane: {left}")

@@ -6,11 +6,14 @@ A test whose part cannot be had fails with a sentence; it is never skipped, beca
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import socket
+import tempfile
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -56,6 +59,31 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder with a short name, removed at the end; what killed runs left is removed at the start."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if abandoned(folder / "lock"):
+            shutil.rmtree(folder, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def abandoned(lock: Path) -> bool:
+    """Whether the run that made the lock is gone."""
+    try:
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except OSError:  # held, or not made yet by a run that is just starting
+        return False
 
 
 def free_port(address: str = "127.0.0.1") -> int:

@@ -6,16 +6,14 @@ import base64
 import http.client
 import io
 import json
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pykubelet.standalone.images import BUSYBOX, build
 from pykubelet.standalone.packer import MANIFEST_TYPE, Archive
-from tests.bed.parts import free_port, need_program
+from tests.bed.parts import free_port, need_program, scratch_folder
 from tests.bed.services import Service
 
 USER, PASSWORD = "bed", "bed-password"
@@ -110,13 +108,10 @@ def _blobs(archive: Archive) -> dict[str, bytes]:
 @contextmanager
 def running_registry(*, with_password: bool) -> Iterator[Registry]:
     """A registry for as long as the block lasts."""
-    folder = Path(tempfile.mkdtemp(prefix="pklreg-"))
-    try:
+    with scratch_folder("pklreg-") as folder:
         registry = Registry(folder, with_password=with_password)
         try:
             registry.start()
             yield registry
         finally:
             registry.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,6 @@ removes it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -22,7 +21,7 @@ from pykubelet.standalone.cleanup import unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.layout import Layout
 from tests.bed import leaks
-from tests.bed.parts import blocking, cannot, need_root
+from tests.bed.parts import abandoned, blocking, cannot, need_root
 
 PREFIX = "pklbed-"
 PAUSE, BUSYBOX, TESTSERVER = images.PAUSE, images.BUSYBOX, images.TESTSERVER
@@ -105,16 +104,7 @@ def running_containerd(folder: Path | None = None) -> Iterator[BedContainerd]:
 def sweep() -> None:
     """Remove what killed runs left: folders of ours whose lock nobody holds."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if _abandoned(folder):
+        if abandoned(folder / "lock"):
             private = PrivateContainerd(Layout(folder), programs.find_runtime(), clock=SystemClock())
             blocking(private.stop(containers=True))
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _abandoned(folder: Path) -> bool:
-    try:
-        with (folder / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    except OSError:  # held, or not made yet by a run that is just starting
-        return False

@@ -45,6 +45,9 @@ def run_settings(settings: Settings) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(settings))
+    except SettingsError as error:
+        print("\n".join(error.problems), file=sys.stderr)
+        return 1
     except PykubeletError as error:
         print(f"pykubelet: {error}", file=sys.stderr)
         return 1

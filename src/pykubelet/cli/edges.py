@@ -14,14 +14,17 @@ from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import Machine
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import SystemClock
-from pykubelet.model.errors import CriError
+from pykubelet.model.errors import CriError, Unimplemented
 from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
 from pykubelet.pleg.events import EventSource
+from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
+from pykubelet.settings.validate_host import HostFacts, host_problems
 from pykubelet.sources.url import Fetched, FetchFailed
 
 logger = logging.getLogger(__name__)
@@ -37,6 +40,8 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
         pod_logs=Path(config.container_logs.pod_logs_dir),
         container_logs=container_logs_beside(Path(config.container_logs.pod_logs_dir)),
     )
+    machine = read_machine()
+    refuse_host(settings, machine)
     folders = DiskFolders(paths)
     folders.make_roots()
     cri = GrpcCriClient(
@@ -47,6 +52,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
     )
     try:
         version = await _connect(cri, config.runtime.container_runtime_endpoint)
+        driver = await _cgroup_driver(cri)
         yield Edges(
             clock=clock,
             cri=cri,
@@ -54,13 +60,32 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
             folders=folders,
             paths=paths,
             cgroups=CgroupTree(clock=clock),
-            machine=read_machine(),
+            machine=machine,
             network=ShortCalls(),
             fetch=fetch,
+            cgroup_driver=driver,
             event_sources=[EventSource(name="runtime", open=cri.container_events)],
         )
     finally:
         await cri.close()
+
+
+def refuse_host(settings: Settings, machine: Machine) -> None:
+    """End here, with every reason at once, on a machine that these settings cannot run on."""
+    facts = HostFacts(
+        cgroup_v1=not machine.cgroup_v2, swap_on=machine.swap_bytes > 0, online_cpus=frozenset(range(machine.cpus))
+    )
+    problems = host_problems(settings.config, facts)
+    if problems:
+        raise SettingsError(problems)
+
+
+async def _cgroup_driver(cri: GrpcCriClient) -> str:
+    """The runtime's own word on its cgroup driver; '' when it is too old to say."""
+    try:
+        return await cri.runtime_config()
+    except Unimplemented:
+        return ""
 
 
 async def fetch(url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> Fetched:

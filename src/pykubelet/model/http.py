@@ -23,7 +23,7 @@ _QUERY_SAFE: Final = _PATH_SAFE + '?"<>\\^`{|}'
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _ABSOLUTE: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:(?=//)")
-_HEADER_NAME: Final = re.compile(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class HttpProblem(PykubeletError):
@@ -122,7 +122,7 @@ def request_target(path: str) -> str:
 def checked_headers(headers: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The same headers, or BadRequest: a line break in one would forge others."""
     for name, value in headers:
-        if not _HEADER_NAME.match(name):
+        if not _HEADER_NAME.fullmatch(name):
             raise BadRequest(f"invalid header field name {name!r}")
         if any((ord(char) < 32 and char != "\t") or ord(char) == 127 for char in value):
             raise BadRequest(f"invalid header field value for {name!r}")

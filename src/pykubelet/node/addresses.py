@@ -7,6 +7,7 @@ Does not cover reading interfaces and routes (the `HostNetwork` seam).
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -17,6 +18,8 @@ from pykubelet.settings.node_flags import IPAddress
 
 INTERNAL_IP = "InternalIP"
 HOSTNAME = "Hostname"
+
+RESOLVE_WITHIN = 2.0
 
 
 class NoNodeAddress(PykubeletError):
@@ -46,6 +49,7 @@ class AddressFinder:
         self._node_name = node_name
         self._hostname = hostname
         self._external_cloud = external_cloud
+        self._found: IPAddress | None = None
 
     @property
     def fixed(self) -> tuple[IPAddress, ...]:
@@ -65,15 +69,25 @@ class AddressFinder:
         return [_internal(await self._search(local)), _host(self._hostname)]
 
     async def _search(self, local: frozenset[IPAddress]) -> IPAddress:
+        if self._found is not None and self._found in local:
+            return self._found  # a name server that is slow or changes its mind must not move the node
         prefer = self._node_ips[0].version if self._node_ips else 0
         literal = _literal(self._hostname)
         if literal is not None:
             return literal
-        resolved = [ip for ip in await self._network.resolve(self._node_name) if not unusable(ip, local)]
+        resolved = [ip for ip in await self._resolve() if not unusable(ip, local)]
         found = choose(resolved, prefer or 4) or choose(self._network.route_addresses(), prefer or 4)
         if found is None or (prefer and found.version != prefer):
             raise NoNodeAddress(f"can't get ip address of node {self._node_name}. error: no usable address was found")
+        self._found = found
         return found
+
+    async def _resolve(self) -> Sequence[IPAddress]:
+        try:
+            async with asyncio.timeout(RESOLVE_WITHIN):
+                return await self._network.resolve(self._node_name)
+        except TimeoutError:
+            return ()
 
 
 def choose(candidates: Iterable[IPAddress], version: int) -> IPAddress | None:

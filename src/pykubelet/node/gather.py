@@ -155,7 +155,7 @@ class FactsGatherer:
     async def _list_images(self) -> list[ContainerImage]:
         try:
             return await self._images.current()
-        except CriError as error:
+        except (CriError, TimeoutError) as error:
             # Not even worth a complaint of its own: the runtime's trouble is in the Ready condition already.
             logger.debug("the images cannot be listed", extra={"error": str(error)})
             return self._images.last

@@ -5,6 +5,7 @@ The list is for schedulers that prefer nodes which have an image already; it may
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from pykubelet.model.runtime_status import Image
 
 NAMES_KEPT = 5
 REFRESH_AFTER = 30.0
+ANSWER_WITHIN = 3.0
 
 
 class ImageLister(Protocol):
@@ -43,9 +45,11 @@ class ImageList:
         return self._images
 
     async def current(self) -> list[ContainerImage]:
-        """The list, read anew when it is older than half a minute; raises CriError."""
+        """The list, read anew when it is older than half a minute; raises CriError, TimeoutError."""
         now = self._clock.monotonic()
         if self._limit != 0 and (self._read_at is None or now - self._read_at >= REFRESH_AFTER):
-            self._images = node_images(await self._runtime.list_images(), self._limit)
             self._read_at = now
+            # The node's status tells that a runtime hangs; it must not hang with it.
+            async with asyncio.timeout(ANSWER_WITHIN):
+                self._images = node_images(await self._runtime.list_images(), self._limit)
         return self._images

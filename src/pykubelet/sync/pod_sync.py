@@ -21,8 +21,8 @@ from pykubelet.model.pod import is_static, is_terminal_phase, uid_of, uses_host_
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.runtime.manager import SyncOutcome
-from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.problems import StartProblem
+from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.sync.worker import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
 
 logger = logging.getLogger(__name__)

@@ -84,18 +84,19 @@ def _give_below(top: int, shown: Path, gid: int, read_only: bool, progress: Call
 def _give_one(name: str, folder: int | None, gid: int, read_only: bool) -> bool:
     """Change one file; True when it is a folder."""
     descriptor = os.open(name, _PLACE, dir_fd=folder)
+    # The kernel ends this path at what the descriptor stands for, be it a link: nothing is followed.
+    itself = f"/proc/self/fd/{descriptor}"
     try:
         found = os.fstat(descriptor)
+        if found.st_gid != gid:
+            os.chown(itself, -1, gid)
         if stat.S_ISLNK(found.st_mode):
-            os.chown("", -1, gid, dir_fd=descriptor, follow_symlinks=False) if False else _chown(descriptor, gid)
             return False
         is_folder = stat.S_ISDIR(found.st_mode)
-        if found.st_gid != gid:
-            _chown(descriptor, gid)
         wanted = with_group(found.st_mode, folder=is_folder, read_only=read_only)
         # Changing the group clears set-id bits, so the mode is set again even if it was right before.
         if found.st_gid != gid or stat.S_IMODE(found.st_mode) != wanted:
-            os.chmod(f"/proc/self/fd/{descriptor}", wanted)
+            os.chmod(itself, wanted)
         return is_folder
     finally:
         os.close(descriptor)

@@ -96,6 +96,8 @@ class DiskFolders:
 
     def write_etc_hosts(self, uid: str, content: str) -> Path:
         path = self._paths.etc_hosts(uid)
+        if self.read_text(path) == content:
+            return path
         # Written in place: the file is bind mounted into containers, a rename would leave them the old one.
         with open(path, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o644)

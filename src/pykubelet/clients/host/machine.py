@@ -36,6 +36,12 @@ def read_machine(root: Path = Path("/")) -> Machine:
         cgroup_v2=(root / "sys/fs/cgroup/cgroup.controllers").exists(),
         apparmor=_first_line(root, "sys/module/apparmor/parameters/enabled") == "Y",
         selinux=(root / "sys/fs/selinux/enforce").exists(),
+        swap_controller=_has_swap_controller(root),
+        page_bytes=os.sysconf("SC_PAGE_SIZE"),
+        thermal_paths=tuple(
+            f"/{path.relative_to(root)}"
+            for path in sorted(root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle"))
+        ),
     )
 
 
@@ -96,3 +102,9 @@ def _hugepages(root: Path) -> tuple[tuple[int, int], ...]:
             count = _first_line(root, f"sys/kernel/mm/hugepages/{name}/nr_hugepages")
             found.append((int(match.group(1)) * 1024, int(count) if count.isdigit() else 0))
     return tuple(found)
+
+
+def _has_swap_controller(root: Path) -> bool:
+    """On v1 a file of the memory hierarchy tells; on v2 every group but the root has one."""
+    v1 = root / "sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
+    return v1.exists() or any(root.glob("sys/fs/cgroup/*/memory.swap.max"))

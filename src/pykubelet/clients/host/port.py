@@ -81,6 +81,11 @@ class Machine:
     cgroup_v2: bool = False
     apparmor: bool = False
     selinux: bool = False
+    swap_controller: bool = False
+    """The kernel accounts swap per cgroup."""
+    page_bytes: int = 4096
+    thermal_paths: tuple[str, ...] = ()
+    """CPU throttle folders, which containers must not see."""
 
 
 # --- mounts and volume files (mounts.py, trees.py) ------------------------------------------------------------

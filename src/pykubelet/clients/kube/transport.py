@@ -175,7 +175,7 @@ class Transport:
                 if refused is not None or await self._identity(identity) == identity:
                     raise
                 refused = identity
-            except _Broken as error:
+            except _Broken:
                 # A pooled connection may end just as it is used. Never send a POST twice: it might create twice.
                 broken += 1
                 if broken > 1 or method == "POST":

@@ -21,6 +21,7 @@ class ByteServer:
         self.closes = closes
         self.port = 0
         self.release = asyncio.Event()
+        self.asked = asyncio.Event()
 
     def request(self, target: str = "/", **fields: object) -> HttpRequest:
         values: dict[str, object] = {"scheme": "http", "host": "127.0.0.1", "port": self.port, "target": target}
@@ -32,6 +33,7 @@ class ByteServer:
             while b"\r\n\r\n" not in request and (data := await reader.read(4096)):
                 request += data
             self.requests.append(request)
+            self.asked.set()
             answer = self.answers[min(len(self.requests), len(self.answers)) - 1]
             writer.write(answer.replace(b"PORT", str(self.port).encode()))
             await writer.drain()
@@ -78,3 +80,31 @@ async def listening(
         if pending:
             await asyncio.wait(pending, timeout=2)
         await server.wait_closed()
+
+
+@asynccontextmanager
+async def serving_raw(answer: bytes) -> AsyncIterator[int]:
+    """Answers anything at all with these bytes and closes."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(4096)
+        writer.write(answer)
+        writer.close()
+
+    async with listening(handle) as port:
+        yield port
+
+
+@asynccontextmanager
+async def plain_after_hello(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A plain HTTP server as common ones are: a TLS hello gets a 400 in plain text, a request gets the answer."""
+    requests: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = await reader.read(4096)
+        requests.append(data)
+        writer.write(answer if data.startswith(b"GET ") else b"HTTP/1.0 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with listening(handle) as port:
+        yield port, requests

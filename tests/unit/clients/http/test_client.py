@@ -122,7 +122,7 @@ async def test_bodies_that_break_off(answer: bytes, text: str) -> None:
 @pytest.mark.real_loop
 async def test_silence_is_a_timeout_in_known_words() -> None:
     async with serving(b"", closes=False) as server:
-        with pytest.raises(HttpProblem, match="context deadline exceeded .Client.Timeout exceeded while awaiting"):
+        with pytest.raises(HttpProblem, match=r"context deadline exceeded .Client.Timeout exceeded while awaiting"):
             await CALLS.get(server.request(), timeout=0.05, max_body=100)
 
 
@@ -238,8 +238,7 @@ async def test_fetch_takes_any_address_and_refuses_long_answers() -> None:
 async def test_a_cancelled_call_leaves_nothing_open() -> None:
     async with serving(b"", closes=False) as server:
         task = asyncio.get_running_loop().create_task(CALLS.get(server.request(), timeout=None, max_body=1))
-        while not server.requests:
-            await asyncio.sleep(0)
+        await server.asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -1,0 +1,118 @@
+"""emptyDir: a folder of the pod's own, on disk, in memory or in huge pages; gone with the pod.
+
+A marker outside the folder says that set-up was finished once. It is removed before the content is, so a
+tear-down that was killed half-way is never taken for a volume that is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.types import EmptyDirVolumeSource, Pod
+from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.model.pod_resources import pod_limits
+from pykubelet.volumes import ownership
+from pykubelet.volumes.plugins.plugin import Files, PluginDefaults, SetUp, make_folder
+from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.spec import EMPTY_DIR, VolumeSpec
+
+OPEN_TO_ALL = 0o777
+HUGE_PAGES = "HugePages"
+_PREFIX = "hugepages-"
+
+
+def memory_size(pod: Pod, source: EmptyDirVolumeSource, allocatable: int) -> int | None:
+    """Bytes a memory volume may hold: the least of what the node has, the pod may use, and the volume allows.
+
+    The pod's limit counts only when every container has one. None is no bound at all.
+    """
+    bounds = [allocatable] if allocatable > 0 else []
+    holders = (*pod.spec.init_containers, *pod.spec.containers)
+    if all(c.resources is not None and "memory" in c.resources.limits for c in holders) or (
+        pod.spec.resources is not None and "memory" in pod.spec.resources.limits
+    ):
+        limit = pod_limits(pod).get("memory")
+        if limit is not None and not limit.is_zero():
+            bounds.append(limit.value())
+    if source.size_limit is not None:
+        wanted = Quantity.parse(source.size_limit).value()
+        if wanted > 0:
+            bounds.append(wanted)
+    return min(bounds) if bounds else None
+
+
+def page_size(pod: Pod, medium: str) -> str:
+    """The page size of a huge page volume, from its medium or from what the pod's containers ask for."""
+    asked: set[str] = set()
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        amounts = container.resources.requests if container.resources else {}
+        asked.update(str(Quantity.parse(name.removeprefix(_PREFIX))) for name in amounts if name.startswith(_PREFIX))
+    if medium != HUGE_PAGES:
+        wanted = str(Quantity.parse(medium.removeprefix(f"{HUGE_PAGES}-")))
+        if wanted not in asked:
+            raise VolumeProblem(f"medium {medium} needs a container that requests hugepages-{wanted}")
+        return wanted
+    if not asked:
+        raise VolumeProblem("medium HugePages needs a container that requests huge pages")
+    if len(asked) > 1:
+        raise VolumeProblem(
+            f"medium {HUGE_PAGES} is ambiguous, containers request pages of {', '.join(sorted(asked))}; "
+            f"name the size as in {HUGE_PAGES}-{min(asked)}"
+        )
+    return asked.pop()
+
+
+class EmptyDir(PluginDefaults):
+    name = EMPTY_DIR
+
+    def __init__(self, *, mounts: Mounts, paths: VolumePaths, allocatable_memory: Callable[[], int]) -> None:
+        self._mounts = mounts
+        self._paths = paths
+        self._allocatable_memory = allocatable_memory
+
+    def is_quick(self, spec: VolumeSpec) -> bool:
+        return not _medium(spec)
+
+    def set_up(self, task: SetUp, files: Files | None) -> None:
+        medium = _medium(task.spec)
+        marker = self._paths.plugin_data(task.uid, EMPTY_DIR, task.spec.folder) / "ready"
+        if marker.exists() and task.path.is_dir() and (not medium or self._is_mounted(task.path)):
+            return
+        self.make(task, task.path, medium)
+        ownership.give(task.path, task.fs_group, on_root_mismatch=task.on_root_mismatch)
+        make_folder(marker.parent)
+        marker.touch()
+
+    def make(self, task: SetUp, path: Path, medium: str) -> None:
+        """The bare folder or mount, open to all, without owner and marker; also the ground of content volumes."""
+        make_folder(path)
+        if medium and not self._is_mounted(path):
+            source = task.spec.volume.empty_dir or EmptyDirVolumeSource()
+            if medium == "Memory":
+                self._mounts.tmpfs(path, size_bytes=memory_size(task.pod, source, self._allocatable_memory()))
+            elif medium == HUGE_PAGES or medium.startswith(f"{HUGE_PAGES}-"):
+                limit = Quantity.parse(source.size_limit).value() if source.size_limit is not None else None
+                self._mounts.hugetlbfs(path, page_size=page_size(task.pod, medium), size_bytes=limit or None)
+            else:
+                raise VolumeProblem(f"unknown storage medium {medium}")
+        os.chmod(path, OPEN_TO_ALL)
+
+    def tear_down(self, uid: str, folder: str) -> None:
+        data = self._paths.plugin_data(uid, EMPTY_DIR, folder)
+        with contextlib.suppress(FileNotFoundError):
+            (data / "ready").unlink()
+        path = self._paths.volume(uid, EMPTY_DIR, folder)
+        self._mounts.unmount(path)
+        self._mounts.remove_tree(path)
+        self._mounts.remove_tree(data)
+
+    def _is_mounted(self, path: Path) -> bool:
+        return any(entry.mount_point == str(path) for entry in self._mounts.table())
+
+
+def _medium(spec: VolumeSpec) -> str:
+    return (spec.volume.empty_dir.medium if spec.volume.empty_dir else "") or ""

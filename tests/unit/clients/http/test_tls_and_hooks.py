@@ -1,0 +1,121 @@
+"""HTTPS without verification, and lifecycle hooks with their fall-back to plain HTTP."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.types import ContainerPort, HTTPGetAction, HTTPHeader, Pod
+from pykubelet.clients.http.client import ShortCalls
+from pykubelet.clients.http.hooks import HookCaller
+from pykubelet.model.http import BadRequest, HttpProblem, HttpRequest, PlainAnswer
+from tests.bed.certificates import Authority
+from tests.builders import a_container, a_pod
+from tests.unit.clients.http.servers import plain_after_hello, serving, serving_raw
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+BAD = b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n\r\nbroken"
+CALLS = ShortCalls()
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ssl.SSLContext:
+    pair = Authority(tmp_path).issue("someone", hosts=["elsewhere.example"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    return context
+
+
+class Told:
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        self.events.append(f"{kind} {reason} {message}")
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        raise AssertionError("no node event expected")
+
+
+async def no_address(uid: str) -> str:
+    return ""
+
+
+async def loopback(uid: str) -> str:
+    assert uid == "uid-web"
+    return "127.0.0.1"
+
+
+@pytest.mark.real_loop
+async def test_a_certificate_for_another_name_does_not_matter(tls: ssl.SSLContext) -> None:
+    async with serving(OK, tls=tls) as server:
+        got = await CALLS.get(server.request(scheme="https"), timeout=5, max_body=100)
+        assert got.body == b"ok"
+        named = await CALLS.get(server.request(scheme="https", host="localhost"), timeout=5, max_body=100)
+        assert named.status == 200
+
+
+@pytest.mark.real_loop
+async def test_a_long_body_over_tls(tls: ssl.SSLContext) -> None:
+    async with serving(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 300_000, tls=tls) as server:
+        got = await CALLS.get(server.request(scheme="https"), timeout=5, max_body=200_000)
+    assert (len(got.body), got.truncated) == (200_000, True)
+
+
+@pytest.mark.real_loop
+async def test_plain_http_to_a_tls_hello_is_recognised() -> None:
+    async with plain_after_hello(OK) as (port, _):
+        with pytest.raises(PlainAnswer, match="server gave HTTP response to HTTPS client"):
+            await CALLS.get(_https(port), timeout=5, max_body=100)
+
+
+def _https(port: int) -> HttpRequest:
+    return HttpRequest(scheme="https", host="127.0.0.1", port=port, target="/")
+
+
+@pytest.mark.real_loop
+@pytest.mark.parametrize("answer", [b"", b"\x16\x03\x01\x00\x02zz", b"hello"])
+async def test_a_broken_handshake(answer: bytes) -> None:
+    async with serving_raw(answer) as port:
+        with pytest.raises(HttpProblem) as caught:
+            await CALLS.get(_https(port), timeout=5, max_body=100)
+    assert not isinstance(caught.value, PlainAnswer)
+
+
+@pytest.mark.real_loop
+async def test_any_answer_satisfies_a_hook() -> None:
+    told = Told()
+    hooks = HookCaller(network=CALLS, pod_ip=loopback, events=told)
+    async with serving(BAD) as server:
+        container = a_container(ports=[ContainerPort(name="web", container_port=server.port)])
+        await hooks.call(a_pod(), container, HTTPGetAction(port="web", path="/bye"))
+    assert server.requests[0].startswith(b"GET /bye HTTP/1.1\r\n")
+    assert b"User-Agent: kube-lifecycle/1.36\r\n" in server.requests[0]
+    assert told.events == []
+
+
+@pytest.mark.real_loop
+async def test_an_https_hook_answered_in_http_is_sent_again_without_its_secret() -> None:
+    told = Told()
+    hooks = HookCaller(network=CALLS, pod_ip=no_address, events=told)
+    secrets = [HTTPHeader(name="Authorization", value="secret"), HTTPHeader(name="X-Kept", value="1")]
+    async with plain_after_hello(OK) as (port, requests):
+        action = HTTPGetAction(port=port, host="127.0.0.1", scheme="HTTPS", http_headers=secrets)
+        await hooks.call(a_pod(), a_container(), action)
+    assert b"secret" not in requests[-1]
+    assert b"X-Kept: 1" in requests[-1]
+    assert told.events == [
+        f"Warning LifecycleHTTPFallback request to HTTPS lifecycle hook 127.0.0.1:{port} got HTTP response, "
+        "retry with HTTP succeeded"
+    ]
+
+
+@pytest.mark.real_loop
+async def test_a_hook_that_reaches_nobody_fails() -> None:
+    hooks = HookCaller(network=CALLS, pod_ip=no_address, events=Told())
+    with pytest.raises(BadRequest, match="no address"):
+        await hooks.call(a_pod(), a_container(), HTTPGetAction(port=80))
+    with pytest.raises(HttpProblem, match="connection refused"):
+        await hooks.call(a_pod(), a_container(), HTTPGetAction(port=1, host="127.0.0.1"))
