@@ -9,7 +9,20 @@ from pathlib import Path
 SRC = Path(__file__).parent.parent / "src" / "pykubelet"
 
 MANAGERS = frozenset(
-    {"sources", "pods", "runtime", "images", "pleg", "probes", "status", "volumes", "resources", "node", "explain"}
+    {
+        "sources",
+        "pods",
+        "runtime",
+        "images",
+        "pleg",
+        "probes",
+        "status",
+        "volumes",
+        "resources",
+        "node",
+        "explain",
+        "certs",
+    }
 )
 LAYERS: list[frozenset[str]] = [
     frozenset({"kit"}),

@@ -56,13 +56,19 @@ class BarePod:
 
 
 @contextmanager
-def bare_pod(socket: Path, folder: Path, name: str, *, share_processes: bool = False) -> Iterator[BarePod]:
-    """A sandbox for as long as the block lasts; `folder` takes the logs."""
+def bare_pod(
+    socket: Path, folder: Path, name: str, *, share_processes: bool = False, ports: Mapping[int, int] | None = None
+) -> Iterator[BarePod]:
+    """A sandbox for as long as the block lasts; `folder` takes the logs, `ports` are container -> host."""
     mode = cri.NamespaceMode.POD if share_processes else cri.NamespaceMode.CONTAINER
     config = cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name=name, namespace="bed", uid=name),
         hostname=name,
         log_directory=str(folder),
+        port_mappings=[
+            cri.PortMapping(protocol=cri.Protocol.TCP, container_port=inside, host_port=outside)
+            for inside, outside in (ports or {}).items()
+        ],
         linux=cri.LinuxPodSandboxConfig(
             security_context=cri.LinuxSandboxSecurityContext(namespace_options=cri.NamespaceOption(pid=mode))
         ),

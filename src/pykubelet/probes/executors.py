@@ -109,7 +109,7 @@ class ProbeExecutor:
             raise ProbeErrored(str(error)) from error
         except BodyProblem as error:
             raise ProbeErrored(str(error), "failure") from error
-        except HttpProblem as error:
+        except (HttpProblem, ConnectProblem) as error:
             return Answer(Saw.FAILURE, str(error))
         if 200 <= answer.status < 300:
             return Answer(Saw.SUCCESS)

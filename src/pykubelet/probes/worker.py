@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 UNHEALTHY = "Unhealthy"
 PROBE_WARNING = "ProbeWarning"
+OUTPUT_RECORDED = 1024
+"""Characters of a probe's output kept in the record of the pod's life."""
 
 
 class ToldStatuses(Protocol):
@@ -280,7 +282,7 @@ class ProbeWorker:
         elif answer.saw is Saw.FAILURE:
             self._tell(UNHEALTHY, f"{self.kind.title} probe failed: {answer.output}")
         published = self._tally.add(outcome)
-        self._record(answer, published)
+        self._record(answer, outcome, published)
         if not published:
             return
         if holds_after(self.kind, outcome):
@@ -295,17 +297,17 @@ class ProbeWorker:
         self._tell(UNHEALTHY, text)
         self._tools.recorder.fail(self._uid, LifeStep.PROBE, self._subject, reason="errored", message=str(error))
 
-    def _record(self, answer: Answer, published: bool) -> None:
+    def _record(self, answer: Answer, outcome: ProbeOutcome, published: bool) -> None:
         """Into the pod's life: each change, and failures by how often they repeat; not every success."""
-        subject, output = self._subject, answer.output
-        if answer.saw is Saw.FAILURE:
-            # Outputs that differ each time (dates, ports) would push everything else out of the record.
-            if self._tally.run == 1 or published or output == self._noted:
+        changes = published and self._tools.results.get(self.kind, self._container_id) is not outcome
+        output = answer.output[:OUTPUT_RECORDED]
+        if outcome is ProbeOutcome.FAILURE:
+            # Outputs that differ each time (dates, numbers) would push everything else out of the record.
+            if changes or self._tally.run == 1:
                 self._noted = output
-                self._tools.recorder.fail(self._uid, LifeStep.PROBE, subject, reason="failed", message=output)
-        elif published and self._tools.results.get(self.kind, self._container_id) is not ProbeOutcome.SUCCESS:
-            self._noted = ""
-            self._tools.recorder.note(self._uid, LifeStep.PROBE, subject, reason="passed", message=output)
+            self._tools.recorder.fail(self._uid, LifeStep.PROBE, self._subject, reason="failed", message=self._noted)
+        elif changes:
+            self._tools.recorder.note(self._uid, LifeStep.PROBE, self._subject, reason="passed", message=output)
 
     @property
     def _uid(self) -> PodUID:

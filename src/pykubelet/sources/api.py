@@ -6,7 +6,8 @@ when the Node has been read, because pods judged against an unknown node would b
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Protocol
 
 from pykubelet.api.types import Pod
@@ -14,8 +15,13 @@ from pykubelet.model.pod import Source
 from pykubelet.sources.mux import PodSets
 
 
+def bound_to(node_name: str) -> str:
+    """The field selector of the pods a node is responsible for."""
+    return f"spec.nodeName={node_name}"
+
+
 class PodFeed(Protocol):
-    def pod_sets(self) -> AsyncIterator[Sequence[Pod]]:
+    def sets(self) -> AsyncGenerator[Sequence[Pod], None]:
         """The full set of this node's pods, now and after every change, for ever; reconnects by itself."""
         ...
 
@@ -36,5 +42,6 @@ class ApiSource:
 
     async def run(self) -> None:
         await self._node.wait_known()
-        async for pods in self._feed.pod_sets():
-            self._sets.deliver(Source.API, pods)
+        async with aclosing(self._feed.sets()) as sets:
+            async for pods in sets:
+                self._sets.deliver(Source.API, pods)

@@ -18,12 +18,15 @@ async def run(
 ) -> tuple[int, str]:
     """Run to the end; give the exit status and stdout. With `check` a failure raises with the program's own words."""
     words = [str(word) for word in command]
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise StandaloneError(f"{words[0]}: {error.strerror}") from error
     try:
         async with asyncio.timeout(within):
             out, err = await process.communicate(stdin)

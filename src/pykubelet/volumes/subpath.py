@@ -22,7 +22,7 @@ def place_of(paths: VolumePaths, uid: str, folder: str, container: str, index: i
     return paths.subpaths(uid) / folder / container / str(index)
 
 
-def show_subpath(mounts: Mounts, volume: Path, subpath: str, place: Path, *, read_only: bool) -> None:
+def show_subpath(mounts: Mounts, volume: Path, subpath: str, place: Path) -> None:
     """Make `place` show `subpath` of the folder `volume`; made as a folder if it is missing there."""
     wanted = check_subpath(subpath)
     try:
@@ -32,7 +32,7 @@ def show_subpath(mounts: Mounts, volume: Path, subpath: str, place: Path, *, rea
     except OSError as error:
         raise VolumeProblem(f"{volume}: {error.strerror}") from error
     try:
-        source = _open(base, wanted, read_only)
+        source = _open(base, wanted)
         try:
             _bind(mounts, source, place)
         finally:
@@ -43,12 +43,9 @@ def show_subpath(mounts: Mounts, volume: Path, subpath: str, place: Path, *, rea
         os.close(base)
 
 
-def _open(base: int, wanted: str, read_only: bool) -> int:
-    try:
+def _open(base: int, wanted: str) -> int:
+    with contextlib.suppress(FileNotFoundError):
         return open_beneath(base, wanted)
-    except FileNotFoundError:
-        if read_only:
-            raise
     return make_beneath(base, wanted, stat.S_IMODE(os.fstat(base).st_mode))
 
 

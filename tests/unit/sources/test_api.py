@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.tasks import running
@@ -23,7 +23,7 @@ class Feed:
         self._sets = sets
         self.began = False
 
-    async def pod_sets(self) -> AsyncIterator[Sequence[Pod]]:
+    async def sets(self) -> AsyncGenerator[Sequence[Pod], None]:
         self.began = True
         for each in self._sets:
             yield each

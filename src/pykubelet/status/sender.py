@@ -1,0 +1,301 @@
+"""Sends pod statuses to the API server: the newest of each pod, only real changes, nothing lost while it is away.
+
+One request per pod at a time and a few pods at once; what changes meanwhile is sent next, so intermediate states
+never queue up. The patch is made against the pod as our own watch or our last answer shows it, which saves reading it
+first; its UID is a precondition. Also deletes pods that were asked to go and have nothing left here.
+Does not cover how a status is made (generate.py) nor which part of it is sent (merge.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pykubelet.api.types import Pod, PodStatus
+from pykubelet.clients.kube.port import Change, ChangeType, KubeClient, PatchType
+from pykubelet.kit.backoff import Backoff
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import TaskSet, finish, gather_all
+from pykubelet.model.errors import ApiConflict, ApiError, ApiNotFound, Invalid
+from pykubelet.model.pod import (
+    HASH_ANNOTATION,
+    MIRROR_ANNOTATION,
+    deletion_requested,
+    is_mirror,
+    is_static,
+    is_terminal_phase,
+    name_of,
+    namespace_of,
+    readable,
+    uid_of,
+)
+from pykubelet.status.manager import StatusManager, ToldStatus
+from pykubelet.status.merge import ends_pod, merged_status
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 8
+FULL_PASS = 10.0
+FIRST_RETRY, LONGEST_RETRY = 0.2, 5.0
+FLUSH_WITHIN = 5.0
+
+PatchMaker = Callable[[Pod, PodStatus], dict[str, Any] | None]
+
+
+class ApiPods(Protocol):
+    """The pods of this node as a watch shows them."""
+
+    def get(self, name: str, namespace: str = "") -> Pod | None: ...
+
+
+@dataclass(slots=True)
+class _Record:
+    """What we know of one pod's status on the server."""
+
+    sent: int = 0
+    """The newest version the server has."""
+    answer: Pod | None = None
+    """The pod as the server answered to our last write."""
+    held: bool = False
+    """The end of the pod was held back; must be looked at again."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(initial=FIRST_RETRY, maximum=LONGEST_RETRY))
+    not_before: float = 0.0
+    changed_at: float | None = None
+
+
+class StatusSender:
+    name = "status-sender"
+
+    def __init__(
+        self,
+        *,
+        statuses: StatusManager,
+        client: KubeClient,
+        api_pods: ApiPods,
+        make_patch: PatchMaker,
+        could_run: Callable[[str], bool],
+        clock: Clock,
+        metrics: Registry,
+    ) -> None:
+        """`could_run(uid)`: whether containers of the pod may still run."""
+        self._statuses = statuses
+        self._client = client
+        self._api_pods = api_pods
+        self._make_patch = make_patch
+        self._could_run = could_run
+        self._clock = clock
+        self._records: dict[str, _Record] = {}
+        self._pending: dict[str, None] = {}
+        self._busy: set[str] = set()
+        self._wake = Signal()
+        self._took = metrics.histogram(
+            "kubelet_pod_status_sync_duration_seconds",
+            "Seconds from a change of a pod's status until the API server has it.",
+        )
+
+    # -- news
+
+    def changed(self, uid: str) -> None:
+        """A status has changed; for StatusManager.listen."""
+        record = self._records.setdefault(uid, _Record())
+        if record.changed_at is None:
+            record.changed_at = self._clock.monotonic()
+        self._ask(uid)
+
+    def observed(self, change: Change[Pod]) -> None:
+        """The watch showed a pod: it may differ from what we told, or want to be deleted."""
+        uid = uid_here(change.object)
+        if change.type is ChangeType.DELETED or self._statuses.entry(uid) is None:
+            return
+        record = self._records.get(uid)
+        if record is not None and _version(record.answer) == _version(change.object):
+            return  # the echo of our own write
+        self._ask(uid)
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        wanted = set(uids)
+        for uid in [uid for uid in self._records if uid not in wanted and uid not in self._busy]:
+            del self._records[uid]
+
+    def _ask(self, uid: str) -> None:
+        self._pending[uid] = None
+        self._wake.set()
+
+    # -- the service
+
+    async def run(self) -> None:
+        try:
+            async with TaskSet(self.name) as tasks:
+                await self._serve(tasks)
+        finally:
+            await finish(self._flush(), within=FLUSH_WITHIN)
+
+    async def _serve(self, tasks: TaskSet) -> None:
+        due = self._clock.monotonic() + FULL_PASS
+        while True:
+            now = self._clock.monotonic()
+            if now >= due:
+                self._look_at_all()
+                due = now + FULL_PASS
+            wait = due - now
+            for uid in list(self._pending):
+                if len(self._busy) >= AT_ONCE:
+                    break
+                record = self._records.setdefault(uid, _Record())
+                if uid in self._busy:
+                    continue
+                if record.not_before > now:
+                    wait = min(wait, record.not_before - now)
+                    continue
+                del self._pending[uid]
+                self._busy.add(uid)
+                tasks.spawn(self._work(uid, record), name=f"status of {uid}")
+            await self._wake.wait(at_most=wait)
+
+    def _look_at_all(self) -> None:
+        """Find what differs although no news said so."""
+        for uid, told in self._statuses:
+            record = self._records.get(uid)
+            there = self._api_pods.get(name_of(told.pod), namespace_of(told.pod))
+            settled = record is not None and record.sent >= told.version and not record.held
+            if not settled or there is None or record is None or _version(there) != _version(record.answer):
+                self._ask(uid)
+
+    async def _work(self, uid: str, record: _Record) -> None:
+        try:
+            await self._bring_up_to_date(uid, record)
+            record.backoff.reset()
+        except ApiError as error:
+            delay = error.retry_after or record.backoff.next()
+            record.not_before = self._clock.monotonic() + delay
+            self._pending[uid] = None
+            level = logging.WARNING if record.backoff.failures == 1 else logging.DEBUG
+            logger.log(level, "a pod's status cannot be sent, will retry", extra={"uid": uid, "error": str(error)})
+        finally:
+            self._busy.discard(uid)
+            self._wake.set()
+
+    async def _flush(self) -> None:
+        """The last news before we leave; what the server does not take in time is found again at the next start."""
+        late = [uid for uid, told in self._statuses if self._record(uid).sent < told.version]
+        for start in range(0, len(late), AT_ONCE):
+            await gather_all(*(self._try_once(uid) for uid in late[start : start + AT_ONCE]))
+
+    async def _try_once(self, uid: str) -> None:
+        try:
+            await self._bring_up_to_date(uid, self._record(uid))
+        except ApiError as error:
+            logger.warning("a pod's last status could not be sent", extra={"uid": uid, "error": str(error)})
+
+    def _record(self, uid: str) -> _Record:
+        return self._records.setdefault(uid, _Record())
+
+    # -- one pod
+
+    async def _bring_up_to_date(self, uid: str, record: _Record) -> None:
+        while True:
+            told = self._statuses.entry(uid)
+            there = self._there(told.pod, record) if told is not None else None
+            if told is None or there is None:
+                # Gone, re-created under its name, or a static pod without mirror: the watch tells when that changes.
+                record.answer = None
+                return
+            version, since = told.version, record.changed_at
+            there = await self._send(told, there, record)
+            if there is None:
+                return
+            if told.finished and may_be_deleted(there):
+                await self._delete(there)
+                return
+            now_told = self._statuses.entry(uid)
+            if now_told is None or now_told.version == version:
+                if since is not None:
+                    self._took.observe(self._clock.monotonic() - since)
+                record.changed_at = None
+                return
+
+    def _there(self, pod: Pod, record: _Record) -> Pod | None:
+        """The newest state of the API object this pod's status belongs to; None if there is none."""
+        found = self._api_pods.get(name_of(pod), namespace_of(pod))
+        if found is None or not belongs(found, pod):
+            return None
+        return newer(found, record.answer)
+
+    async def _send(self, told: ToldStatus, there: Pod, record: _Record) -> Pod | None:
+        """Write what differs; the object afterwards, or None when the status has no place to go."""
+        could_run = self._could_run(uid_of(told.pod))
+        status = merged_status(there.status, told.status, could_run=could_run)
+        record.held = could_run and ends_pod(there.status, told.status)
+        patch = self._make_patch(there, status)
+        if patch is None:
+            record.sent, record.answer = told.version, there
+            return there
+        version = told.version
+        try:
+            answer = await self._client.patch(
+                Pod,
+                name_of(there),
+                patch,
+                patch_type=PatchType.STRATEGIC,
+                namespace=namespace_of(there),
+                subresource="status",
+            )
+        except (ApiNotFound, ApiConflict):
+            logger.debug("the pod is gone from the API server", extra={"pod": readable(there)})
+            record.sent, record.answer = version, None
+            return None
+        except Invalid as error:
+            logger.error("the API server refuses a status", extra={"pod": readable(there), "error": str(error)})
+            record.sent, record.answer = version, there
+            return None
+        record.sent, record.answer = version, answer
+        logger.debug("status sent", extra={"pod": readable(there), "phase": status.phase, "version": version})
+        return answer
+
+    async def _delete(self, pod: Pod) -> None:
+        uid = uid_of(pod)
+        try:
+            await self._client.delete(Pod, name_of(pod), namespace_of(pod), grace_seconds=0, uid=uid)
+        except (ApiNotFound, ApiConflict):
+            pass  # already gone, or another pod has the name by now
+        else:
+            logger.info("pod deleted from the API server: nothing of it is left here", extra={"pod": readable(pod)})
+        self._statuses.forget(uid)
+        self._records.pop(uid, None)
+
+
+def uid_here(api_pod: Pod) -> str:
+    """The UID this node knows the API object by: for a mirror that of the static pod it was made from."""
+    if is_mirror(api_pod):
+        return api_pod.metadata.annotations[MIRROR_ANNOTATION]
+    return uid_of(api_pod)
+
+
+def belongs(api_pod: Pod, pod: Pod) -> bool:
+    """Whether the API object is this very pod, or the mirror of this version of a static pod."""
+    if not is_static(pod):
+        return uid_of(api_pod) == uid_of(pod)
+    return is_mirror(api_pod) and uid_here(api_pod) == pod.metadata.annotations.get(HASH_ANNOTATION, "")
+
+
+def may_be_deleted(api_pod: Pod) -> bool:
+    """Whether the API object waits only for the node's word that nothing runs any more."""
+    return deletion_requested(api_pod) and not is_mirror(api_pod) and is_terminal_phase(api_pod.status.phase)
+
+
+def newer(found: Pod, answer: Pod | None) -> Pod:
+    """Of the watch's state and our last answer the later one; they are states of one object."""
+    if answer is None or uid_of(answer) != uid_of(found):
+        return found
+    seen, own = _version(found), _version(answer)
+    if seen.isdigit() and own.isdigit():
+        return found if int(seen) >= int(own) else answer
+    return found
+
+
+def _version(pod: Pod | None) -> str:
+    return (pod.metadata.resource_version or "") if pod is not None else ""

@@ -1,0 +1,156 @@
+"""From a persistent volume claim to the volume behind it, with the checks and words upstream uses.
+
+Read afresh at every try. Does not wait: a claim that is not bound yet is a problem that is retried, and sooner
+when somebody pokes.
+"""
+
+from __future__ import annotations
+
+from pykubelet.api.quantity import Quantity, QuantityError
+from pykubelet.api.types import (
+    ISCSIPersistentVolumeSource,
+    ISCSIVolumeSource,
+    LocalObjectReference,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    Volume,
+)
+from pykubelet.model.pod import namespace_of, uid_of
+from pykubelet.volumes.desired import Use, claim_name
+from pykubelet.volumes.objects import Claims
+from pykubelet.volumes.problems import ClaimProblem, VolumeProblem
+from pykubelet.volumes.spec import LOCAL, PLUGINS, VolumeSpec, kind_of, wire_name
+
+PROTECTION = "kubernetes.io/pvc-protection"
+GID_ANNOTATION = "pv.beta.kubernetes.io/gid"
+_SHARED_KINDS = ("host_path", "nfs", "fc")
+
+
+async def resolve_claim(claims: Claims, pod: Pod, use: Use) -> VolumeSpec:
+    namespace, name = namespace_of(pod), claim_name(pod, use.volume)
+    claim = await claims.claim(namespace, name)
+    if claim is None:
+        raise ClaimProblem(f"persistentvolumeclaim {namespace}/{name} not found")
+    _check_claim(pod, use, claim)
+    volume_name = claim.spec.volume_name or ""
+    volume = await claims.volume(volume_name)
+    if volume is None:
+        raise ClaimProblem(f"failed to fetch PV {volume_name} from API server: not found")
+    _check_volume(claim, volume)
+    return _spec(use, namespace, name, volume)
+
+
+def _check_claim(pod: Pod, use: Use, claim: PersistentVolumeClaim) -> None:
+    if use.volume.ephemeral is not None:
+        owners = claim.metadata.owner_references
+        if not any(owner.controller and owner.uid == uid_of(pod) for owner in owners):
+            raise ClaimProblem(f"PVC {claim.metadata.name} is not owned by pod")
+    if claim.metadata.deletion_timestamp is not None and PROTECTION not in claim.metadata.finalizers:
+        raise ClaimProblem("PVC is being deleted")
+    if claim.status.phase != "Bound":
+        raise ClaimProblem("PVC is not bound")
+    if not claim.spec.volume_name:
+        raise ClaimProblem("PVC has empty pvc.Spec.VolumeName")
+
+
+def _check_volume(claim: PersistentVolumeClaim, volume: PersistentVolume) -> None:
+    reference = volume.spec.claim_ref
+    name = volume.metadata.name
+    if reference is None:
+        raise ClaimProblem(
+            f"found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+        )
+    if reference.uid != claim.metadata.uid:
+        raise ClaimProblem(
+            f"found PV object {name} but its pv.Spec.ClaimRef.UID {reference.uid} does not point to "
+            f"claim.UID {claim.metadata.uid}"
+        )
+
+
+def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume) -> VolumeSpec:
+    name, source = use.volume.name or "", volume.spec
+    mode = source.volume_mode or "Filesystem"
+    if use.mounted and mode != "Filesystem":
+        raise ClaimProblem(f"volume {name} has volumeMode {mode}, but is specified in volumeMounts")
+    if use.mapped and mode != "Block":
+        raise ClaimProblem(f"volume {name} has volumeMode {mode}, but is specified in volumeDevices")
+    plugin, shaped = _shape(volume, name)
+    asked = use.volume.persistent_volume_claim
+    return VolumeSpec(
+        name=name,
+        folder=volume.metadata.name or "",
+        plugin=plugin,
+        volume=shaped,
+        local=source.local,
+        read_only=bool(asked is not None and asked.read_only)
+        or bool(getattr(getattr(shaped, kind_of(shaped)), "read_only", False)),
+        block=mode == "Block",
+        persistent=volume.metadata.name or "",
+        claim=(namespace, claim),
+        mount_options=_options(volume),
+        access_modes=tuple(source.access_modes),
+        gid=_gid(volume),
+        secret_namespace=_secret_namespace(source.iscsi, namespace),
+        size_bytes=_bytes(source.capacity.get("storage")),
+    )
+
+
+def _shape(volume: PersistentVolume, name: str) -> tuple[str, Volume]:
+    """The plugin and the source in the shape inline volumes have."""
+    source = volume.spec
+    if source.local is not None:
+        return LOCAL, Volume(name=name)
+    if source.iscsi is not None:
+        return PLUGINS["iscsi"], Volume(name=name, iscsi=_inline_iscsi(source.iscsi))
+    for kind in _SHARED_KINDS:
+        found = getattr(source, kind)
+        if found is not None:
+            shaped = Volume(name=name)
+            setattr(shaped, kind, found)
+            return PLUGINS[kind], shaped
+    blank = Volume(name=name)
+    kinds = [field for field in PLUGINS if getattr(source, field, None) is not None]
+    others = [f for f in source.__struct_fields__ if hasattr(blank, f) and getattr(source, f, None) is not None]
+    kind = (kinds or others or [""])[0]
+    shown = wire_name(blank, kind) if kind else "unknown"
+    raise VolumeProblem(f"persistent volume {volume.metadata.name} of kind {shown} is not supported by this agent")
+
+
+def _inline_iscsi(source: ISCSIPersistentVolumeSource) -> ISCSIVolumeSource:
+    secret = source.secret_ref
+    return ISCSIVolumeSource(
+        chap_auth_discovery=source.chap_auth_discovery,
+        chap_auth_session=source.chap_auth_session,
+        fs_type=source.fs_type,
+        initiator_name=source.initiator_name,
+        iqn=source.iqn,
+        iscsi_interface=source.iscsi_interface,
+        lun=source.lun,
+        portals=source.portals,
+        read_only=source.read_only,
+        secret_ref=LocalObjectReference(name=secret.name) if secret is not None else None,
+        target_portal=source.target_portal,
+    )
+
+
+def _secret_namespace(source: ISCSIPersistentVolumeSource | None, namespace: str) -> str:
+    secret = source.secret_ref if source is not None else None
+    return (secret.namespace if secret is not None else "") or namespace
+
+
+def _options(volume: PersistentVolume) -> tuple[str, ...]:
+    old_style = volume.metadata.annotations.get("volume.beta.kubernetes.io/mount-options", "")
+    return tuple(volume.spec.mount_options) or tuple(option for option in old_style.split(",") if option)
+
+
+def _gid(volume: PersistentVolume) -> int | None:
+    text = volume.metadata.annotations.get(GID_ANNOTATION, "")
+    return int(text) if text.isdigit() else None
+
+
+def _bytes(value: str | int | float | None) -> int | None:
+    try:
+        return None if value is None else Quantity.parse(value).value()
+    except QuantityError:
+        return None

@@ -1,0 +1,315 @@
+"""Brings single volumes from what they are to what is wanted, each by itself.
+
+One task a volume, alive only while there is something to do: it decides the next step, carries it out under a
+deadline, and after a failure waits its own back-off or for news. Nothing here is shared between volumes, so
+one that hangs delays no other. Which volumes are wanted is the manager's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from pykubelet.api.types import Pod
+from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.errors import PykubeletError
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder
+from pykubelet.model.life import Step as LifeStep
+from pykubelet.model.pod import namespace_of
+from pykubelet.model.reasons import WARNING
+from pykubelet.volumes.actual import State, Step, VolumeEntry, VolumeTable, tell
+from pykubelet.volumes.claims import resolve_claim
+from pykubelet.volumes.desired import ObjectKey, claim_name, fs_user, nested_folders
+from pykubelet.volumes.objects import VolumeObjects
+from pykubelet.volumes.plugins.plugin import SetUp, VolumePlugin
+from pykubelet.volumes.problems import ClaimProblem, VolumeProblem
+from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
+from pykubelet.volumes.subpath import clean_subpaths
+from pykubelet.volumes.threads import Offload
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY, LAST_RETRY = 0.5, 122.0
+GATHER_SECONDS = 30.0
+"""For all questions to the API server that one set-up needs."""
+ATTACH_SECONDS = 600.0
+OPERATION_SECONDS = 120.0
+"""For the blocking part; what takes longer goes on, but is reported."""
+_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
+
+
+class Reconciler:
+    def __init__(
+        self,
+        *,
+        table: VolumeTable,
+        plugins: Mapping[str, VolumePlugin],
+        objects: VolumeObjects,
+        mounts: Mounts,
+        paths: VolumePaths,
+        clock: Clock,
+        events: EventSink,
+        recorder: LifeRecorder,
+        metrics: Registry,
+        on_settled: Callable[[VolumeEntry], None],
+    ) -> None:
+        self._table = table
+        self._plugins = plugins
+        self._objects = objects
+        self._mounts = mounts
+        self._paths = paths
+        self._clock = clock
+        self._events = events
+        self._recorder = recorder
+        self._on_settled = on_settled
+        self._offload = Offload()
+        self.tasks = TaskSet("volumes")
+        self._durations = metrics.histogram(
+            "storage_operation_duration_seconds",
+            "How long operations on volumes took",
+            ("volume_plugin", "operation_name", "status", "migrated"),
+            _BUCKETS,
+        )
+
+    def begin(self, entry: VolumeEntry) -> None:
+        """See to the entry: at once and to the end if that takes only a moment, else by a task of its own."""
+        step = entry.next_step()
+        if entry.driven:
+            entry.wake.set()
+        elif step is not None and not self._done_now(entry, step):
+            entry.driven = True
+            self.tasks.spawn(self._drive(entry), name=f"volume {entry.uid}/{entry.name}")
+
+    def plugin_of(self, spec: VolumeSpec) -> VolumePlugin:
+        plugin = self._plugins.get(spec.plugin)
+        if plugin is None:
+            raise VolumeProblem(f"no plugin {spec.plugin} is registered on this node")
+        return plugin
+
+    # --- the short way --------------------------------------------------------------------------
+
+    def _done_now(self, entry: VolumeEntry, step: Step) -> bool:
+        if entry.next_try > self._clock.monotonic() or entry.stuck is not None:
+            return False
+        if step is Step.UNMOUNT:
+            return self._unmounted_now(entry)
+        pod, use = entry.pod, entry.use
+        if step is not Step.MOUNT or pod is None or use is None or is_claimed(use.volume):
+            return False
+        began = self._clock.monotonic()
+        try:
+            spec = entry.spec or spec_of(use.volume, block=use.mapped)
+            plugin = self.plugin_of(spec)
+            entry.spec = spec
+            if not plugin.is_quick(spec):
+                return False
+            plugin.set_up(self._task(pod, spec), None)
+        except (PykubeletError, OSError) as error:
+            entry.state = State.UNCERTAIN
+            self._failed(entry, step, error, began)
+            return False
+        self._succeeded(entry, step, began)
+        self._on_settled(entry)
+        return True
+
+    def _unmounted_now(self, entry: VolumeEntry) -> bool:
+        """Kinds that leave nothing on disk are done when no part of them is shown to a container."""
+        spec = entry.spec
+        if spec is None or spec.plugin not in self._plugins:
+            return False
+        plugin = self._plugins[spec.plugin]
+        path = self._paths.volume(entry.uid, spec.plugin, spec.folder)
+        if plugin.where(path, spec) == path or (self._paths.subpaths(entry.uid) / spec.folder).exists():
+            return False
+        self._succeeded(entry, Step.UNMOUNT, self._clock.monotonic())
+        self._on_settled(entry)
+        return True
+
+    # --- the long way ---------------------------------------------------------------------------
+
+    async def _drive(self, entry: VolumeEntry) -> None:
+        try:
+            while (step := entry.next_step()) is not None:
+                left = entry.next_try - self._clock.monotonic()
+                if left > 0:
+                    await entry.wake.wait(at_most=left)
+                    continue
+                await self._attempt(entry, step)
+        finally:
+            entry.driven = False
+        self._on_settled(entry)
+
+    async def _attempt(self, entry: VolumeEntry, step: Step) -> None:
+        began = entry.begun_at = self._clock.monotonic()
+        try:
+            if step is Step.UNMOUNT:
+                await self._unmount(entry)
+            elif not await self._mount(entry):
+                return
+        except Exception as error:  # this volume's trouble alone: told, kept, retried
+            if not isinstance(error, PykubeletError | OSError | TimeoutError):
+                logger.exception("unexpected error with a volume", extra={"volume": entry.name, "uid": entry.uid})
+            self._failed(entry, step, error, began)
+        else:
+            self._succeeded(entry, step, began)
+        finally:
+            entry.begun_at = 0.0
+            entry.scope = None
+
+    async def _mount(self, entry: VolumeEntry) -> bool:
+        """Set up, or set up again with new content; False when nobody wants it any more."""
+        pod = entry.pod
+        assert pod is not None
+        # Cleared before asking: news that come from here on must lead to another round.
+        entry.stale = False
+        try:
+            async with asyncio.timeout(GATHER_SECONDS) as entry.scope:
+                spec = await self._resolve(entry, pod)
+                plugin = self.plugin_of(spec)
+                self._check_alone(entry, spec)
+                if unique := plugin.attached_as(spec):
+                    entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
+                    await self._objects.attachments.wait_attached(pod, unique)
+                task = self._task(pod, spec)
+                files = await plugin.gather(task)
+        except TimeoutError as error:
+            if not entry.wanted:
+                return False
+            raise VolumeProblem("the API server did not answer in time") from error
+        except BaseException:
+            entry.stale = entry.state is State.MOUNTED
+            raise
+        entry.scope = None
+        if not entry.wanted:
+            return False
+        if entry.state is State.ABSENT:
+            entry.state = State.UNCERTAIN
+        await self._blocking(entry, partial(plugin.set_up, task, files))
+        return True
+
+    async def _resolve(self, entry: VolumeEntry, pod: Pod) -> VolumeSpec:
+        use = entry.use
+        assert use is not None
+        if entry.spec is None:
+            if is_claimed(use.volume):
+                entry.spec = await resolve_claim(self._objects.claims, pod, use)
+                volume = ObjectKey("persistentvolume", "", entry.spec.persistent)
+                self._table.hang_on(entry, entry.objects | {volume})
+                self._adopt(entry, entry.spec)
+            else:
+                entry.spec = spec_of(use.volume, block=use.mapped)
+        return entry.spec
+
+    def _adopt(self, entry: VolumeEntry, spec: VolumeSpec) -> None:
+        """A volume found on disk after a restart under its folder's name turns out to be this one."""
+        record = self._table.of(entry.uid)
+        found = record.entries.get(found_name(spec.plugin, spec.folder))
+        if found is not None and not found.driven:
+            self._table.remove(found)
+            entry.state = State.UNCERTAIN
+
+    def _check_alone(self, entry: VolumeEntry, spec: VolumeSpec) -> None:
+        if spec.access_modes != ("ReadWriteOncePod",):
+            return
+        for other in self._table.entries():
+            same = other.spec is not None and other.spec.persistent == spec.persistent
+            if same and other.uid != entry.uid and other.state is not State.ABSENT:
+                raise VolumeProblem(
+                    "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+                )
+
+    def _task(self, pod: Pod, spec: VolumeSpec) -> SetUp:
+        return SetUp(
+            pod=pod,
+            spec=spec,
+            path=self._paths.volume(pod.metadata.uid or "", spec.plugin, spec.folder),
+            fs_user=fs_user(pod),
+            nested=nested_folders(pod, spec.name),
+        )
+
+    async def _unmount(self, entry: VolumeEntry) -> None:
+        spec = entry.spec
+        if spec is None:  # its claim was never resolved, so nothing can be there
+            return
+        await self._blocking(entry, partial(self._tear_down, entry.uid, spec))
+
+    def _tear_down(self, uid: str, spec: VolumeSpec) -> None:
+        clean_subpaths(self._mounts, self._paths, uid, spec.folder)
+        self.plugin_of(spec).tear_down(uid, spec.folder)
+
+    async def _blocking(self, entry: VolumeEntry, work: Callable[[], None]) -> None:
+        if entry.stuck is not None:
+            await asyncio.wait({entry.stuck}, timeout=OPERATION_SECONDS)
+            if not entry.stuck.done():
+                raise VolumeProblem(entry.problem or "an earlier operation hangs")
+            entry.stuck = None
+        future = self._offload.begin(work)
+        future.add_done_callback(_retrieve)
+        await asyncio.wait({future}, timeout=OPERATION_SECONDS)
+        if not future.done():
+            entry.stuck = future
+            raise VolumeProblem(f"the file system has not answered for {OPERATION_SECONDS:.0f} s")
+        future.result()
+
+    # --- outcomes -------------------------------------------------------------------------------
+
+    def _succeeded(self, entry: VolumeEntry, step: Step, began: float) -> None:
+        if entry.problem:
+            logger.info("volume is fine now", extra={"volume": entry.name, "uid": entry.uid, "was": entry.problem})
+        entry.state = State.ABSENT if step is Step.UNMOUNT else State.MOUNTED
+        entry.failures, entry.problem, entry.next_try = 0, "", 0.0
+        entry.refreshed_at = self._clock.monotonic()
+        self._measure(entry, step, began, "success")
+
+    def _failed(self, entry: VolumeEntry, step: Step, error: Exception, began: float) -> None:
+        entry.failures += 1
+        entry.problem = str(error) or type(error).__name__
+        delay = min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(entry.failures - 1, 16))
+        entry.next_try = self._clock.monotonic() + delay
+        if step is Step.REFRESH:
+            entry.stale = True
+        self._measure(entry, step, began, "fail-unknown")
+        logger.warning(
+            "volume operation failed, will retry",
+            extra={"volume": entry.name, "uid": entry.uid, "operation": step.value, "error": entry.problem,
+                   "failures": entry.failures, "retry_in": delay},
+        )  # fmt: skip
+        if entry.pod is not None:
+            self._recorder.fail(
+                entry.uid, LifeStep.VOLUMES, entry.name, reason="FailedMount", message=tell(entry, began)
+            )
+            self._events.pod_event(entry.pod, WARNING, "FailedMount", _event_text(entry, error))
+        record = self._table.pods.get(entry.uid)
+        if record is not None:
+            record.changed()
+
+    def _measure(self, entry: VolumeEntry, step: Step, began: float, status: str) -> None:
+        plugin = entry.spec.plugin if entry.spec else ""
+        name = Step.MOUNT.value if step is Step.REFRESH else step.value
+        self._durations.observe(self._clock.monotonic() - began, plugin, name, status, "false")
+
+
+def found_name(plugin: str, folder: str) -> str:
+    """Entry name of a volume known only from disk; has a slash, so it is never one of a pod's own names."""
+    return f"{plugin}/{folder}"
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """Nobody may be waiting any more when hanging work fails at last."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _event_text(entry: VolumeEntry, error: Exception) -> str:
+    if isinstance(error, ClaimProblem):
+        pod, use = entry.pod, entry.use
+        claim = f"{namespace_of(pod)}/{claim_name(pod, use.volume)}" if pod and use else ""
+        names = f"unmounted volumes=[{entry.name}], unattached volumes=[], failed to process volumes=[{entry.name}]"
+        return f"Unable to attach or mount volumes: {names}: error processing PVC {claim}: {error}"
+    return f'MountVolume.SetUp failed for volume "{entry.name}" : {error}'

@@ -1,0 +1,129 @@
+"""A probe manager on fakes: statuses set by hand, a pod that answers as told, time that jumps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from pykubelet.api.types import (
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStatus,
+    Pod,
+    PodStatus,
+)
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import running
+from pykubelet.model.http import HttpAnswer, HttpRequest
+from pykubelet.model.life import LifeRecorder
+from pykubelet.model.pod import AnyContainer, uid_of
+from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.model.runtime_status import ExecResult
+from pykubelet.probes.manager import ProbeManager
+from tests.builders import at
+
+Script = Callable[[str], ExecResult | Exception]
+
+
+def passes(_: str) -> ExecResult:
+    return ExecResult()
+
+
+def fails(_: str) -> ExecResult:
+    return ExecResult(stdout=b"sick", exit_code=1)
+
+
+def same_command(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
+    return command
+
+
+class NoNetwork:
+    async def get(self, request: HttpRequest, *, timeout: float | None, max_body: int) -> HttpAnswer:
+        raise AssertionError("not used")
+
+    async def connect(self, host: str, port: int, *, timeout: float) -> None:
+        raise AssertionError("not used")
+
+    async def grpc_health(self, host: str, port: int, service: str, *, timeout: int) -> None:
+        raise AssertionError("not used")
+
+
+class Bench:
+    """One pod, `uid-web`, with exec probes; `asked` holds (time, first word of the command)."""
+
+    def __init__(self, pod: Pod, *, age: float = 0.0, spread: float = 0.5) -> None:
+        self.clock = LoopClock()
+        self.pod = pod
+        self.statuses: dict[str, PodStatus] = {}
+        self.results = ProbeResults()
+        self.events: list[str] = []
+        self.recorder = LifeRecorder(self.clock)
+        self.asked: list[tuple[float, str]] = []
+        self.script: Script = passes
+        self.takes = 0.0
+        self.changes: list[tuple[float, str, str, str]] = []
+        self.results.listen(self._heard)
+        self.manager = ProbeManager(
+            cri=self,
+            network=NoNetwork(),
+            statuses=self,
+            results=self.results,
+            events=self,
+            recorder=self.recorder,
+            clock=self.clock,
+            expand_command=same_command,
+            started=self.clock.now() - age,
+            spread=lambda: spread,
+        )
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        async with running(self.manager):
+            self.manager.add_pod(self.pod)
+            yield
+
+    # --- what the manager is given ----------------------------------------------------------------
+
+    def get(self, uid: str) -> PodStatus | None:
+        return self.statuses.get(uid)
+
+    async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult:
+        self.asked.append((round(self.clock.monotonic(), 3), command[0]))
+        await self.clock.sleep(self.takes)
+        answer = self.script(command[0])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        self.events.append(f"{kind} {reason} {field_path}: {message}")
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        raise AssertionError("probes tell nothing about the node")
+
+    def _heard(self, kind: ProbeKind, container_id: str, uid: str, outcome: ProbeOutcome) -> None:
+        self.changes.append((round(self.clock.monotonic(), 3), kind.value, container_id, outcome.value))
+
+    # --- what happens to the pod ------------------------------------------------------------------
+
+    def runs(self, container_id: str = "c1", *, name: str = "app", started: bool = True, ago: float = 0.0) -> None:
+        since = at(self.clock.now() - ago)
+        self.tell(name, container_id, ContainerState(running=ContainerStateRunning(started_at=since)), started)
+
+    def ends(self, container_id: str = "c1", *, code: int = 1, name: str = "app") -> None:
+        self.tell(name, container_id, ContainerState(terminated=ContainerStateTerminated(exit_code=code)), False)
+
+    def tell(self, name: str, container_id: str, state: ContainerState, started: bool) -> None:
+        old = self.statuses.get(uid_of(self.pod), PodStatus())
+        others = [each for each in old.container_statuses if each.name != name]
+        mine = ContainerStatus(name=name, container_id=f"containerd://{container_id}", state=state, started=started)
+        status = PodStatus(phase="Running", pod_ip="10.0.0.5", container_statuses=[*others, mine])
+        self.statuses[uid_of(self.pod)] = status
+        self.manager.container_changed(uid_of(self.pod))
+
+    def outcome(self, kind: ProbeKind, container_id: str = "c1") -> ProbeOutcome | None:
+        return self.results.get(kind, container_id)
+
+    def times(self, word: str) -> list[float]:
+        return [when for when, asked in self.asked if asked == word]

@@ -1,0 +1,178 @@
+"""When a probe is asked, and what its answers add up to: one row per rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pykubelet.api.types import (
+    ContainerRestartRule,
+    ContainerRestartRuleOnExitCodes,
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStateWaiting,
+    ContainerStatus,
+    PodCondition,
+    PodStatus,
+    Probe,
+)
+from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.probes.decide import (
+    Act,
+    Step,
+    Tally,
+    container_status,
+    first_outcome,
+    holds_after,
+    next_step,
+    predates,
+)
+from tests.builders import NOW, a_container, a_pod, at
+
+LIVE, READY, START = ProbeKind.LIVENESS, ProbeKind.READINESS, ProbeKind.STARTUP
+GOOD, BAD, UNKNOWN = ProbeOutcome.SUCCESS, ProbeOutcome.FAILURE, ProbeOutcome.UNKNOWN
+RUNS = ContainerState(running=ContainerStateRunning(started_at=at(NOW - 5)))
+WAITS = ContainerState(waiting=ContainerStateWaiting(reason="CrashLoopBackOff"))
+
+
+def ended(code: int) -> ContainerState:
+    return ContainerState(terminated=ContainerStateTerminated(exit_code=code))
+
+
+def told(state: ContainerState | None = RUNS, started: bool | None = True, **fields: Any) -> ContainerStatus:
+    return ContainerStatus(name="app", container_id="containerd://c1", state=state, started=started, **fields)
+
+
+def step(kind: ProbeKind, seen: ContainerStatus, **given: Any) -> Step:
+    container = given.pop("container", a_container())
+    values: dict[str, Any] = {
+        "kind": kind,
+        "probe": Probe(),
+        "pod": a_pod(containers=[container]),
+        "container": container,
+        "status": PodStatus(),
+        "told": seen,
+        "on_hold": False,
+        "now": NOW,
+    }
+    return next_step(**{**values, **given})
+
+
+@pytest.mark.parametrize(
+    ("kind", "started", "act"),
+    [
+        (LIVE, True, Act.PROBE),
+        (READY, True, Act.PROBE),
+        (START, True, Act.WAIT),
+        (LIVE, False, Act.WAIT),
+        (READY, None, Act.WAIT),
+        (START, False, Act.PROBE),
+        (START, None, Act.PROBE),
+    ],
+)
+def test_startup_comes_first_and_only_first(kind: ProbeKind, started: bool | None, act: Act) -> None:
+    assert step(kind, told(started=started)) == Step(act)
+
+
+def test_on_hold_waits_whatever_else() -> None:
+    assert step(LIVE, told(), on_hold=True) == Step(Act.WAIT)
+    assert step(START, told(ended(1)), on_hold=True) == Step(Act.WAIT)
+
+
+@pytest.mark.parametrize(("delay", "expected"), [(5, Step(Act.PROBE)), (6, Step(Act.WAIT, 1.0)), (0, Step(Act.PROBE))])
+def test_initial_delay_counts_from_the_container_start(delay: int, expected: Step) -> None:
+    assert step(LIVE, told(), probe=Probe(initial_delay_seconds=delay)) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "act"),
+    [
+        ("Always", 0, Act.FAIL),
+        ("OnFailure", 1, Act.FAIL),
+        ("OnFailure", 0, Act.FAIL_AND_END),
+        ("Never", 1, Act.FAIL_AND_END),
+    ],
+)
+def test_an_ended_container_is_a_failure(policy: str, code: int, act: Act) -> None:
+    assert step(LIVE, told(ended(code)), pod=a_pod(restart_policy=policy)) == Step(act)
+
+
+def test_an_ended_container_comes_back_by_its_own_rule_or_with_all_others() -> None:
+    rule = ContainerRestartRule(
+        action="Restart", exit_codes=ContainerRestartRuleOnExitCodes(operator="In", values=[42])
+    )
+    ruled = a_container(restart_policy="Never", restart_policy_rules=[rule])
+    never = a_pod(restart_policy="Never")
+    assert step(LIVE, told(ended(42)), pod=never, container=ruled).act is Act.FAIL
+    assert step(LIVE, told(ended(1)), pod=never, container=ruled).act is Act.FAIL_AND_END
+    all_restart = PodStatus(conditions=[PodCondition(type="AllContainersRestarting", status="True")])
+    assert step(LIVE, told(ended(1)), pod=never, status=all_restart).act is Act.FAIL
+
+
+@pytest.mark.parametrize("state", [None, WAITS, ContainerState()])
+def test_a_container_about_to_start_is_not_ready_but_no_liveness_failure(state: ContainerState | None) -> None:
+    assert step(READY, told(state)).act is Act.FAIL
+    assert step(LIVE, told(state)).act is Act.WAIT
+    assert step(START, told(state)).act is Act.WAIT
+
+
+def test_deletion_quiets_all_but_readiness() -> None:
+    pod = a_pod(deleted=True)
+    assert step(LIVE, told(), pod=pod).act is Act.PASS_AND_END
+    assert step(START, told(started=False), pod=pod).act is Act.PASS_AND_END
+    assert step(READY, told(), pod=pod).act is Act.PROBE
+
+
+def test_the_status_of_a_container_needs_an_id() -> None:
+    none = ContainerStatus(name="app")
+    init = ContainerStatus(name="side", container_id="x://1")
+    status = PodStatus(container_statuses=[none], init_container_statuses=[init])
+    assert container_status(status, "app") is None
+    assert container_status(status, "side") is init
+    assert container_status(status, "other") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "age", "sidecar", "started", "outcome"),
+    [
+        (READY, 5, False, False, BAD),
+        (LIVE, 5, False, False, GOOD),
+        (START, 5, False, False, UNKNOWN),
+        (READY, -100, False, True, None),
+        (START, -100, False, True, None),
+        (START, -100, True, True, GOOD),
+        (START, -100, True, False, None),
+        (READY, -9, False, True, BAD),
+    ],
+)
+def test_before_the_first_answer(
+    kind: ProbeKind, age: float, sidecar: bool, started: bool, outcome: ProbeOutcome | None
+) -> None:
+    running = ContainerState(running=ContainerStateRunning(started_at=at(NOW + age)))
+    assert first_outcome(kind, told(running, started), sidecar=sidecar, agent_started=NOW) is outcome
+
+
+def test_only_running_containers_predate_the_agent() -> None:
+    assert predates(told(ContainerState(running=ContainerStateRunning(started_at=at(NOW - 11)))), NOW)
+    assert not predates(told(ContainerState(running=ContainerStateRunning())), NOW)
+    assert not predates(told(ended(1)), NOW)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "published"),
+    [
+        ([BAD, BAD, BAD], [False, False, True]),
+        ([BAD, BAD, GOOD, BAD, BAD, BAD], [False, False, False, False, False, True]),
+        ([GOOD, GOOD, GOOD], [False, True, True]),
+    ],
+)
+def test_thresholds_count_equal_outcomes_in_a_row(outcomes: list[ProbeOutcome], published: list[bool]) -> None:
+    tally = Tally(Probe(success_threshold=2, failure_threshold=3))
+    assert [tally.add(outcome) for outcome in outcomes] == published
+
+
+def test_what_ends_asking_until_there_is_a_new_container() -> None:
+    assert [holds_after(LIVE, BAD), holds_after(START, BAD), holds_after(START, GOOD)] == [True] * 3
+    assert [holds_after(LIVE, GOOD), holds_after(READY, BAD), holds_after(READY, GOOD)] == [False] * 3
