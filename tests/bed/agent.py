@@ -6,6 +6,7 @@ Does not cover the API server: these agents have none.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,8 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.kit.clock import SystemClock
 from tests.bed.cgroups import CgroupTree
-from tests.bed.parts import free_port
+from tests.bed.parts import blocking, free_port
 from tests.bed.runtime import BedContainerd
 
 NODE = "bed-node"
@@ -127,7 +130,7 @@ class BedAgent:
 def bed_agent(folder: Path, containerd: BedContainerd, **changes: Any) -> Iterator[BedAgent]:
     """A started agent with a cgroup of its own; `changes` replace fields of its configuration.
 
-    What it runs stays on the runtime when the block ends, as with any agent; its cgroup takes the processes along.
+    When the block ends, the static pods it still runs are removed.
     """
     cgroups = CgroupTree(f"/{containerd.state_dir.name}-{os.getpid()}")
     cgroups.make()
@@ -138,5 +141,13 @@ def bed_agent(folder: Path, containerd: BedContainerd, **changes: Any) -> Iterat
             yield agent
         finally:
             agent.kill9()
+            blocking(_remove_pods(containerd.endpoint))
     finally:
         cgroups.remove()
+
+
+async def _remove_pods(endpoint: str) -> None:
+    async with GrpcCriClient(endpoint, clock=SystemClock()) as cri:
+        boxes = [box.id for box in await cri.list_pod_sandboxes() if box.pod_name.endswith(f"-{NODE}")]
+        await asyncio.gather(*[cri.stop_pod_sandbox(box) for box in boxes])
+        await asyncio.gather(*[cri.remove_pod_sandbox(box) for box in boxes])

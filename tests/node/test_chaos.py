@@ -207,15 +207,17 @@ def left_overs(uids: set[str], world: World, runtime_killed: bool) -> list[str]:
         for box in world.sandboxes
         if box.pod_uid not in uids
     ]
-    doubled = Counter(box.pod_uid for box in world.sandboxes if box.pod_uid in uids)
-    found += [f"{count} sandboxes of pod uid {uid}" for uid, count in doubled.items() if count > 1]
-    dead = Counter(c.pod_uid for c in world.containers if c.state is ContainerState.EXITED)
-    # One dead container may stay, for its log.
-    found += [f"{count} dead containers of pod uid {uid}" for uid, count in dead.items() if count > 1]
+    dead = [c for c in world.containers if c.pod_uid in uids and c.state is not ContainerState.RUNNING]
+    # One dead container of each pod may stay, for its log, and with it the sandbox it is in.
+    kept = {c.sandbox_id for c in dead}
+    old = [box for box in world.sandboxes if box.pod_uid in uids and box.state is not SandboxState.READY]
+    found += [f"sandbox {box.id[:12]} of {box.pod_name} is left over" for box in old if box.id not in kept]
+    counts = Counter(c.pod_name for c in dead)
+    found += [f"pod {name}: {count} dead containers" for name, count in counts.items() if count > 1]
     found += [
         f"container {c.id[:12]} of {c.pod_name} is left over ({c.state.name})"
         for c in world.containers
-        if c.pod_uid not in uids or c.state not in (ContainerState.RUNNING, ContainerState.EXITED)
+        if c.pod_uid not in uids
     ]
     found += [f"pod folder {uid} is left over" for uid in world.pod_folders - uids]
     found += [f"log folder {name} is left over" for name in world.log_folders if name.rpartition("_")[2] not in uids]

@@ -42,7 +42,13 @@ class HostNetwork(Protocol):
 
 class AddressFinder:
     def __init__(
-        self, *, network: HostNetwork, node_ips: Sequence[IPAddress], node_name: str, hostname: str, external_cloud: bool
+        self,
+        *,
+        network: HostNetwork,
+        node_ips: Sequence[IPAddress],
+        node_name: str,
+        hostname: str,
+        external_cloud: bool,
     ) -> None:
         self._network = network
         self._node_ips = tuple(node_ips)

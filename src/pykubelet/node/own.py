@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from pykubelet.api.types import Node, OwnerReference
+from pykubelet.clients.kube.port import Change, ChangeType
 from pykubelet.node.addresses import internal_ips
 
 
@@ -33,6 +34,13 @@ class OwnNode:
         self._known.set()
         for listener in self._listeners:
             listener(node)
+
+    def changed(self, change: Change[Node]) -> None:
+        """What the watch of this one object says."""
+        if change.type is ChangeType.DELETED:
+            self.forget()
+        elif change.object.metadata.name == self.name:
+            self.learn(change.object)
 
     def forget(self) -> None:
         """The object was deleted. Who waited for it once need not wait again."""

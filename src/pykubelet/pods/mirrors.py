@@ -19,7 +19,7 @@ from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
-from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiError, ApiNotFound
+from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiDown, ApiError, ApiNotFound
 from pykubelet.model.pod import (
     HASH_ANNOTATION,
     MIRROR_ANNOTATION,
@@ -36,7 +36,7 @@ from pykubelet.pods.manager import PodManager, is_mirror_of
 
 logger = logging.getLogger(__name__)
 
-FIRST_RETRY, LONGEST_RETRY = 0.2, 5.0
+FIRST_RETRY, LONGEST_RETRY, LONGEST_WHILE_DOWN = 0.2, 60.0, 5.0
 
 
 class NodeOwner(Protocol):
@@ -109,17 +109,28 @@ class MirrorPods:
         for name, attempt in list(self._queue.items()):
             left = attempt.not_before - self._clock.monotonic()
             if left <= 0:
-                try:
-                    if await self._make_equal(name):
-                        self._queue.pop(name, None)
-                        continue
-                except ApiError as error:
-                    level = logging.WARNING if attempt.backoff.failures == 0 else logging.DEBUG
-                    logger.log(level, "mirror pod: will retry", extra={"static_pod": name, "error": str(error)})
-                left = attempt.backoff.next()
-                attempt.not_before = self._clock.monotonic() + left
+                del self._queue[name]  # before the work, so that a wish that comes meanwhile is not lost
+                retry = await self._try(name, attempt)
+                if retry is None:
+                    continue
+                left = retry
+                self._queue[name] = attempt
             waits.append(left)
         return min(waits, default=None)
+
+    async def _try(self, name: str, attempt: _Try) -> float | None:
+        """Seconds until the next try; None when nothing is left to do."""
+        longest = LONGEST_RETRY
+        try:
+            if await self._make_equal(name):
+                return None
+        except ApiError as error:
+            level = logging.WARNING if attempt.backoff.failures == 0 else logging.DEBUG
+            logger.log(level, "mirror pod: will retry", extra={"static_pod": name, "error": str(error)})
+            longest = LONGEST_WHILE_DOWN if isinstance(error, ApiDown) else LONGEST_RETRY
+        delay = min(attempt.backoff.next(), longest)
+        attempt.not_before = self._clock.monotonic() + delay
+        return delay
 
     async def _make_equal(self, name: str) -> bool:
         """True when nothing is left to do for this name."""
@@ -158,9 +169,7 @@ class MirrorPods:
 
     async def _delete(self, mirror: Pod) -> None:
         try:
-            await self._client.delete(
-                Pod, name_of(mirror), namespace_of(mirror), grace_seconds=0, uid=uid_of(mirror)
-            )
+            await self._client.delete(Pod, name_of(mirror), namespace_of(mirror), grace_seconds=0, uid=uid_of(mirror))
         except (ApiNotFound, ApiConflict):
             return  # gone already, or somebody else's by now
         logger.info("mirror pod deleted", extra={"pod": readable(mirror), "mirror": uid_of(mirror)})

@@ -53,12 +53,18 @@ def error_of_status(status: Status, *, code: int = 0, retry_after_header: str = 
         kind = ApiAlreadyExists
     elif reason in ("Expired", "Gone"):
         kind = Expired
+    elif kind is Invalid and _is_about_uid(status):
+        kind = ApiConflict  # a patch meant for another object of this name; validation sees it before preconditions
     return kind(
         status.message or f"the server answered {code}",
         code=code,
         reason=reason,
         retry_after=_retry_after(status, retry_after_header),
     )
+
+
+def _is_about_uid(status: Status) -> bool:
+    return status.details is not None and any(cause.field == "metadata.uid" for cause in status.details.causes)
 
 
 def _retry_after(status: Status, header: str) -> float | None:

@@ -1,0 +1,261 @@
+"""Registers the Node and keeps its status current at the API server.
+
+A status is computed every few seconds and at once when somebody says so; it is sent when something changed, or when
+the last report is long past. Until the node was ready once, readiness is looked at ten times a second, so that the
+first Ready leaves as soon as it is true. Does not cover what a status holds (setters.py) nor the heartbeat (lease.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from pykubelet.api.types import Node, NodeAddress, NodeStatus
+from pykubelet.clients.kube.port import KubeClient, PatchType
+from pykubelet.kit.backoff import Backoff, jittered
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.mailbox import Signal
+from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, Forbidden
+from pykubelet.model.events import EventSink
+from pykubelet.model.reasons import NORMAL
+from pykubelet.node.own import OwnNode
+from pykubelet.node.register import NodeIdentity, adopt, initial_node, with_own_annotations, with_platform_labels
+from pykubelet.node.setters import NodeFacts, is_ready, node_status, now_is, same_status, transitions
+
+logger = logging.getLogger(__name__)
+
+TRIES = 5
+JITTER = 0.04
+FAST_CHECK = 0.1
+FAST_FOR = 120.0
+WAIT_FOR_RUNTIME = 0.3
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 7.0
+
+PatchMaker = Callable[[Node, Node], dict[str, Any] | None]
+
+
+class Facts(Protocol):
+    def problems(self) -> Sequence[str]: ...
+
+    async def facts(self, shown: Sequence[NodeAddress]) -> NodeFacts: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTiming:
+    update_every: float = 10.0
+    """Seconds between two computations of the status."""
+    report_every: float = 300.0
+    """Seconds after which an unchanged status is sent all the same."""
+    timeout: float = 10.0
+    """Seconds for one request."""
+
+
+class NodeReporter:
+    name = "node-status"
+
+    def __init__(
+        self,
+        *,
+        client: KubeClient,
+        own: OwnNode,
+        gather: Facts,
+        identity: NodeIdentity,
+        make_patch: PatchMaker,
+        events: EventSink,
+        clock: Clock,
+        timing: ReportTiming,
+        register: bool = True,
+        reset_extended: Callable[[], bool] = lambda: False,
+        volumes_reported: Callable[[Sequence[str]], None] = lambda names: None,
+        pod_cidr_changed: Callable[[str], None] = lambda cidr: None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`reset_extended`: whether vendors' resources listed by an existing Node are stale (no device checkpoint)."""
+        self._client = client
+        self._own = own
+        self._gather = gather
+        self._identity = identity
+        self._make_patch = make_patch
+        self._events = events
+        self._clock = clock
+        self._timing = timing
+        self._register_node = register
+        self._reset_extended = reset_extended
+        self._volumes_reported = volumes_reported
+        self._pod_cidr_changed = pod_cidr_changed
+        self._rng = rng or random.Random()
+        self._due = Signal()
+        self._was_ready = False
+        self._last_report: float | None = None
+        self._report_delay = 0.0
+        self._unschedulable = False
+        self._pod_cidr = ""
+        self._failures = Backoff(initial=0.5, maximum=timing.update_every)
+
+    def soon(self) -> None:
+        """Something the status shows has changed: look at once."""
+        self._due.set()
+
+    # -- the service
+
+    async def run(self) -> None:
+        self._events.node_event(NORMAL, "Starting", "Starting kubelet.")
+        started = self._clock.monotonic()
+        if self._register_node:
+            # A runtime that answers right away makes the Node ready from its first moment.
+            await self._wait_ready(WAIT_FOR_RUNTIME)
+            await self._register()
+        while True:
+            good = await self._update()
+            await self._next_look(started, None if good else self._failures.next())
+            if good:
+                self._failures.reset()
+
+    async def _wait_ready(self, within: float) -> None:
+        end = self._clock.monotonic() + within
+        while self._gather.problems() and self._clock.monotonic() < end:
+            await self._due.wait(at_most=FAST_CHECK / 4)
+
+    async def _next_look(self, started: float, retry_in: float | None) -> None:
+        """Return when the status is to be computed again."""
+        period = jittered(self._timing.update_every, JITTER, self._rng)
+        end = self._clock.monotonic() + min(period, retry_in if retry_in is not None else period)
+        while (left := end - self._clock.monotonic()) > 0:
+            fast = not self._was_ready and retry_in is None and self._clock.monotonic() - started < FAST_FOR
+            if await self._due.wait(at_most=min(left, FAST_CHECK) if fast else left):
+                return
+            if fast and not self._gather.problems():
+                return
+
+    # -- registration
+
+    async def _register(self) -> None:
+        backoff = Backoff(initial=FIRST_PAUSE, maximum=LONGEST_PAUSE)
+        while True:
+            try:
+                await self._try_register()
+                return
+            except ApiError as error:
+                level = logging.WARNING if backoff.failures == 0 else logging.DEBUG
+                logger.log(level, "the node cannot be registered yet, will retry", extra={"error": str(error)})
+            await self._clock.sleep(backoff.next())
+
+    async def _try_register(self) -> None:
+        status = node_status(NodeStatus(), await self._gather.facts(()))
+        try:
+            created = await self._in_time(self._client.create(initial_node(self._identity, status)))
+        except (ApiAlreadyExists, Forbidden):
+            # Forbidden too: a node may be allowed to change itself and not to make itself.
+            await self._adopt()
+            return
+        logger.info("node registered", extra={"node": self._identity.name})
+        self._reported(NodeStatus(), created, changed=True)
+
+    async def _adopt(self) -> None:
+        existing = await self._in_time(self._client.get(Node, self._identity.name))
+        aligned = adopt(existing, self._identity, reset_extended=self._reset_extended())
+        facts = await self._gather.facts(existing.status.addresses)
+        wanted = msgspec.structs.replace(aligned, status=node_status(aligned.status, facts))
+        await self._send(existing, wanted, changed=True)
+        logger.info("node was registered before, adopted", extra={"node": self._identity.name})
+
+    # -- updates
+
+    async def _update(self) -> bool:
+        """One look at the status; True unless the API server could not be told what it must know."""
+        for attempt in range(TRIES):
+            known = self._own.node if attempt == 0 else None
+            try:
+                base = known or await self._in_time(self._client.get(Node, self._identity.name))
+                await self._update_from(base)
+                return True
+            except ApiError as error:
+                level = logging.WARNING if self._failures.failures == 0 and attempt == 0 else logging.DEBUG
+                logger.log(level, "the node's status cannot be updated, will retry", extra={"error": str(error)})
+                if error.code == 0:
+                    return False  # nobody answers; the next try comes soon enough
+        return False
+
+    async def _update_from(self, base: Node) -> None:
+        facts = await self._gather.facts(base.status.addresses)
+        wanted = updated_node(base, self._identity, facts)
+        self._note_spec(base)
+        changed = differs(base, wanted)
+        if changed or self._is_overdue():
+            await self._send(base, wanted, changed=changed)
+        else:
+            self._was_ready = self._was_ready or is_ready(base.status)
+            self._own.learn(base)
+
+    def _is_overdue(self) -> bool:
+        if self._last_report is None:
+            return True
+        return self._clock.monotonic() - self._last_report >= self._timing.report_every + self._report_delay
+
+    async def _send(self, base: Node, wanted: Node, *, changed: bool) -> None:
+        patch = self._make_patch(base, wanted)
+        answer = base
+        if patch is not None:
+            answer = await self._in_time(
+                self._client.patch(
+                    Node, self._identity.name, patch, patch_type=PatchType.STRATEGIC, subresource="status"
+                )
+            )
+        self._reported(base.status, answer, changed=changed)
+
+    def _reported(self, old: NodeStatus, answer: Node, *, changed: bool) -> None:
+        self._own.learn(answer)
+        self._last_report = self._clock.monotonic()
+        # Spread the next unchanged report: nodes that changed together must not report together for ever.
+        half = self._timing.report_every / 2
+        self._report_delay = self._rng.uniform(-half, half) if changed else 0.0
+        for each in transitions(self._identity.name, old, answer.status):
+            self._events.node_event(each.kind, each.reason, each.message)
+        if is_ready(answer.status) and not self._was_ready:
+            self._was_ready = True
+            logger.info("the node is ready", extra={"node": self._identity.name})
+        self._volumes_reported(answer.status.volumes_in_use)
+
+    def _note_spec(self, node: Node) -> None:
+        """What others wrote into the Node's spec and this agent must know."""
+        unschedulable = bool(node.spec.unschedulable)
+        if unschedulable != self._unschedulable:
+            self._unschedulable = unschedulable
+            event = now_is(self._identity.name, "NodeNotSchedulable" if unschedulable else "NodeSchedulable")
+            self._events.node_event(event.kind, event.reason, event.message)
+        cidr = ",".join(node.spec.pod_cidrs or ([node.spec.pod_cidr] if node.spec.pod_cidr else []))
+        if cidr and cidr != self._pod_cidr:
+            self._pod_cidr = cidr
+            self._pod_cidr_changed(cidr)
+
+    async def _in_time(self, request: Awaitable[Node]) -> Node:
+        try:
+            async with asyncio.timeout(self._timing.timeout):
+                return await request
+        except TimeoutError as error:
+            raise ApiDown(f"no answer within {self._timing.timeout:g}s") from error
+
+
+def updated_node(base: Node, identity: NodeIdentity, facts: NodeFacts) -> Node:
+    """The Node with the status of the moment, and the labels and annotations that must not drift."""
+    metadata = msgspec.structs.replace(
+        base.metadata,
+        labels=with_platform_labels(base.metadata.labels, identity),
+        annotations=with_own_annotations(base.metadata.annotations, identity),
+    )
+    return msgspec.structs.replace(base, metadata=metadata, status=node_status(base.status, facts))
+
+
+def differs(base: Node, wanted: Node) -> bool:
+    """Whether anything but heartbeat times is new."""
+    return (
+        not same_status(base.status, wanted.status)
+        or base.metadata.labels != wanted.metadata.labels
+        or base.metadata.annotations != wanted.metadata.annotations
+    )

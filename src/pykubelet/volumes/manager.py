@@ -1,0 +1,353 @@
+"""The volume manager: the face of this package to the rest of the agent.
+
+    VolumeManager(mounts=HostMounts(), paths=node_paths, clock=clock, objects=VolumeObjects(references=..., ...),
+                  events=events, recorder=recorder, metrics=metrics, rules=VolumeRules(allocatable_memory=..., ...))
+
+It is a service (`run`), the `PodVolumes` of pod syncs, the `Volumes` of the spec builder, a holder for
+housekeeping (`keep_only`, `has_mounts`) and hears of changed objects by `poke`. Desired state is what
+`wait_mounted` was asked for; `wait_unmounted` and `keep_only` end it. Nothing is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pykubelet.api.types import Pod
+from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.metrics import Registry
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder
+from pykubelet.model.pod import AnyContainer, uid_of
+from pykubelet.volumes.actual import PodVolumes, State, VolumeEntry, VolumeTable, tell
+from pykubelet.volumes.desired import ObjectKey, Use, objects_of, wanted_volumes
+from pykubelet.volumes.mounts import MountBuilder
+from pykubelet.volumes.objects import VolumeObjects
+from pykubelet.volumes.plugins.leftover import Leftover
+from pykubelet.volumes.plugins.plugin import VolumePlugin
+from pykubelet.volumes.plugins.registry import make_plugins
+from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.reconciler import Reconciler, found_name
+from pykubelet.volumes.reconstruct import scan
+from pykubelet.volumes.spec import is_claimed, spec_of
+from pykubelet.volumes.threads import Offload
+from pykubelet.volumes.usage import EmptyDirUse, UsageMeter, VolumeUsage
+from pykubelet.wire import cri_pb2
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 123.0
+SAFETY_PERIOD = 60.0
+"""Seconds between looks at all volumes, should ever a signal have been lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeRules:
+    """What volumes need to know about this node."""
+
+    allocatable_memory: Callable[[], int] = lambda: 0
+    """Bytes pods may use; bounds memory volumes. 0 = unknown, no bound."""
+    selinux: bool = False
+    supports_recursive_read_only: Callable[[Pod], bool] = lambda pod: False
+    """Whether the pod's runtime handler can make whole mount trees read-only."""
+    refresh_period: float = 60.0
+    """Seconds after which a sync renews content even if nobody poked (tokens grow old, watches may be off)."""
+    wait_seconds: float = WAIT_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeView:
+    """One volume for people who look."""
+
+    pod: str
+    name: str
+    plugin: str
+    state: str
+    wanted: bool
+    problem: str
+
+
+class VolumeManager:
+    name = "volumes"
+
+    def __init__(
+        self,
+        *,
+        mounts: Mounts,
+        paths: VolumePaths,
+        clock: Clock,
+        events: EventSink,
+        recorder: LifeRecorder,
+        metrics: Registry,
+        objects: VolumeObjects | None = None,
+        rules: VolumeRules | None = None,
+        more_plugins: Sequence[VolumePlugin] = (),
+    ) -> None:
+        objects, rules = objects or VolumeObjects(), rules or VolumeRules()
+        self._mounts, self._paths, self._clock, self._rules = mounts, paths, clock, rules
+        self._tokens = objects.tokens
+        self._table = VolumeTable()
+        self._plugins = make_plugins(
+            mounts=mounts,
+            paths=paths,
+            clock=clock,
+            objects=objects,
+            allocatable_memory=rules.allocatable_memory,
+            more=more_plugins,
+        )
+        self._reconciler = Reconciler(
+            table=self._table,
+            plugins=self._plugins,
+            objects=objects,
+            mounts=mounts,
+            paths=paths,
+            clock=clock,
+            events=events,
+            recorder=recorder,
+            metrics=metrics,
+            on_settled=self._settled,
+        )
+        self._builder = MountBuilder(
+            table=self._table,
+            plugins=self._plugins,
+            mounts=mounts,
+            paths=paths,
+            images=objects.images,
+            selinux=rules.selinux,
+            supports_recursive_read_only=rules.supports_recursive_read_only,
+        )
+        self._usage = UsageMeter(table=self._table, plugins=self._plugins, mounts=mounts, paths=paths)
+        self._ready = asyncio.Event()
+        self._due = Signal()
+        self._totals = metrics.gauge(
+            "volume_manager_total_volumes", "Volumes by plugin and state", ("plugin_name", "state")
+        )
+        metrics.on_scrape(self._measure)
+        self.on_mounted: Callable[[str], None] = lambda uid: None
+        """Told when a pod's last missing volume came while nobody waited: its worker may be woken."""
+        self.on_released: Callable[[str], None] = lambda uid: None
+        """Told when nothing of a pod is mounted any more: its folder may go."""
+
+    # --- the service ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        async with self._reconciler.tasks:
+            try:
+                await self._reconstruct()
+                self._ready.set()
+                while True:
+                    await self._due.wait(at_most=SAFETY_PERIOD)
+                    for entry in list(self._table.entries()):
+                        if entry.next_step() is not None and not entry.driven and self._may_begin(entry):
+                            self._reconciler.begin(entry)
+            finally:
+                self._ready.clear()
+
+    async def _reconstruct(self) -> None:
+        for found in await Offload().run(lambda: scan(self._paths)):
+            if found.plugin not in self._plugins:
+                self._plugins[found.plugin] = Leftover(found.plugin, mounts=self._mounts, paths=self._paths)
+            name = found_name(found.plugin, found.folder)
+            entry = VolumeEntry(uid=found.uid, name=name, state=State.UNCERTAIN, spec=found.spec())
+            self._table.of(found.uid).entries[name] = entry
+        if self._table.pods:
+            logger.info("found volumes of an earlier run", extra={"pods": len(self._table.pods)})
+
+    def _may_begin(self, entry: VolumeEntry) -> bool:
+        """A volume found after a restart is left alone until its pod, or that there is none, is known."""
+        return entry.wanted or entry.failures > 0
+
+    # --- for pod syncs --------------------------------------------------------------------------
+
+    async def wait_mounted(self, pod: Pod) -> None:
+        """Until every volume the pod uses is mounted; raises VolumesNotReady with the reasons after 2m3s.
+
+        Content volumes of a running pod are renewed in passing, without waiting for that.
+        """
+        if not self._ready.is_set():
+            await self._ready.wait()
+        record = self._want(pod)
+        if record is None:
+            return
+        if record.unmounted():
+            await self._until(record, record.unmounted, "cannot mount volumes")
+        for entry in record.leftover():
+            self._reconciler.begin(entry)
+
+    async def wait_unmounted(self, pod: Pod) -> None:
+        """Until nothing of the pod is mounted; raises VolumesNotReady with the reasons after 2m3s."""
+        if not self._ready.is_set():
+            await self._ready.wait()
+        uid = uid_of(pod)
+        record = self._table.pods.get(uid)
+        if record is not None:
+            self._unwant(record)
+            if record.leftover():
+                await self._until(record, record.leftover, "cannot unmount volumes")
+            self._table.forget_empty(uid)
+        self._tokens.forget(uid)
+
+    async def _until(self, record: PodVolumes, missing: Callable[[], list[VolumeEntry]], what: str) -> None:
+        deadline = self._clock.monotonic() + self._rules.wait_seconds
+        while left := missing():
+            now = self._clock.monotonic()
+            if now >= deadline:
+                raise VolumesNotReady(f"{what}: " + "; ".join(tell(entry, now) for entry in left))
+            await record.wait_change(deadline - now)
+
+    def _want(self, pod: Pod) -> PodVolumes | None:
+        wanted = wanted_volumes(pod)
+        uid = uid_of(pod)
+        if not wanted and uid not in self._table.pods:
+            return None
+        record = self._table.of(uid)
+        for name, use in wanted.items():
+            entry = record.entries.get(name)
+            if entry is None:
+                entry = record.entries[name] = VolumeEntry(uid=uid, name=name)
+                self._adopt(record, entry, use)
+            self._note_pod(entry, pod, use)
+            if entry.next_step() is not None:
+                self._reconciler.begin(entry)
+        return record
+
+    def _adopt(self, record: PodVolumes, entry: VolumeEntry, use: Use) -> None:
+        """Take over what an earlier run left of this very volume. Claims are taken over once resolved."""
+        if is_claimed(use.volume):
+            return
+        try:
+            spec = spec_of(use.volume, block=use.mapped)
+        except VolumeProblem:
+            return  # said, with back-off, by the reconciler
+        found = record.entries.get(found_name(spec.plugin, spec.folder))
+        if found is not None and not found.driven:
+            self._table.remove(found)
+            self._table.pods[record.uid] = record
+            entry.state = State.UNCERTAIN
+
+    def _note_pod(self, entry: VolumeEntry, pod: Pod, use: Use) -> None:
+        live = entry.spec is not None and self._plugins[entry.spec.plugin].live if entry.spec else False
+        if live and entry.state is State.MOUNTED:
+            old = self._clock.monotonic() - entry.refreshed_at >= self._rules.refresh_period
+            entry.stale = entry.stale or old or entry.pod is not pod
+        entry.pod, entry.use = pod, use
+        if not entry.objects:
+            self._table.hang_on(entry, objects_of(pod, use.volume))
+
+    def _unwant(self, record: PodVolumes) -> None:
+        for entry in list(record.entries.values()):
+            if entry.wanted:
+                entry.drop()
+            if entry.next_step() is not None:
+                self._reconciler.begin(entry)
+            elif not entry.driven:
+                self._table.remove(entry)
+
+    def _settled(self, entry: VolumeEntry) -> None:
+        record = self._table.pods.get(entry.uid)
+        if record is None:
+            return
+        if not entry.wanted and entry.state is State.ABSENT:
+            self._wake_rivals(entry)
+            self._table.remove(entry)
+            if not any(e.state is not State.ABSENT for e in record.entries.values()):
+                self.on_released(entry.uid)
+        elif entry.state is State.MOUNTED and not record.unmounted() and not record.is_waited_for:
+            self.on_mounted(entry.uid)
+        record.changed()
+
+    def _wake_rivals(self, gone: VolumeEntry) -> None:
+        """Pods that wait for a ReadWriteOncePod volume another pod had."""
+        if gone.spec is None or not gone.spec.persistent:
+            return
+        for entry in self._table.hanging_on(ObjectKey("persistentvolume", "", gone.spec.persistent)):
+            if entry is not gone and entry.state is not State.MOUNTED:
+                entry.retry_now()
+
+    # --- news -----------------------------------------------------------------------------------
+
+    def poke(self, kind: str, namespace: str, name: str) -> None:
+        """An object came or changed: whatever hangs on it is tried or renewed at once. Cheap when nothing does."""
+        keys = {ObjectKey(kind.lower(), namespace, name)}
+        if kind.lower() == "clustertrustbundle":
+            keys.add(ObjectKey("clustertrustbundle", "", ""))
+        for key in keys:
+            for entry in self._table.hanging_on(key):
+                if entry.state is State.MOUNTED:
+                    entry.stale = entry.spec is not None and self._plugins[entry.spec.plugin].live
+                entry.retry_now()
+                if entry.next_step() is not None:
+                    self._reconciler.begin(entry)
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        """Pods not named here exist no more: give up what is still mounted for them."""
+        known = set(uids)
+        for uid in [uid for uid in self._table.pods if uid not in known]:
+            self._unwant(self._table.pods[uid])
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def has_mounts(self, uid: str) -> bool:
+        """Whether anything of the pod may still be mounted; before the first look at the disk, always."""
+        if not self._ready.is_set():
+            return True
+        record = self._table.pods.get(uid)
+        return record is not None and any(entry.state is not State.ABSENT for entry in record.entries.values())
+
+    def volumes_in_use(self) -> list[str]:
+        """Unique names of attachable volumes this node uses or may use, for node.status.volumesInUse."""
+        names = set()
+        for entry in self._table.entries():
+            if entry.spec is not None and (unique := self._plugins[entry.spec.plugin].attached_as(entry.spec)):
+                names.add(unique)
+        return sorted(names)
+
+    def problems(self, uid: str) -> list[str]:
+        """Why volumes of the pod are not as wanted, one sentence each."""
+        record = self._table.pods.get(uid)
+        now = self._clock.monotonic()
+        return [tell(entry, now) for entry in record.entries.values() if entry.problem] if record else []
+
+    async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
+        return await self._builder.mounts_for(pod, container, env)
+
+    async def devices_for(self, pod: Pod, container: AnyContainer) -> Sequence[cri_pb2.Device]:
+        return await self._builder.devices_for(pod, container)
+
+    def path_of(self, pod: Pod, volume: str) -> str | None:
+        return self._builder.path_of(pod, volume)
+
+    def extra_groups(self, pod: Pod) -> Sequence[int]:
+        record = self._table.pods.get(uid_of(pod))
+        specs = (entry.spec for entry in record.entries.values()) if record else ()
+        return sorted({spec.gid for spec in specs if spec is not None and spec.gid is not None})
+
+    async def usage(self, pod: Pod) -> Sequence[VolumeUsage]:
+        return await self._usage.measure(pod)
+
+    async def empty_dir_use(self, pod: Pod) -> Sequence[EmptyDirUse]:
+        return await self._usage.empty_dirs(pod)
+
+    def snapshot(self) -> Sequence[VolumeView]:
+        return [
+            VolumeView(
+                pod=entry.uid,
+                name=entry.name,
+                plugin=entry.spec.plugin if entry.spec else "",
+                state=entry.state.value,
+                wanted=entry.wanted,
+                problem=entry.problem,
+            )
+            for entry in self._table.entries()
+        ]
+
+    def _measure(self) -> None:
+        desired, actual = self._table.counts()
+        self._totals.replace(
+            {(plugin, "desired_state_of_world"): float(count) for plugin, count in desired.items()}
+            | {(plugin, "actual_state_of_world"): float(count) for plugin, count in actual.items()}
+        )

@@ -1,0 +1,190 @@
+"""From volumeMounts and volumeDevices to what the runtime is told, in the order of the spec.
+
+Volumes are mounted before this is asked. Only subPaths touch the disk here: each is pinned by a bind mount
+(subpath.py) off the loop. Mounts that are not volumes (/etc/hosts, termination log, devices) are the spec
+builder's.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from pykubelet.api.types import Pod, VolumeMount
+from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.model.errors import PykubeletError
+from pykubelet.model.pod import AnyContainer, uid_of
+from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
+from pykubelet.volumes.objects import VolumeImages
+from pykubelet.volumes.plugins.plugin import VolumePlugin
+from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.spec import IMAGE, VolumeSpec
+from pykubelet.volumes.subpath import place_of, show_subpath
+from pykubelet.volumes.threads import Offload
+from pykubelet.wire import cri_pb2
+
+PROPAGATION = {
+    "None": cri_pb2.MountPropagation.PROPAGATION_PRIVATE,
+    "HostToContainer": cri_pb2.MountPropagation.PROPAGATION_HOST_TO_CONTAINER,
+    "Bidirectional": cri_pb2.MountPropagation.PROPAGATION_BIDIRECTIONAL,
+}
+_VARIABLE = re.compile(r"\$(\$|\(([^)]*)\)|)")
+
+
+def container_path(path: str) -> str:
+    """A mountPath made absolute and clean."""
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def propagation_of(mount: VolumeMount) -> cri_pb2.MountPropagation:
+    wanted = mount.mount_propagation or "None"
+    if wanted not in PROPAGATION:
+        raise VolumeProblem(f'invalid mountPropagation "{wanted}" of volume mount {mount.name}')
+    return PROPAGATION[wanted]
+
+
+def is_recursive_read_only(mount: VolumeMount, supported: bool) -> bool:
+    wanted = mount.recursive_read_only or "Disabled"
+    if wanted == "Disabled":
+        return False
+    refused = f'volume "{mount.name}" requested recursive read-only mode, but it is not'
+    if not mount.read_only:
+        raise VolumeProblem(f"{refused} read-only")
+    if mount.mount_propagation not in (None, "", "None"):
+        raise VolumeProblem(f'{refused} compatible with propagation "{mount.mount_propagation}"')
+    if wanted == "IfPossible":
+        return supported
+    if wanted != "Enabled":
+        raise VolumeProblem(f'invalid recursiveReadOnly "{wanted}" of volume mount {mount.name}')
+    if not supported:
+        raise VolumeProblem(f"{refused} supported by the runtime")
+    return True
+
+
+def subpath_of(mount: VolumeMount, env: Mapping[str, str]) -> str:
+    """subPath, or subPathExpr with every variable filled in; one without a value is an error."""
+    if not mount.sub_path_expr:
+        return mount.sub_path or ""
+    absent: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        if match.group(1) == "$":
+            return "$"
+        if match.group(2) is None:
+            return match.group(0)
+        found = env.get(match.group(2), "")
+        if not found:
+            absent.append(match.group(2))
+        return found
+
+    text = _VARIABLE.sub(value, mount.sub_path_expr)
+    if absent:
+        raise VolumeProblem(f"missing value for {', '.join(absent)} in subPathExpr of volume mount {mount.name}")
+    return text
+
+
+class MountBuilder:
+    def __init__(
+        self,
+        *,
+        table: VolumeTable,
+        plugins: Mapping[str, VolumePlugin],
+        mounts: Mounts,
+        paths: VolumePaths,
+        images: VolumeImages,
+        selinux: bool,
+        supports_recursive_read_only: Callable[[Pod], bool],
+    ) -> None:
+        self._table = table
+        self._plugins = plugins
+        self._mounts = mounts
+        self._paths = paths
+        self._images = images
+        self._selinux = selinux
+        self._supports_rro = supports_recursive_read_only
+        self._offload = Offload()
+
+    async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
+        relabelled: set[str] = set()
+        found = []
+        for index, mount in enumerate(container.volume_mounts):
+            entry = self._mounted(pod, mount.name or "", f'mount into container "{container.name}"')
+            assert entry.spec is not None
+            plugin = self._plugins[entry.spec.plugin]
+            built = cri_pb2.Mount(
+                container_path=container_path(mount.mount_path or ""),
+                readonly=bool(mount.read_only) or plugin.always_read_only(entry.spec),
+                propagation=propagation_of(mount),
+                recursive_read_only=is_recursive_read_only(mount, self._supports_rro(pod)),
+                selinux_relabel=self._selinux and plugin.relabels and entry.name not in relabelled,
+            )
+            relabelled.add(entry.name)
+            subpath = subpath_of(mount, env)
+            if entry.spec.plugin == IMAGE:
+                built.image.CopyFrom(self._image(pod, entry.spec))
+                built.image_sub_path = subpath
+            elif subpath:
+                built.host_path = await self._shown(pod, container, index, entry.spec, mount, subpath)
+            else:
+                built.host_path = str(self._place(pod, entry.spec))
+            found.append(built)
+        return found
+
+    async def devices_for(self, pod: Pod, container: AnyContainer) -> Sequence[cri_pb2.Device]:
+        found = []
+        for device in container.volume_devices:
+            entry = self._mounted(pod, device.name or "", f'pass into container "{container.name}"')
+            assert entry.spec is not None
+            found.append(
+                cri_pb2.Device(
+                    host_path=str(device_link(self._paths, uid_of(pod), entry.spec)),
+                    container_path=container_path(device.device_path or ""),
+                    permissions="r" if entry.spec.read_only else "mrw",
+                )
+            )
+        return found
+
+    def path_of(self, pod: Pod, volume: str) -> str | None:
+        record = self._table.pods.get(uid_of(pod))
+        entry = record.entries.get(volume) if record else None
+        if entry is None or entry.state is not State.MOUNTED or entry.spec is None or entry.spec.plugin == IMAGE:
+            return None
+        return str(self._place(pod, entry.spec))
+
+    def _mounted(self, pod: Pod, name: str, purpose: str) -> VolumeEntry:
+        record = self._table.pods.get(uid_of(pod))
+        entry = record.entries.get(name) if record else None
+        if entry is None or entry.state is not State.MOUNTED or entry.spec is None:
+            raise VolumeProblem(f'cannot find volume "{name}" to {purpose}')
+        return entry
+
+    def _place(self, pod: Pod, spec: VolumeSpec) -> Path:
+        return self._plugins[spec.plugin].where(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)
+
+    def _image(self, pod: Pod, spec: VolumeSpec) -> cri_pb2.ImageSpec:
+        pulled = self._images.image_of(pod, spec.name)
+        if pulled is not None:
+            return pulled
+        reference = (spec.volume.image.reference if spec.volume.image else "") or ""
+        return cri_pb2.ImageSpec(image=reference, user_specified_image=reference)
+
+    async def _shown(
+        self, pod: Pod, container: AnyContainer, index: int, spec: VolumeSpec, mount: VolumeMount, subpath: str
+    ) -> str:
+        place = place_of(self._paths, uid_of(pod), spec.folder, container.name or "", index)
+        work = partial(show_subpath, self._mounts, self._place(pod, spec), subpath, place)
+        try:
+            await self._offload.run(work)
+        except (PykubeletError, OSError) as error:
+            raise VolumeProblem(
+                f'failed to prepare subPath for volumeMount "{mount.name}" of container "{container.name}": {error}'
+            ) from error
+        return str(place)
+
+
+def device_link(paths: VolumePaths, uid: str, spec: VolumeSpec) -> Path:
+    """The link to a block volume's device inside the pod's folder."""
+    return paths.volume_devices(uid) / spec.plugin.replace("/", "~") / spec.folder
