@@ -282,7 +282,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         runtime=RunningPods(cache),
         folders=edges.folders,
-        holders=[statuses, probes],
+        holders=[statuses, probes, maker, images],
         chores=[collect_backoff, remove_orphan_cgroups],
         period=HOUSEKEEPING_PERIOD,
     )

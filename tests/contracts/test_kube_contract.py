@@ -257,6 +257,7 @@ def a_status(ip: str, *, ready: bool) -> PodStatus:
     ]
     return PodStatus(
         phase="Running",
+        qos_class="BestEffort",
         host_ip="10.1.1.1",
         pod_ip=ip,
         pod_ips=[PodIP(ip=ip)],

@@ -112,13 +112,14 @@ class Chaos:
 
     def settled(self, *, runtime_killed: bool = False) -> list[str]:
         """The violations that are still there after all had time to come to rest."""
-        deadline, found = time.monotonic() + WITHIN, ["nothing could be read"]
-        while found and time.monotonic() < deadline:
+        began, found = time.monotonic(), ["nothing could be read"]
+        while found and time.monotonic() < began + WITHIN:
             time.sleep(0.5)
             try:
                 found = violations(self.wanted, self.look(), runtime_killed=runtime_killed)
             except CriError as error:
                 found = [f"the runtime cannot be read: {error}"]
+        print(f"at rest after {time.monotonic() - began:.1f} s, pods wanted: {len(self.wanted)}")
         return found
 
     def look(self) -> World:

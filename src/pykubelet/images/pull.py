@@ -10,7 +10,7 @@ starter of the container tells for any failure.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -220,9 +220,10 @@ class ImagePuller:
             case Choice.PULL:
                 return await self._pull(wish)
 
-    def forget_pod(self, uid: str) -> None:
-        """Drop the back-offs of a pod that is gone."""
-        for key in [key for key in self._last_error if key.startswith(f"{uid}_")]:
+    def keep_only(self, uids: Iterable[str]) -> None:
+        """Drop the back-offs of pods that are gone."""
+        wanted = set(uids)
+        for key in [key for key in self._last_error if key.partition("_")[0] not in wanted]:
             del self._last_error[key]
             self._backoff.forget(key)
 

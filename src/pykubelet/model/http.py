@@ -6,6 +6,7 @@ removable headers, a path that may hold a query. It sends nothing (clients/http 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _ABSOLUTE: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:(?=//)")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+_BAD_VALUE: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class HttpProblem(PykubeletError):
@@ -105,6 +108,7 @@ def get_request(action: HTTPGetAction, ports: Sequence[ContainerPort], default_h
     )
 
 
+@functools.lru_cache(maxsize=2048)
 def request_target(path: str) -> str:
     """Path and query in the form a request line needs; scheme, host and fragment written in a path do not count."""
     if _CONTROL.search(path) or _BAD_ESCAPE.search(path.partition("?")[0]):
@@ -124,7 +128,7 @@ def checked_headers(headers: Sequence[tuple[str, str]]) -> tuple[tuple[str, str]
     for name, value in headers:
         if not _HEADER_NAME.fullmatch(name):
             raise BadRequest(f"invalid header field name {name!r}")
-        if any((ord(char) < 32 and char != "\t") or ord(char) == 127 for char in value):
+        if _BAD_VALUE.search(value):
             raise BadRequest(f"invalid header field value for {name!r}")
     return tuple(headers)
 

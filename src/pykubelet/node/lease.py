@@ -94,7 +94,7 @@ class LeaseKeeper:
                 return False
             except ApiError as error:
                 self._failed(error)
-                if error.code == 0:
+                if isinstance(error, ApiDown):
                     return False  # nobody answers: further tries at once would be noise
             else:
                 self._succeeded()

@@ -86,7 +86,7 @@ def initial_taints(identity: NodeIdentity) -> list[Taint]:
 
 
 def adopt(existing: Node, identity: NodeIdentity, *, reset_extended: bool) -> Node:
-    """The existing Node with what this agent aligns. `reset_extended`: no device plugin has vouched for what it lists."""
+    """The existing Node with what this agent aligns. `reset_extended`: no device plugin vouches for its resources."""
     wanted = initial_labels(identity)
     labels = dict(existing.metadata.labels)
     for key in ALIGNED_LABELS:

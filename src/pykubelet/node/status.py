@@ -21,7 +21,7 @@ from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
-from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, Forbidden
+from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, ApiNotFound, CriError, Forbidden
 from pykubelet.model.events import EventSink
 from pykubelet.model.reasons import NORMAL
 from pykubelet.node.own import OwnNode
@@ -38,6 +38,11 @@ WAIT_FOR_RUNTIME = 0.3
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 7.0
 
 PatchMaker = Callable[[Node, Node], dict[str, Any] | None]
+SetPodCidr = Callable[[str], Awaitable[None]]
+
+
+async def ignore_pod_cidr(cidr: str) -> None:
+    """For runtimes that take their addresses from elsewhere."""
 
 
 class Facts(Protocol):
@@ -73,7 +78,7 @@ class NodeReporter:
         register: bool = True,
         reset_extended: Callable[[], bool] = lambda: False,
         volumes_reported: Callable[[Sequence[str]], None] = lambda names: None,
-        pod_cidr_changed: Callable[[str], None] = lambda cidr: None,
+        set_pod_cidr: SetPodCidr = ignore_pod_cidr,
         rng: random.Random | None = None,
     ) -> None:
         """`reset_extended`: whether vendors' resources listed by an existing Node are stale (no device checkpoint)."""
@@ -88,7 +93,7 @@ class NodeReporter:
         self._register_node = register
         self._reset_extended = reset_extended
         self._volumes_reported = volumes_reported
-        self._pod_cidr_changed = pod_cidr_changed
+        self._set_pod_cidr = set_pod_cidr
         self._rng = rng or random.Random()
         self._due = Signal()
         self._was_ready = False
@@ -96,11 +101,16 @@ class NodeReporter:
         self._report_delay = 0.0
         self._unschedulable = False
         self._pod_cidr = ""
-        self._failures = Backoff(initial=0.5, maximum=timing.update_every)
+        self._failures = Backoff(initial=0.5, maximum=min(5.0, timing.update_every))
 
     def soon(self) -> None:
         """Something the status shows has changed: look at once."""
         self._due.set()
+
+    def observed(self, node: Node) -> None:
+        """The API server shows the Node: a controller may have called it unreachable while we were away."""
+        if self._was_ready and not is_ready(node.status) and not self._gather.problems():
+            self.soon()
 
     # -- the service
 
@@ -178,14 +188,14 @@ class NodeReporter:
             except ApiError as error:
                 level = logging.WARNING if self._failures.failures == 0 and attempt == 0 else logging.DEBUG
                 logger.log(level, "the node's status cannot be updated, will retry", extra={"error": str(error)})
-                if error.code == 0:
-                    return False  # nobody answers; the next try comes soon enough
+                if isinstance(error, (ApiDown, ApiNotFound)):
+                    return False  # asking again at once would bring the same answer
         return False
 
     async def _update_from(self, base: Node) -> None:
         facts = await self._gather.facts(base.status.addresses)
         wanted = updated_node(base, self._identity, facts)
-        self._note_spec(base)
+        await self._note_spec(base)
         changed = differs(base, wanted)
         if changed or self._is_overdue():
             await self._send(base, wanted, changed=changed)
@@ -222,7 +232,7 @@ class NodeReporter:
             logger.info("the node is ready", extra={"node": self._identity.name})
         self._volumes_reported(answer.status.volumes_in_use)
 
-    def _note_spec(self, node: Node) -> None:
+    async def _note_spec(self, node: Node) -> None:
         """What others wrote into the Node's spec and this agent must know."""
         unschedulable = bool(node.spec.unschedulable)
         if unschedulable != self._unschedulable:
@@ -231,8 +241,13 @@ class NodeReporter:
             self._events.node_event(event.kind, event.reason, event.message)
         cidr = ",".join(node.spec.pod_cidrs or ([node.spec.pod_cidr] if node.spec.pod_cidr else []))
         if cidr and cidr != self._pod_cidr:
-            self._pod_cidr = cidr
-            self._pod_cidr_changed(cidr)
+            try:
+                async with asyncio.timeout(self._timing.timeout):
+                    await self._set_pod_cidr(cidr)
+            except (CriError, TimeoutError) as error:
+                logger.warning("the runtime did not take the pod CIDR, will retry", extra={"error": str(error)})
+            else:
+                self._pod_cidr = cidr
 
     async def _in_time(self, request: Awaitable[Node]) -> Node:
         try:

@@ -6,6 +6,7 @@ told before. It decides nothing itself except whether the active deadline has pa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -68,7 +69,7 @@ class PodStatusMaker:
         self._clock = clock
         self._runtime_name = runtime_name
         self._started = started
-        self._messages: dict[str, str] = {}
+        self._messages: dict[str, dict[str, str]] = {}
 
     def make(self, pod: Pod, seen: PodRuntimeStatus, *, terminal: bool) -> PodStatus:
         uid = uid_of(pod)
@@ -104,18 +105,18 @@ class PodStatusMaker:
         return StatusOverride(phase="Failed", reason=DEADLINE_EXCEEDED, message=DEADLINE_MESSAGE)
 
     def _termination_messages(self, seen: PodRuntimeStatus) -> dict[str, str]:
-        """Last words of the containers that ended, read once each and kept while the pod has them."""
-        found = {}
-        for status in seen.containers:
-            if status.state is ContainerState.EXITED:
-                if status.id not in self._messages:
-                    self._messages[status.id] = self._read_message(status)
-                found[status.id] = self._messages[status.id]
+        """Last words of the containers that ended, read once each and kept while the runtime has them."""
+        known = self._messages.get(seen.uid, {})
+        ended = (status for status in seen.containers if status.state is ContainerState.EXITED)
+        found = {s.id: known[s.id] if s.id in known else self._read_message(s) for s in ended}
+        if found:
+            self._messages[seen.uid] = found
         return found
 
-    def forget(self, seen: PodRuntimeStatus) -> None:
-        for status in seen.containers:
-            self._messages.pop(status.id, None)
+    def keep_only(self, uids: Iterable[str]) -> None:
+        wanted = set(uids)
+        for uid in [uid for uid in self._messages if uid not in wanted]:
+            del self._messages[uid]
 
     def _read_message(self, status: ContainerStatus) -> str:
         path = status.annotations.get(TERMINATION_MESSAGE_PATH_KEY, "")

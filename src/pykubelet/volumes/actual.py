@@ -177,8 +177,12 @@ class VolumeTable:
         if record is None:
             return
         record.entries.pop(entry.name, None)
-        if not record.entries and not record.is_waited_for:
-            del self.pods[entry.uid]
+        self.forget_empty(entry.uid)
+
+    def forget_empty(self, uid: str) -> None:
+        record = self.pods.get(uid)
+        if record is not None and not record.entries and not record.is_waited_for:
+            del self.pods[uid]
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """Volumes by plugin: wanted, and on disk."""

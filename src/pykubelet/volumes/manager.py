@@ -226,17 +226,18 @@ class VolumeManager:
         found = record.entries.get(found_name(spec.plugin, spec.folder))
         if found is not None and not found.driven:
             self._table.remove(found)
-            self._table.pods[record.uid] = record
             entry.state = State.UNCERTAIN
 
     def _note_pod(self, entry: VolumeEntry, pod: Pod, use: Use) -> None:
-        live = entry.spec is not None and self._plugins[entry.spec.plugin].live if entry.spec else False
-        if live and entry.state is State.MOUNTED:
+        if entry.state is State.MOUNTED and self._is_live(entry):
             old = self._clock.monotonic() - entry.refreshed_at >= self._rules.refresh_period
             entry.stale = entry.stale or old or entry.pod is not pod
         entry.pod, entry.use = pod, use
         if not entry.objects:
             self._table.hang_on(entry, objects_of(pod, use.volume))
+
+    def _is_live(self, entry: VolumeEntry) -> bool:
+        return entry.spec is not None and self._plugins[entry.spec.plugin].live
 
     def _unwant(self, record: PodVolumes) -> None:
         for entry in list(record.entries.values()):
@@ -278,7 +279,7 @@ class VolumeManager:
         for key in keys:
             for entry in self._table.hanging_on(key):
                 if entry.state is State.MOUNTED:
-                    entry.stale = entry.spec is not None and self._plugins[entry.spec.plugin].live
+                    entry.stale = self._is_live(entry)
                 entry.retry_now()
                 if entry.next_step() is not None:
                     self._reconciler.begin(entry)

@@ -220,9 +220,7 @@ class Reconciler:
         for other in self._table.entries():
             same = other.spec is not None and other.spec.persistent == spec.persistent
             if same and other.uid != entry.uid and other.state is not State.ABSENT:
-                raise VolumeProblem(
-                    "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
-                )
+                raise VolumeProblem("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
 
     def _task(self, pod: Pod, spec: VolumeSpec) -> SetUp:
         return SetUp(

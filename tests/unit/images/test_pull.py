@@ -215,7 +215,7 @@ async def test_back_off_is_per_pod_and_image_and_ends_with_the_pod() -> None:
     await bench.fails("busybox:1")
     assert (await bench.fails("busybox:1", pod="other")).reason == "ErrImagePull"
     assert (await bench.fails("busybox:1")).reason == "ImagePullBackOff"
-    bench.puller.forget_pod("uid-web")
+    bench.puller.keep_only(["uid-other"])
     assert (await bench.fails("busybox:1")).reason == "ErrImagePull"
     assert (await bench.fails("busybox:1", pod="other")).reason == "ImagePullBackOff"
 

@@ -1,0 +1,165 @@
+"""Events to the API server: an EventSink that never blocks and a service that sends.
+
+Events wait in a bounded queue and are sent one by one, counted and combined (event_correlation.py). While the
+server is away the queue holds them; what does not fit, and what the server refuses, is dropped and counted in
+`pykubelet_events_dropped_total`. On shutdown the last ones get a short while to go out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from pykubelet.api.types import Event, EventSource, ObjectMeta, ObjectReference, Pod
+from pykubelet.clients.kube.event_correlation import Correlator, Told
+from pykubelet.clients.kube.port import KubeClient, PatchType
+from pykubelet.kit.backoff import Backoff, jittered
+from pykubelet.kit.clock import Clock, utc
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import finish
+from pykubelet.model.errors import ApiDown, ApiError, ApiNotFound, ApiServerError, TooManyRequests
+from pykubelet.model.pod import name_of, namespace_of, uid_of
+
+logger = logging.getLogger(__name__)
+
+COMPONENT = "kubelet"
+QUEUED = 1000
+TRIES = 12
+FIRST_DELAY, LONGEST_DELAY = 0.5, 10.0
+LAST_WORDS_WITHIN = 2.0
+
+
+class ApiEvents:
+    """`kube` should be a client of its own: events have their own rate (eventRecordQPS, eventBurst)."""
+
+    name = "events"
+
+    def __init__(self, *, kube: KubeClient, clock: Clock, node_name: str, metrics: Registry) -> None:
+        self._kube = kube
+        self._clock = clock
+        self._node_name = node_name
+        self._queue: deque[Event] = deque()
+        self._filled = Signal()
+        self._last_stamp = 0
+        self._correlator = Correlator(self._event_name)
+        self._dropped = metrics.counter(
+            "pykubelet_events_dropped_total", "Events that were not sent, by reason.", ("reason",)
+        )
+        self._sent = metrics.counter("pykubelet_events_sent_total", "Events created or counted up on the server.")
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        involved = ObjectReference(
+            kind="Pod",
+            api_version="v1",
+            namespace=namespace_of(pod),
+            name=name_of(pod),
+            uid=uid_of(pod),
+            resource_version=pod.metadata.resource_version,
+            field_path=field_path or None,
+        )
+        self._put(involved, kind, reason, message)
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        # The node's name stands for its UID, as tools expect that look for a node's events.
+        involved = ObjectReference(kind="Node", api_version="v1", name=self._node_name, uid=self._node_name)
+        self._put(involved, kind, reason, message)
+
+    def snapshot(self) -> dict[str, float]:
+        return {"queued": len(self._queue), "sent": self._sent.value()}
+
+    async def run(self) -> None:
+        try:
+            while True:
+                while self._queue:
+                    await self._tell(self._queue[0], TRIES)
+                    self._queue.popleft()
+                await self._filled.wait()
+        except asyncio.CancelledError:
+            try:
+                await finish(self._last_words(), within=LAST_WORDS_WITHIN)
+            except TimeoutError:
+                logger.info("events left unsent at shutdown", extra={"count": len(self._queue)})
+            raise
+
+    async def _last_words(self) -> None:
+        while self._queue:
+            if not await self._tell(self._queue[0], 1):
+                return
+            self._queue.popleft()
+
+    async def _tell(self, event: Event, tries: int) -> bool:
+        """Send one event; False when the server could not be reached."""
+        told = self._correlator.judge(event, self._clock.now())
+        if told is None:
+            self._dropped.inc("spam")
+            return True
+        backoff = Backoff(initial=FIRST_DELAY, maximum=LONGEST_DELAY)
+        while True:
+            try:
+                stored = await self._send(told)
+            except (ApiDown, TooManyRequests, ApiServerError) as error:
+                delay = max(error.retry_after or 0.0, jittered(backoff.next()))
+                if backoff.failures >= tries:
+                    self._drop(event, "unreachable", error)
+                    return False
+                await self._clock.sleep(delay)
+            except ApiError as error:
+                # Refused for good: the namespace is ending, the object is wrong, we may not.
+                self._drop(event, "refused", error)
+                return True
+            else:
+                self._correlator.note_stored(told.key, stored)
+                self._sent.inc()
+                return True
+
+    async def _send(self, told: Told) -> Event:
+        event = told.event
+        if told.patch is not None:
+            try:
+                return await self._kube.patch(
+                    Event,
+                    event.metadata.name or "",
+                    told.patch,
+                    patch_type=PatchType.STRATEGIC,
+                    namespace=event.metadata.namespace or "",
+                )
+            except ApiNotFound:
+                pass  # the server keeps events for an hour only: tell it anew, with the count reached
+        return await self._kube.create(event)
+
+    def _drop(self, event: Event, reason: str, error: ApiError) -> None:
+        self._dropped.inc(reason)
+        logger.warning(
+            "event was not sent",
+            extra={"reason": event.reason, "error": str(error), "text": event.message},
+        )
+
+    def _put(self, involved: ObjectReference, kind: str, reason: str, message: str) -> None:
+        if len(self._queue) >= QUEUED:
+            self._dropped.inc("queue full")
+            return
+        now = utc(self._clock.now())
+        namespace = involved.namespace or "default"
+        self._queue.append(
+            Event(
+                metadata=ObjectMeta(name=self._event_name(involved.name or ""), namespace=namespace),
+                involved_object=involved,
+                reason=reason,
+                message=message,
+                type=kind,
+                count=1,
+                first_timestamp=now,
+                last_timestamp=now,
+                source=EventSource(component=COMPONENT, host=self._node_name),
+                reporting_component=COMPONENT,
+                reporting_instance=self._node_name,
+            )
+        )
+        self._filled.set()
+
+    def _event_name(self, object_name: str) -> str:
+        """Unique because time is; two events of one nanosecond get different ones all the same."""
+        self._last_stamp = max(self._last_stamp + 1, self._clock.now_ns())
+        return f"{object_name}.{self._last_stamp:x}"

@@ -1,0 +1,192 @@
+"""How much volumes hold: for the stats summary, and emptyDir limits for eviction.
+
+A volume that is a filesystem of its own (tmpfs, nfs, a device) is asked in one call. One that shares its disk is
+walked, off the loop, within a budget; when the budget ends the figure so far is a lower bound and says so.
+Project quotas would make walking unnecessary; their place is `UsageMeter._walked`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.types import Pod
+from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.model.pod import uid_of
+from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
+from pykubelet.volumes.plugins.plugin import VolumePlugin
+from pykubelet.volumes.spec import CONFIG_MAP, EMPTY_DIR, HOST_PATH, IMAGE, VolumeSpec
+from pykubelet.volumes.threads import Offload
+
+WALK_BUDGET = 200_000
+"""Files one walk looks at."""
+MAX_DEPTH = 200
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ON_DISK = (EMPTY_DIR, CONFIG_MAP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    bytes: int
+    inodes: int
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeUsage:
+    """One volume in the shape of the summary's VolumeStats."""
+
+    name: str
+    used_bytes: int
+    capacity_bytes: int
+    available_bytes: int
+    inodes: int
+    inodes_free: int
+    inodes_used: int
+    claim: tuple[str, str] | None = None
+    """Namespace and name of the claim it came by."""
+    on_node_disk: bool = False
+    """Whether it counts as the pod's local ephemeral storage."""
+    complete: bool = True
+    """False: used figures are lower bounds, the walk was cut short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmptyDirUse:
+    name: str
+    in_memory: bool
+    used_bytes: int
+    limit_bytes: int | None
+    complete: bool = True
+
+    @property
+    def is_over(self) -> bool:
+        return self.limit_bytes is not None and self.used_bytes > self.limit_bytes
+
+
+def walk_usage(folder: Path, budget: int = WALK_BUDGET) -> Measured:
+    """Disk blocks and inodes of a tree on one filesystem; links are counted, not followed."""
+    used = inodes = 0
+    linked: set[int] = set()
+    complete = True
+    top = os.open(folder, _FOLDER)
+    found = os.fstat(top)
+    device = found.st_dev
+    used, inodes = found.st_blocks * 512, 1
+    stack: list[tuple[int, list[str]]] = [(top, os.listdir(top))]
+    try:
+        while stack:
+            here, names = stack[-1]
+            if not names:
+                stack.pop()
+                os.close(here)
+                continue
+            if inodes >= budget:
+                complete = False
+                break
+            name = names.pop()
+            try:
+                found = os.stat(name, dir_fd=here, follow_symlinks=False)
+                if found.st_dev != device:
+                    continue
+                if stat.S_ISDIR(found.st_mode) and len(stack) < MAX_DEPTH:
+                    below = os.open(name, _FOLDER, dir_fd=here)
+                    stack.append((below, os.listdir(below)))
+            except OSError:
+                continue  # it went, or changed into something else, while we looked
+            complete = complete and not (stat.S_ISDIR(found.st_mode) and len(stack) >= MAX_DEPTH)
+            if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
+                if found.st_ino in linked:
+                    continue
+                linked.add(found.st_ino)
+            used += found.st_blocks * 512
+            inodes += 1
+    finally:
+        for descriptor, _ in stack:
+            os.close(descriptor)
+    return Measured(bytes=used, inodes=inodes, complete=complete)
+
+
+class UsageMeter:
+    def __init__(
+        self, *, table: VolumeTable, plugins: Mapping[str, VolumePlugin], mounts: Mounts, paths: VolumePaths
+    ) -> None:
+        self._table = table
+        self._plugins = plugins
+        self._mounts = mounts
+        self._paths = paths
+        self._offload = Offload()
+
+    async def measure(self, pod: Pod) -> Sequence[VolumeUsage]:
+        """All mounted volumes of the pod but those whose figures belong to the host or to an image."""
+        wanted = [
+            (entry.name, entry.spec)
+            for entry in self._mounted(pod)
+            if entry.spec is not None and entry.spec.plugin not in (HOST_PATH, IMAGE) and not entry.spec.block
+        ]
+        if not wanted:
+            return ()
+        points = {each.mount_point for each in await self._offload.run(self._mounts.table)}
+        found = []
+        for name, spec in wanted:
+            path = self._paths.volume(uid_of(pod), spec.plugin, spec.folder)
+            usage = await self._offload.run(partial(self._one, name, spec, path, str(path) in points))
+            if usage is not None:
+                found.append(usage)
+        return found
+
+    async def empty_dirs(self, pod: Pod) -> Sequence[EmptyDirUse]:
+        """emptyDirs with what they hold against their limits."""
+        sizes = {usage.name: usage for usage in await self.measure(pod)}
+        found = []
+        for volume in pod.spec.volumes:
+            usage = sizes.get(volume.name or "")
+            if volume.empty_dir is None or usage is None:
+                continue
+            limit = volume.empty_dir.size_limit
+            amount = Quantity.parse(limit).value() if limit is not None else 0
+            found.append(
+                EmptyDirUse(
+                    name=usage.name,
+                    in_memory=volume.empty_dir.medium == "Memory",
+                    used_bytes=usage.used_bytes,
+                    limit_bytes=amount or None,
+                    complete=usage.complete,
+                )
+            )
+        return found
+
+    def _mounted(self, pod: Pod) -> list[VolumeEntry]:
+        record = self._table.pods.get(uid_of(pod))
+        return [entry for entry in record.entries.values() if entry.state is State.MOUNTED] if record else []
+
+    def _one(self, name: str, spec: VolumeSpec, path: Path, own_filesystem: bool) -> VolumeUsage | None:
+        try:
+            whole = os.statvfs(path)
+            measured = (
+                Measured(bytes=(whole.f_blocks - whole.f_bfree) * whole.f_frsize, inodes=whole.f_files - whole.f_ffree)
+                if own_filesystem
+                else self._walked(path)
+            )
+        except OSError:
+            return None  # torn down while we measured
+        return VolumeUsage(
+            name=name,
+            used_bytes=measured.bytes,
+            capacity_bytes=whole.f_blocks * whole.f_frsize,
+            available_bytes=whole.f_bavail * whole.f_frsize,
+            inodes=whole.f_files,
+            inodes_free=whole.f_ffree,
+            inodes_used=measured.inodes,
+            claim=spec.claim,
+            on_node_disk=not own_filesystem and spec.plugin in _ON_DISK,
+            complete=measured.complete,
+        )
+
+    def _walked(self, path: Path) -> Measured:
+        return walk_usage(path)

@@ -1,0 +1,224 @@
+"""List and watch on the fake server: nothing is lost, whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from pykubelet.api.types import ConfigMap, ObjectMeta
+from pykubelet.clients.kube import watch
+from pykubelet.clients.kube.port import Change, ChangeType
+from pykubelet.clients.kube.reflector import Reflector
+from pykubelet.clients.kube.watch import Query, list_all
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import running
+from pykubelet.model.errors import ApiDown, ApiServerError, Expired, Forbidden, TooManyRequests
+from tests.fakes.fake_kube import FakeKube
+
+QUERY = Query(kind=ConfigMap, namespace="default")
+
+
+def a_map(name: str, **data: str) -> ConfigMap:
+    return ConfigMap(metadata=ObjectMeta(name=name, namespace="default"), data=data)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.sets: list[list[str]] = []
+        self.changes: list[tuple[str, str]] = []
+
+    def on_set(self, items: Any) -> None:
+        self.sets.append([item.metadata.name for item in items])
+
+    def on_change(self, change: Change[ConfigMap]) -> None:
+        self.changes.append((change.type.value, change.object.metadata.name or ""))
+
+
+@asynccontextmanager
+async def reflecting(kube: FakeKube, heard: Heard) -> AsyncIterator[Reflector[ConfigMap]]:
+    reflector = Reflector(
+        client=kube,
+        query=QUERY,
+        clock=LoopClock(),
+        on_set=heard.on_set,
+        on_change=heard.on_change,
+        source=random.Random(7),
+    )
+    async with running(reflector):
+        yield reflector
+
+
+async def settle(seconds: float = 0.01) -> None:
+    await asyncio.sleep(seconds)
+
+
+async def test_first_the_full_set_then_every_change() -> None:
+    kube, heard = FakeKube(LoopClock()), Heard()
+    kube.add(a_map("a"))
+    async with reflecting(kube, heard) as reflector:
+        assert not reflector.synced
+        assert await reflector.wait_synced(within=1)
+        await settle()
+        kube.add(a_map("b"))
+        kube.change(a_map("b", v="2"))
+        kube.remove(ConfigMap, "a", "default")
+        await settle()
+        assert [each.metadata.name for each in reflector.all()] == ["b"]
+        found = reflector.get("b", "default")
+        assert found is not None and found.data == {"v": "2"}
+    assert heard.sets == [["a"], ["a", "b"], ["a", "b"], ["b"]]
+    assert heard.changes == [("ADDED", "a"), ("ADDED", "b"), ("MODIFIED", "b"), ("DELETED", "a")]
+
+
+async def test_empty_set_is_synced_too() -> None:
+    heard = Heard()
+    async with reflecting(FakeKube(LoopClock()), heard) as reflector:
+        assert await reflector.wait_synced(within=1)
+    assert heard.sets == [[]]
+
+
+async def test_ended_watch_resumes_where_it_was_without_listing() -> None:
+    kube, heard = FakeKube(LoopClock()), Heard()
+    async with reflecting(kube, heard):
+        await settle()
+        kube.add(a_map("a"))
+        await settle(2)
+        kube.break_watches()
+        kube.add(a_map("b"))
+        await settle(2)
+    assert heard.changes == [("ADDED", "a"), ("ADDED", "b")]
+    assert len(kube.calls_of("list")) == 1
+
+
+async def test_bookmarks_move_the_version_and_are_not_told() -> None:
+    kube, heard = FakeKube(LoopClock()), Heard()
+    async with reflecting(kube, heard):
+        await settle()
+        kube.compact()
+        kube.bookmark()
+        await settle()
+        kube.break_watches()
+        await settle(5)
+        kube.add(a_map("a"))
+        await settle()
+    assert heard.changes == [("ADDED", "a")]
+    assert len(kube.calls_of("list")) == 1, "the bookmark made resuming possible after the compaction"
+
+
+async def test_expired_version_lists_again_and_tells_the_differences() -> None:
+    kube, heard = FakeKube(LoopClock()), Heard()
+    first = kube.add(a_map("gone"))
+    kube.add(a_map("changed"))
+    kube.add(a_map("same"))
+    again = kube.add(a_map("again"))
+    async with reflecting(kube, heard):
+        await settle()
+        heard.changes.clear()
+        kube.break_watches(Expired("too old resource version", code=410))
+        kube.down = True
+        kube.remove(ConfigMap, "gone", "default")
+        kube.change(a_map("changed", v="2"))
+        kube.remove(ConfigMap, "again", "default")
+        kube.add(msgspec.structs.replace(again, metadata=ObjectMeta(name="again", namespace="default")))
+        kube.compact()
+        kube.down = False
+        await settle(5)
+    assert first.metadata.uid
+    assert sorted(heard.changes) == [
+        ("ADDED", "again"),
+        ("DELETED", "again"),
+        ("DELETED", "gone"),
+        ("MODIFIED", "changed"),
+    ]
+
+
+async def test_watch_survives_everything_the_server_may_say() -> None:
+    kube, heard = FakeKube(LoopClock()), Heard()
+    for error in (Forbidden("no"), ApiServerError("oops"), TooManyRequests("later", retry_after=7.0), ApiDown("gone")):
+        kube.fail_next("list", error)
+        kube.fail_next("watch", error)
+    async with reflecting(kube, heard) as reflector:
+        assert await reflector.wait_synced(within=300)
+        await settle(300)
+        kube.add(a_map("a"))
+        await settle()
+    assert heard.changes == [("ADDED", "a")]
+
+
+async def test_server_that_is_back_is_noticed_within_seconds() -> None:
+    kube, heard = FakeKube(LoopClock()), Heard()
+    async with reflecting(kube, heard):
+        await settle()
+        kube.stop()
+        await settle(600)
+        asked = len(kube.calls_of("watch"))
+        assert asked < 300
+        kube.add(a_map("a"))
+        kube.start()
+        await settle(6.1)
+        assert heard.changes == [("ADDED", "a")]
+
+
+async def test_refusals_are_asked_less_and_less_often() -> None:
+    kube = FakeKube(LoopClock())
+    kube.fail_next("list", Forbidden("no"), times=1000)
+    async with reflecting(kube, Heard()):
+        await settle(600)
+    assert 10 <= len(kube.calls_of("list")) <= 30
+
+
+async def test_lists_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PAGE_SIZE", 2)
+    kube = FakeKube(LoopClock())
+    for index in range(5):
+        kube.add(a_map(f"m{index}"))
+    listed = await list_all(kube, QUERY)
+    assert [item.metadata.name for item in listed.items] == [f"m{index}" for index in range(5)]
+    assert len(kube.calls_of("list")) == 3
+
+
+async def test_expired_token_starts_over_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PAGE_SIZE", 2)
+    kube = FakeKube(LoopClock())
+    for index in range(5):
+        kube.add(a_map(f"m{index}"))
+    asked = kube.list
+
+    async def compacting(*words: Any, **named: Any) -> Any:
+        page = await asked(*words, **named)
+        kube.compact()
+        return page
+
+    monkeypatch.setattr(kube, "list", compacting)
+    listed = await list_all(kube, QUERY)
+    assert len(listed.items) == 5
+
+
+async def test_sets_are_an_iterator_for_sources() -> None:
+    kube = FakeKube(LoopClock())
+    reflector = Reflector(client=kube, query=QUERY, clock=LoopClock())
+    sets = reflector.sets()
+    assert list(await anext(sets)) == []
+    kube.add(a_map("a"))
+    assert [each.metadata.name for each in await anext(sets)] == ["a"]
+    await sets.aclose()
+    assert kube.open_watches == []
+
+
+async def test_selected_object_that_leaves_the_selection_is_deleted_for_the_watcher() -> None:
+    kube = FakeKube(LoopClock())
+    seen: list[ChangeType] = []
+    query = Query(kind=ConfigMap, label_selector="team=a")
+    reflector = Reflector(client=kube, query=query, clock=LoopClock(), on_change=lambda c: seen.append(c.type))
+    async with running(reflector):
+        await settle()
+        made = kube.add(ConfigMap(metadata=ObjectMeta(name="x", namespace="default", labels={"team": "a"})))
+        kube.change(msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, labels={})))
+        await settle()
+    assert seen == [ChangeType.ADDED, ChangeType.DELETED]
