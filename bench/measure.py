@@ -10,7 +10,7 @@ import asyncio
 import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -149,15 +149,35 @@ def own_cpu(pid: int) -> float:
 
 
 def pss(pid: int) -> int:
-    """Proportional memory of the process and its children, in bytes."""
-    total = 0
-    for member in _family(pid):
-        try:
-            lines = Path(f"/proc/{member}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
-    return total
+    """Proportional memory of the process and its children, in bytes, as if this benchmark were not running.
+
+    The benchmark is a Python program with the same libraries as one of the subjects: pages they share would make that
+    subject look smaller than it is. Of files that this process maps, too, everything resident counts.
+    """
+    ours = {path for path, _, _ in _mappings(os.getpid()) if path}
+    return sum(
+        resident if path in ours else proportional
+        for member in _family(pid)
+        for path, resident, proportional in _mappings(member)
+    )
+
+
+def _mappings(pid: int) -> Iterator[tuple[str, int, int]]:
+    """File (empty for anonymous memory), resident bytes and proportional bytes of each mapping."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:
+        return
+    path, resident = "", 0
+    for line in lines:
+        word, _, rest = line.partition(" ")
+        if word == "Rss:":
+            resident = int(rest.split()[0]) * 1024
+        elif word == "Pss:":
+            yield path, resident, int(rest.split()[0]) * 1024
+        elif not word.endswith(":"):
+            place = line.split(maxsplit=5)
+            path = place[5] if len(place) > 5 and place[5].startswith("/") else ""
 
 
 def _family(pid: int) -> list[int]:

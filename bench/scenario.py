@@ -32,10 +32,10 @@ SETTLE = 2.0
 class Sizes:
     """How much is measured."""
 
-    singles: int = 15
-    crashes: int = 5
+    singles: int = 12
+    crashes: int = 4
     bursts: int = 3
-    idle: float = 60.0
+    idle: float = 45.0
     full: bool = True
 
 

@@ -28,6 +28,7 @@ from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.sources.url import Fetched
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.fakes.fake_cri import FakeCri
+from tests.fakes.fake_mounts import FakeMounts
 
 IMAGE = "busybox:1"
 MACHINE = Machine(
@@ -66,6 +67,7 @@ class NodeHarness:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock, images=[IMAGE])
         self.cgroups = FakeCgroups()
+        self.mounts = FakeMounts()
         self.paths = NodePaths(
             root=folder / "kubelet", pod_logs=folder / "log" / "pods", container_logs=folder / "log" / "containers"
         )
@@ -95,6 +97,7 @@ class NodeHarness:
             folders=self.folders,
             paths=self.paths,
             cgroups=self.cgroups,
+            mounts=self.mounts,
             machine=MACHINE,
             network=DeafNetwork(),
             fetch=no_fetch,

@@ -34,6 +34,7 @@ LAYERS: list[frozenset[str]] = [
     MANAGERS,
     frozenset({"sync"}),
     frozenset({"server"}),
+    frozenset({"cluster"}),
     frozenset({"app"}),
     frozenset({"standalone"}),
     frozenset({"cli"}),

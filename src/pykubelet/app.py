@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine, PodFolders
+from pykubelet.clients.host.port import Machine, Mounts, PodFolders
 from pykubelet.clients.http.hooks import HookCaller
 from pykubelet.clients.http.port import PodNetwork
 from pykubelet.images.pull import ImagePuller, PullSettings
@@ -41,7 +41,7 @@ from pykubelet.runtime.hooks import LifecycleHooks
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.manager import RuntimeManager
 from pykubelet.runtime.reason_cache import ReasonCache
-from pykubelet.runtime.spec.builder import NoReferences, NoVolumes, PodSpecBuilder
+from pykubelet.runtime.spec.builder import NoReferences, PodSpecBuilder
 from pykubelet.runtime.spec.env import literal_env
 from pykubelet.runtime.spec.expand import expand
 from pykubelet.runtime.start import ContainerStarter
@@ -52,7 +52,7 @@ from pykubelet.sources.mux import PodMux
 from pykubelet.sources.static import StaticSource
 from pykubelet.sources.url import Fetch, UrlSource
 from pykubelet.status.manager import StatusManager
-from pykubelet.sync.absent import NoAddresses, NoMirrors, NoPodVolumes, NoReferencesHeld, OneHandler
+from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import ProbeChanged, RuntimeBack, SyncLoop
@@ -62,6 +62,7 @@ from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
+from pykubelet.volumes.manager import VolumeManager, VolumeRules
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Edges:
     folders: PodFolders
     paths: NodePaths
     cgroups: CgroupHost
+    mounts: Mounts
     machine: Machine
     network: PodNetwork
     fetch: Fetch
@@ -121,11 +123,20 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     mux = PodMux(sources=_source_kinds(settings), events=events, clock=clock)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
     spec = node_spec(settings, edges.machine, edges.paths, cgroup_driver=edges.cgroup_driver)
+    volumes = VolumeManager(
+        mounts=edges.mounts,
+        paths=edges.paths,
+        clock=clock,
+        events=events,
+        recorder=recorder,
+        metrics=metrics,
+        rules=VolumeRules(allocatable_memory=lambda: spec.memory_bytes, selinux=spec.selinux),
+    )
     specs = PodSpecBuilder(
         node=spec,
         folders=edges.folders,
         images=cri,
-        volumes=NoVolumes(),
+        volumes=volumes,
         references=NoReferences(),
         events=events,
         addresses=NoAddresses(),
@@ -217,7 +228,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         look=pleg,
         maker=maker,
         statuses=statuses,
-        volumes=NoPodVolumes(),
+        volumes=volumes,
         probes=probes,
         cgroups=cgroups,
         mirrors=NoMirrors(),
@@ -282,9 +293,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         runtime=RunningPods(cache),
         folders=edges.folders,
-        holders=[statuses, probes, maker, images],
+        holders=[statuses, probes, maker, images, volumes],
         chores=[collect_backoff, remove_orphan_cgroups],
         period=HOUSEKEEPING_PERIOD,
+        has_mounts=volumes.has_mounts,
     )
 
     def finished(uid: str) -> None:
@@ -293,13 +305,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     workers.on_finished = finished
     statuses.listen(probes.container_changed)
+    volumes.on_mounted = workers.sync_now
+    volumes.on_released = lambda uid: housekeeping.soon()
     pleg.listen(loop.handle)
     results.listen(lambda kind, cid, uid, outcome: loop.handle(_probe_changed(kind, cid, uid, outcome)))
     runtime_state.on_back = lambda: loop.handle(RuntimeBack())
     return Node(
         services=[
             [runtime_state, pleg],
-            [workers, probes, gc, housekeeping],
+            [volumes, workers, probes, gc, housekeeping],
             [loop, *_sources(settings, edges, mux, events)],
         ],
         pods=pods,

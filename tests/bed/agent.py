@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -74,7 +73,7 @@ class BedAgent:
         """End it without a chance to do anything about it."""
         process, self._process = self._process, None
         if process is not None:
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
 
     def stop(self, grace: float = 20.0) -> int:

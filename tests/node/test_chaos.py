@@ -113,12 +113,14 @@ class Chaos:
     def settled(self, *, runtime_killed: bool = False) -> list[str]:
         """The violations that are still there after all had time to come to rest."""
         began, found = time.monotonic(), ["nothing could be read"]
-        while found and time.monotonic() < began + WITHIN:
+        while found and time.monotonic() < began + WITHIN and self.agent.status is None:
             time.sleep(0.5)
             try:
                 found = violations(self.wanted, self.look(), runtime_killed=runtime_killed)
             except CriError as error:
                 found = [f"the runtime cannot be read: {error}"]
+        if self.agent.status is not None:
+            found.append(f"the agent ended by itself with status {self.agent.status}")
         print(f"at rest after {time.monotonic() - began:.1f} s, pods wanted: {len(self.wanted)}")
         return found
 

@@ -13,6 +13,7 @@ from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.machine import read_machine
+from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.http.client import ShortCalls
@@ -60,6 +61,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
             folders=folders,
             paths=paths,
             cgroups=CgroupTree(clock=clock),
+            mounts=HostMounts(),
             machine=machine,
             network=ShortCalls(),
             fetch=fetch,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
@@ -41,6 +43,16 @@ class ReadOptions:
     """stdout or stderr; None = both."""
 
 
+class LogSource(Protocol):
+    """An open log file, plain or compressed."""
+
+    def read(self, size: int) -> bytes: ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class Waker(Protocol):
     """Tells that something happened in the folder of a log."""
 
@@ -64,11 +76,6 @@ class Selection:
     @property
     def full(self) -> bool:
         return self._left is not None and self._left <= 0
-
-    @property
-    def unread(self) -> int:
-        """Bytes of a record whose end was not there yet."""
-        return len(self._rest)
 
     def take(self, block: bytes) -> bytes:
         """What whole records give; the begin of one that is not whole yet is kept for the next block."""
@@ -105,61 +112,80 @@ def _older(stamp: bytes, since: int) -> bool:
 
 async def read_logs(
     path: Path, options: ReadOptions, *, clock: Clock, is_running: IsRunning, waker: Waker | None = None
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """The log as asked for. Raises OSError when there is none. `waker` serves following; without it, time does."""
     selection = Selection(options)
-    file: BinaryIO = open_log(path)
+    file: LogSource = _open_at(path, options.tail)
     try:
-        if options.tail is not None:
-            file.seek(tail_offset(file, options.tail))
         while True:
             # Asked before reading: what the container wrote last is there when it is known to have ended.
             last_look = not options.follow or not await is_running()
-            while block := file.read(BLOCK):
-                if piece := selection.take(block):
+            async with aclosing(_rest_of(file, selection, clock)) as pieces:
+                async for piece in pieces:
                     yield piece
-                if selection.full:
-                    return
-                await clock.sleep(0)  # a big log must not hold up the pods
-            following = _next_file(path, file)
-            if following is not None and options.follow:
-                file, old = following, file
-                async for piece in _drain(old, selection, clock):
-                    yield piece
-                continue
-            if last_look:
+            if selection.full:
                 return
-            await (waker.wait(RECHECK) if waker is not None else clock.sleep(RECHECK))
+            following = _next_file(path, file) if options.follow else None
+            if following is not None:
+                file, old = following, file
+                async with aclosing(_last_of(old, selection, clock)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            elif last_look:
+                return
+            else:
+                await (waker.wait(RECHECK) if waker is not None else clock.sleep(RECHECK))
     finally:
         file.close()
 
 
-async def _drain(old: BinaryIO, selection: Selection, clock: Clock) -> AsyncIterator[bytes]:
-    """The last lines of a file that is being written no more, or will not be in a moment."""
-    with old:
+def _open_at(path: Path, tail: int | None) -> BinaryIO:
+    file = open_log(path)
+    try:
+        if tail is not None:
+            file.seek(tail_offset(file, tail))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+async def _rest_of(file: LogSource, selection: Selection, clock: Clock) -> AsyncGenerator[bytes, None]:
+    while not selection.full and (block := file.read(BLOCK)):
+        if piece := selection.take(block):
+            yield piece
+        await clock.sleep(0)  # a big log must not hold up the pods
+
+
+async def _last_of(old: LogSource, selection: Selection, clock: Clock) -> AsyncGenerator[bytes, None]:
+    """The end of a file that was rotated away; the runtime may write to it for a moment more."""
+    try:
         await clock.sleep(SETTLE)
-        while not selection.full and (block := old.read(BLOCK)):
-            if piece := selection.take(block):
+        async with aclosing(_rest_of(old, selection, clock)) as pieces:
+            async for piece in pieces:
                 yield piece
+    finally:
         selection.drop_rest()
+        old.close()
 
 
-def _next_file(path: Path, file: BinaryIO) -> BinaryIO | None:
+# --- which file comes next -------------------------------------------------------------------------
+
+
+def _next_file(path: Path, file: LogSource) -> LogSource | None:
     """The file that follows the one being read, opened; None while there is none."""
     name = _name_of(file)
-    if name == path.name:
-        return None
     try:
         candidates = [*later_files(path, name), path]
     except FileNotFoundError:
-        return None
+        return None  # the whole folder is gone
     for candidate in candidates:
         try:
             opened = open_log(candidate)
         except OSError:
             continue  # compressed, removed or not yet made: the next one will do
         if candidate.name.endswith(COMPRESSED):
-            return _Unpacked(opened)
+            return _Unpacked(opened, candidate.name)
         if os.path.sameopenfile(opened.fileno(), file.fileno()):
             opened.close()
             continue
@@ -170,30 +196,41 @@ def _next_file(path: Path, file: BinaryIO) -> BinaryIO | None:
 def later_files(path: Path, name: str) -> list[Path]:
     """Rotated files newer than the one called `name`, oldest first. Each counts once, compressed or not."""
     own = name.removesuffix(COMPRESSED)
+    if not own.startswith(path.name + "."):
+        return []
     later: dict[str, str] = {}
     for each in rotated_names(path):
         plain = each.removesuffix(COMPRESSED)
-        if not each.endswith(TEMPORARY) and plain > own and own.startswith(path.name + "."):
+        if not each.endswith(TEMPORARY) and plain > own:
             # Both exist for a moment; the plain one is whole in any case.
             later[plain] = min(each, later.get(plain, each))
     return [path.with_name(each) for each in later.values()]
 
 
-def _name_of(file: BinaryIO) -> str:
+def _name_of(file: LogSource) -> str:
     """What an open file is called now; it may have been renamed or removed since it was opened."""
     if isinstance(file, _Unpacked):
-        return file.log_name
+        return file.name
     return os.path.basename(os.readlink(f"/proc/self/fd/{file.fileno()}").removesuffix(" (deleted)"))
 
 
-class _Unpacked(gzip.GzipFile):
-    """A compressed log that keeps its own name."""
+class _Unpacked:
+    """A compressed log. One that is damaged ends where the damage begins."""
 
-    def __init__(self, packed: BinaryIO) -> None:
-        self.log_name = _name_of(packed)
+    def __init__(self, packed: BinaryIO, name: str) -> None:
+        self.name = name
         self._packed = packed
-        super().__init__(fileobj=packed, mode="rb")
+        self._plain = gzip.GzipFile(fileobj=packed, mode="rb")
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._plain.read(size)
+        except (OSError, EOFError, zlib.error):
+            return b""
+
+    def fileno(self) -> int:
+        return self._packed.fileno()
 
     def close(self) -> None:
-        super().close()
+        self._plain.close()
         self._packed.close()

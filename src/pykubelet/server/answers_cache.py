@@ -35,16 +35,21 @@ class AnswersCache(Generic[V]):
             pending = self._asking.get(key)
             if pending is None:
                 return await self._ask(key, ask)
-            # Whoever asks may fail or leave; then the next one in line asks for itself.
+            # A failure is shared with all who waited for it. Whoever asks may also leave; then the next one asks.
             await asyncio.shield(pending)
 
     async def _ask(self, key: Hashable, ask: Callable[[], Awaitable[V]]) -> V:
         done = self._asking[key] = asyncio.get_running_loop().create_future()
         try:
             answer = await ask()
+        except Exception as error:
+            done.set_exception(error)
+            done.exception()  # seen by us; waiters see it too, if there are any
+            raise
         finally:
             del self._asking[key]
-            done.set_result(None)
+            if not done.done():
+                done.set_result(None)
         seconds = self._keep(answer)
         if seconds > 0:
             self._known.pop(key, None)

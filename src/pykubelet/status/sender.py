@@ -132,7 +132,10 @@ class StatusSender:
             async with TaskSet(self.name) as tasks:
                 await self._serve(tasks)
         finally:
-            await finish(self._flush(), within=FLUSH_WITHIN)
+            try:
+                await finish(self._flush(), within=FLUSH_WITHIN)
+            except TimeoutError:
+                logger.warning("the last statuses could not all be sent in time")
 
     async def _serve(self, tasks: TaskSet) -> None:
         due = self._clock.monotonic() + FULL_PASS

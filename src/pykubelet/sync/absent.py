@@ -42,14 +42,3 @@ class NoAddresses:
 
     def host_ips(self) -> tuple[str, ...]:
         return ()
-
-
-class NoPodVolumes:
-    """Nothing is ever mounted; a pod that names a volume waits and says so."""
-
-    async def wait_mounted(self, pod: Pod) -> None:
-        if pod.spec.volumes:
-            raise PykubeletError(f"volume {pod.spec.volumes[0].name}: volumes are not available")
-
-    async def wait_unmounted(self, pod: Pod) -> None:
-        return None

@@ -59,7 +59,7 @@ class VolumeEntry:
     wake: Signal = field(default_factory=Signal)
     scope: asyncio.Timeout | None = None
     """Around the part of an operation that may be cut short when the pod goes."""
-    stuck: asyncio.Future[object] | None = None
+    stuck: asyncio.Future[None] | None = None
     """Blocking work that outlived its deadline; nothing else is begun before it returns."""
 
     @property

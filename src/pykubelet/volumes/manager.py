@@ -348,7 +348,9 @@ class VolumeManager:
 
     def _measure(self) -> None:
         desired, actual = self._table.counts()
-        self._totals.replace(
-            {(plugin, "desired_state_of_world"): float(count) for plugin, count in desired.items()}
-            | {(plugin, "actual_state_of_world"): float(count) for plugin, count in actual.items()}
-        )
+        totals: dict[tuple[str, ...], float] = {}
+        for plugin, count in desired.items():
+            totals[plugin, "desired_state_of_world"] = count
+        for plugin, count in actual.items():
+            totals[plugin, "actual_state_of_world"] = count
+        self._totals.replace(totals)

@@ -145,8 +145,9 @@ class Mounts(Protocol):
         """The same for filesystems whose server may be gone: after `seconds` by force."""
         ...
 
-    def run(self, *command: str, seconds: float, stdin: str = "") -> str:
-        """A program of the host; its output. ToolMissing when it is not there, MountError when it fails."""
+    def run(self, *command: str, seconds: float, allow: Sequence[int] = ()) -> str:
+        """A program of the host; its output. ToolMissing when it is not there, MountError when it ends with
+        anything but 0 or one of `allow`."""
         ...
 
     def remove_tree(self, folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -33,7 +34,6 @@ class Told:
 
     event: Event
     patch: dict[str, Any] | None
-    key: Key
 
 
 class _Recent(Generic[V]):
@@ -62,6 +62,13 @@ class _Similar:
     last: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    name: str | None
+    count: int
+    first: datetime | None
+
+
 @dataclass(slots=True)
 class _Allowance:
     tokens: float
@@ -76,7 +83,7 @@ class Correlator:
     def __init__(self, name_event: Namer) -> None:
         self._name_event = name_event
         self._similar: _Recent[_Similar] = _Recent(REMEMBERED)
-        self._told: _Recent[Event] = _Recent(REMEMBERED)
+        self._told: _Recent[_Known] = _Recent(REMEMBERED)
         self._allowances: _Recent[_Allowance] = _Recent(REMEMBERED)
 
     def judge(self, event: Event, now: float) -> Told | None:
@@ -85,19 +92,13 @@ class Correlator:
         known = self._told.get(key)
         patch: dict[str, Any] | None = None
         if known is not None:
-            count = (known.count or 0) + 1
-            metadata = msgspec.structs.replace(event.metadata, name=known.metadata.name)
-            event = msgspec.structs.replace(
-                event, metadata=metadata, count=count, first_timestamp=known.first_timestamp
-            )
+            count = known.count + 1
+            metadata = msgspec.structs.replace(event.metadata, name=known.name)
+            event = msgspec.structs.replace(event, metadata=metadata, count=count, first_timestamp=known.first)
             stamp = format_time(event.last_timestamp) if event.last_timestamp is not None else None
             patch = {"count": count, "lastTimestamp": stamp, "message": event.message}
-        self._told.put(key, event)
-        return Told(event, patch, key) if self._allowed(event, now) else None
-
-    def note_stored(self, key: Key, event: Event) -> None:
-        """The event is on the server under this name."""
-        self._told.put(key, event)
+        self._told.put(key, _Known(event.metadata.name, event.count or 1, event.first_timestamp))
+        return Told(event, patch) if self._allowed(event, now) else None
 
     def _combine(self, event: Event, now: float) -> tuple[Event, Key]:
         key = _similar_key(event)

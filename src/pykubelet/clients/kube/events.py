@@ -42,6 +42,7 @@ class ApiEvents:
         self._node_name = node_name
         self._queue: deque[Event] = deque()
         self._filled = Signal()
+        self._current: Told | None = None  # kept across a cancel, so that it is not counted twice
         self._last_stamp = 0
         self._correlator = Correlator(self._event_name)
         self._dropped = metrics.counter(
@@ -72,9 +73,8 @@ class ApiEvents:
     async def run(self) -> None:
         try:
             while True:
-                while self._queue:
-                    await self._tell(self._queue[0], TRIES)
-                    self._queue.popleft()
+                while self._current is not None or self._queue:
+                    await self._tell(TRIES)
                 await self._filled.wait()
         except asyncio.CancelledError:
             try:
@@ -84,50 +84,56 @@ class ApiEvents:
             raise
 
     async def _last_words(self) -> None:
-        while self._queue:
-            if not await self._tell(self._queue[0], 1):
+        while self._current is not None or self._queue:
+            if not await self._tell(1):
                 return
-            self._queue.popleft()
 
-    async def _tell(self, event: Event, tries: int) -> bool:
+    async def _tell(self, tries: int) -> bool:
         """Send one event; False when the server could not be reached."""
-        told = self._correlator.judge(event, self._clock.now())
+        if self._current is None:
+            self._current = self._correlator.judge(self._queue.popleft(), self._clock.now())
+        told = self._current
         if told is None:
             self._dropped.inc("spam")
             return True
+        reached = await self._send_patiently(told, tries)
+        self._current = None
+        return reached
+
+    async def _send_patiently(self, told: Told, tries: int) -> bool:
         backoff = Backoff(initial=FIRST_DELAY, maximum=LONGEST_DELAY)
         while True:
             try:
-                stored = await self._send(told)
+                await self._send(told)
             except (ApiDown, TooManyRequests, ApiServerError) as error:
                 delay = max(error.retry_after or 0.0, jittered(backoff.next()))
                 if backoff.failures >= tries:
-                    self._drop(event, "unreachable", error)
+                    self._drop(told.event, "unreachable", error)
                     return False
                 await self._clock.sleep(delay)
             except ApiError as error:
                 # Refused for good: the namespace is ending, the object is wrong, we may not.
-                self._drop(event, "refused", error)
+                self._drop(told.event, "refused", error)
                 return True
             else:
-                self._correlator.note_stored(told.key, stored)
                 self._sent.inc()
                 return True
 
-    async def _send(self, told: Told) -> Event:
+    async def _send(self, told: Told) -> None:
         event = told.event
         if told.patch is not None:
             try:
-                return await self._kube.patch(
+                await self._kube.patch(
                     Event,
                     event.metadata.name or "",
                     told.patch,
                     patch_type=PatchType.STRATEGIC,
                     namespace=event.metadata.namespace or "",
                 )
+                return
             except ApiNotFound:
                 pass  # the server keeps events for an hour only: tell it anew, with the count reached
-        return await self._kube.create(event)
+        await self._kube.create(event)
 
     def _drop(self, event: Event, reason: str, error: ApiError) -> None:
         self._dropped.inc(reason)

@@ -18,12 +18,14 @@ from typing import Any, Generic
 from pykubelet.clients.kube.port import Change, ChangeType, K, KubeClient, resource_of
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
-from pykubelet.model.errors import ApiDown, ApiError, Expired
+from pykubelet.model.errors import ApiDown, ApiError, Expired, Forbidden
 
 logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 500
 FIRST_DELAY, LONGEST_DELAY, LONGEST_WHILE_DOWN = 0.8, 30.0, 4.0
+QUICK_DELAYS = (0.05, 0.1, 0.2, 0.4)
+"""After a Forbidden: the server learns which objects a node may read from the pod we have just heard of, too."""
 WATCH_MIN, WATCH_MAX = 300.0, 600.0
 """A watch lasts a random time between these, so that a cluster's watches do not all end together."""
 
@@ -130,7 +132,9 @@ async def list_and_watch(
 
 
 def _delay(backoff: Backoff, error: ApiError, source: random.Random | None) -> float:
-    delay = backoff.next()
+    failures, delay = backoff.failures, backoff.next()
+    if isinstance(error, Forbidden) and failures < len(QUICK_DELAYS):
+        return QUICK_DELAYS[failures]
     if isinstance(error, ApiDown):
         return jittered(min(delay, LONGEST_WHILE_DOWN), 0.5, source)
     return max(error.retry_after or 0.0, jittered(delay, 1.0, source))

@@ -43,8 +43,6 @@ class SetUp:
     fs_user: int | None = None
     nested: tuple[str, ...] = ()
     """Folders other volumes will be mounted on inside this one."""
-    secrets: Mapping[str, str] | None = None
-    """Data of the secret the source names, base64; only for kinds that have one."""
 
     @property
     def uid(self) -> str:

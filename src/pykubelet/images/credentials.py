@@ -1,0 +1,147 @@
+"""What a pod may log in to a registry with, in the order to try: its pull secrets, the node's own logins, plugins.
+
+Each of the three is sorted by itself, more specific keys first. A secret that cannot be had is told by an event and
+the pull goes on without it; a secret that is malformed fails the pull.
+Does not cover: running plugins (provider.py), matching (keyring.py), reading files (docker_config.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from pykubelet.api.types import Pod, Secret
+from pykubelet.images.docker_config import (
+    DockerConfig,
+    DockerConfigError,
+    NodeDockerConfig,
+    read_config_json,
+    read_dockercfg,
+)
+from pykubelet.images.keyring import Keyring
+from pykubelet.images.login import AccountOrigin, Entry, Login, SecretOrigin
+from pykubelet.images.reference import parse
+from pykubelet.model.errors import PykubeletError
+from pykubelet.model.events import EventSink
+from pykubelet.model.pod import namespace_of, readable
+from pykubelet.model.reasons import WARNING
+
+logger = logging.getLogger(__name__)
+
+# Type of a secret -> the key that holds the docker config, and how that is read.
+FORMS: Final[dict[str, tuple[str, Callable[[bytes], dict[str, Entry]]]]] = {
+    "kubernetes.io/dockerconfigjson": (".dockerconfigjson", read_config_json),
+    "kubernetes.io/dockercfg": (".dockercfg", read_dockercfg),
+}
+
+
+class PullSecrets(Protocol):
+    async def of(self, pod: Pod) -> Sequence[Secret]:
+        """The secrets that spec.imagePullSecrets names and that could be had; the others have been reported."""
+        ...
+
+
+class SecretReader(Protocol):
+    async def secret(self, namespace: str, name: str) -> Secret | None:
+        """None or PykubeletError when it cannot be had."""
+        ...
+
+
+class Plugin(Protocol):
+    """A credential provider plugin; never fails, it says in the log why it has nothing."""
+
+    async def provide(self, image: str, pod: Pod) -> tuple[DockerConfig, AccountOrigin | None]: ...
+
+
+class BadPullSecret(PykubeletError):
+    """A pull secret holds no docker config. The text names the secret, never its content."""
+
+
+class NoPullSecrets:
+    """For agents without an API server: manifests there cannot name secrets."""
+
+    async def of(self, pod: Pod) -> Sequence[Secret]:
+        return ()
+
+
+class ReferencedPullSecrets:
+    """Pull secrets read one by one; an event lists those that are missing."""
+
+    def __init__(self, *, reader: SecretReader, events: EventSink) -> None:
+        self._reader = reader
+        self._events = events
+
+    async def of(self, pod: Pod) -> Sequence[Secret]:
+        found: list[Secret] = []
+        missing: list[str] = []
+        for reference in pod.spec.image_pull_secrets:
+            if not reference.name:  # the API allows such entries; they mean nothing
+                continue
+            secret = await self._read(pod, reference.name)
+            if secret is None:
+                missing.append(reference.name)
+            else:
+                found.append(secret)
+        if missing:
+            text = f"Unable to retrieve some image pull secrets ({', '.join(missing)}); "
+            text += "attempting to pull the image may not succeed."
+            self._events.pod_event(pod, WARNING, "FailedToRetrieveImagePullSecret", text)
+        return found
+
+    async def _read(self, pod: Pod, name: str) -> Secret | None:
+        try:
+            return await self._reader.secret(namespace_of(pod), name)
+        except PykubeletError as error:
+            logger.info(
+                "pull secret cannot be read", extra={"pod": readable(pod), "name_text": name, "error": str(error)}
+            )
+            return None
+
+
+class RegistryCredentials:
+    """All three places together: the `Credentials` that pull.py wants."""
+
+    def __init__(self, *, secrets: PullSecrets, node: NodeDockerConfig, plugins: Sequence[Plugin] = ()) -> None:
+        self._secrets = secrets
+        self._node = node
+        self._plugins = plugins
+
+    async def lookup(self, pod: Pod, image: str) -> Sequence[Login]:
+        """Raises PykubeletError when a pull secret is malformed."""
+        name = parse(image).repository
+        own, node, plugins = Keyring(), Keyring(), Keyring()
+        for secret in await self._secrets.of(pod):
+            own.add(read_secret(secret), origin_of(secret))
+        node.add(await self._node.logins())
+        for plugin in self._plugins:
+            config, account = await plugin.provide(name, pod)
+            plugins.add(config, account)
+        return [login for ring in (own, node, plugins) for login in _told(ring).lookup(name)]
+
+
+def _told(ring: Keyring) -> Keyring:
+    for location in ring.unusable:
+        logger.debug("registry login is left out: its location is no URL", extra={"location": location})
+    return ring
+
+
+def read_secret(secret: Secret) -> dict[str, Entry]:
+    """The logins in a secret; none in one of another type."""
+    key, read = FORMS.get(secret.type or "", ("", read_config_json))
+    text = secret.data.get(key, "") if key else ""
+    if not text:
+        return {}
+    try:
+        return read(base64.b64decode(text, validate=True))
+    except (DockerConfigError, binascii.Error) as problem:
+        what = f"pull secret {secret.metadata.namespace or ''}/{secret.metadata.name or ''}: {key}"
+        said = str(problem) if isinstance(problem, DockerConfigError) else "is not base64"
+        raise BadPullSecret(f"{what}: {said}") from None
+
+
+def origin_of(secret: Secret) -> SecretOrigin:
+    meta = secret.metadata
+    return SecretOrigin(uid=meta.uid or "", namespace=meta.namespace or "", name=meta.name or "")

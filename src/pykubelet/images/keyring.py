@@ -1,0 +1,117 @@
+"""Which logins fit an image. Pure.
+
+A key is `host[:port][/path]`, perhaps with globs in the parts of the host: it fits an image of the same port, the
+same number of host parts, and a path that begins with the key's. More specific keys come first.
+Does not cover: where keys and logins come from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote
+
+from pykubelet.images.login import AccountOrigin, Entry, Login, SecretOrigin
+
+DOCKER_HUB_KEY: Final = "index.docker.io"
+DOCKER_HUB_HOSTS: Final = ("docker.io", "index.docker.io")
+
+_HOST = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s:\[\]/\\^`{|}\"<>]*)(?::[0-9]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A URL without its scheme, taken apart."""
+
+    host: str
+    """With the port, as written."""
+    path: str
+
+    @property
+    def parts(self) -> tuple[list[str], str]:
+        """The dot-separated parts of the host's name, and the port."""
+        name, colon, port = self.host.rpartition(":")
+        if not colon or (":" in name and not (name.startswith("[") and name.endswith("]"))):
+            return self.host.split("."), ""
+        return name.removeprefix("[").removesuffix("]").split("."), port
+
+
+@lru_cache(maxsize=512)
+def locate(text: str) -> Location | None:
+    """Take `host[:port]/path` apart; None for what is no URL."""
+    if any(c < " " or c == "\x7f" for c in text):
+        return None
+    bare = re.split("[?#]", text, maxsplit=1)[0]
+    authority, slash, path = bare.partition("/")
+    host = authority.rpartition("@")[2]
+    if not _HOST.fullmatch(host):
+        return None
+    return Location(host, unquote(slash + path))
+
+
+def key_of(location: str) -> str | None:
+    """The key of an entry of a docker config: no scheme, no API version; None when it is no URL."""
+    for scheme in ("https://", "http://"):
+        if location.startswith(scheme):
+            location = location.removeprefix(scheme)
+            break
+    found = locate(location)
+    if found is None:
+        return None
+    path = found.path
+    if path.startswith(("/v1/", "/v2/")):
+        path = path[3:]
+    return found.host if path in ("", "/") else found.host + path
+
+
+def matches(pattern: str, image: str) -> bool:
+    """Whether a key, or an entry of a plugin's matchImages, covers an image name without tag and digest."""
+    wanted, target = locate(pattern), locate(image)
+    if wanted is None or target is None:
+        return False
+    globs, port = wanted.parts
+    names, image_port = target.parts
+    if port != image_port or len(globs) != len(names) or not target.path.startswith(wanted.path):
+        return False
+    return all(_glob(glob).fullmatch(name) for glob, name in zip(globs, names, strict=True))
+
+
+@lru_cache(maxsize=512)
+def _glob(pattern: str) -> re.Pattern[str]:
+    wild = {"*": "[^/]*", "?": "[^/]"}
+    return re.compile("".join(wild.get(c) or re.escape(c) for c in pattern), re.DOTALL)
+
+
+def is_docker_hub(image: str) -> bool:
+    """Whether the name, as written or in full, means the default registry."""
+    first, slash, _ = image.partition("/")
+    if not first:
+        return False
+    return not slash or first in DOCKER_HUB_HOSTS or not any(c in first for c in ".:")
+
+
+@dataclass(slots=True)
+class Keyring:
+    """Logins by key; the ones to try first come first."""
+
+    unusable: list[str] = field(default_factory=list)
+    """Locations that are no URLs and were left out."""
+    _logins: dict[str, list[Login]] = field(default_factory=dict)
+
+    def add(self, config: Mapping[str, Entry], origin: SecretOrigin | AccountOrigin | None = None) -> None:
+        for location, entry in config.items():
+            key = key_of(location)
+            if key is None:
+                self.unusable.append(location)
+            else:
+                self._logins.setdefault(key, []).append(Login(entry=entry, origin=origin))
+
+    def lookup(self, image: str) -> list[Login]:
+        """`image`: the full name without tag and digest."""
+        found = [login for key in sorted(self._logins, reverse=True) if matches(key, image) for login in self._logins[key]]
+        if not found and is_docker_hub(image):
+            return list(self._logins.get(DOCKER_HUB_KEY, ()))
+        return found

@@ -1,0 +1,153 @@
+"""/metrics, its sisters and /stats/summary; and the counters the server keeps about itself.
+
+The agent's own instruments are in the registry, the probes' in one of their own. Figures about pods and the
+machine (/metrics/cadvisor, /metrics/resource, /stats/summary) come from a `StatsSource`, which may be absent: then
+those paths answer 503. Only the text format is offered; every scraper takes it.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from pykubelet.kit.metrics import Registry, render_labels
+from pykubelet.server.calls import Answer, Call, Refused, Reply
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+COMPRESS_FROM = 1024
+DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class StatsSource(Protocol):
+    """Figures about pods and the machine. Raises PykubeletError when they cannot be had."""
+
+    async def summary(self, *, only_cpu_and_memory: bool) -> bytes:
+        """The JSON of /stats/summary."""
+        ...
+
+    async def cadvisor(self) -> str:
+        """The text of /metrics/cadvisor."""
+        ...
+
+    async def resource(self) -> str:
+        """The text of /metrics/resource."""
+        ...
+
+
+class MetricRoutes:
+    def __init__(
+        self,
+        *,
+        agent: Registry,
+        probes: Callable[[], str],
+        health: Callable[[], Mapping[str, str]],
+        stats: StatsSource | None,
+    ) -> None:
+        """`probes` gives the text of /metrics/probes, `health` check name to problem."""
+        self._agent = agent
+        self._probes = probes
+        self._health = health
+        self._stats = stats
+        self._checks: dict[tuple[str, str], int] = {}
+
+    async def metrics(self, call: Call) -> Reply:
+        return exposition(call, self._agent.expose())
+
+    async def probes(self, call: Call) -> Reply:
+        return exposition(call, self._probes())
+
+    async def cadvisor(self, call: Call) -> Reply:
+        return exposition(call, await self._source().cadvisor())
+
+    async def resource(self, call: Call) -> Reply:
+        return exposition(call, await self._source().resource())
+
+    async def summary(self, call: Call) -> Reply:
+        only = call.get("only_cpu_and_memory").lower() in ("true", "1", "t")
+        return Answer.json(await self._source().summary(only_cpu_and_memory=only))
+
+    def _source(self) -> StatsSource:
+        if self._stats is None:
+            raise Refused(503, "stats are not collected on this node")
+        return self._stats
+
+    async def slis(self, call: Call) -> Reply:
+        lines = [
+            "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.",
+            "# TYPE kubernetes_healthcheck gauge",
+        ]
+        for name, problem in self._health().items():
+            labels = render_labels(("name", "type"), (name, "healthz"))
+            lines.append(f"kubernetes_healthcheck{labels} {0 if problem else 1}")
+            outcome = (name, "error" if problem else "success")
+            self._checks[outcome] = self._checks.get(outcome, 0) + 1
+        lines += [
+            "# HELP kubernetes_healthchecks_total [STABLE] This metric records the results of all healthcheck.",
+            "# TYPE kubernetes_healthchecks_total counter",
+        ]
+        for (name, status), count in self._checks.items():
+            labels = render_labels(("name", "type", "status"), (name, "healthz", status))
+            lines.append(f"kubernetes_healthchecks_total{labels} {count}")
+        return exposition(call, "\n".join(lines) + "\n")
+
+
+def exposition(call: Call, text: str) -> Answer:
+    body = text.encode()
+    encodings = [word.partition(";")[0].strip() for word in call.tokens("accept-encoding")]
+    if "gzip" not in encodings or len(body) < COMPRESS_FROM:
+        return Answer(body=body, content_type=CONTENT_TYPE)
+    return Answer(
+        body=gzip.compress(body, compresslevel=1), content_type=CONTENT_TYPE, headers={"Content-Encoding": "gzip"}
+    )
+
+
+class RequestMetrics:
+    """What upstream counts about requests."""
+
+    def __init__(self, registry: Registry) -> None:
+        labels = ("long_running", "method", "path", "server_type")
+        self._total = registry.counter(
+            "kubelet_http_requests_total", "Number of the http requests received since the server started", labels
+        )
+        self._inflight = registry.gauge(
+            "kubelet_http_inflight_requests", "Number of the inflight http requests", labels
+        )
+        self._duration = registry.histogram(
+            "kubelet_http_requests_duration_seconds",
+            "Duration in seconds to serve http requests",
+            labels,
+            DURATION_BUCKETS,
+        )
+        self._streams = registry.counter(
+            "kubelet_websocket_streaming_requests_total",
+            "Number of streaming requests over WebSocket, by kind",
+            ("subresource",),
+        )
+
+    def begin(self, labels: tuple[str, str, str, str]) -> None:
+        self._total.inc(*labels)
+        self._inflight.inc(*labels)
+
+    def end(self, labels: tuple[str, str, str, str], seconds: float) -> None:
+        self._inflight.inc(*labels, by=-1.0)
+        self._duration.observe(seconds, *labels)
+
+    def websocket(self, subresource: str) -> None:
+        self._streams.inc(subresource)
+
+
+def path_label(path: str, heads: frozenset[str]) -> str:
+    """The first segment if it is one of ours, two for metrics; callers must not be able to invent series."""
+    parts = path.strip("/").split("/")
+    if parts[0] == "metrics" and len(parts) > 1:
+        two = "/".join(parts[:2])
+        return two if two in heads else "other"
+    return parts[0] if parts[0] in heads else "other"
+
+
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+
+
+def method_label(method: str) -> str:
+    return method if method in METHODS else "other"

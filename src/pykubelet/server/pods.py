@@ -1,0 +1,184 @@
+"""Pods as this node sees them, and short orders to their containers: /pods, /runningpods, /run, /checkpoint.
+
+/pods is what the sources want, with the newest statuses; /runningpods is what the runtime runs, whoever asked
+for it. Does not cover: logs (logs.py) and everything that streams (streams.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from pykubelet.api.codec import encode_json
+from pykubelet.api.times import format_time
+from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec, PodStatus
+from pykubelet.kit.clock import Clock, utc
+from pykubelet.model.errors import CriError, CriNotFound
+from pykubelet.model.pod import find_container, uid_of
+from pykubelet.model.runtime_status import ContainerRecord, ExecResult, SandboxRecord
+from pykubelet.server.calls import JSON, Answer, Call, Refused, Reply
+
+RUN_TIMEOUT = 0
+"""The runtime's own; /run has no deadline upstream either."""
+MAX_RUN_OUTPUT = 16 * 1024 * 1024
+
+
+class Pods(Protocol):
+    """The pods of this node and the UIDs they go by (pods/manager.py)."""
+
+    def pods(self) -> Sequence[Pod]: ...
+
+    def by_name(self, namespace: str, name: str) -> Pod | None: ...
+
+    def translate(self, uid: str, /) -> str: ...
+
+
+class Runtime(Protocol):
+    """What routes ask of the container runtime; a part of the CRI client."""
+
+    async def list_pod_sandboxes(
+        self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
+    ) -> Sequence[SandboxRecord]: ...
+
+    async def list_containers(
+        self,
+        *,
+        pod_uid: str | None = None,
+        id: str | None = None,
+        sandbox_id: str | None = None,
+        running_only: bool = False,
+    ) -> Sequence[ContainerRecord]: ...
+
+    async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult: ...
+
+    async def checkpoint_container(self, container_id: str, location: str, timeout: int = 0) -> None: ...
+
+
+def find_pod(pods: Pods, call: Call) -> Pod:
+    """The pod that the path names; a UID in it must be the pod's own or that of its mirror."""
+    pod = pods.by_name(call.params["namespace"], call.params["pod"])
+    if pod is None:
+        raise Refused(404, "pod does not exist")
+    uid = call.params.get("uid")
+    if uid is not None and pods.translate(uid) != uid_of(pod):
+        raise Refused(404, "pod not found")
+    return pod
+
+
+async def running_container(runtime: Runtime, pod: Pod, name: str) -> str:
+    """The id of the newest running container of that name; raises Refused."""
+    try:
+        found = await runtime.list_containers(pod_uid=uid_of(pod), running_only=True)
+    except CriError as error:
+        raise Refused(500, str(error)) from error
+    named = [record for record in found if record.name == name]
+    if not named:
+        raise Refused(500, f'container not found ("{name}")')
+    return max(named, key=lambda record: (record.attempt, record.created_at)).id
+
+
+class PodRoutes:
+    def __init__(
+        self,
+        *,
+        pods: Pods,
+        status: Callable[[str], PodStatus | None],
+        runtime: Runtime,
+        checkpoints: Path,
+        clock: Clock,
+    ) -> None:
+        self._pods = pods
+        self._status = status
+        self._runtime = runtime
+        self._checkpoints = checkpoints
+        self._clock = clock
+
+    async def list(self, call: Call) -> Reply:
+        return Answer.json(pod_list(self._with_status(pod) for pod in self._pods.pods()))
+
+    def _with_status(self, pod: Pod) -> Pod:
+        told = self._status(uid_of(pod))
+        return pod if told is None else msgspec.structs.replace(pod, status=told)
+
+    async def running(self, call: Call) -> Reply:
+        try:
+            sandboxes = await self._runtime.list_pod_sandboxes(ready_only=True)
+            containers = await self._runtime.list_containers(running_only=True)
+        except CriError as error:
+            raise Refused(500, f"Internal Error: {error}") from error
+        return Answer.json(pod_list(running_pods(sandboxes, containers)))
+
+    async def run(self, call: Call) -> Reply:
+        pod = find_pod(self._pods, call)
+        container = await running_container(self._runtime, pod, call.params["container"])
+        command = call.get("cmd").split(" ")
+        try:
+            result = await self._runtime.exec_sync(container, command, RUN_TIMEOUT)
+        except CriError as error:
+            raise Refused(500, str(error)) from error
+        output = result.stdout + result.stderr
+        if result.exit_code:
+            text = output[-MAX_RUN_OUTPUT:].decode(errors="replace")
+            raise Refused(500, f"command '{' '.join(command)}' exited with {result.exit_code}: {text}")
+        return Answer(body=output, content_type=JSON)
+
+    async def checkpoint(self, call: Call) -> Reply:
+        pod = find_pod(self._pods, call)
+        name = call.params["container"]
+        if find_container(pod, name) is None:
+            raise Refused(404, f"container {name} does not exist")
+        timeout = _timeout(call)
+        container = await running_container(self._runtime, pod, name)
+        # Times in file names as upstream writes them; pod and container names cannot hold a slash.
+        stamp = format_time(utc(self._clock.now()))
+        parts = f"{call.params['pod']}_{call.params['namespace']}-{name}-{stamp}"
+        location = self._checkpoints / f"checkpoint-{parts}.tar"
+        try:
+            self._checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+            await self._runtime.checkpoint_container(container, str(location), timeout)
+        except CriNotFound as error:
+            raise Refused(404, str(error)) from error
+        except (CriError, OSError) as error:
+            problem = f"checkpointing of {call.params['namespace']}/{call.params['pod']}/{name} failed ({error})"
+            raise Refused(500, problem) from error
+        return Answer.json(encode_json({"items": [str(location)]}))
+
+
+def _timeout(call: Call) -> int:
+    text = call.get("timeout")
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 31):
+        raise Refused(404, f'could not parse timeout: "{text[:40]}" is not a number of seconds')
+    return int(text)
+
+
+def pod_list(pods: Iterable[Pod]) -> bytes:
+    """A PodList in JSON. `items` is there even when empty, which clients rely on."""
+    items = b",".join(encode_json(_versioned(pod)) for pod in pods)
+    return b'{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[' + items + b"]}\n"
+
+
+def _versioned(pod: Pod) -> Pod:
+    """Members of a list carry no kind of their own."""
+    return msgspec.structs.replace(pod, kind=None, api_version=None)
+
+
+def running_pods(sandboxes: Sequence[SandboxRecord], containers: Sequence[ContainerRecord]) -> list[Pod]:
+    """Pods as far as the runtime knows them: names, and the containers that run."""
+    found: dict[str, Pod] = {}
+    for sandbox in sandboxes:
+        found.setdefault(sandbox.pod_uid, _bare(sandbox.pod_namespace, sandbox.pod_name, sandbox.pod_uid))
+    for record in sorted(containers, key=lambda each: each.created_at):
+        pod = found.setdefault(record.pod_uid, _bare(record.pod_namespace, record.pod_name, record.pod_uid))
+        pod.spec.containers.append(Container(name=record.name, image=record.image or record.image_ref))
+    return list(found.values())
+
+
+def _bare(namespace: str, name: str, uid: str) -> Pod:
+    return Pod(metadata=ObjectMeta(namespace=namespace, name=name, uid=uid), spec=PodSpec(containers=[]))
+
+

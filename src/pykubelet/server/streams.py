@@ -1,0 +1,181 @@
+"""/exec, /attach and /portForward: check the request, ask the runtime for a stream, say how to reach it.
+
+The options and their errors are upstream's. The answer is an `Upgraded`; joining the two connections is proxy.py,
+WebSocket v5 and tunnels are channels.py. Does not cover: /run, which does not stream (pods.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pykubelet.model.errors import CriError, NotFound
+from pykubelet.model.pod import find_container, uid_of
+from pykubelet.server.calls import Bridging, Call, Refused, Reply, Upgraded
+from pykubelet.server.pods import Pods, Runtime, find_pod, running_container
+
+CHANNELS_V5 = "v5.channel.k8s.io"
+TUNNEL_PROTOCOL = "SPDY/3.1+portforward.k8s.io"
+SPDY = "spdy/3.1"
+WEBSOCKET = "websocket"
+
+
+class StreamingRuntime(Runtime, Protocol):
+    """What streams ask of the container runtime: the URL at which it serves one."""
+
+    async def exec(
+        self,
+        container_id: str,
+        command: Sequence[str],
+        *,
+        tty: bool = False,
+        stdin: bool = False,
+        stdout: bool = True,
+        stderr: bool = True,
+    ) -> str: ...
+
+    async def attach(
+        self, container_id: str, *, tty: bool = False, stdin: bool = False, stdout: bool = True, stderr: bool = True
+    ) -> str: ...
+
+    async def port_forward(self, sandbox_id: str, ports: Sequence[int] = ()) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    stdin: bool
+    stdout: bool
+    stderr: bool
+    tty: bool
+
+    def names(self) -> tuple[str, ...]:
+        wanted = {"stdin": self.stdin, "stdout": self.stdout, "stderr": self.stderr, "resize": self.tty}
+        return tuple(name for name, on in wanted.items() if on)
+
+
+def stream_options(call: Call) -> StreamOptions:
+    tty = call.get("tty") == "1"
+    # A terminal has one output; asking for both is an old client's habit.
+    options = StreamOptions(
+        stdin=call.get("input") == "1",
+        stdout=call.get("output") == "1",
+        stderr=call.get("error") == "1" and not tty,
+        tty=tty,
+    )
+    if not (options.stdin or options.stdout or options.stderr):
+        raise Refused(400, "you must specify at least 1 of stdin, stdout, stderr")
+    return options
+
+
+def check_upgrade(call: Call) -> str:
+    """What the connection becomes, spdy/3.1 or websocket. Raises Refused 400 for anything else."""
+    if not call.wants_upgrade:
+        raise Refused(400, "Upgrade request required")
+    wanted = call.header("upgrade").strip().lower()
+    if wanted not in (SPDY, WEBSOCKET):
+        raise Refused(400, f"unable to upgrade: unknown protocol {wanted[:40]!r}")
+    if call.has_body:
+        # Its bytes would be taken for the first frames of the new protocol.
+        raise Refused(400, "unable to upgrade: the request has a body")
+    if wanted == WEBSOCKET and call.method != "GET":
+        raise Refused(400, "unable to upgrade: a websocket begins with GET")
+    return wanted
+
+
+def offered(call: Call) -> list[str]:
+    """WebSocket protocols the caller can speak, in its order."""
+    return [word.strip() for word in call.header("sec-websocket-protocol").split(",") if word.strip()]
+
+
+class StreamRoutes:
+    def __init__(self, *, pods: Pods, runtime: StreamingRuntime, translate: bool = True) -> None:
+        """`translate`: speak WebSocket v5 and tunnels for runtimes that do not (gate ExtendWebSocketsToKubelet)."""
+        self._pods = pods
+        self._runtime = runtime
+        self._translate = translate
+
+    async def exec(self, call: Call) -> Reply:
+        options = stream_options(call)
+        pod = find_pod(self._pods, call)
+        kind = check_upgrade(call)
+        container = await running_container(self._runtime, pod, call.params["container"])
+        url = await _url(
+            self._runtime.exec(
+                container,
+                call.all("command"),
+                tty=options.tty,
+                stdin=options.stdin,
+                stdout=options.stdout,
+                stderr=options.stderr,
+            )
+        )
+        return self._joined(call, kind, url, options)
+
+    async def attach(self, call: Call) -> Reply:
+        options = stream_options(call)
+        pod = find_pod(self._pods, call)
+        kind = check_upgrade(call)
+        name = call.params["container"]
+        container = await running_container(self._runtime, pod, name)
+        declared = find_container(pod, name)
+        # What the container was started with, not what the caller believes.
+        tty = bool(declared[1].tty) if declared is not None else options.tty
+        url = await _url(
+            self._runtime.attach(
+                container,
+                tty=tty,
+                stdin=options.stdin,
+                stdout=options.stdout,
+                stderr=options.stderr and not tty,
+            )
+        )
+        return self._joined(call, kind, url, options)
+
+    async def port_forward(self, call: Call) -> Reply:
+        pod = find_pod(self._pods, call)
+        kind = check_upgrade(call)
+        tunnelled = kind == WEBSOCKET and self._translate and TUNNEL_PROTOCOL in offered(call)
+        ports = [] if kind == SPDY or tunnelled else forwarded_ports(call)
+        sandbox = await self._sandbox(uid_of(pod))
+        url = await _url(self._runtime.port_forward(sandbox, ports))
+        return Upgraded(url=url, bridging=Bridging.TUNNEL if tunnelled else Bridging.VERBATIM)
+
+    def _joined(self, call: Call, kind: str, url: str, options: StreamOptions) -> Upgraded:
+        if kind == WEBSOCKET and self._translate and CHANNELS_V5 in offered(call):
+            return Upgraded(url=url, bridging=Bridging.CHANNELS, streams=options.names())
+        return Upgraded(url=url)
+
+    async def _sandbox(self, uid: str) -> str:
+        try:
+            found = await self._runtime.list_pod_sandboxes(pod_uid=uid, ready_only=True)
+        except CriError as error:
+            raise Refused(500, str(error)) from error
+        if not found:
+            raise Refused(500, f"failed to find sandbox for pod {uid}: it is not running")
+        return max(found, key=lambda record: (record.attempt, record.created_at)).id
+
+
+def forwarded_ports(call: Call) -> list[int]:
+    """Ports of a WebSocket port-forward; one or several, repeated or with commas."""
+    words = [word for value in call.all("port") for word in value.split(",")]
+    if not words:
+        raise Refused(400, 'query parameter "port" is required')
+    ports: list[int] = []
+    for word in words:
+        if not (word.isascii() and word.isdigit() and 0 < int(word[:6]) < 65536):
+            raise Refused(400, f'unable to parse "{word[:20]}" as a port')
+        ports.append(int(word))
+    return ports
+
+
+async def _url(asked: Awaitable[str]) -> str:
+    try:
+        return await asked
+    except NotFound as error:
+        raise Refused(404, str(error)) from error
+    except CriError as error:
+        if "too many active requests" in str(error) or "maximum number of in-flight requests" in str(error):
+            # The runtime's way to say ResourceExhausted: its table of waiting streams is full.
+            raise Refused(429, str(error), {"Retry-After": "60"}) from error
+        raise Refused(500, str(error)) from error

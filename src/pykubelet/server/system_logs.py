@@ -1,0 +1,189 @@
+"""/logs/: files below the machine's log folder, and node log query: journal or files of named services.
+
+A file is opened first and its real place is checked on the open descriptor, so neither `..` nor a link, not even
+one swapped in between, leads out of the folder. Queries run journalctl with a deadline and a bounded output.
+Does not cover: logs of containers (logs.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import os
+import shutil
+import stat
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote
+
+from pykubelet.server.calls import Answer, Call, Flow, Refused, Reply
+from pykubelet.server.log_query import NodeLogQuery, journal_command, node_log_query
+
+BLOCK = 64 * 1024
+MAX_ENTRIES = 10_000
+QUERY_TIMEOUT = 30.0
+HTML = "text/html; charset=utf-8"
+PLAIN = "text/plain;charset=UTF-8"
+
+
+def open_below(root: Path, relative: str) -> int:
+    """A descriptor of a file or folder below `root`. Raises OSError; what leads outside does not exist."""
+    if "\0" in relative:
+        raise FileNotFoundError(relative)
+    real_root = os.path.realpath(root)
+    descriptor = os.open(Path(real_root, relative.lstrip("/")), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        real = os.readlink(f"/proc/self/fd/{descriptor}")
+        if real != real_root and not real.startswith(real_root.rstrip("/") + "/"):
+            raise FileNotFoundError(relative)
+        mode = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise FileNotFoundError(relative)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class SystemLogs:
+    def __init__(
+        self,
+        *,
+        root: Path,
+        query_enabled: bool,
+        find_program: Callable[[str], str | None] = shutil.which,
+    ) -> None:
+        self._root = root
+        self._query_enabled = query_enabled
+        self._find_program = find_program
+
+    async def handle(self, call: Call) -> Reply:
+        path = call.params.get("path", "")
+        if self._query_enabled and call.query:
+            # With a query the path must be the root: the query itself says which file.
+            if path not in ("", "/"):
+                raise Refused(406, "path not allowed in query mode\n")
+            return await self._query(node_log_query(call))
+        return self._file(call, path)
+
+    def _file(self, call: Call, path: str) -> Reply:
+        try:
+            descriptor = open_below(self._root, path)
+        except OSError as error:
+            raise _not_found(error) from None
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            try:
+                if path and not path.endswith("/"):
+                    location = quote(path.rpartition("/")[2]) + "/"
+                    return Answer(status=301, headers={"Location": location})
+                return Answer(body=_listing(descriptor), content_type=HTML)
+            finally:
+                os.close(descriptor)
+        file = os.fdopen(descriptor, "rb")
+        return Flow(chunks=_pieces(file, found.st_size), length=found.st_size)
+
+    async def _query(self, query: NodeLogQuery) -> Reply:
+        if query.file:
+            try:
+                file = os.fdopen(open_below(self._root, query.file), "rb")
+            except OSError as error:
+                raise _not_found(error) from None
+            return Flow(chunks=_pieces(file, None), content_type=PLAIN)
+        return Flow(chunks=self._services(query), content_type=PLAIN)
+
+    async def _services(self, query: NodeLogQuery) -> AsyncGenerator[bytes, None]:
+        journalctl = self._find_program("journalctl")
+        for service in query.services:
+            known = journalctl is not None and await _knows(journalctl, service)
+            if known and journalctl is not None:
+                async for piece in _run(journal_command(journalctl, query, service)):
+                    yield piece
+                continue
+            file = self._service_file(service)
+            if file is None:
+                yield f"failed to get logs for {service}: no journal and no log file for it\n".encode()
+                continue
+            async for piece in _pieces(file, None):
+                yield piece
+
+    def _service_file(self, service: str) -> BinaryIO | None:
+        for candidate in (service, f"{service}.log", f"{service}/{service}.log"):
+            try:
+                descriptor = open_below(self._root, candidate)
+            except OSError:
+                continue
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return os.fdopen(descriptor, "rb")
+            os.close(descriptor)
+        return None
+
+
+def _not_found(error: OSError) -> Refused:
+    if isinstance(error, PermissionError):
+        return Refused(403, "403 Forbidden\n")
+    return Refused(404, "404 page not found\n")
+
+
+def _listing(descriptor: int) -> bytes:
+    names = []
+    with os.scandir(descriptor) as entries:
+        for entry in entries:
+            names.append(entry.name + "/" if entry.is_dir() else entry.name)
+            if len(names) >= MAX_ENTRIES:
+                break
+    rows = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in sorted(names))
+    return f"<!doctype html>\n<pre>\n{rows}</pre>\n".encode(errors="replace")
+
+
+async def _pieces(file: BinaryIO, length: int | None) -> AsyncGenerator[bytes, None]:
+    """The file up to `length` bytes; a file that shrank meanwhile is filled up, the length is promised already."""
+    left = length
+    try:
+        while left is None or left > 0:
+            block = await asyncio.to_thread(file.read, BLOCK if left is None else min(BLOCK, left))
+            if not block:
+                break
+            if left is not None:
+                left -= len(block)
+            yield block
+        while left:
+            filler = b"\0" * min(BLOCK, left)
+            left -= len(filler)
+            yield filler
+    finally:
+        file.close()
+
+
+async def _knows(journalctl: str, service: str) -> bool:
+    """Whether the journal has anything of this unit."""
+    command = [journalctl, "--no-pager", "--quiet", "--lines=1", f"--unit={service}"]
+    found = [piece async for piece in _run(command)]
+    return bool(b"".join(found).strip())
+
+
+async def _run(command: list[str]) -> AsyncGenerator[bytes, None]:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+        )
+    except OSError as error:
+        yield f"{command[0]}: {error.strerror}\n".encode()
+        return
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(QUERY_TIMEOUT):
+            while block := await process.stdout.read(BLOCK):
+                yield block
+            await process.wait()
+    except TimeoutError:
+        yield f"{command[0]} did not end within {QUERY_TIMEOUT:g} s\n".encode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,233 @@
+"""TLS of the HTTPS server: versions, cipher suites, key exchange groups, and files that may change under it.
+
+A context is made from the files and made anew when one of them changed; connections take the newest. Files are
+looked at when somebody connects, which costs three stat calls and no timer. A broken new file is logged once and
+the old context stays. Client certificates are asked for but not demanded; a wrong one fails the handshake.
+Does not cover: obtaining certificates (certs/), what a certificate's names mean (auth.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pykubelet.model.errors import PykubeletError
+from pykubelet.settings.schema_server import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+VERSIONS = {
+    "": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS10": ssl.TLSVersion.TLSv1,
+    "VersionTLS11": ssl.TLSVersion.TLSv1_1,
+    "VersionTLS12": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS13": ssl.TLSVersion.TLSv1_3,
+}
+
+TLS13_SUITES = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"})
+"""Known names that change nothing: TLS 1.3 has them always."""
+
+SUITES = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256": "ECDHE-ECDSA-AES128-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
+    "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA": "ECDHE-ECDSA-RC4-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256": "ECDHE-RSA-AES128-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA": "ECDHE-RSA-DES-CBC3-SHA",
+    "TLS_ECDHE_RSA_WITH_RC4_128_SHA": "ECDHE-RSA-RC4-SHA",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256": "AES128-GCM-SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
+    "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256": "AES128-SHA256",
+    "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA": "DES-CBC3-SHA",
+    "TLS_RSA_WITH_RC4_128_SHA": "RC4-SHA",
+}
+"""Names as Go spells them, and the same suites as OpenSSL does."""
+
+CURVES = {23: "prime256v1", 24: "secp384r1", 25: "secp521r1", 29: "X25519"}
+"""Key exchange groups by their number; hybrid ones need a newer OpenSSL than Python offers a way to choose with."""
+
+DEFAULT_SUITES = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES"
+
+
+class BadTls(PykubeletError):
+    """A TLS setting or file that cannot be used; names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsRules:
+    """The settings in OpenSSL's words."""
+
+    minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    suites: str = DEFAULT_SUITES
+    curve: str = ""
+
+
+def tls_rules(settings: ServerSettings) -> TlsRules:
+    """Raises BadTls for a name that does not exist or that this machine's OpenSSL does not offer."""
+    if settings.tls_min_version not in VERSIONS:
+        raise BadTls(f"tlsMinVersion {settings.tls_min_version!r} is not one of {', '.join(filter(None, VERSIONS))}")
+    rules = TlsRules(
+        minimum=VERSIONS[settings.tls_min_version],
+        suites=_suites(settings.tls_cipher_suites),
+        curve=_curve(settings.tls_curve_preferences),
+    )
+    _new_context(rules)
+    return rules
+
+
+def _suites(names: Sequence[str]) -> str:
+    unknown = [name for name in names if name not in SUITES and name not in TLS13_SUITES]
+    if unknown:
+        raise BadTls(f"tlsCipherSuites: {', '.join(unknown)} is not a cipher suite; known are {', '.join(SUITES)}")
+    chosen = [SUITES[name] for name in names if name in SUITES]
+    return ":".join(chosen) if chosen else DEFAULT_SUITES
+
+
+def _curve(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return ""
+    known = [CURVES[number] for number in numbers if number in CURVES]
+    if not known:
+        raise BadTls(
+            f"tlsCurvePreferences: none of {', '.join(map(str, numbers))} can be chosen here; "
+            f"known are {', '.join(f'{number} ({name})' for number, name in CURVES.items())}"
+        )
+    if len(numbers) > 1:
+        # Python lets us name one group or leave all; leaving all keeps every wanted one available.
+        logger.warning("tlsCurvePreferences with several groups cannot be enforced; OpenSSL's own order is used")
+        return ""
+    return known[0]
+
+
+def _new_context(rules: TlsRules) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.0 and 1.1 are the operator's choice
+        context.minimum_version = rules.minimum
+    try:
+        context.set_ciphers(rules.suites)
+        if rules.curve:
+            context.set_ecdh_curve(rules.curve)
+    except (ssl.SSLError, ValueError) as error:
+        raise BadTls(
+            f"tlsCipherSuites or tlsCurvePreferences: {ssl.OPENSSL_VERSION} offers none of {rules.suites} "
+            f"{rules.curve}: {error}"
+        ) from error
+    context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class ServingFiles:
+    """Where the serving certificate (with its chain) and its key are; they may be the same file."""
+
+    certificate: Path
+    key: Path
+
+
+FindServing = Callable[[], ServingFiles | None]
+"""Where the certificate is just now; None while there is none yet (a request is waiting for approval)."""
+
+
+class TlsFiles:
+    """The newest usable context. `generation` grows when callers' certificates must be judged anew."""
+
+    def __init__(self, *, rules: TlsRules, serving: FindServing, client_ca: Path | None) -> None:
+        self._rules = rules
+        self._serving = serving
+        self._client_ca = client_ca
+        self._context: ssl.SSLContext | None = None
+        self._seen: object = None
+        self._seen_ca: object = None
+        self.generation = 0
+
+    def context(self) -> ssl.SSLContext | None:
+        """None when there is no certificate to show: the connection can only be closed."""
+        files = self._serving()
+        if files is None:
+            return self._context
+        ca_mark = _mark(self._client_ca) if self._client_ca is not None else None
+        mark = (files, _mark(files.certificate), _mark(files.key), ca_mark)
+        if mark != self._seen:
+            self._seen = mark
+            self._renew(files, ca_mark)
+        return self._context
+
+    def check(self) -> None:
+        """Fail now, with the file's name, rather than at the first handshake. No certificate yet is fine."""
+        files = self._serving()
+        if files is not None:
+            self._load(files)
+        elif self._client_ca is not None:
+            _load_client_ca(_new_context(self._rules), self._client_ca)
+
+    def _renew(self, files: ServingFiles, ca_mark: object) -> None:
+        try:
+            fresh = self._load(files)
+        except BadTls as error:
+            logger.error("changed TLS files cannot be used; the previous ones stay", extra={"error": str(error)})
+            return
+        if self._context is not None:
+            logger.info("TLS files changed and were read again", extra={"certificate": str(files.certificate)})
+        self._context = fresh
+        if ca_mark != self._seen_ca:
+            self._seen_ca = ca_mark
+            self.generation += 1
+
+    def _load(self, files: ServingFiles) -> ssl.SSLContext:
+        context = _new_context(self._rules)
+        try:
+            # The password callback keeps OpenSSL from asking on the terminal when a key is encrypted.
+            context.load_cert_chain(files.certificate, files.key, password=lambda: b"")
+        except (OSError, ValueError) as error:  # SSLError is an OSError
+            raise BadTls(
+                f"serving certificate {files.certificate} with key {files.key}: {_reason(error)}"
+            ) from error
+        if self._client_ca is not None:
+            _load_client_ca(context, self._client_ca)
+        return context
+
+
+def _load_client_ca(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        context.load_verify_locations(cafile=path)
+    except OSError as error:
+        raise BadTls(f"authentication.x509.clientCAFile {path}: {_reason(error)}") from error
+    context.verify_mode = ssl.CERT_OPTIONAL
+    # A bundle may hold an intermediate authority alone, as Go accepts it.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)
+
+
+def _mark(path: Path) -> tuple[int, int, int, int] | None:
+    """Changes when the file is rewritten, replaced or its link points elsewhere."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

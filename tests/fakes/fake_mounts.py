@@ -1,0 +1,141 @@
+"""A mount table in memory over a real temporary folder: strict where the kernel is strict, and inspectable.
+
+tmpfs content lives in the folder itself and vanishes on unmount, as memory would. A bind mount is only noted: what
+it shows is looked up with `shown`. Removing a folder that holds a mount fails. Every call is kept in `calls`;
+`fail` and `hang` plan trouble for paths that contain a text.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from pykubelet.clients.host.port import MountEntry, MountError, ToolMissing
+
+
+class FakeMounts:
+    def __init__(self) -> None:
+        self.entries: list[MountEntry] = []
+        self.calls: list[tuple[str, str]] = []
+        self.tools: dict[str, str] = {}
+        """Output of programs this host has, by their name."""
+        self.commands: list[tuple[str, ...]] = []
+        self._failures: list[list[object]] = []
+        self.sizes: dict[str, int | None] = {}
+
+    # --- planning trouble -----------------------------------------------------------------------
+
+    def fail(self, verb: str, containing: str, text: str, times: int = 1) -> None:
+        self._failures.append([verb, containing, text, times])
+
+    def _note(self, verb: str, target: Path) -> None:
+        self.calls.append((verb, str(target)))
+        for plan in self._failures:
+            kind, containing, text, times = plan
+            if kind == verb and str(containing) in str(target) and isinstance(times, int) and times > 0:
+                plan[3] = times - 1
+                raise MountError(str(text))
+
+    # --- the port -------------------------------------------------------------------------------
+
+    def table(self) -> Sequence[MountEntry]:
+        return list(self.entries)
+
+    def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
+        self._mount("tmpfs", target, fs_type="tmpfs", source="tmpfs")
+        self.sizes[str(target)] = size_bytes
+
+    def hugetlbfs(self, target: Path, *, page_size: str, size_bytes: int | None) -> None:
+        self._mount("hugetlbfs", target, fs_type="hugetlbfs", source=f"pagesize={page_size}")
+
+    def bind(self, source: Path, target: Path, *, read_only: bool) -> None:
+        if not source.exists():
+            raise MountError(f"cannot mount {source} at {target}: No such file or directory")
+        self._mount("bind", target, source=str(source), read_only=read_only)
+
+    def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
+        self._mount("bind", target, source=os.readlink(f"/proc/self/fd/{descriptor}"), read_only=read_only)
+
+    def by_tool(self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float) -> None:
+        if fs_type.startswith("nfs") and "mount.nfs" not in self.tools:
+            raise ToolMissing("nfs volumes needs the program mount.nfs (package nfs-common), which this host lacks")
+        self._mount("tool", target, source=source, fs_type=fs_type, options=tuple(options))
+
+    def unmount(self, target: Path) -> bool:
+        self._note("unmount", target)
+        found = [entry for entry in self.entries if entry.mount_point == str(target)]
+        for entry in found:
+            self.entries.remove(entry)
+            if entry.fs_type in ("tmpfs", "hugetlbfs"):
+                for name in os.listdir(target):
+                    inside = target / name
+                    shutil.rmtree(inside) if inside.is_dir() and not inside.is_symlink() else inside.unlink()
+        return bool(found)
+
+    def unmount_forced(self, target: Path, *, seconds: float) -> bool:
+        return self.unmount(target)
+
+    def run(self, *command: str, seconds: float, allow: Sequence[int] = ()) -> str:
+        self.commands.append(command)
+        if command[0] not in self.tools:
+            raise ToolMissing(f"this volume needs the program {command[0]}, which this host does not have")
+        return self.tools[command[0]]
+
+    def remove_tree(self, folder: Path) -> None:
+        self._note("remove", folder)
+        for entry in self.entries:
+            if entry.mount_point == str(folder) or entry.mount_point.startswith(f"{folder}/"):
+                raise MountError(f"cannot remove {folder}: {entry.mount_point} is still mounted")
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
+        elif folder.exists():
+            shutil.rmtree(folder)
+
+    # --- for tests ------------------------------------------------------------------------------
+
+    def shown(self, target: Path | str) -> str:
+        """What is bound at a place."""
+        return next(entry.source for entry in self.entries if entry.mount_point == str(target))
+
+    def points(self) -> list[str]:
+        return [entry.mount_point for entry in self.entries]
+
+    def _mount(
+        self,
+        verb: str,
+        target: Path,
+        *,
+        source: str,
+        fs_type: str = "ext4",
+        read_only: bool = False,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        self._note(verb, target)
+        if target.is_symlink() or not target.exists():
+            raise MountError(f"cannot mount {source} at {target}: no such place")
+        self.entries.append(
+            MountEntry(
+                mount_point=str(target),
+                root="/",
+                device="0:1",
+                fs_type=fs_type,
+                source=source,
+                options=("ro",) if read_only else options or ("rw",),
+            )
+        )
+
+
+class Gate:
+    """Holds a thread until it is opened, like a file server that does not answer."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def wait(self) -> None:
+        self._open.wait(timeout=30)
+
+    def open(self) -> None:
+        self._open.set()

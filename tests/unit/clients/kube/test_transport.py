@@ -1,0 +1,379 @@
+"""The transport against a real server on loopback: credentials change, servers fail, connections break."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from pykubelet.clients.kube import transport as module
+from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError, UserEntry
+from pykubelet.clients.kube.transport import Transport
+from pykubelet.kit.clock import SystemClock
+from pykubelet.model.errors import (
+    AlreadyExists,
+    ApiConflict,
+    ApiDown,
+    ApiError,
+    ApiServerError,
+    Conflict,
+    Expired,
+    Forbidden,
+    Invalid,
+    NotFound,
+    TooManyRequests,
+    Unauthorized,
+)
+from tests.unit.clients.kube.api_server import ApiServer, an_authority, ok, serving
+
+pytestmark = pytest.mark.real_loop
+
+
+def a_transport(url: str, user: UserEntry | None = None, **options: Any) -> Transport:
+    cluster = {name: options.pop(name) for name in list(options) if name in ClusterEntry.__dataclass_fields__}
+    config = Kubeconfig(cluster=ClusterEntry(server=url, **cluster), user=user or UserEntry(), source="test.conf")
+    return Transport(
+        config, clock=SystemClock(), agent="kubelet/v1.36.4 (linux/amd64) kubernetes/pykubelet", environ={}, **options
+    )
+
+
+async def test_request_carries_what_servers_log_and_need() -> None:
+    async with serving(ok) as server:
+        transport = a_transport(server.url, UserEntry(token="secret", impersonate=(("Impersonate-User", "me"),)))
+        query = [("fieldSelector", "metadata.name=a b"), ("limit", "1")]
+        assert (
+            await transport.request("PATCH", "/api/v1/x", query=query, body=b"{}", content_type="a/b")
+            == b'{"ok": true}'
+        )
+        await transport.close()
+    (request,) = server.requests
+    assert request.headers["User-Agent"].startswith("kubelet/v1.36.4 ")
+    assert request.headers["Authorization"] == "Bearer secret"
+    assert request.headers["Impersonate-User"] == "me"
+    assert request.headers["Content-Type"] == "a/b"
+    assert request.query["fieldSelector"] == "metadata.name=a b"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "expected"),
+    [
+        (400, "BadRequest", Invalid),
+        (401, "Unauthorized", Unauthorized),
+        (403, "Forbidden", Forbidden),
+        (404, "NotFound", NotFound),
+        (409, "AlreadyExists", AlreadyExists),
+        (409, "Conflict", Conflict),
+        (410, "Expired", Expired),
+        (410, "Gone", Expired),
+        (422, "Invalid", Invalid),
+        (429, "TooManyRequests", TooManyRequests),
+        (500, "InternalError", ApiServerError),
+        (504, "Timeout", ApiServerError),
+        (302, "", ApiError),
+    ],
+)
+async def test_refusals_are_told_apart(code: int, reason: str, expected: type[Exception]) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"kind": "Status", "reason": reason, "message": "because", "code": code}, status=code)
+
+    async with serving(refuse) as server:
+        transport = a_transport(server.url)
+        with pytest.raises(expected, match="because") as caught:
+            await transport.request("GET", "/x")
+        await transport.close()
+    assert isinstance(caught.value, ApiError)
+    assert (caught.value.code, caught.value.reason) == (code, reason)
+
+
+async def test_refusal_of_a_foreign_uid_is_a_conflict() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        details = {"causes": [{"field": "metadata.uid", "reason": "FieldValueInvalid"}]}
+        return web.json_response({"kind": "Status", "reason": "Invalid", "details": details}, status=422)
+
+    async with serving(refuse) as server:
+        transport = a_transport(server.url)
+        with pytest.raises(ApiConflict):
+            await transport.request("PATCH", "/x", body=b"{}")
+        await transport.close()
+
+
+async def test_proxy_page_becomes_a_message() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(text="<h1>Bad gateway</h1>", status=502)
+
+    async with serving(refuse) as server:
+        transport = a_transport(server.url)
+        with pytest.raises(ApiServerError, match="Bad gateway"):
+            await transport.request("GET", "/x")
+        await transport.close()
+
+
+async def test_server_that_asks_for_patience_is_asked_again() -> None:
+    answers = [429, 503, 200]
+
+    async def busy(request: web.Request) -> web.Response:
+        code = answers.pop(0)
+        return web.json_response({}, status=code, headers={"Retry-After": "1"} if code != 200 else {})
+
+    async with serving(busy) as server:
+        transport = a_transport(server.url)
+        began = asyncio.get_running_loop().time()
+        await transport.request("POST", "/x", body=b"{}")
+        assert asyncio.get_running_loop().time() - began >= 2
+        await transport.close()
+    assert answers == []
+
+
+async def test_patience_ends_with_the_deadline() -> None:
+    async def busy(request: web.Request) -> web.Response:
+        return web.json_response({}, status=429, headers={"Retry-After": "20"})
+
+    async with serving(busy) as server:
+        transport = a_transport(server.url)
+        with pytest.raises(TooManyRequests) as caught:
+            await transport.request("GET", "/x", timeout=5)
+        assert caught.value.retry_after == 20
+        await transport.close()
+
+
+async def test_server_that_is_not_there_is_down_and_later_back() -> None:
+    server = ApiServer(ok)
+    await server.start()
+    transport = a_transport(server.url)
+    await transport.request("GET", "/x")
+    await server.stop()
+    with pytest.raises(ApiDown):
+        await transport.request("GET", "/x")
+    await server.start()
+    await transport.request("GET", "/x")
+    await transport.close()
+    await server.stop()
+
+
+async def test_connection_that_ends_in_use_is_tried_once_more_but_never_for_post() -> None:
+    left = 1
+
+    async def hang_up(request: web.Request) -> web.Response:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response({})
+
+    async with serving(hang_up) as server:
+        transport = a_transport(server.url)
+        await transport.request("PATCH", "/x", body=b"{}")
+        left = 1
+        with pytest.raises(ApiDown):
+            await transport.request("POST", "/x", body=b"{}")
+        await transport.close()
+
+
+async def test_answer_that_never_comes_is_down() -> None:
+    async def sleep(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with serving(sleep) as server:
+        transport = a_transport(server.url)
+        with pytest.raises(ApiDown, match="no answer in time"):
+            await transport.request("GET", "/x", timeout=0.3)
+        await transport.close()
+
+
+async def test_stream_gives_whole_lines_however_long() -> None:
+    big = b"x" * 3_000_000
+
+    async def lines(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b"one\ntw", b"o\n", big, b"\n\nlast\n", b"cut off"):
+            await response.write(piece)
+        return response
+
+    async with serving(lines) as server:
+        transport = a_transport(server.url)
+        got = [line async for line in transport.stream("/x", silence=5)]
+        await transport.close()
+    assert got == [b"one", b"two", big, b"last"]
+
+
+async def test_stream_refused_is_an_error_of_its_own() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"message": "too old resource version", "reason": "Expired"}, status=410)
+
+    async with serving(refuse) as server:
+        transport = a_transport(server.url)
+        with pytest.raises(Expired):
+            await anext(transport.stream("/x", silence=5))
+        await transport.close()
+
+
+async def silent(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await response.write(b"first\n")
+    await asyncio.sleep(60)
+    return response
+
+
+async def test_silent_stream_is_given_up() -> None:
+    async with serving(silent) as server:
+        transport = a_transport(server.url)
+        stream = transport.stream("/x", silence=0.3)
+        assert await anext(stream) == b"first"
+        with pytest.raises(ApiDown):
+            await anext(stream)
+        await transport.close()
+
+
+async def test_renewed_connections_end_streams_without_error() -> None:
+    async with serving(silent) as server:
+        transport = a_transport(server.url)
+        stream = transport.stream("/x", silence=30)
+        async with aclosing(stream):
+            assert await anext(stream) == b"first"
+            asyncio.get_running_loop().call_later(0.05, lambda: renewing.append(loop.create_task(transport.renew())))
+            loop, renewing = asyncio.get_running_loop(), []
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            await asyncio.gather(*renewing)
+        await transport.close()
+
+
+async def test_token_file_is_read_again_as_soon_as_the_server_refuses_the_old_one(tmp_path: Path) -> None:
+    good = "Bearer one"
+
+    async def check(request: web.Request) -> web.Response:
+        return web.json_response({}, status=200 if request.headers["Authorization"] == good else 401)
+
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    async with serving(check) as server:
+        transport = a_transport(server.url, UserEntry(token="unused", token_file=file))
+        await transport.request("GET", "/x")
+        file.write_text("two\n")
+        good = "Bearer two"
+        await transport.request("GET", "/x")
+        good = "Bearer three"
+        with pytest.raises(Unauthorized):
+            await transport.request("GET", "/x")
+        await transport.close()
+
+
+async def test_client_certificate_is_replaced_without_a_failed_request(tmp_path: Path) -> None:
+    authority, tls = an_authority(tmp_path)
+    folder = tmp_path / "client"
+    folder.mkdir()
+    certificate, key = folder / "tls.crt", folder / "tls.key"
+
+    def put(user: str, *, with_key: bool = True) -> None:
+        pair = authority.issue(user)
+        certificate.write_bytes(pair.certificate.read_bytes())
+        if with_key:
+            key.write_bytes(pair.key.read_bytes())
+
+    put("first")
+    async with serving(ok, tls=tls) as server:
+        user = UserEntry(certificate_file=certificate, key_file=key)
+        transport = a_transport(server.url, user, ca_data=authority.pair.certificate.read_bytes())
+        await transport.request("GET", "/x")
+        put("half", with_key=False)
+        await asyncio.sleep(1.1)
+        await transport.request("GET", "/x")
+        put("second")
+        await asyncio.sleep(1.1)
+        await transport.request("GET", "/x")
+        await transport.close()
+    assert server.clients == ["first", "first", "second"]
+
+
+async def test_inline_certificate_and_other_server_name(tmp_path: Path) -> None:
+    authority, tls = an_authority(tmp_path)
+    pair = authority.issue("inline")
+    user = UserEntry(certificate_data=pair.certificate.read_bytes(), key_data=pair.key.read_bytes())
+    async with serving(ok, tls=tls) as server:
+        ca = authority.pair.certificate.read_bytes()
+        named = a_transport(server.url, user, ca_data=ca, tls_server_name="api.example")
+        await named.request("GET", "/x")
+        await named.close()
+        wrong = a_transport(server.url, user, ca_data=ca, tls_server_name="other.example")
+        with pytest.raises(ApiDown, match="other.example"):
+            await wrong.request("GET", "/x")
+        await wrong.close()
+    assert server.clients == ["inline"]
+
+
+async def test_unknown_authority_is_refused_unless_told_not_to_look(tmp_path: Path) -> None:
+    _, tls = an_authority(tmp_path)
+    (tmp_path / "o").mkdir()
+    other, _ = an_authority(tmp_path / "o")
+    async with serving(ok, tls=tls) as server:
+        careful = a_transport(server.url, ca_data=other.pair.certificate.read_bytes())
+        with pytest.raises(ApiDown, match=r"(?i)certificate verify failed"):
+            await careful.request("GET", "/x")
+        await careful.close()
+        careless = a_transport(server.url, insecure=True)
+        await careless.request("GET", "/x")
+        await careless.close()
+
+
+async def test_bad_certificate_at_start_names_the_kubeconfig(tmp_path: Path) -> None:
+    transport = a_transport("https://127.0.0.1:1", UserEntry(certificate_data=b"rubbish", key_data=b"rubbish"))
+    with pytest.raises(KubeconfigError, match=r"kubeconfig test.conf: certificate, key or CA cannot be used"):
+        await transport.open()
+    missing = a_transport("https://127.0.0.1:1", ca_file=tmp_path / "none")
+    with pytest.raises(KubeconfigError, match=r"certificate-authority: .*none: No such file"):
+        await missing.open()
+
+
+async def test_plugin_is_asked_again_when_its_token_is_refused(tmp_path: Path) -> None:
+    counter = tmp_path / "count"
+    script = (
+        f"n=$(($(cat {counter} 2>/dev/null || echo 0) + 1)); echo $n >{counter}; "
+        'echo "{\\"apiVersion\\":\\"client.authentication.k8s.io/v1\\",\\"kind\\":\\"ExecCredential\\",'
+        '\\"status\\":{\\"token\\":\\"t$n\\"}}"'
+    )
+    entry = ExecEntry(api_version="client.authentication.k8s.io/v1", command="/bin/sh", args=("-c", script))
+
+    async def check(request: web.Request) -> web.Response:
+        return web.json_response({}, status=200 if request.headers["Authorization"] == "Bearer t2" else 401)
+
+    async with serving(check) as server:
+        transport = a_transport(server.url, UserEntry(exec=entry))
+        await transport.request("GET", "/x")
+        await transport.request("GET", "/x")
+        await transport.close()
+    assert [request.headers["Authorization"] for request in server.requests] == ["Bearer t1", "Bearer t2", "Bearer t2"]
+
+
+async def test_requests_go_through_the_proxy() -> None:
+    async def proxy(request: web.Request) -> web.Response:
+        return web.json_response(
+            {"asked": request.headers["Host"], "password": request.headers.get("Proxy-Authorization")}
+        )
+
+    async with serving(proxy) as server:
+        url = server.url.replace("http://", "http://me:pw@")
+        transport = a_transport("http://api.invalid:8080", proxy_url=url)
+        answer = await transport.request("GET", "/x")
+        await transport.close()
+    assert b'"asked": "api.invalid:8080"' in answer
+    assert base64.b64encode(b"me:pw") in answer
+
+
+def test_sockets_notice_a_dead_peer_within_30_seconds() -> None:
+    made = module._make_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ()))
+    with made:
+        tcp = socket.IPPROTO_TCP
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, interval = made.getsockopt(tcp, socket.TCP_KEEPIDLE), made.getsockopt(tcp, socket.TCP_KEEPINTVL)
+        assert idle + interval * made.getsockopt(tcp, socket.TCP_KEEPCNT) <= 30
+        assert made.getsockopt(tcp, socket.TCP_USER_TIMEOUT) <= 30_000

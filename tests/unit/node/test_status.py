@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from pykubelet.api.types import Node, NodeCondition, NodeSpec, NodeStatus, ObjectMeta
+from pykubelet.clients.kube.patch import node_status_patch
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import running
+from pykubelet.model.errors import ApiServerError, Forbidden
+from pykubelet.node.addresses import AddressFinder
+from pykubelet.node.gather import FactsGatherer
+from pykubelet.node.images import ImageList
+from pykubelet.node.own import OwnNode
+from pykubelet.node.register import NodeIdentity
+from pykubelet.node.setters import find_condition, is_ready
+from pykubelet.node.status import NodeReporter, ReportTiming
+from pykubelet.settings.settings import Settings
+from tests.fakes.fake_kube import FakeKube
+from tests.unit.node.making import GIB, FakeNetwork, FakeRuntime, HeardEvents, a_machine
+
+
+class Bed:
+    """A reporter on a fake API server, a fake runtime and a fake network."""
+
+    def __init__(self, *, storage: int = 100 * GIB, **fields: Any) -> None:
+        self.clock = LoopClock()
+        self.kube = FakeKube(self.clock)
+        self.own = OwnNode("box")
+        self.runtime = FakeRuntime()
+        self.network = FakeNetwork()
+        self.events = HeardEvents()
+        self.pressures: set[str] = set()
+        self.others: list[str] = []
+        self.reported: list[list[str]] = []
+        gather = FactsGatherer(
+            settings=Settings(),
+            machine=a_machine(),
+            addresses=AddressFinder(
+                network=self.network, node_ips=(), node_name="box", hostname="box", external_cloud=False
+            ),
+            images=ImageList(runtime=self.runtime, limit=50, clock=self.clock),
+            runtime=self.runtime,
+            runtime_version="containerd://1.7.0",
+            storage_size=lambda: storage,
+            events=self.events,
+            clock=self.clock,
+            pressures=lambda: self.pressures,
+            other_problems=lambda: self.others,
+            volumes_in_use=lambda: ["v1"],
+        )
+        self.reporter = NodeReporter(
+            client=self.kube,
+            own=self.own,
+            gather=gather,
+            identity=NodeIdentity(name="box", hostname="box", architecture="amd64"),
+            make_patch=node_status_patch,
+            events=self.events,
+            clock=self.clock,
+            timing=ReportTiming(),
+            volumes_reported=lambda names: self.reported.append(list(names)),
+            set_pod_cidr=self.runtime.update_runtime_config,
+            rng=random.Random(1),
+            **fields,
+        )
+
+    @property
+    def node(self) -> Node:
+        node = self.kube.find(Node, "box")
+        assert node is not None
+        return node
+
+    @property
+    def patches(self) -> list[Any]:
+        return [call.body for call in self.kube.calls_of("patch", Node)]
+
+    def ready(self) -> NodeCondition:
+        found = find_condition(self.node.status.conditions, "Ready")
+        assert found is not None
+        return found
+
+
+async def test_a_node_whose_runtime_answers_is_ready_from_its_creation() -> None:
+    bed = Bed()
+    async with running(bed.reporter):
+        await bed.clock.sleep(0.5)
+        assert is_ready(bed.node.status)
+        assert bed.own.node is not None and bed.own.host_ips() == ("10.1.0.5",)
+    assert bed.events.node_reasons == [
+        "Starting",
+        "NodeHasSufficientMemory",
+        "NodeHasNoDiskPressure",
+        "NodeHasSufficientPID",
+    ]
+    assert bed.node.status.allocatable["ephemeral-storage"] == "90Gi"
+    assert bed.reported[-1] == ["v1"]
+
+
+async def test_the_first_ready_is_told_within_a_tenth_of_a_second() -> None:
+    bed = Bed()
+    bed.runtime.network = "container runtime network not ready: NetworkReady=false reason:x message:y"
+    async with running(bed.reporter):
+        await bed.clock.sleep(3)
+        assert bed.ready().message == bed.runtime.network
+        bed.runtime.network = ""
+        await bed.clock.sleep(0.15)
+        assert is_ready(bed.node.status)
+    assert "NodeReady" in bed.events.node_reasons
+
+
+async def test_a_signal_is_answered_at_once() -> None:
+    bed = Bed()
+    async with running(bed.reporter):
+        await bed.clock.sleep(1)
+        bed.pressures.add("MemoryPressure")
+        bed.reporter.soon()
+        await bed.clock.sleep(0.01)
+        found = find_condition(bed.node.status.conditions, "MemoryPressure")
+        assert found is not None and found.status == "True"
+    assert bed.events.node_reasons[-1] == "NodeHasInsufficientMemory"
+
+
+async def test_an_unchanged_status_is_sent_only_when_the_last_report_is_old() -> None:
+    bed = Bed()
+    async with running(bed.reporter):
+        await bed.clock.sleep(120)
+        assert bed.patches == []
+        await bed.clock.sleep(480)
+        assert 1 <= len(bed.patches) <= 2
+    assert "conditions" in bed.patches[0]["status"]
+    assert "addresses" not in bed.patches[0]["status"]
+
+
+async def test_an_existing_node_is_adopted() -> None:
+    bed = Bed()
+    bed.kube.add(
+        Node(
+            metadata=ObjectMeta(name="box", labels={"mine": "1", "kubernetes.io/arch": "arm64"}),
+            spec=NodeSpec(unschedulable=True, pod_cidrs=["10.244.1.0/24"]),
+            status=NodeStatus(conditions=[NodeCondition(type="Ready", status="Unknown")]),
+        )
+    )
+    async with running(bed.reporter):
+        await bed.clock.sleep(1)
+    assert bed.node.metadata.labels["mine"] == "1"
+    assert bed.node.metadata.labels["kubernetes.io/arch"] == "amd64"
+    assert is_ready(bed.node.status)
+    assert {"NodeReady", "NodeNotSchedulable"} <= set(bed.events.node_reasons)
+    assert bed.runtime.cidrs == ["10.244.1.0/24"]
+
+
+async def test_a_node_that_may_not_create_itself_adopts_the_one_that_is_there() -> None:
+    bed = Bed()
+    bed.kube.add(Node(metadata=ObjectMeta(name="box")))
+    bed.kube.fail_next("create", Forbidden("no", code=403))
+    async with running(bed.reporter):
+        await bed.clock.sleep(1)
+    assert is_ready(bed.node.status)
+
+
+async def test_registration_is_retried_until_the_server_is_there() -> None:
+    bed = Bed()
+    bed.kube.stop()
+    async with running(bed.reporter):
+        await bed.clock.sleep(60)
+        bed.kube.start()
+        await bed.clock.sleep(7)
+        assert is_ready(bed.node.status)
+    assert len(bed.kube.calls_of("create", Node)) < 20
+
+
+async def test_without_registration_only_an_existing_node_is_updated() -> None:
+    bed = Bed(register=False)
+    async with running(bed.reporter):
+        await bed.clock.sleep(30)
+        assert bed.kube.find(Node, "box") is None
+        bed.kube.add(Node(metadata=ObjectMeta(name="box")))
+        await bed.clock.sleep(11)
+        assert is_ready(bed.node.status)
+    assert bed.kube.calls_of("create", Node) == []
+
+
+async def test_after_an_outage_the_node_is_told_again_within_seconds() -> None:
+    bed = Bed()
+    async with running(bed.reporter):
+        await bed.clock.sleep(1)
+        bed.kube.stop()
+        bed.pressures.add("DiskPressure")
+        await bed.clock.sleep(60)
+        bed.kube.start()
+        await bed.clock.sleep(5.1)
+        found = find_condition(bed.node.status.conditions, "DiskPressure")
+        assert found is not None and found.status == "True"
+
+
+async def test_a_stale_copy_is_replaced_by_a_fresh_one_when_the_patch_fails() -> None:
+    bed = Bed()
+    async with running(bed.reporter):
+        await bed.clock.sleep(1)
+        bed.kube.fail_next("patch", ApiServerError("busy", code=500), times=2)
+        bed.pressures.add("PIDPressure")
+        bed.reporter.soon()
+        await bed.clock.sleep(0.1)
+        found = find_condition(bed.node.status.conditions, "PIDPressure")
+        assert found is not None and found.status == "True"
+
+
+async def test_a_node_called_unreachable_speaks_up_at_once() -> None:
+    bed = Bed()
+    async with running(bed.reporter):
+        await bed.clock.sleep(1)
+        unknown = [msgspec.structs.replace(each, status="Unknown") for each in bed.node.status.conditions]
+        status = msgspec.structs.replace(bed.node.status, conditions=unknown)
+        shown = bed.kube.change(msgspec.structs.replace(bed.node, status=status))
+        bed.own.learn(shown)
+        bed.reporter.observed(shown)
+        await bed.clock.sleep(0.01)
+        assert is_ready(bed.node.status)
+
+
+async def test_several_problems_are_told_together() -> None:
+    bed = Bed(storage=0)
+    bed.runtime.runtime = "container runtime is down"
+    bed.others = ["node is shutting down"]
+    async with running(bed.reporter):
+        await bed.clock.sleep(1)
+    assert bed.ready().message == (
+        "[container runtime is down, node is shutting down, missing node capacity for resources: ephemeral-storage]"
+    )
+    assert bed.events.node_reasons.count("InvalidDiskCapacity") == 1
+
+
+async def test_without_an_address_the_rest_is_still_reported(caplog: pytest.LogCaptureFixture) -> None:
+    bed = Bed()
+    bed.network.local, bed.network.route = (), ()
+    async with running(bed.reporter):
+        await bed.clock.sleep(31)
+    assert bed.node.status.addresses == []
+    assert is_ready(bed.node.status)
+    assert sum("cannot be set" in record.message for record in caplog.records) == 1

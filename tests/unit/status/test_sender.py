@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from pykubelet.api.types import ContainerState, ContainerStateRunning, ContainerStatus, Pod, PodStatus
+from pykubelet.clients.kube.patch import pod_status_patch
+from pykubelet.clients.kube.reflector import Reflector
+from pykubelet.clients.kube.watch import Query
+from pykubelet.kit.clock import LoopClock, utc
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import running
+from pykubelet.model.errors import ApiServerError, Invalid, TooManyRequests
+from pykubelet.model.pod import MIRROR_ANNOTATION, uid_of
+from pykubelet.status.manager import StatusManager
+from pykubelet.status.sender import StatusSender
+from tests.builders import a_pod
+from tests.fakes.fake_kube import FakeKube
+
+
+class SlowKube(FakeKube):
+    """A server that takes its time for patches, and counts how many it works on at once."""
+
+    patch_takes = 0.0
+    working = 0
+    most = 0
+
+    async def patch(self, *args: Any, **fields: Any) -> Any:
+        self.working += 1
+        self.most = max(self.most, self.working)
+        try:
+            if self.patch_takes:
+                await asyncio.sleep(self.patch_takes)
+            return await super().patch(*args, **fields)
+        finally:
+            self.working -= 1
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.clock = LoopClock()
+        self.kube = SlowKube(self.clock)
+        self.statuses = StatusManager(clock=self.clock)
+        self.could_run = False
+        self.metrics = Registry()
+        self.pods = Reflector(
+            client=self.kube,
+            query=Query(kind=Pod, field_selector="spec.nodeName=box"),
+            clock=self.clock,
+            on_change=lambda change: self.sender.observed(change),
+        )
+        self.sender = StatusSender(
+            statuses=self.statuses,
+            client=self.kube,
+            api_pods=self.pods,
+            make_patch=pod_status_patch,
+            could_run=lambda uid: self.could_run,
+            clock=self.clock,
+            metrics=self.metrics,
+        )
+        self.statuses.listen(self.sender.changed)
+
+    def running(self) -> Any:
+        return running(self.pods, self.sender)
+
+    def bound(self, name: str = "web", **fields: Any) -> Pod:
+        return self.kube.add(a_pod(name, node_name="box", **fields))
+
+    def tell(self, pod: Pod, phase: str, **fields: Any) -> None:
+        self.statuses.set_status(pod, PodStatus(phase=phase, **fields))
+
+    def shown(self, name: str = "web") -> PodStatus:
+        pod = self.kube.find(Pod, name, "default")
+        assert pod is not None
+        return pod.status
+
+    @property
+    def patches(self) -> list[Any]:
+        return [call.body for call in self.kube.calls_of("patch", Pod)]
+
+
+def running_container(name: str = "app") -> ContainerStatus:
+    state = ContainerState(running=ContainerStateRunning(started_at=utc(1_700_000_000)))
+    return ContainerStatus(name=name, state=state, ready=True, restart_count=0)
+
+
+async def test_a_change_is_sent_at_once_without_reading_the_pod_first() -> None:
+    bed = Bed()
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.tell(pod, "Running", container_statuses=[running_container()])
+        await bed.clock.sleep(0.001)
+        assert bed.shown().phase == "Running"
+    assert bed.kube.calls_of("get", Pod) == []
+    assert bed.patches[0]["metadata"] == {"uid": uid_of(pod)}
+    assert bed.kube.calls_of("patch", Pod)[0].subresource == "status"
+    assert bed.metrics.histogram("kubelet_pod_status_sync_duration_seconds", "").count() == 1
+
+
+async def test_a_status_the_server_has_already_is_not_sent() -> None:
+    bed = Bed()
+    pod = bed.bound(status=PodStatus(phase="Running"))
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.tell(pod, "Running")
+        await bed.clock.sleep(60)
+    assert bed.patches == []
+
+
+async def test_what_changes_while_a_request_runs_is_sent_next_and_only_the_newest() -> None:
+    bed = Bed()
+    bed.kube.patch_takes = 1.0
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.tell(pod, "Pending", reason="one")
+        await bed.clock.sleep(0.5)
+        for reason in ("two", "three", "four"):
+            bed.tell(pod, "Pending", reason=reason)
+        await bed.clock.sleep(2)
+        assert bed.shown().reason == "four"
+    assert [patch["status"].get("reason") for patch in bed.patches] == ["one", "four"]
+
+
+async def test_a_few_pods_are_sent_at_once_and_never_more() -> None:
+    bed = Bed()
+    bed.kube.patch_takes = 0.1
+    pods = [bed.bound(f"p{number}") for number in range(30)]
+    async with bed.running():
+        await bed.clock.sleep(1)
+        for pod in pods:
+            bed.tell(pod, "Running")
+        await bed.clock.sleep(0.5)
+        assert all(bed.shown(f"p{number}").phase == "Running" for number in range(30))
+    assert bed.kube.most == 8
+
+
+async def test_nothing_is_lost_while_the_server_is_away() -> None:
+    bed = Bed()
+    pods = [bed.bound(f"p{number}") for number in range(5)]
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.stop()
+        for pod in pods:
+            bed.tell(pod, "Pending")
+        await bed.clock.sleep(30)
+        for pod in pods:
+            bed.tell(pod, "Running")
+        await bed.clock.sleep(30)
+        assert len(bed.kube.calls_of("patch", Pod)) < 100
+        bed.kube.start()
+        await bed.clock.sleep(6)
+        assert all(bed.shown(f"p{number}").phase == "Running" for number in range(5))
+
+
+async def test_a_pod_created_anew_under_the_same_name_keeps_its_own_status() -> None:
+    bed = Bed()
+    old = bed.bound(uid="old")
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.remove(Pod, "web", "default")
+        bed.kube.add(a_pod("web", node_name="box", uid="new"))
+        bed.tell(old, "Failed")
+        await bed.clock.sleep(30)
+        assert bed.shown().phase is None
+
+
+async def test_a_pod_that_is_gone_is_not_asked_for_again_and_again() -> None:
+    bed = Bed()
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.remove(Pod, "web", "default")
+        await bed.clock.sleep(1)
+        bed.tell(pod, "Failed")
+        await bed.clock.sleep(60)
+    assert bed.patches == []
+
+
+async def test_a_status_that_somebody_else_overwrote_is_put_right() -> None:
+    bed = Bed()
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.tell(pod, "Running")
+        await bed.clock.sleep(1)
+        shown = bed.kube.find(Pod, "web", "default")
+        assert shown is not None
+        bed.kube.change(msgspec.structs.replace(shown, status=PodStatus(phase="Pending")))
+        await bed.clock.sleep(0.01)
+        assert bed.shown().phase == "Running"
+    assert len(bed.patches) == 2
+
+
+async def test_an_end_is_held_back_until_nothing_runs() -> None:
+    bed = Bed()
+    pod = bed.bound(status=PodStatus(phase="Running"))
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.could_run = True
+        bed.tell(pod, "Failed", reason="Evicted")
+        await bed.clock.sleep(60)
+        assert (bed.shown().phase, bed.shown().reason) == ("Running", None)
+        bed.could_run = False
+        bed.statuses.terminate(pod, PodStatus(phase="Failed", reason="Evicted"))
+        await bed.clock.sleep(0.01)
+        assert (bed.shown().phase, bed.shown().reason) == ("Failed", "Evicted")
+
+
+async def test_an_end_held_back_is_found_even_if_nobody_says_that_it_may_go() -> None:
+    bed = Bed()
+    pod = bed.bound(status=PodStatus(phase="Running"))
+    async with bed.running():
+        bed.could_run = True
+        bed.tell(pod, "Failed")
+        await bed.clock.sleep(5)
+        bed.could_run = False
+        await bed.clock.sleep(10)
+        assert bed.shown().phase == "Failed"
+
+
+async def test_a_finished_pod_that_was_to_go_is_deleted_for_good() -> None:
+    bed = Bed()
+    pod = bed.bound(deleted=True)
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.tell(pod, "Failed")
+        await bed.clock.sleep(30)
+        assert bed.shown().phase == "Failed"
+        bed.statuses.terminate(pod, PodStatus(phase="Failed"))
+        await bed.clock.sleep(0.01)
+        assert bed.kube.find(Pod, "web", "default") is None
+    assert bed.kube.calls_of("delete", Pod)[0].body == {"grace": 0, "uid": uid_of(pod)}
+    assert bed.statuses.entry(uid_of(pod)) is None
+
+
+async def test_a_finished_pod_is_deleted_at_once_when_it_is_asked_to_go_later() -> None:
+    bed = Bed()
+    pod = bed.bound(grace=30)
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.statuses.terminate(pod, PodStatus(phase="Succeeded"))
+        await bed.clock.sleep(60)
+        shown = bed.kube.find(Pod, "web", "default")
+        assert shown is not None
+        going = msgspec.structs.replace(shown.metadata, deletion_timestamp=utc(bed.clock.now()))
+        bed.kube.change(msgspec.structs.replace(shown, metadata=going))
+        await bed.clock.sleep(0.01)
+        assert bed.kube.find(Pod, "web", "default") is None
+
+
+async def test_deletion_is_retried_while_the_server_is_away() -> None:
+    bed = Bed()
+    pod = bed.bound(deleted=True)
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.fail_next("delete", ApiServerError("etcd", code=500), times=3)
+        bed.statuses.terminate(pod, PodStatus(phase="Failed"))
+        await bed.clock.sleep(10)
+        assert bed.kube.find(Pod, "web", "default") is None
+    assert len(bed.kube.calls_of("delete", Pod)) == 4
+
+
+async def test_the_status_of_a_static_pod_goes_to_its_mirror_once_there_is_one() -> None:
+    bed = Bed()
+    static = a_pod("web", static=True, uid="hash-1")
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.tell(static, "Running")
+        await bed.clock.sleep(5)
+        assert bed.patches == []
+        bed.kube.add(a_pod("web", node_name="box", uid="mirror-1", annotations={MIRROR_ANNOTATION: "hash-1"}))
+        await bed.clock.sleep(0.01)
+        assert bed.shown().phase == "Running"
+        assert bed.patches[0]["metadata"]["uid"] == "mirror-1"
+        bed.kube.remove(Pod, "web", "default")
+        bed.kube.add(a_pod("web", node_name="box", uid="mirror-2", annotations={MIRROR_ANNOTATION: "hash-1"}))
+        await bed.clock.sleep(0.01)
+        assert bed.shown().phase == "Running"
+
+
+async def test_a_mirror_of_another_version_gets_no_status_and_no_deletion() -> None:
+    bed = Bed()
+    static = a_pod("web", static=True, uid="hash-2")
+    bed.kube.add(a_pod("web", node_name="box", uid="m", deleted=True, annotations={MIRROR_ANNOTATION: "hash-1"}))
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.statuses.terminate(static, PodStatus(phase="Running"))
+        await bed.clock.sleep(30)
+    assert bed.patches == [] and bed.kube.calls_of("delete", Pod) == []
+
+
+async def test_a_refused_status_is_reported_once_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    bed = Bed()
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.fail_next("patch", Invalid("no", code=422), times=99)
+        bed.tell(pod, "Running")
+        await bed.clock.sleep(60)
+    assert len(bed.patches) == 1
+    assert sum("refuses a status" in record.message for record in caplog.records) == 1
+
+
+async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks() -> None:
+    bed = Bed()
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.fail_next("patch", TooManyRequests("later", code=429, retry_after=3.0))
+        bed.tell(pod, "Running")
+        await bed.clock.sleep(2.9)
+        assert len(bed.patches) == 1
+        await bed.clock.sleep(0.2)
+        assert bed.shown().phase == "Running"
+
+
+async def test_last_statuses_leave_before_the_agent_does() -> None:
+    bed = Bed()
+    bed.kube.patch_takes = 1.0
+    pods = [bed.bound(f"p{number}") for number in range(20)]
+    async with bed.running():
+        await bed.clock.sleep(1)
+        for pod in pods:
+            bed.tell(pod, "Running")
+        await bed.clock.sleep(0.1)
+    assert all(bed.shown(f"p{number}").phase == "Running" for number in range(20))
+
+
+async def test_leaving_does_not_wait_for_a_server_that_is_away() -> None:
+    bed = Bed()
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.patch_takes = 3600.0
+        bed.tell(pod, "Running")
+        began = bed.clock.monotonic()
+    assert bed.clock.monotonic() - began <= 5.1
+
+
+async def test_records_of_forgotten_pods_are_dropped() -> None:
+    bed = Bed()
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.tell(pod, "Running")
+        await bed.clock.sleep(1)
+        bed.sender.keep_only([])
+        bed.tell(pod, "Pending")
+        await bed.clock.sleep(1)
+        assert bed.shown().phase == "Pending"

@@ -1,0 +1,189 @@
+"""A volume manager on a temporary root with fakes, and pods with volumes, for the tests of volumes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.types import (
+    ConfigMap,
+    ConfigMapVolumeSource,
+    EmptyDirVolumeSource,
+    HostPathVolumeSource,
+    LabelSelector,
+    ObjectMeta,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    PodCertificateProjection,
+    ResourceFieldSelector,
+    Secret,
+    SecretVolumeSource,
+    Volume,
+    VolumeMount,
+)
+from pykubelet.clients.host.paths import NodePaths
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import running
+from pykubelet.model.life import LifeRecorder
+from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
+from pykubelet.volumes.manager import VolumeManager, VolumeRules
+from pykubelet.volumes.objects import Credentials, VolumeObjects
+from tests.builders import a_container, a_pod
+from tests.fakes.fake_mounts import FakeMounts
+
+
+class Downward:
+    """As the agent wires it: the spec builder's functions."""
+
+    def field(self, pod: Pod, path: str) -> str:
+        return field_value(pod, path, Addresses())
+
+    def resource(self, pod: Pod, selector: ResourceFieldSelector) -> str:
+        return resource_value(pod, pod.spec.containers[0], selector, {"cpu": Quantity.of(4)})
+
+
+@dataclass
+class Objects:
+    """The API server's side, as dictionaries."""
+
+    config_maps: dict[tuple[str, str], ConfigMap] = field(default_factory=dict)
+    secrets: dict[tuple[str, str], Secret] = field(default_factory=dict)
+    claims: dict[tuple[str, str], PersistentVolumeClaim] = field(default_factory=dict)
+    volumes: dict[str, PersistentVolume] = field(default_factory=dict)
+    bundles: dict[str, str] = field(default_factory=dict)
+    tokens: int = 0
+    asked: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+
+    async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        self.asked.append(f"configmap {namespace}/{name}")
+        return self.config_maps.get((namespace, name))
+
+    async def secret(self, namespace: str, name: str) -> Secret | None:
+        self.asked.append(f"secret {namespace}/{name}")
+        return self.secrets.get((namespace, name))
+
+    async def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None:
+        return self.claims.get((namespace, name))
+
+    async def volume(self, name: str) -> PersistentVolume | None:
+        return self.volumes.get(name)
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> str:
+        self.tokens += 1
+        return f"token-{pod.metadata.name}-{audience}-{expiration_seconds}"
+
+    def forget(self, uid: str) -> None:
+        self.forgotten.append(uid)
+
+    async def by_name(self, name: str) -> str | None:
+        return self.bundles.get(name)
+
+    async def by_signer(self, signer: str, selector: LabelSelector | None) -> str:
+        return "".join(pem for name, pem in self.bundles.items() if name.startswith(signer))
+
+    async def credentials(self, pod: Pod, volume: str, index: int, source: PodCertificateProjection) -> Credentials:
+        return Credentials(key_pem=b"KEY\n", chain_pem=f"CHAIN {source.signer_name}\n".encode())
+
+
+@dataclass
+class Told:
+    """Events, as (reason, message)."""
+
+    events: list[tuple[str, str]] = field(default_factory=list)
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        self.events.append((reason, message))
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        self.events.append((reason, message))
+
+
+@dataclass
+class Node:
+    """One manager over one root; `again` gives the next life of the agent on the same disk and mounts."""
+
+    root: Path
+    mounts: Any = field(default_factory=FakeMounts)
+    objects: Objects = field(default_factory=Objects)
+    told: Told = field(default_factory=Told)
+    rules: VolumeRules = field(default_factory=VolumeRules)
+    clock: LoopClock = field(default_factory=LoopClock)
+    metrics: Registry = field(default_factory=Registry)
+
+    @property
+    def paths(self) -> NodePaths:
+        return NodePaths(root=self.root, pod_logs=self.root / "logs", container_logs=self.root / "links")
+
+    def manager(self) -> VolumeManager:
+        return VolumeManager(
+            mounts=self.mounts,
+            paths=self.paths,
+            clock=self.clock,
+            events=self.told,
+            recorder=LifeRecorder(self.clock),
+            metrics=self.metrics,
+            objects=VolumeObjects(
+                references=self.objects,
+                tokens=self.objects,
+                trust=self.objects,
+                certificates=self.objects,
+                claims=self.objects,
+                downward=Downward(),
+            ),
+            rules=self.rules,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[VolumeManager]:
+        manager = self.manager()
+        async with running(manager):
+            yield manager
+
+    def again(self) -> Node:
+        return Node(root=self.root, mounts=self.mounts, objects=self.objects, rules=self.rules)
+
+
+def a_volume(name: str, **source: Any) -> Volume:
+    return Volume(name=name, **source)
+
+
+def empty_dir(name: str = "scratch", **fields: Any) -> Volume:
+    return Volume(name=name, empty_dir=EmptyDirVolumeSource(**fields))
+
+
+def host_path(path: str, kind: str | None = None, name: str = "host") -> Volume:
+    return Volume(name=name, host_path=HostPathVolumeSource(path=path, type=kind))
+
+
+def config_volume(name: str = "cfg", config: str = "web", **fields: Any) -> Volume:
+    return Volume(name=name, config_map=ConfigMapVolumeSource(name=config, **fields))
+
+
+def secret_volume(name: str = "sec", secret: str = "web", **fields: Any) -> Volume:
+    return Volume(name=name, secret=SecretVolumeSource(secret_name=secret, **fields))
+
+
+def a_config(
+    name: str = "web", namespace: str = "default", binary: dict[str, str] | None = None, **data: str
+) -> ConfigMap:
+    return ConfigMap(metadata=ObjectMeta(name=name, namespace=namespace), data=data, binary_data=binary or {})
+
+
+def a_secret(name: str = "web", namespace: str = "default", **data: str) -> Secret:
+    encoded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+    return Secret(metadata=ObjectMeta(name=name, namespace=namespace), data=encoded)
+
+
+def pod_with(*volumes: Volume, name: str = "web", **fields: Any) -> Pod:
+    """A pod whose one container mounts every volume at /<volume name>."""
+    mounts = [VolumeMount(name=volume.name, mount_path=f"/{volume.name}") for volume in volumes]
+    containers = fields.pop("containers", [a_container(volume_mounts=mounts)])
+    return a_pod(name, containers=containers, volumes=list(volumes), **fields)
