@@ -39,6 +39,7 @@ from pykubelet.runtime.gc import ContainerGc, ContainerRemover
 from pykubelet.runtime.gc_plan import GcPolicy
 from pykubelet.runtime.hooks import LifecycleHooks
 from pykubelet.runtime.logs import LogFiles
+from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.manager import RuntimeManager
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import NoReferences, PodSpecBuilder
@@ -58,11 +59,13 @@ from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import ProbeChanged, RuntimeBack, SyncLoop
 from pykubelet.sync.node_facts import node_spec
 from pykubelet.sync.phases import PodPhases
+from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager, VolumeRules
+from pykubelet.volumes.objects import VolumeObjects
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +133,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
         metrics=metrics,
+        objects=VolumeObjects(downward=PodFields(spec.allocatable)),
         rules=VolumeRules(allocatable_memory=lambda: spec.memory_bytes, selinux=spec.selinux),
     )
     specs = PodSpecBuilder(
@@ -260,6 +264,16 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         container_logs=edges.paths.container_logs,
         policy=GcPolicy(),
     )
+    rotation = LogRotation(
+        cri=cri,
+        clock=clock,
+        policy=RotationPolicy(
+            max_bytes=config.container_logs.max_size_bytes,
+            max_files=config.container_logs.max_files,
+            workers=config.container_logs.max_workers,
+            period=config.container_logs.monitor_interval,
+        ),
+    )
     local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
     loop = SyncLoop(
         changes=mux,
@@ -313,7 +327,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     return Node(
         services=[
             [runtime_state, pleg],
-            [volumes, workers, probes, gc, housekeeping],
+            [volumes, workers, probes, gc, rotation, housekeeping],
             [loop, *_sources(settings, edges, mux, events)],
         ],
         pods=pods,

@@ -10,12 +10,15 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import Node, Pod, RuntimeClass, Service
+from pykubelet.api.types import ConfigMap, Node, Pod, RuntimeClass, Secret, Service
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
+from pykubelet.clients.kube.events import ApiEvents
+from pykubelet.clients.kube.objects import DEFAULT_TTL, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.clients.kube.reflector import Reflector
+from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
@@ -34,12 +37,18 @@ from pykubelet.node.status import NodeReporter, ReportTiming
 from pykubelet.pods.manager import PodManager
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
+from pykubelet.runtime.manager import RuntimeHandlers
+from pykubelet.runtime.spec.collaborators import NoReferences, References
 from pykubelet.settings.settings import Settings
 from pykubelet.sources.api import ApiSource, bound_to
 from pykubelet.sources.mux import PodSets
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
+from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
 from pykubelet.sync.phases import Phase, PodPhases
+from pykubelet.sync.pod_sync import Mirrors
+from pykubelet.sync.pod_sync import References as ReferencesHeld
+from pykubelet.sync.status_maker import NodeAddresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +58,8 @@ class ClusterEdges:
     client: KubeClient
     heartbeat: KubeClient
     """For lease and node status: a connection of its own and no rate limit, so that pods never delay it."""
+    events: KubeClient
+    """With the rate of events (eventRecordQPS, eventBurst)."""
     network: HostNetwork
     storage_size: Callable[[], int]
     """Bytes of the filesystem that holds the root folder."""
@@ -88,6 +99,50 @@ class NodeHooks:
     """Storage and shutdown."""
 
 
+class ClusterReferences:
+    """Objects of the API that pods refer to, held while they live; services are read when first asked for."""
+
+    def __init__(self, *, objects: ReferenceWatcher, services: ServiceLister) -> None:
+        self._objects = objects
+        self._services = services
+
+    def register(self, pod: Pod) -> None:
+        self._objects.register(pod)
+
+    def unregister(self, pod: Pod) -> None:
+        self._objects.unregister(pod)
+
+    async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        return await self._objects.config_map(namespace, name)
+
+    async def secret(self, namespace: str, name: str) -> Secret | None:
+        return await self._objects.secret(namespace, name)
+
+    async def services(self, namespace: str) -> Sequence[Service] | None:
+        return await self._services.services(namespace)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seams:
+    """Where a node with an API server differs from one without, as the rest of the agent sees it."""
+
+    mirrors: Mirrors
+    held: ReferencesHeld
+    references: References
+    handlers: RuntimeHandlers
+    addresses: NodeAddresses
+
+
+def standalone_seams() -> Seams:
+    return Seams(
+        mirrors=NoMirrors(),
+        held=NoReferencesHeld(),
+        references=NoReferences(),
+        handlers=OneHandler(),
+        addresses=NoAddresses(),
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class Cluster:
     own: OwnNode
@@ -96,7 +151,10 @@ class Cluster:
     lease: LeaseKeeper
     sender: StatusSender
     mirrors: MirrorPods
-    services: ServiceLister
+    references: ClusterReferences
+    objects: ReferenceWatcher
+    """Its listeners hear which pods' objects changed."""
+    tokens: TokenManager
     runtime_classes: RuntimeClasses
     api_pods: Reflector[Pod]
     sinks: list[tasks.Service] = field(default_factory=list)
@@ -105,6 +163,16 @@ class Cluster:
     sources: list[tasks.Service] = field(default_factory=list)
     chores: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """For housekeeping."""
+
+    @property
+    def seams(self) -> Seams:
+        return Seams(
+            mirrors=self.mirrors,
+            held=self.references,
+            references=self.references,
+            handlers=self.runtime_classes,
+            addresses=self.own,
+        )
 
     def node_info(self, local: NodeInfo) -> NodeInfo:
         """What admission judges by: the Node as the API server has it, and what the machine says until then."""
@@ -122,6 +190,20 @@ def info_of(node: Node, local: NodeInfo) -> NodeInfo:
         allocatable={**local.allocatable, **amounts},
         supplemental_groups_policy=bool(features is not None and features.supplemental_groups_policy),
     )
+
+
+TTL_ANNOTATION = "node.alpha.kubernetes.io/ttl"
+
+
+def object_ttl(node: Node | None) -> float:
+    """How long secrets and config maps may be kept with strategy Cache; a controller raises it in big clusters."""
+    text = node.metadata.annotations.get(TTL_ANNOTATION, "") if node is not None else ""
+    return float(text) if text.isdigit() else DEFAULT_TTL
+
+
+def api_events(edges: ClusterEdges, *, clock: Clock, node_name: str, metrics: Registry) -> ApiEvents:
+    """The sink that tells the API server; a service too, among the first to start."""
+    return ApiEvents(kube=edges.events, clock=clock, node_name=node_name, metrics=metrics)
 
 
 def assemble_cluster(
@@ -166,6 +248,14 @@ def assemble_cluster(
         clock=clock,
     )
     services = ServiceLister(live=Reflector(client=client, query=Query(kind=Service), clock=clock))
+    objects = ReferenceWatcher(
+        kube=client,
+        clock=clock,
+        strategy=Strategy(settings.config.node.change_detection_strategy),
+        sync_frequency=settings.config.sources.sync_frequency,
+        ttl=lambda: object_ttl(own.node),
+    )
+    tokens = TokenManager(kube=client, clock=clock)
     classes = RuntimeClasses(live=Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
     return Cluster(
         own=own,
@@ -173,11 +263,13 @@ def assemble_cluster(
         lease=lease,
         sender=sender,
         mirrors=mirrors,
-        services=services,
+        references=ClusterReferences(objects=objects, services=services),
+        objects=objects,
+        tokens=tokens,
         runtime_classes=classes,
         api_pods=api_pods,
         sinks=[sender],
-        managers=[node_watch, reporter, lease, mirrors, services, classes],
+        managers=[node_watch, reporter, lease, mirrors, objects, tokens, services, classes],
         sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
         chores=[mirrors.remove_orphans],
     )

@@ -44,6 +44,9 @@ class FakeMounts:
     def table(self) -> Sequence[MountEntry]:
         return list(self.entries)
 
+    def is_mounted(self, path: Path) -> bool:
+        return any(entry.mount_point == str(path) for entry in self.entries)
+
     def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
         self._mount("tmpfs", target, fs_type="tmpfs", source="tmpfs")
         self.sizes[str(target)] = size_bytes

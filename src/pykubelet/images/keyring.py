@@ -111,7 +111,9 @@ class Keyring:
 
     def lookup(self, image: str) -> list[Login]:
         """`image`: the full name without tag and digest."""
-        found = [login for key in sorted(self._logins, reverse=True) if matches(key, image) for login in self._logins[key]]
+        found = [
+            login for key in sorted(self._logins, reverse=True) if matches(key, image) for login in self._logins[key]
+        ]
         if not found and is_docker_hub(image):
             return list(self._logins.get(DOCKER_HUB_KEY, ()))
         return found

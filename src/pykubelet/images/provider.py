@@ -112,7 +112,9 @@ class CredentialProvider:
             "kubelet_credential_provider_plugin_duration", "Seconds a credential plugin took.", ("plugin_name",)
         )
         self._errors = metrics.counter(
-            "kubelet_credential_provider_plugin_errors", "Runs of credential plugins that failed.", ("plugin_name",)
+            "kubelet_credential_provider_plugin_errors_total",
+            "Runs of credential plugins that failed.",
+            ("plugin_name",),
         )
 
     async def provide(self, image: str, pod: Pod) -> tuple[DockerConfig, AccountOrigin | None]:

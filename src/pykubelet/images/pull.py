@@ -2,6 +2,7 @@
 
 Covers: policy, back-off, credentials in order, parallel pulls with a cap, the registry rate, sharing of a
 pull by pods that want the same with the same credentials, events, and the reasons a container waits with.
+The CRI tells no progress of a pull, so a long one is told in the log every few seconds by its age.
 An image at hand costs one ImageStatus call; answers are not remembered, for images can be removed.
 Does not cover: where credentials come from, garbage collection, and the `Error: <reason>` event that the
 starter of the container tells for any failure.
@@ -9,28 +10,37 @@ starter of the container tells for any failure.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from pykubelet.api.times import format_duration_ns
 from pykubelet.api.types import Pod
-from pykubelet.images.policy import NEVER, Choice, choose, effective_policy, looks_first
+from pykubelet.images.login import Login
+from pykubelet.images.metrics import PullMetrics
+from pykubelet.images.policy import Choice, choose, effective_policy, looks_first
+from pykubelet.images.progress import PullProgress
 from pykubelet.images.reference import InvalidReference, parse, with_default_tag
+from pykubelet.images.sharing import SharedCalls
 from pykubelet.images.slots import PullSlots, TokenBucket
 from pykubelet.kit.backoff import BackoffTable
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import finish
 from pykubelet.model import reasons
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
-from pykubelet.model.pod import uid_of
+from pykubelet.model.pod import readable, uid_of
 from pykubelet.model.runtime_status import Image
 from pykubelet.wire import cri_pb2
 
 QPS_EXCEEDED: Final = "pull QPS exceeded"
 MILLISECOND_NS: Final = 1_000_000
+RECORDING_TIME: Final = 10.0
+"""Seconds that writing down how a pull ended may take, even when its pod is going away."""
+
+Lookup = Callable[[], Awaitable[Sequence[Login]]]
 
 
 class ImageError(PykubeletError):
@@ -61,35 +71,49 @@ class ImageService(Protocol):
 class Credentials(Protocol):
     """Finds what a pod may log in to a registry with."""
 
-    async def lookup(self, pod: Pod, image: str) -> Sequence[cri_pb2.AuthConfig]:
+    async def lookup(self, pod: Pod, image: str) -> Sequence[Login]:
         """Credentials for the image, the ones to try first first; empty for none. Raises PykubeletError."""
         ...
 
 
 class ImageAccess(Protocol):
-    """Decides whether a pod may use an image that somebody else's credentials brought here."""
+    """Decides whether a pod may use an image that somebody else's credentials brought here. Images as pods write them."""
 
-    async def may_use(self, pod: Pod, image: str, image_ref: str) -> bool: ...
-
-    async def pulled(self, pod: Pod, image: str, image_ref: str, auth: cri_pb2.AuthConfig | None) -> None:
-        """Told after a pull for this pod succeeded, with the credentials that worked."""
+    async def may_use(self, image: str, image_ref: str, logins: Lookup) -> bool:
+        """`logins` gives those of the pod, to be asked only when they matter. Raises PykubeletError."""
         ...
+
+    async def intend(self, image: str) -> None:
+        """A pull is about to begin; `pulled` or `failed` follows. Raises PykubeletError."""
+        ...
+
+    async def pulled(self, image: str, image_ref: str, login: Login | None) -> None:
+        """The pull succeeded, with the login that worked."""
+        ...
+
+    async def failed(self, image: str) -> None: ...
 
 
 class Anonymous:
     """No credentials at all."""
 
-    async def lookup(self, pod: Pod, image: str) -> Sequence[cri_pb2.AuthConfig]:
+    async def lookup(self, pod: Pod, image: str) -> Sequence[Login]:
         return ()
 
 
 class OpenAccess:
     """Every pod may use every image on the node."""
 
-    async def may_use(self, pod: Pod, image: str, image_ref: str) -> bool:
+    async def may_use(self, image: str, image_ref: str, logins: Lookup) -> bool:
         return True
 
-    async def pulled(self, pod: Pod, image: str, image_ref: str, auth: cri_pb2.AuthConfig | None) -> None:
+    async def intend(self, image: str) -> None:
+        return None
+
+    async def pulled(self, image: str, image_ref: str, login: Login | None) -> None:
+        return None
+
+    async def failed(self, image: str) -> None:
         return None
 
 
@@ -105,6 +129,8 @@ class PullSettings:
     """registryBurst."""
     backoff_initial: float = 10.0
     backoff_maximum: float = 300.0
+    checks_access: bool = True
+    """Gate KubeletEnsureSecretPulledImages; here it only changes what is told about images that are present."""
     slot_patience: float = 120.0
     """Seconds after which a parallel pull stops counting against the cap, so that a dead registry blocks none."""
 
@@ -141,13 +167,18 @@ class _Pulled:
     pulling_seconds: float
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A pull under way, led by one caller. The answer is None when that caller gave up."""
+class _Asked:
+    """The credentials of one wish, looked up at most once and no sooner than needed."""
 
-    answer: asyncio.Future[_Pulled | CriError | None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    def __init__(self, credentials: Credentials, wish: _Wish) -> None:
+        self._credentials = credentials
+        self._wish = wish
+        self._found: Sequence[Login] | None = None
+
+    async def __call__(self) -> Sequence[Login]:
+        if self._found is None:
+            self._found = await self._credentials.lookup(self._wish.pod, self._wish.tagged)
+        return self._found
 
 
 class ImagePuller:
@@ -161,6 +192,7 @@ class ImagePuller:
         settings: PullSettings,
         credentials: Credentials | None = None,
         access: ImageAccess | None = None,
+        metrics: Registry | None = None,
     ) -> None:
         self._cri = cri
         self._clock = clock
@@ -168,13 +200,15 @@ class ImagePuller:
         self._life = life
         self._credentials: Credentials = credentials or Anonymous()
         self._access: ImageAccess = access or OpenAccess()
+        self._checks_access = settings.checks_access
         self._slots = settings.slots
         self._rate = TokenBucket(rate=settings.qps, burst=settings.burst, clock=clock)
         self._backoff = BackoffTable(
             settings.backoff_initial, settings.backoff_maximum, reset_after=2 * settings.backoff_maximum
         )
         self._last_error: dict[str, str] = {}
-        self._flights: dict[tuple[str, str, bytes], _Flight] = {}
+        self._pulls: SharedCalls[_Pulled] = SharedCalls()
+        self._metrics = PullMetrics(metrics or Registry())
 
     async def ensure_image(
         self,
@@ -203,22 +237,25 @@ class ImagePuller:
         )
         policy = effective_policy(policy, parse(image))
         present = await self._look(wish) if looks_first(policy) else None
-        if present is None and policy == NEVER:
-            raise self._refused(wish, f'Container image "{image}" is not present with pull policy of Never')
-        usable = present is not None and await self._access.may_use(pod, wish.tagged, present.id)
+        found = present is not None if looks_first(policy) else None
+        logins = _Asked(self._credentials, wish)
+        usable = present is not None and await self._may_use(wish, present, logins)
+        self._metrics.asked(policy, present=found, pull=not usable)
         waiting = self._backoff.is_waiting(wish.key, self._clock.monotonic())
         match choose(policy, usable=usable, waiting=waiting):
             case Choice.USE:
                 assert present is not None
-                self._tell(wish, reasons.NORMAL, "Pulled", _present_text(image))
+                self._tell(wish, reasons.NORMAL, "Pulled", _present_text(image, checked=self._checks_access))
                 return present.id
             case Choice.REFUSE:
-                text = f'Container image "{image}" is present with pull policy of Never but does not have '
-                raise self._refused(wish, text + "the proper credentials to access the image")
+                # The same words whether it is absent or not this pod's to use: who asks shall not learn which.
+                text = f'Container image "{image}" is not present with pull policy of Never'
+                self._tell(wish, reasons.WARNING, reasons.ERR_IMAGE_NEVER_PULL, text)
+                raise ImageError(reasons.ERR_IMAGE_NEVER_PULL, text)
             case Choice.WAIT:
                 raise self._held_back(wish)
             case Choice.PULL:
-                return await self._pull(wish)
+                return await self._pull(wish, logins)
 
     def keep_only(self, uids: Iterable[str]) -> None:
         """Drop the back-offs of pods that are gone."""
@@ -244,9 +281,13 @@ class ImagePuller:
             self._tell(wish, reasons.WARNING, "InspectFailed", text)
             raise ImageError(reasons.INVALID_IMAGE_NAME, text) from problem
 
-    def _refused(self, wish: _Wish, text: str) -> ImageError:
-        self._tell(wish, reasons.WARNING, reasons.ERR_IMAGE_NEVER_PULL, text)
-        return ImageError(reasons.ERR_IMAGE_NEVER_PULL, text)
+    async def _may_use(self, wish: _Wish, present: Image, logins: Lookup) -> bool:
+        try:
+            return await self._access.may_use(wish.image, present.id, logins)
+        except RuntimeDown:
+            raise
+        except PykubeletError as error:
+            raise ImageError(reasons.ERR_IMAGE_PULL, str(error)) from error
 
     async def _look(self, wish: _Wish) -> Image | None:
         try:
@@ -265,12 +306,12 @@ class ImagePuller:
         left = self._backoff.remaining(wish.key, self._clock.monotonic())
         return ImageError(reasons.IMAGE_PULL_BACK_OFF, f"{text}: {last}" if last else text, retry_in=left)
 
-    async def _pull(self, wish: _Wish) -> str:
+    async def _pull(self, wish: _Wish, logins: Lookup) -> str:
         self._tell(wish, reasons.NORMAL, "Pulling", f'Pulling image "{wish.image}"')
         begun = self._clock.monotonic()
         try:
             with self._life.step(wish.uid, Step.PULL, wish.image):
-                pulled = await self._pull_with_any(wish)
+                pulled = await self._pull_on_record(wish, logins)
         except RuntimeDown:
             raise
         except PykubeletError as error:
@@ -278,6 +319,7 @@ class ImagePuller:
             raise self._failed(wish, error) from error
         took = _duration(pulled.pulling_seconds)
         waited = _duration(self._clock.monotonic() - begun)
+        self._metrics.pulled(self._clock.monotonic() - begun, pulled.size_bytes)
         self._tell(
             wish,
             reasons.NORMAL,
@@ -290,63 +332,53 @@ class ImagePuller:
 
     def _failed(self, wish: _Wish, error: PykubeletError) -> ImageError:
         self._backoff.advance(wish.key, self._clock.monotonic())
-        reason, message = explain_pull_error(wish.tagged, str(error))
+        reason, message = explain_pull_error(wish.image, str(error))
         self._last_error[wish.key] = f"{reason}: {message}"
         return ImageError(reason, message)
 
-    async def _pull_with_any(self, wish: _Wish) -> _Pulled:
+    async def _pull_on_record(self, wish: _Wish, logins: Lookup) -> _Pulled:
+        """Pull with the intent written before and the outcome after, come what may."""
+        found = await logins()
+        await self._access.intend(wish.image)
+        try:
+            pulled, login = await self._pull_with_any(wish, found)
+        except BaseException:
+            await finish(self._access.failed(wish.image), within=RECORDING_TIME)
+            raise
+        await finish(self._access.pulled(wish.image, pulled.image_ref, login), within=RECORDING_TIME)
+        return pulled
+
+    async def _pull_with_any(self, wish: _Wish, logins: Sequence[Login]) -> tuple[_Pulled, Login | None]:
         """Try the credentials in order; when none works, all that went wrong is told."""
-        found = await self._credentials.lookup(wish.pod, wish.tagged)
-        candidates: list[cri_pb2.AuthConfig | None] = list(found) or [None]
         failures: dict[str, CriError] = {}
-        for auth in candidates:
+        for login in logins or [None]:
             try:
-                pulled = await self._pull_shared(wish, auth)
+                return await self._pull_shared(wish, login.auth if login is not None else None), login
             except RuntimeDown:
                 raise
             except CriError as error:
                 failures[str(error)] = error
-                continue
-            await self._access.pulled(wish.pod, wish.tagged, pulled.image_ref, auth)
-            return pulled
         if len(failures) == 1:
             raise next(iter(failures.values()))
         raise CriError(f"[{', '.join(failures)}]")
 
     async def _pull_shared(self, wish: _Wish, auth: cri_pb2.AuthConfig | None) -> _Pulled:
-        """Join a pull of the same with the same credentials, or lead one.
-
-        When the leader is cancelled the next in line starts anew; the runtime keeps what was loaded.
-        """
-        key = (wish.tagged, wish.runtime_handler, b"" if auth is None else auth.SerializeToString(deterministic=True))
-        while (flight := self._flights.get(key)) is not None:
-            answer = await asyncio.shield(flight.answer)
-            if isinstance(answer, CriError):
-                raise answer
-            if answer is not None:
-                return answer
-        flight = self._flights[key] = _Flight()
-        outcome: _Pulled | CriError | None = None
-        try:
-            outcome = await self._pull_now(wish, auth)
-            return outcome
-        except CriError as error:
-            outcome = error
-            raise
-        finally:
-            del self._flights[key]
-            flight.answer.set_result(outcome)
+        """Join a pull of the same with the same credentials, or lead one; the runtime keeps what was loaded."""
+        secret = b"" if auth is None else auth.SerializeToString(deterministic=True)
+        return await self._pulls.run((wish.tagged, wish.runtime_handler, secret), lambda: self._pull_now(wish, auth))
 
     async def _pull_now(self, wish: _Wish, auth: cri_pb2.AuthConfig | None) -> _Pulled:
-        async with self._slots.taken():
-            if not self._rate.take():
-                raise CriError(QPS_EXCEEDED)
-            begun = self._clock.monotonic()
-            spec = cri_pb2.ImageSpec(
-                image=wish.tagged, annotations=wish.pod.metadata.annotations, runtime_handler=wish.runtime_handler
-            )
-            image_ref = await self._cri.pull_image(spec, auth, wish.sandbox_config)
-            took = self._clock.monotonic() - begun
+        with PullProgress(wish.tagged, readable(wish.pod)) as progress:
+            async with self._slots.taken():
+                if not self._rate.take():
+                    raise CriError(QPS_EXCEEDED)
+                progress.stage = "image is still being pulled"
+                begun = self._clock.monotonic()
+                spec = cri_pb2.ImageSpec(
+                    image=wish.tagged, annotations=wish.pod.metadata.annotations, runtime_handler=wish.runtime_handler
+                )
+                image_ref = await self._cri.pull_image(spec, auth, wish.sandbox_config)
+                took = self._clock.monotonic() - begun
         return _Pulled(image_ref=image_ref, size_bytes=await self._size(image_ref), pulling_seconds=took)
 
     async def _size(self, image_ref: str) -> int:
@@ -374,8 +406,9 @@ def explain_pull_error(image: str, text: str) -> tuple[str, str]:
     return reasons.ERR_IMAGE_PULL, text
 
 
-def _present_text(image: str) -> str:
-    return f'Container image "{image}" already present on machine and can be accessed by the pod'
+def _present_text(image: str, *, checked: bool) -> str:
+    text = f'Container image "{image}" already present on machine'
+    return f"{text} and can be accessed by the pod" if checked else text
 
 
 def _duration(seconds: float) -> str:

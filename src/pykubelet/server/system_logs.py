@@ -138,7 +138,7 @@ def _listing(descriptor: int) -> bytes:
 
 
 async def _pieces(file: BinaryIO, length: int | None) -> AsyncGenerator[bytes, None]:
-    """The file up to `length` bytes; a file that shrank meanwhile is filled up, the length is promised already."""
+    """The file, up to `length` bytes: what is written meanwhile was not promised."""
     left = length
     try:
         while left is None or left > 0:
@@ -148,10 +148,6 @@ async def _pieces(file: BinaryIO, length: int | None) -> AsyncGenerator[bytes, N
             if left is not None:
                 left -= len(block)
             yield block
-        while left:
-            filler = b"\0" * min(BLOCK, left)
-            left -= len(filler)
-            yield filler
     finally:
         file.close()
 
@@ -177,10 +173,14 @@ async def _run(command: list[str]) -> AsyncGenerator[bytes, None]:
         return
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(QUERY_TIMEOUT):
-            while block := await process.stdout.read(BLOCK):
-                yield block
-            await process.wait()
+        deadline = asyncio.get_running_loop().time() + QUERY_TIMEOUT
+        while True:
+            # Around the reading only: a caller who takes its time must not be interrupted from in here.
+            async with asyncio.timeout_at(deadline):
+                block = await process.stdout.read(BLOCK)
+            if not block:
+                break
+            yield block
     except TimeoutError:
         yield f"{command[0]} did not end within {QUERY_TIMEOUT:g} s\n".encode()
     finally:

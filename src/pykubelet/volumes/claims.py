@@ -6,11 +6,14 @@ when somebody pokes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pykubelet.api.quantity import Quantity, QuantityError
 from pykubelet.api.types import (
     ISCSIPersistentVolumeSource,
     ISCSIVolumeSource,
     LocalObjectReference,
+    NodeSelector,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
@@ -27,7 +30,9 @@ GID_ANNOTATION = "pv.beta.kubernetes.io/gid"
 _SHARED_KINDS = ("host_path", "nfs", "fc")
 
 
-async def resolve_claim(claims: Claims, pod: Pod, use: Use) -> VolumeSpec:
+async def resolve_claim(
+    claims: Claims, pod: Pod, use: Use, fits_node: Callable[[NodeSelector], bool] = lambda selector: True
+) -> VolumeSpec:
     namespace, name = namespace_of(pod), claim_name(pod, use.volume)
     claim = await claims.claim(namespace, name)
     if claim is None:
@@ -38,6 +43,9 @@ async def resolve_claim(claims: Claims, pod: Pod, use: Use) -> VolumeSpec:
     if volume is None:
         raise ClaimProblem(f"failed to fetch PV {volume_name} from API server: not found")
     _check_volume(claim, volume)
+    affinity = volume.spec.node_affinity.required if volume.spec.node_affinity else None
+    if affinity is not None and not fits_node(affinity):
+        raise VolumeProblem(f"node affinity of persistent volume {volume_name} does not match this node")
     return _spec(use, namespace, name, volume)
 
 

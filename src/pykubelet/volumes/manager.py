@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pykubelet.api.types import Pod
+from pykubelet.api.types import NodeSelector, Pod
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
@@ -54,6 +54,8 @@ class VolumeRules:
     selinux: bool = False
     supports_recursive_read_only: Callable[[Pod], bool] = lambda pod: False
     """Whether the pod's runtime handler can make whole mount trees read-only."""
+    fits_node: Callable[[NodeSelector], bool] = lambda selector: True
+    """Whether a persistent volume's node affinity allows this node."""
     refresh_period: float = 60.0
     """Seconds after which a sync renews content even if nobody poked (tokens grow old, watches may be off)."""
     wait_seconds: float = WAIT_SECONDS
@@ -109,6 +111,7 @@ class VolumeManager:
             events=events,
             recorder=recorder,
             metrics=metrics,
+            fits_node=rules.fits_node,
             on_settled=self._settled,
         )
         self._builder = MountBuilder(

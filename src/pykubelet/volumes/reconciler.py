@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from pykubelet.api.types import Pod
+from pykubelet.api.types import NodeSelector, Pod
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -57,6 +57,7 @@ class Reconciler:
         events: EventSink,
         recorder: LifeRecorder,
         metrics: Registry,
+        fits_node: Callable[[NodeSelector], bool],
         on_settled: Callable[[VolumeEntry], None],
     ) -> None:
         self._table = table
@@ -67,6 +68,7 @@ class Reconciler:
         self._clock = clock
         self._events = events
         self._recorder = recorder
+        self._fits_node = fits_node
         self._on_settled = on_settled
         self._offload = Offload()
         self.tasks = TaskSet("volumes")
@@ -168,12 +170,14 @@ class Reconciler:
         assert pod is not None
         # Cleared before asking: news that come from here on must lead to another round.
         entry.stale = False
+        waits_for = "the API server did not answer in time"
         try:
             async with asyncio.timeout(GATHER_SECONDS) as entry.scope:
                 spec = await self._resolve(entry, pod)
                 plugin = self.plugin_of(spec)
                 self._check_alone(entry, spec)
                 if unique := plugin.attached_as(spec):
+                    waits_for = f"{unique} is not attached to this node"
                     entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
                     await self._objects.attachments.wait_attached(pod, unique)
                 task = self._task(pod, spec)
@@ -181,7 +185,7 @@ class Reconciler:
         except TimeoutError as error:
             if not entry.wanted:
                 return False
-            raise VolumeProblem("the API server did not answer in time") from error
+            raise VolumeProblem(waits_for) from error
         except BaseException:
             entry.stale = entry.state is State.MOUNTED
             raise
@@ -198,7 +202,7 @@ class Reconciler:
         assert use is not None
         if entry.spec is None:
             if is_claimed(use.volume):
-                entry.spec = await resolve_claim(self._objects.claims, pod, use)
+                entry.spec = await resolve_claim(self._objects.claims, pod, use, self._fits_node)
                 volume = ObjectKey("persistentvolume", "", entry.spec.persistent)
                 self._table.hang_on(entry, entry.objects | {volume})
                 self._adopt(entry, entry.spec)

@@ -43,6 +43,15 @@ class HostMounts:
     def table(self) -> Sequence[MountEntry]:
         return parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())
 
+    def is_mounted(self, path: Path) -> bool:
+        try:
+            here, above = os.lstat(path), os.lstat(path.parent)
+            if here.st_dev != above.st_dev:
+                return True
+            return _mount_id(path) != _mount_id(path.parent)  # a bind mount of the same filesystem
+        except FileNotFoundError:
+            return False
+
     def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
         data = "mode=0777" + (f",size={size_bytes}" if size_bytes else "")
         if self._noswap:
@@ -122,7 +131,7 @@ class HostMounts:
     def make_shared(self, folder: Path) -> None:
         """Let mounts below `folder` reach containers and back (mountPropagation); quick, safe to repeat."""
         with _explained(str(folder), folder):
-            if not os.path.ismount(folder) and not _is_bind_point(folder, self.table()):
+            if not self.is_mounted(folder):
                 _mount(str(folder), str(folder), None, MS_BIND | MS_REC, None)
             _mount(None, str(folder), None, MS_SHARED | MS_REC, None)
 
@@ -217,6 +226,14 @@ def _bind(source: str, target: Path, read_only: bool) -> None:
         raise
 
 
+def _mount_id(path: Path) -> int:
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return trees.mount_id(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _unmount_once(target: Path, flags: int) -> bool:
     try:
         _call(_libc.umount2, os.fsencode(target), flags)
@@ -225,7 +242,3 @@ def _unmount_once(target: Path, flags: int) -> bool:
             return False  # nothing is mounted here, or there is no such place
         raise MountError(f"cannot unmount {target}: {error.strerror}") from error
     return True
-
-
-def _is_bind_point(folder: Path, table: Sequence[MountEntry]) -> bool:
-    return any(entry.mount_point == str(folder) for entry in table)

@@ -121,6 +121,10 @@ class Mounts(Protocol):
         """What is mounted, oldest first. Reads only the kernel's table, so a dead server cannot hang it."""
         ...
 
+    def is_mounted(self, path: Path) -> bool:
+        """Whether something is mounted exactly here; much cheaper than the table, but touches the filesystem."""
+        ...
+
     def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
         """Memory as a filesystem, open to everybody (0777), kept out of swap where the kernel can."""
         ...

@@ -1,7 +1,8 @@
 """configMap, secret, downwardAPI and projected volumes: files made from API objects, renewed while the pod runs.
 
 All gather first and write then, so the API server's slowness never holds a thread. Everything but configMaps
-lies in memory (tmpfs) and never touches a disk. An object that cannot be had keeps the old content.
+lies in memory (tmpfs) and never touches a disk. An object that cannot be had keeps the old content. No marker is
+needed: set-up compares what is there with what should be.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pykubelet.volumes.content import (
 )
 from pykubelet.volumes.objects import VolumeObjects
 from pykubelet.volumes.plugins.empty_dir import EmptyDir
-from pykubelet.volumes.plugins.plugin import FileContent, Files, PluginDefaults, SetUp, make_folder
+from pykubelet.volumes.plugins.plugin import FileContent, Files, PluginDefaults, SetUp
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import CONFIG_MAP, DOWNWARD_API, PROJECTED, SECRET, VolumeSpec
 
@@ -68,18 +69,11 @@ class ContentPlugin(PluginDefaults):
             os.chown(task.path, -1, task.fs_group)
             os.chmod(task.path, 0o2777)
         atomic.write_volume(task.path, files, gid=task.fs_group, now=self._clock.now(), remove=self._mounts.remove_tree)
-        marker = self._paths.plugin_data(task.uid, self.name, task.spec.folder) / "ready"
-        make_folder(marker.parent)
-        marker.touch()
 
     def tear_down(self, uid: str, folder: str) -> None:
-        data = self._paths.plugin_data(uid, self.name, folder)
-        with contextlib.suppress(FileNotFoundError):
-            (data / "ready").unlink()
         path = self._paths.volume(uid, self.name, folder)
         self._mounts.unmount(path)
         self._mounts.remove_tree(path)
-        self._mounts.remove_tree(data)
 
     # --- one gathering a source, used by single volumes and projections -------------------------
 

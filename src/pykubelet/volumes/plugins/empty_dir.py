@@ -80,7 +80,7 @@ class EmptyDir(PluginDefaults):
     def set_up(self, task: SetUp, files: Files | None) -> None:
         medium = _medium(task.spec)
         marker = self._paths.plugin_data(task.uid, EMPTY_DIR, task.spec.folder) / "ready"
-        if marker.exists() and task.path.is_dir() and (not medium or self._is_mounted(task.path)):
+        if marker.exists() and task.path.is_dir() and (not medium or self._mounts.is_mounted(task.path)):
             return
         self.make(task, task.path, medium)
         ownership.give(task.path, task.fs_group, on_root_mismatch=task.on_root_mismatch)
@@ -90,7 +90,7 @@ class EmptyDir(PluginDefaults):
     def make(self, task: SetUp, path: Path, medium: str) -> None:
         """The bare folder or mount, open to all, without owner and marker; also the ground of content volumes."""
         make_folder(path)
-        if medium and not self._is_mounted(path):
+        if medium and not self._mounts.is_mounted(path):
             source = task.spec.volume.empty_dir or EmptyDirVolumeSource()
             if medium == "Memory":
                 self._mounts.tmpfs(path, size_bytes=memory_size(task.pod, source, self._allocatable_memory()))
@@ -109,9 +109,6 @@ class EmptyDir(PluginDefaults):
         self._mounts.unmount(path)
         self._mounts.remove_tree(path)
         self._mounts.remove_tree(data)
-
-    def _is_mounted(self, path: Path) -> bool:
-        return any(entry.mount_point == str(path) for entry in self._mounts.table())
 
 
 def _medium(spec: VolumeSpec) -> str:

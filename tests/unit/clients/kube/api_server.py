@@ -14,6 +14,8 @@ from aiohttp import web
 
 from tests.bed.certificates import Authority, Pair
 
+LEAVING = web.AppKey("leaving", asyncio.Event)
+"""Set when the server stops; handlers that hang wait for it, so that none outlives its test."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -42,6 +44,8 @@ class ApiServer:
     async def stop(self) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
+            runner.app[LEAVING].set()
+            await asyncio.sleep(0.02)
             await runner.cleanup()
             await asyncio.sleep(0)
 
@@ -56,6 +60,7 @@ class ApiServer:
 
 def _app(handler: Handler) -> web.Application:
     app = web.Application()
+    app[LEAVING] = asyncio.Event()
     app.router.add_route("*", "/{path:.*}", handler)
     return app
 

@@ -1,0 +1,267 @@
+"""Sockets that accept callers: TCP with or without TLS, and a local one for root.
+
+Accepting is done here, not by the HTTP library, for three reasons: each connection gets the newest certificate,
+the number of connections is bounded (the one that has idled longest makes room), and the HTTP library is loaded
+only when the first caller comes. Does not cover: HTTP (http.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib
+import logging
+import os
+import socket
+import ssl
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import TaskSet, finish
+from pykubelet.model.errors import PykubeletError
+from pykubelet.server.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from pykubelet.server.http import HttpFront
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 512
+HANDSHAKE_TIMEOUT = 10.0
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+PAUSE_WITHOUT_FILES = 0.1
+STOP_WITHIN = 2.0
+
+
+class CannotListen(PykubeletError):
+    """The address is taken or not ours; the agent cannot do its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAddress:
+    """A socket in the file system that only root (or who runs the agent) may use."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+Address = TcpAddress | LocalAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    connections: int = 1000
+    """More callers at once push out the ones that idle."""
+    idle: float = 90.0
+    """Seconds a connection may wait for its next request."""
+    head: float = 15.0
+    """Seconds from connecting until the first request's headers must be complete."""
+    line_bytes: int = 1024 * 1024
+    """The request line: commands of exec travel in it."""
+    field_bytes: int = 64 * 1024
+    fields: int = 100
+
+
+def open_socket(address: Address) -> socket.socket:
+    """A listening socket. Raises CannotListen with the address in it."""
+    try:
+        if isinstance(address, LocalAddress):
+            return _open_local(address.path)
+        # The unspecified address means both families, as upstream's library takes it.
+        if address.host in ("0.0.0.0", "::") and _has_ipv6():
+            return _open_tcp(socket.AF_INET6, "::", address.port)
+        return _open_tcp(socket.AF_INET6 if ":" in address.host else socket.AF_INET, address.host, address.port)
+    except (OSError, OverflowError) as error:
+        raise CannotListen(f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    except OSError:
+        return False
+    return Path("/proc/net/if_inet6").exists()
+
+
+def _open_tcp(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    found = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        found.bind((host, port))
+        found.listen(BACKLOG)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _open_local(path: Path) -> socket.socket:
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        path.unlink()  # left by an agent that was killed; a living one holds its own lock elsewhere
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        before = os.umask(0o177)
+        try:
+            found.bind(str(path))
+        finally:
+            os.umask(before)
+        found.listen(BACKLOG)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end of a local socket, from the kernel."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", packed)[1]
+    return uid
+
+
+class Listener:
+    """One address. `open` binds, `run` serves until cancelled."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        address: Address,
+        make_front: Callable[[type[HttpFront]], HttpFront],
+        tls: TlsFiles | None,
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
+        """`make_front` builds the HTTP side from its class, which is loaded when the first caller comes."""
+        self.name = name
+        self.address = address
+        self._make_front = make_front
+        self._tls = tls
+        self._clock = clock
+        self._limits = limits
+        self._socket: socket.socket | None = None
+        self._front: HttpFront | None = None
+        self._greeting = 0
+        """Connections whose handshake is under way."""
+
+    @property
+    def port(self) -> int:
+        """The real one, also when 0 was asked for."""
+        assert self._socket is not None
+        return int(self._socket.getsockname()[1])
+
+    def open(self) -> None:
+        self._socket = open_socket(self.address)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            if isinstance(self.address, LocalAddress):
+                self.address.path.unlink(missing_ok=True)
+
+    async def run(self) -> None:
+        if self._socket is None:
+            self.open()
+        assert self._socket is not None
+        logger.info("listening", extra={"server": self.name, "address": str(self.address)})
+        try:
+            async with TaskSet(self.name, on_error=self._log) as tasks:
+                while True:
+                    connection = await self._accept(self._socket)
+                    if connection is not None:
+                        tasks.spawn(self._welcome(connection), name=f"{self.name} handshake")
+        finally:
+            self.close()
+            if self._front is not None:
+                await finish(self._front.shutdown(STOP_WITHIN / 2), within=STOP_WITHIN)
+
+    async def _accept(self, listening: socket.socket) -> socket.socket | None:
+        try:
+            connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+        except ConnectionError:
+            return None
+        except OSError as error:
+            if error.errno not in OUT_OF_FILES:
+                raise
+            logger.error("no more connections can be accepted for now", extra={"error": error.strerror})
+            if self._front is not None:
+                self._front.drop_longest_idle()
+            await self._clock.sleep(PAUSE_WITHOUT_FILES)
+            return None
+        return connection
+
+    async def _welcome(self, connection: socket.socket) -> None:
+        self._greeting += 1
+        handed_over = False
+        try:
+            front = await self._loaded_front()
+            if not self._has_room(front) or not self._may_enter(connection):
+                return
+            context = self._tls.context() if self._tls is not None else None
+            if self._tls is not None:
+                front.renew(self._tls.generation)
+                if context is None:
+                    logger.info("a caller was sent away: no serving certificate available for the kubelet")
+                    return
+            handed_over = True
+            await self._connect(front, connection, context)
+        finally:
+            self._greeting -= 1
+            if not handed_over:
+                connection.close()
+
+    async def _connect(self, front: HttpFront, connection: socket.socket, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        timeout = HANDSHAKE_TIMEOUT if context is not None else None
+        try:
+            await loop.connect_accepted_socket(front, connection, ssl=context, ssl_handshake_timeout=timeout)
+        except (OSError, TimeoutError) as error:  # SSLError is an OSError
+            logger.debug("a handshake failed", extra={"server": self.name, "error": str(error)})
+
+    def _has_room(self, front: HttpFront) -> bool:
+        if len(front) + self._greeting <= self._limits.connections:
+            return True
+        if front.drop_longest_idle():
+            return True
+        logger.warning("a caller was sent away: too many connections", extra={"server": self.name})
+        return False
+
+    def _may_enter(self, connection: socket.socket) -> bool:
+        if isinstance(self.address, TcpAddress):
+            return True
+        uid = peer_uid(connection)
+        if uid in (0, os.geteuid()):
+            return True
+        logger.warning("a caller on the local socket is not root", extra={"uid": uid})
+        return False
+
+    async def _loaded_front(self) -> HttpFront:
+        if self._front is None:
+            # Some 20 MiB that a node whose server nobody calls does not pay; in a thread, for it takes a while.
+            module = await asyncio.to_thread(importlib.import_module, "pykubelet.server.http")
+            if self._front is None:
+                self._front = self._make_front(module.HttpFront)
+        return self._front
+
+    def _log(self, error: BaseException) -> None:
+        logger.error("a connection failed unexpectedly", extra={"server": self.name, "error": repr(error)})
