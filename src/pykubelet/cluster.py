@@ -79,6 +79,8 @@ class LocalParts:
     phases: PodPhases
     sets: PodSets
     events: EventSink
+    sent_events: ApiEvents
+    """The part of `events` that talks to the API server."""
     clock: Clock
     metrics: Registry
 
@@ -174,6 +176,11 @@ class Cluster:
             addresses=self.own,
         )
 
+    def joined(self, groups: Sequence[Sequence[tasks.Service]]) -> list[list[tasks.Service]]:
+        """The agent's three groups of services with those of the cluster."""
+        own = (self.sinks, self.managers, self.sources)
+        return [[*group, *more] for group, more in zip(groups, own, strict=True)]
+
     def node_info(self, local: NodeInfo) -> NodeInfo:
         """What admission judges by: the Node as the API server has it, and what the machine says until then."""
         node = self.own.node
@@ -268,7 +275,7 @@ def assemble_cluster(
         tokens=tokens,
         runtime_classes=classes,
         api_pods=api_pods,
-        sinks=[sender],
+        sinks=[local.sent_events, sender],
         managers=[node_watch, reporter, lease, mirrors, objects, tokens, services, classes],
         sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
         chores=[mirrors.remove_orphans],

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,11 @@ NODE = "bed-node"
 class BedAgent:
     """One node agent. Every method blocks."""
 
-    def __init__(self, folder: Path, containerd: BedContainerd, cgroups: CgroupTree, **changes: Any) -> None:
+    def __init__(
+        self, folder: Path, containerd: BedContainerd, cgroups: CgroupTree, *, flags: Sequence[str] = (), **changes: Any
+    ) -> None:
         self.folder = folder
+        self._flags = list(flags)
         self.cgroups = cgroups
         self.manifests = folder / "manifests"
         self.root = folder / "root"
@@ -60,6 +63,7 @@ class BedAgent:
         # The kernel ends the agent when pytest is gone: nothing of ours may outlive a killed run.
         guard = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"]
         flags = [f"--config={self._config}", f"--root-dir={self.root}", f"--hostname-override={NODE}"]
+        flags += self._flags
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [*guard, str(Path(sys.executable).with_name("pykubelet")), *flags],
@@ -126,15 +130,17 @@ class BedAgent:
 
 
 @contextmanager
-def bed_agent(folder: Path, containerd: BedContainerd, **changes: Any) -> Iterator[BedAgent]:
-    """A started agent with a cgroup of its own; `changes` replace fields of its configuration.
+def bed_agent(
+    folder: Path, containerd: BedContainerd, *, flags: Sequence[str] = (), **changes: Any
+) -> Iterator[BedAgent]:
+    """A started agent with a cgroup of its own; `changes` replace fields of its configuration, `flags` are added.
 
     When the block ends, the static pods it still runs are removed.
     """
     cgroups = CgroupTree(f"/{containerd.state_dir.name}-{os.getpid()}")
     cgroups.make()
     try:
-        agent = BedAgent(folder, containerd, cgroups, **changes)
+        agent = BedAgent(folder, containerd, cgroups, flags=flags, **changes)
         agent.start()
         try:
             yield agent

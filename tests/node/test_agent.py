@@ -68,7 +68,7 @@ def test_every_example_does_what_it_says(agent: BedAgent) -> None:
     for path in sorted(EXAMPLES.glob("*.yaml")):
         agent.put(path.stem, yaml.safe_load(path.read_text()))
     assert "hello from hello-" in wait_for(lambda: log_of(agent, "hello", "hello"), agent.tail())
-    for pod, container in (("web-probe", "web"), ("init-sidecar", "app"), ("multi", "client"), ("multi", "watcher")):
+    for pod, container in (("web-probe", "web"), ("init-sidecar", "log"), ("multi", "client"), ("multi", "watcher")):
         wait_for(
             lambda pod=pod, container=container: log_of(agent, pod, container), f"{pod}/{container}\n{agent.tail()}"
         )

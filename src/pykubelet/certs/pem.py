@@ -103,11 +103,8 @@ def public_key_of(key: bytes) -> bytes:
     """The public half, to tell keys apart."""
     from cryptography.hazmat.primitives import serialization
 
-    return (
-        _load_key(key)
-        .public_key()
-        .public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return bytes(_load_key(key).public_key().public_bytes(*form))
 
 
 def read_facts(certificate: bytes) -> CertificateFacts:

@@ -85,10 +85,10 @@ class ServingCertificate:
         self._stamp = stamp
         try:
             # Checked apart first: a context that loaded half a pair would be of no use.
-            read_pair_files(self._certificate, self._key)
+            _must_fit(self._certificate, self._key)
             for context in self._contexts:
                 context.load_cert_chain(self._certificate, self._key)
-        except (OSError, ssl.SSLError, CertificateError) as error:
+        except OSError as error:  # SSLError is one, too
             logger.error(
                 "serving certificate cannot be used; the last good one stays",
                 extra={"path": str(self._certificate), "error": str(error)},
@@ -106,7 +106,7 @@ class ServingCertificate:
         return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in facts)
 
 
-def read_pair_files(certificate: Path, key: Path) -> None:
-    """Raise CertificateError or ssl.SSLError unless the files hold a pair."""
+def _must_fit(certificate: Path, key: Path) -> None:
+    """Raise ssl.SSLError unless the files hold a pair."""
     probe = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     probe.load_cert_chain(certificate, key)

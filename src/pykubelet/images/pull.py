@@ -77,7 +77,10 @@ class Credentials(Protocol):
 
 
 class ImageAccess(Protocol):
-    """Decides whether a pod may use an image that somebody else's credentials brought here. Images as pods write them."""
+    """Decides whether a pod may use an image that somebody else's credentials brought here.
+
+    `image` is always what the pod writes.
+    """
 
     async def may_use(self, image: str, image_ref: str, logins: Lookup) -> bool:
         """`logins` gives those of the pod, to be asked only when they matter. Raises PykubeletError."""
@@ -351,7 +354,8 @@ class ImagePuller:
     async def _pull_with_any(self, wish: _Wish, logins: Sequence[Login]) -> tuple[_Pulled, Login | None]:
         """Try the credentials in order; when none works, all that went wrong is told."""
         failures: dict[str, CriError] = {}
-        for login in logins or [None]:
+        candidates: Sequence[Login | None] = logins or [None]
+        for login in candidates:
             try:
                 return await self._pull_shared(wish, login.auth if login is not None else None), login
             except RuntimeDown:

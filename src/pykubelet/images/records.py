@@ -18,7 +18,7 @@ from typing import Protocol
 from pykubelet.images.access import Verification, bare_name, covers, merged, of_login
 from pykubelet.images.login import Login
 from pykubelet.images.record_files import Access, PulledRecord, RecordDamaged, RecordFiles, file_name
-from pykubelet.images.reference import InvalidReference, parse, with_default_tag
+from pykubelet.images.reference import full_name
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
@@ -227,20 +227,11 @@ class PullRecords:
         """An intent whose image is here becomes a record: it was pulled, nobody knows by whom."""
         refs = {name: image.id for image in present for name in (*image.tags, *image.digests)}
         for intent in sorted(self._intents):
-            ref = refs.get(intent) or refs.get(_full_name(intent))
+            ref = refs.get(intent) or refs.get(full_name(intent))
             if ref is None:
                 continue
             if ref in self._records or await self._keep(PulledRecord(image_ref=ref, updated=int(self._clock.now()))):
                 await self._drop_intent(intent)
-
-
-def _full_name(image: str) -> str:
-    """The name as runtimes list it: pods may write `busybox` for docker.io/library/busybox:latest."""
-    try:
-        found = parse(with_default_tag(image))
-    except InvalidReference:
-        return image
-    return f"{found.repository}@{found.digest}" if found.digest else str(found)
 
 
 def _complain(what: str, about: str, error: OSError) -> None:

@@ -77,6 +77,15 @@ def with_default_tag(image: str) -> str:
     return image if found.tag or found.digest else f"{image}:{DEFAULT_TAG}"
 
 
+def full_name(image: str) -> str:
+    """The name as runtimes list it, `docker.io/library/busybox:latest` for `busybox`; what is no reference as it is."""
+    try:
+        found = parse(with_default_tag(image))
+    except InvalidReference:
+        return image
+    return f"{found.repository}@{found.digest}" if found.digest else str(found)
+
+
 def _split_domain(text: str) -> tuple[str, str]:
     """The first part is a domain if it has a dot, a port or capitals, or is localhost; else all is the path."""
     first, slash, rest = text.partition("/")

@@ -128,7 +128,8 @@ class Authenticator:
         if certificate is not None:
             if certificate.common_name and certificate.expires > self._clock.now():
                 return User(
-                    name=certificate.common_name, groups=(*_without_authenticated(certificate.organizations), AUTHENTICATED)
+                    name=certificate.common_name,
+                    groups=(*_without_authenticated(certificate.organizations), AUTHENTICATED),
                 )
             failed = True
         else:

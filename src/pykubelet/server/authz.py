@@ -7,6 +7,7 @@ subresources are tried in order and the first yes wins. Nothing is allowed that 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Protocol
 
 from pykubelet.api.types import ResourceAttributes, SubjectAccessReviewSpec
@@ -50,9 +51,8 @@ class WebhookAuthorizer:
         verb = VERBS.get(method, "")
         for subresource in access:
             try:
-                allowed = await self._answers.get(
-                    (user, verb, subresource), lambda sub=subresource: self._ask(user, verb, sub)
-                )
+                ask = partial(self._ask, user, verb, subresource)
+                allowed = await self._answers.get((user, verb, subresource), ask)
             except ApiError as error:
                 logger.warning(
                     "a caller's rights could not be checked",
@@ -89,9 +89,7 @@ class WebhookAuthorizer:
         return bool(status.allowed) and not status.denied
 
 
-def make_authorizer(
-    *, settings: Authorization, reviewer: Reviewer | None, node_name: str, clock: Clock
-) -> Authorizer:
+def make_authorizer(*, settings: Authorization, reviewer: Reviewer | None, node_name: str, clock: Clock) -> Authorizer:
     if settings.mode == "AlwaysAllow":
         return AlwaysAllow()
     if settings.mode != "Webhook":

@@ -28,6 +28,7 @@ from pykubelet.server.calls import TEXT, Answer, Bridging, Call, Flow, Refused, 
 from pykubelet.server.channels import serve_channels, serve_tunnel
 from pykubelet.server.listeners import Limits
 from pykubelet.server.proxy import BLOCK, Idle, open_stream, relay
+from pykubelet.server.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,9 @@ class _Log:
 class HttpFront(web.Server):
     """Makes a protocol for each connection; also the place where connections are counted and judged."""
 
-    def __init__(self, *, site: Site, clock: Clock, limits: Limits, stream_idle: float) -> None:
+    def __init__(
+        self, *, site: Site, clock: Clock, limits: Limits, stream_idle: float, tls: TlsFiles | None = None
+    ) -> None:
         super().__init__(
             cast(Any, self._serve),
             handler_cancellation=True,
@@ -88,6 +91,7 @@ class HttpFront(web.Server):
         self._clock = clock
         self._limits = limits
         self._stream_idle = stream_idle
+        self._tls = tls
         self._open: dict[RequestHandler, Connection] = {}
         self._generation = 0
 
@@ -99,11 +103,14 @@ class HttpFront(web.Server):
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         loop = asyncio.get_running_loop()
+        self._renew()
         connection = Connection(transport, self._generation, loop.time())
         connection.head_timer = loop.call_later(self._limits.head, transport.abort)
         secured = transport.get_extra_info("ssl_object")
         if secured is not None:
             connection.certificate = peer_certificate(secured.getpeercert(), ssl.cert_time_to_seconds)
+            if self._tls is not None:
+                connection.generation = self._tls.generation_of(secured.context)
         self._open[handler] = connection
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
@@ -112,15 +119,19 @@ class HttpFront(web.Server):
         if connection is not None and connection.head_timer is not None:
             connection.head_timer.cancel()
 
-    def renew(self, generation: int) -> None:
-        """Callers' certificates were judged by an older CA bundle: let them connect again."""
+    def _renew(self) -> None:
+        """Callers whose certificates were judged by an older CA bundle have to connect again."""
+        if self._tls is None:
+            return
+        self._tls.context()  # looks at the files
+        generation = self._tls.generation
         if generation == self._generation:
             return
         self._generation = generation
         for handler, connection in list(self._open.items()):
             if connection.certificate is None:
-                connection.generation = generation
-            elif connection.idle_since is not None:
+                continue
+            if connection.idle_since is not None:
                 connection.transport.close()
             else:
                 handler.close()  # after the request that is under way
@@ -139,7 +150,10 @@ class HttpFront(web.Server):
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = self._open.get(request.protocol)
-        if connection is None or connection.generation != self._generation:
+        if connection is not None and connection.certificate is not None:
+            self._renew()
+        stale = connection is not None and connection.certificate is not None
+        if connection is None or (stale and connection.generation != self._generation):
             raise ConnectionResetError("the connection must be made anew")
         connection.idle_since = None
         if connection.head_timer is not None:
@@ -189,6 +203,7 @@ def _call(request: web.BaseRequest) -> Call:
     path, _, query = request.raw_path.partition("?")
     if not path.startswith("/"):  # absolute form, as sent to a proxy
         path = request.rel_url.raw_path
+
     async def body(limit: int) -> bytes:
         found = bytearray()
         while len(found) <= limit and (block := await request.content.readany()):
@@ -215,9 +230,7 @@ def _headers(content_type: str, more: Mapping[str, str]) -> dict[str, str]:
 
 
 def _whole(answer: Answer) -> web.Response:
-    return web.Response(
-        status=answer.status, body=answer.body, headers=_headers(answer.content_type, answer.headers)
-    )
+    return web.Response(status=answer.status, body=answer.body, headers=_headers(answer.content_type, answer.headers))
 
 
 def _refusal(refusal: Refused) -> web.Response:

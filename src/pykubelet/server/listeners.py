@@ -169,8 +169,16 @@ class Listener:
         assert self._socket is not None
         return int(self._socket.getsockname()[1])
 
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
     def open(self) -> None:
-        self._socket = open_socket(self.address)
+        """Raises BadTls for certificates that cannot be used, CannotListen for an address that cannot be had."""
+        if self._socket is None:
+            if self._tls is not None:
+                self._tls.check()
+            self._socket = open_socket(self.address)
 
     def close(self) -> None:
         if self._socket is not None:
@@ -218,11 +226,9 @@ class Listener:
             if not self._has_room(front) or not self._may_enter(connection):
                 return
             context = self._tls.context() if self._tls is not None else None
-            if self._tls is not None:
-                front.renew(self._tls.generation)
-                if context is None:
-                    logger.info("a caller was sent away: no serving certificate available for the kubelet")
-                    return
+            if self._tls is not None and context is None:
+                logger.info("a caller was sent away: no serving certificate available for the kubelet")
+                return
             handed_over = True
             await self._connect(front, connection, context)
         finally:

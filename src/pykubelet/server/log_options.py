@@ -43,7 +43,7 @@ def log_options(call: Call, *, now_ns: int, split_streams: bool) -> LogOptions:
     elif stream != "All" and not split_streams:
         problems.append("stream: Forbidden: may not be specified")
     elif stream != "All" and tail is not None:
-        problems.append('tailLines: Forbidden: `tailLines` and specific `stream` are mutually exclusive for now')
+        problems.append("tailLines: Forbidden: `tailLines` and specific `stream` are mutually exclusive for now")
     if tail is not None and tail < 0:
         problems.append(f"tailLines: Invalid value: {tail}: must be greater than or equal to 0")
     if limit is not None and limit < 1:

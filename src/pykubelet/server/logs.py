@@ -82,9 +82,7 @@ class ContainerLogs:
             raise Refused(400, f"unable to retrieve container logs for {container_id}: the runtime keeps none")
         return Path(status.log_path)
 
-    async def _flow(
-        self, uid: str, container_id: str, path: Path, options: LogOptions
-    ) -> AsyncGenerator[bytes, None]:
+    async def _flow(self, uid: str, container_id: str, path: Path, options: LogOptions) -> AsyncGenerator[bytes, None]:
         async def is_running() -> bool:
             cached = next((c for c in self._seen(uid).containers if c.id == container_id), None)
             if cached is not None and cached.state is ContainerState.RUNNING:
@@ -105,7 +103,7 @@ class ContainerLogs:
         )
         with waking(path.parent) if options.follow else nullcontext(None) as waker:
             pieces = read_logs(path, wanted, clock=self._clock, is_running=is_running, waker=waker)
-            async with aclosing(pieces):  # type: ignore[type-var]
+            async with aclosing(pieces):
                 async for piece in pieces:
                     yield piece
 

@@ -180,5 +180,3 @@ def running_pods(sandboxes: Sequence[SandboxRecord], containers: Sequence[Contai
 
 def _bare(namespace: str, name: str, uid: str) -> Pod:
     return Pod(metadata=ObjectMeta(namespace=namespace, name=name, uid=uid), spec=PodSpec(containers=[]))
-
-

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.schema_server import ServerSettings
@@ -157,6 +158,7 @@ class TlsFiles:
         self._context: ssl.SSLContext | None = None
         self._seen: object = None
         self._seen_ca: object = None
+        self._made_in: WeakKeyDictionary[ssl.SSLContext, int] = WeakKeyDictionary()
         self.generation = 0
 
     def context(self) -> ssl.SSLContext | None:
@@ -191,6 +193,11 @@ class TlsFiles:
         if ca_mark != self._seen_ca:
             self._seen_ca = ca_mark
             self.generation += 1
+        self._made_in[fresh] = self.generation
+
+    def generation_of(self, context: ssl.SSLContext) -> int:
+        """The generation whose CA bundle a handshake with this context used."""
+        return self._made_in.get(context, -1)
 
     def _load(self, files: ServingFiles) -> ssl.SSLContext:
         context = _new_context(self._rules)
@@ -198,9 +205,7 @@ class TlsFiles:
             # The password callback keeps OpenSSL from asking on the terminal when a key is encrypted.
             context.load_cert_chain(files.certificate, files.key, password=lambda: b"")
         except (OSError, ValueError) as error:  # SSLError is an OSError
-            raise BadTls(
-                f"serving certificate {files.certificate} with key {files.key}: {_reason(error)}"
-            ) from error
+            raise BadTls(f"serving certificate {files.certificate} with key {files.key}: {_reason(error)}") from error
         if self._client_ca is not None:
             _load_client_ca(context, self._client_ca)
         return context

@@ -21,6 +21,7 @@ from pykubelet.model.pod import (
     PodUID,
     Source,
     compute_qos,
+    deletion_requested,
     is_mirror,
     is_terminal_phase,
     name_of,
@@ -194,7 +195,10 @@ class SyncLoop:
 
     def _update(self, pod: Pod) -> None:
         target = self._pods.static_of(pod) if is_mirror(pod) else pod
-        if target is not None and not self._was_rejected(target):
+        if target is None:
+            return
+        # A rejected pod has no worker and needs none, until it is deleted: then somebody must see it off.
+        if not self._was_rejected(target) or deletion_requested(target):
             self._workers.update(UpdateKind.UPDATE, target)
 
     def _remove(self, pod: Pod) -> None:

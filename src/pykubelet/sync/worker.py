@@ -337,7 +337,7 @@ class PodWorkers:
         state = worker.state
         if not state.started:
             if state.is_ending:
-                state.move(Phase.FINISHED, "ended before it ever started")
+                self._end_unstarted(state)
                 return 0
             if not self._has_turn(state):
                 return None
@@ -365,6 +365,15 @@ class PodWorkers:
             return 0
         resync = jittered(self._sync_frequency, source=self._chance)
         return resync if due is None else min(due, resync)
+
+    def _end_unstarted(self, state: PodState) -> None:
+        """Nothing of it exists, so there is nothing to stop; but the API server still waits for the last word."""
+        because = "ended before it ever started"
+        if state.pod is None or is_static(state.pod):
+            state.move(Phase.FINISHED, because)
+        else:
+            state.started = True
+            state.move(Phase.TERMINATED, because)
 
     def _after_error(self, worker: _Worker, error: Exception) -> float:
         """This pod's trouble, never the node's: say it, keep it for `explain`, try again later."""

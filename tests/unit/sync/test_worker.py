@@ -294,6 +294,14 @@ async def test_who_asked_for_a_kill_learns_when_nothing_runs_any_more() -> None:
         await again
 
 
+async def test_a_rejected_pod_that_is_deleted_is_seen_off_without_a_kill() -> None:
+    async with a_bench() as bench:
+        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=30))
+        await bench.clock.sleep(1)
+        assert bench.what() == ["terminated web"]
+        assert bench.finished == ["u1"]
+
+
 async def test_an_orphan_is_killed_once_and_forgotten() -> None:
     async with a_bench() as bench:
         orphan = Orphan(uid=PodUID("lost"), name="lost", namespace="default")

@@ -65,7 +65,9 @@ def _load_pair(context: ssl.SSLContext, material: TlsMaterial) -> None:
     # The ssl module takes only files; memory files keep inline keys off the disk.
     descriptor = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
     try:
-        os.write(descriptor, material.certificate + b"\n" + material.key)
+        # One file may hold both; writing it twice would send the certificate twice.
+        both = material.certificate == material.key
+        os.write(descriptor, material.certificate if both else material.certificate + b"\n" + material.key)
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
@@ -116,6 +118,7 @@ class Login:
         self._ca = _content(cluster.ca_data, cluster.ca_file, f"{source}: certificate-authority")
         self._certificate = _content(user.certificate_data, user.certificate_file, f"{source}: client-certificate")
         self._key = _content(user.key_data, user.key_file, f"{source}: client-key")
+        self._rotated = _File(user.rotated_file, f"{source}: rotated certificate") if user.rotated_file else None
         self._token = _content(user.token.encode(), None, "")
         if user.token_file is not None:
             self._token = _content(b"", user.token_file, f"{source}: tokenFile")
@@ -138,9 +141,8 @@ class Login:
 
     async def _look(self, *, anyway: bool) -> Identity:
         self._checked = self._clock.monotonic()
-        tls = TlsMaterial(
-            ca=self._ca(anyway), certificate=self._certificate(anyway), key=self._key(anyway), insecure=self._insecure
-        )
+        certificate, key = self._pair(anyway)
+        tls = TlsMaterial(ca=self._ca(anyway), certificate=certificate, key=key, insecure=self._insecure)
         authorization = self._authorization(self._token(anyway).decode(errors="replace").strip())
         if self._plugin is not None:
             credential = await self._plugin.credential(unless=self._plugin.known if anyway else None)
@@ -151,6 +153,12 @@ class Login:
         headers = (("Authorization", authorization),) if authorization else ()
         self._known = Identity(tls=tls, headers=headers + self._user.impersonate)
         return self._known
+
+    def _pair(self, anyway: bool) -> tuple[bytes, bytes]:
+        if self._rotated is not None and self._rotated.path.exists():
+            both = self._rotated.read(anyway=anyway)
+            return both, both
+        return self._certificate(anyway), self._key(anyway)
 
     def _authorization(self, token: str) -> str:
         if token:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -63,6 +63,8 @@ class UserEntry:
     exec: ExecEntry | None = None
     impersonate: tuple[tuple[str, str], ...] = ()
     """Headers that ask to act as somebody else."""
+    rotated_file: Path | None = None
+    """Certificate and key that we renew ourselves; they win over the kubeconfig's own as soon as they are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,11 @@ def load_kubeconfig(path: Path) -> Kubeconfig:
     except OSError as error:
         raise KubeconfigError(f"kubeconfig {path}: {error.strerror or error}") from None
     return parse_kubeconfig(data, path)
+
+
+def with_rotation(config: Kubeconfig, pem: Path) -> Kubeconfig:
+    """The same login, but with the pair in `pem` (certs/files.py) once there is one."""
+    return replace(config, user=replace(config.user, rotated_file=pem))
 
 
 def parse_kubeconfig(data: bytes, path: Path) -> Kubeconfig:

@@ -81,9 +81,10 @@ class TokenManager:
         while True:
             await self._clock.sleep(CLEAN_PERIOD)
             now = self._clock.now()
-            over = [key for key, kept in self._kept.items() if kept.answer is not None and now >= _expiry(kept.answer)]
-            for key in over:
-                del self._kept[key]
+            for key, kept in list(self._kept.items()):
+                over = kept.answer is None or now >= _expiry(kept.answer)
+                if over and not kept.lock.locked():
+                    del self._kept[key]
 
     def _due(self, kept: _Kept) -> float:
         assert kept.answer is not None

@@ -1,0 +1,52 @@
+"""The real API server and what else only a cluster node stands on.
+
+Three clients of one login: pods and objects, heartbeats without a rate limit, events with a rate of their own, so that
+none of them ever waits for another. Does not cover getting a certificate first (certs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from pykubelet.clients.host.disk import filesystem_size
+from pykubelet.clients.host.network import InterfaceNetwork
+from pykubelet.clients.kube.client import RestKubeClient
+from pykubelet.clients.kube.kubeconfig import load_kubeconfig
+from pykubelet.clients.kube.transport import Transport, user_agent
+from pykubelet.cluster import ClusterEdges
+from pykubelet.kit.clock import Clock
+from pykubelet.model.runtime_status import RuntimeVersion
+from pykubelet.settings.settings import Settings
+
+NO_LIMIT = -1
+
+
+@asynccontextmanager
+async def connected_cluster(
+    settings: Settings, *, clock: Clock, runtime: RuntimeVersion, root: Path
+) -> AsyncIterator[ClusterEdges | None]:
+    """The edges of a cluster node; None for a node without an API server. Raises KubeconfigError."""
+    if settings.flags.standalone:
+        yield None
+        return
+    node, login = settings.config.node, load_kubeconfig(Path(settings.flags.kubeconfig))
+    async with AsyncExitStack() as stack:
+
+        async def client(qps: float, burst: int) -> RestKubeClient:
+            agent = user_agent(settings.kubernetes_version)
+            transport = Transport(login, clock=clock, agent=agent, qps=qps, burst=burst)
+            made = RestKubeClient(transport)
+            stack.push_async_callback(made.close)
+            await transport.open()
+            return made
+
+        yield ClusterEdges(
+            client=await client(node.kube_api_qps, node.kube_api_burst),
+            heartbeat=await client(NO_LIMIT, 1),
+            events=await client(node.event_record_qps, node.event_burst),
+            network=InterfaceNetwork(),
+            storage_size=lambda: filesystem_size(root),
+            runtime_version=f"{runtime.name}://{runtime.version}",
+        )

@@ -1,0 +1,162 @@
+"""From claims to volumes: every reason a claim cannot be used, and what comes out of one that can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.types import (
+    CSIPersistentVolumeSource,
+    EphemeralVolumeSource,
+    NFSVolumeSource,
+    NodeSelector,
+    ObjectReference,
+    OwnerReference,
+    Volume,
+    VolumeNodeAffinity,
+)
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.volumes.claims import resolve_claim
+from pykubelet.volumes.desired import Use
+from pykubelet.volumes.problems import VolumeProblem
+from tests.builders import NOW, a_pod, at
+from tests.unit.volumes.claiming import bound
+from tests.unit.volumes.making import Node, Objects, host_path, pod_with
+
+NFS = NFSVolumeSource(server="s", path="/p")
+
+
+def share(objects: Objects) -> Use:
+    return Use(bound(objects, "data", nfs=NFS), mounted=True, mapped=False)
+
+
+async def test_a_bound_claim(tmp_path: Path) -> None:
+    objects = Objects()
+    volume = bound(objects, "data", nfs=NFS, mount_options=["soft"], access_modes=["ReadWriteOnce"], read_only=True)
+    objects.volumes["pv-data"].metadata.annotations["pv.beta.kubernetes.io/gid"] = "77"
+    spec = await resolve_claim(objects, a_pod(), Use(volume, mounted=True, mapped=False))
+    assert (spec.name, spec.folder, spec.plugin) == ("data", "pv-data", "kubernetes.io/nfs")
+    assert (spec.read_only, spec.mount_options, spec.gid, spec.claim) == (True, ("soft",), 77, ("default", "data"))
+
+
+def _no_claim(objects: Objects) -> None:
+    objects.claims.clear()
+
+
+def _unbound(objects: Objects) -> None:
+    objects.claims["default", "data"].status.phase = "Pending"
+
+
+def _nameless(objects: Objects) -> None:
+    objects.claims["default", "data"].spec.volume_name = ""
+
+
+def _deleted(objects: Objects) -> None:
+    objects.claims["default", "data"].metadata.deletion_timestamp = at(NOW)
+
+
+def _no_volume(objects: Objects) -> None:
+    objects.volumes.clear()
+
+
+def _unclaimed(objects: Objects) -> None:
+    objects.volumes["pv-data"].spec.claim_ref = None
+
+
+def _stolen(objects: Objects) -> None:
+    objects.volumes["pv-data"].spec.claim_ref = ObjectReference(uid="other")
+
+
+def _block(objects: Objects) -> None:
+    objects.volumes["pv-data"].spec.volume_mode = "Block"
+
+
+def _csi(objects: Objects) -> None:
+    objects.volumes["pv-data"].spec.nfs = None
+    objects.volumes["pv-data"].spec.csi = CSIPersistentVolumeSource(driver="d", volume_handle="h")
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (_no_claim, "persistentvolumeclaim default/data not found"),
+        (_unbound, "PVC is not bound"),
+        (_nameless, "PVC has empty pvc.Spec.VolumeName"),
+        (_deleted, "PVC is being deleted"),
+        (_no_volume, "failed to fetch PV pv-data from API server"),
+        (_unclaimed, "nil pv.Spec.ClaimRef"),
+        (_stolen, "ClaimRef.UID other does not point to claim.UID uid-data"),
+        (_block, "volume data has volumeMode Block, but is specified in volumeMounts"),
+        (_csi, "persistent volume pv-data of kind csi is not supported by this agent"),
+    ],
+)
+async def test_claims_that_cannot_be_used(change: Callable[[Objects], None], text: str) -> None:
+    objects = Objects()
+    use = share(objects)
+    change(objects)
+    with pytest.raises(VolumeProblem, match=text):
+        await resolve_claim(objects, a_pod(), use)
+
+
+async def test_node_affinity() -> None:
+    objects = Objects()
+    use = share(objects)
+    objects.volumes["pv-data"].spec.node_affinity = VolumeNodeAffinity(required=NodeSelector())
+    with pytest.raises(VolumeProblem, match="node affinity of persistent volume pv-data does not match"):
+        await resolve_claim(objects, a_pod(), use, lambda selector: False)
+
+
+async def test_an_ephemeral_volumes_claim_must_belong_to_the_pod() -> None:
+    objects, pod = Objects(), a_pod()
+    bound(objects, "web-tmp", nfs=NFS)
+    use = Use(Volume(name="tmp", ephemeral=EphemeralVolumeSource()), mounted=True, mapped=False)
+    with pytest.raises(VolumeProblem, match="not owned by pod"):
+        await resolve_claim(objects, pod, use)
+    owner = OwnerReference(uid="uid-web", controller=True)
+    objects.claims["default", "web-tmp"].metadata.owner_references.append(owner)
+    assert (await resolve_claim(objects, pod, use)).folder == "pv-web-tmp"
+
+
+async def test_the_event_and_the_wait_of_an_unbound_claim(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = pod_with(bound(node.objects, "data", host_path=host_path("/srv").host_path))
+    node.objects.claims["default", "data"].status.phase = "Pending"
+    async with node.running() as manager, TaskSet("test") as tasks:
+        waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
+        await node.clock.sleep(30)
+        assert node.told.events[0] == (
+            "FailedMount",
+            "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], "
+            "failed to process volumes=[data]: error processing PVC default/data: PVC is not bound",
+        )
+        node.objects.claims["default", "data"].status.phase = "Bound"
+        manager.poke("PersistentVolumeClaim", "default", "data")
+        await waiting
+        assert node.clock.monotonic() == pytest.approx(30)
+        assert manager.path_of(pod, "data") == "/srv"
+
+
+async def test_read_write_once_pod(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    source = host_path("/srv").host_path
+    volume = bound(node.objects, "data", host_path=source, access_modes=["ReadWriteOncePod"])
+    first, second = pod_with(volume, name="first"), pod_with(volume, name="second")
+    async with node.running() as manager, TaskSet("test") as tasks:
+        await manager.wait_mounted(first)
+        waiting = tasks.spawn(manager.wait_mounted(second), name="second")
+        await node.clock.sleep(20)
+        assert "already in use by another pod" in manager.problems("uid-second")[0]
+        await manager.wait_unmounted(first)
+        await waiting
+        assert node.clock.monotonic() == pytest.approx(20)
+
+
+async def test_extra_groups(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = pod_with(bound(node.objects, "data", host_path=host_path("/srv").host_path))
+    node.objects.volumes["pv-data"].metadata.annotations["pv.beta.kubernetes.io/gid"] = "77"
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        assert manager.extra_groups(pod) == [77]

@@ -1,0 +1,322 @@
+"""Single kinds: their sums and checks, and what they do on a host with fake mounts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.types import (
+    FCVolumeSource,
+    GitRepoVolumeSource,
+    ISCSIVolumeSource,
+    LocalObjectReference,
+    LocalVolumeSource,
+    NFSVolumeSource,
+    ResourceRequirements,
+    Volume,
+    VolumeDevice,
+)
+from pykubelet.volumes import ownership
+from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.plugins.empty_dir import memory_size, page_size
+from pykubelet.volumes.plugins.host_path import check_type
+from pykubelet.volumes.plugins.iscsi import portals_of
+from pykubelet.volumes.plugins.mounted import prepare_filesystem
+from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.spec import spec_of
+from pykubelet.volumes.usage import walk_usage
+from tests.builders import a_container, a_pod
+from tests.fakes.fake_mounts import FakeMounts
+from tests.unit.volumes.claiming import bound
+from tests.unit.volumes.making import Node, a_secret, empty_dir, pod_with
+
+MI = 1 << 20
+
+
+def limited(*limits: str | None) -> list[Any]:
+    return [
+        a_container(f"c{i}", resources=ResourceRequirements(limits={"memory": limit}) if limit else None)
+        for i, limit in enumerate(limits)
+    ]
+
+
+@pytest.mark.parametrize(
+    "limits, size_limit, allocatable, expected",
+    [
+        ((None,), None, 0, None),
+        ((None,), None, 100 * MI, 100 * MI),
+        (("10Mi", "20Mi"), None, 100 * MI, 30 * MI),
+        (("10Mi", None), None, 100 * MI, 100 * MI),
+        (("10Mi",), "4Mi", 100 * MI, 4 * MI),
+        (("10Mi",), "40Mi", 100 * MI, 10 * MI),
+        ((None,), "0", 100 * MI, 100 * MI),
+    ],
+)
+def test_memory_size(
+    limits: tuple[str | None, ...], size_limit: str | None, allocatable: int, expected: int | None
+) -> None:
+    source = empty_dir(size_limit=size_limit).empty_dir
+    assert source is not None
+    assert memory_size(a_pod(containers=limited(*limits)), source, allocatable) == expected
+
+
+def test_page_size() -> None:
+    def asking(*sizes: str) -> Any:
+        requests: dict[str, str | int | float] = {f"hugepages-{size}": "2Mi" for size in sizes}
+        return a_pod(containers=[a_container(resources=ResourceRequirements(requests=requests))])
+
+    assert page_size(asking("2Mi"), "HugePages") == "2Mi"
+    assert page_size(asking("2Mi", "1Gi"), "HugePages-1Gi") == "1Gi"
+    for pod, medium, text in (
+        (asking(), "HugePages", "requests huge pages"),
+        (asking("2Mi", "1Gi"), "HugePages", "ambiguous"),
+        (asking("2Mi"), "HugePages-1Gi", "requests hugepages-1Gi"),
+    ):
+        with pytest.raises(VolumeProblem, match=text):
+            page_size(pod, medium)
+
+
+async def test_memory_volume_is_bounded(tmp_path: Path) -> None:
+    node = Node(tmp_path, rules=VolumeRules(allocatable_memory=lambda: 64 * MI))
+    pod = pod_with(empty_dir("mem", medium="Memory"))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        assert node.mounts.sizes == {manager.path_of(pod, "mem"): 64 * MI}
+
+
+async def test_unknown_medium(tmp_path: Path) -> None:
+    async with Node(tmp_path).running() as manager:
+        with pytest.raises(VolumesNotReady, match="unknown storage medium Tape"):
+            await manager.wait_mounted(pod_with(empty_dir(medium="Tape")))
+
+
+def test_host_path_types(tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "file").touch()
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "sock"))
+    server.close()
+    right = {"Directory": "dir", "DirectoryOrCreate": "dir", "File": "file", "FileOrCreate": "file", "Socket": "sock"}
+    for kind, name in right.items():
+        check_type(str(tmp_path / name), kind)
+    check_type("/dev/null", "CharDevice")
+    check_type(str(tmp_path / "nothing"), "")
+    called = {
+        "Directory": "a directory",
+        "File": "a file",
+        "Socket": "a socket file",
+        "CharDevice": "a character device",
+    }
+    called |= {"BlockDevice": "a block device", "DirectoryOrCreate": "a directory"}
+    for kind, words in called.items():
+        wrong = tmp_path / ("dir" if "Dir" not in kind else "file")
+        with pytest.raises(VolumeProblem, match=f"hostPath type check failed: {wrong} is not {words}"):
+            check_type(str(wrong), kind)
+    with pytest.raises(VolumeProblem, match="is not a directory"):
+        check_type(str(tmp_path / "nothing"), "Directory")
+
+
+def test_host_paths_are_made_when_the_type_says_so(tmp_path: Path) -> None:
+    check_type(str(tmp_path / "a/b"), "DirectoryOrCreate")
+    assert (tmp_path / "a/b").is_dir()
+    check_type(str(tmp_path / "f"), "FileOrCreate")
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o644
+    with pytest.raises(VolumeProblem, match="cannot be created: No such file"):
+        check_type(str(tmp_path / "none/f"), "FileOrCreate")
+
+
+def test_git_repo_is_refused_in_upstreams_words() -> None:
+    with pytest.raises(VolumeProblem, match="git-repo volume plugin has been disabled"):
+        spec_of(Volume(name="g", git_repo=GitRepoVolumeSource(repository="x")))
+
+
+async def test_local_folder(tmp_path: Path) -> None:
+    node, disk = Node(tmp_path / "root"), tmp_path / "disk"
+    disk.mkdir()
+    (disk / "data").write_text("keep")
+    pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        path = manager.path_of(pod, "disk")
+        assert path is not None and path.endswith("kubernetes.io~local-volume/pv-disk")
+        assert node.mounts.shown(path) == str(disk)
+        await manager.wait_unmounted(pod)
+        assert node.mounts.points() == [] and not Path(path).exists()
+    assert (disk / "data").read_text() == "keep"
+
+
+async def test_local_volume_found_after_a_restart_is_taken_over_by_its_claim(tmp_path: Path) -> None:
+    node, disk = Node(tmp_path / "root"), tmp_path / "disk"
+    disk.mkdir()
+    pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+    later = node.again()
+    async with later.running() as manager:
+        await manager.wait_mounted(pod)
+        assert [view.name for view in manager.snapshot()] == ["disk"]
+        assert len(later.mounts.points()) == 1
+        await manager.wait_unmounted(pod)
+        assert later.mounts.points() == []
+
+
+async def test_a_mount_point_that_is_not_empty_is_never_emptied(tmp_path: Path) -> None:
+    node, disk = Node(tmp_path / "root"), tmp_path / "disk"
+    disk.mkdir()
+    pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        path = manager.path_of(pod, "disk")
+        assert path is not None
+        Path(path, "surprise").write_text("written through a mount that got lost")
+        with pytest.raises(VolumesNotReady, match="Directory not empty"):
+            await manager.wait_unmounted(pod)
+        assert Path(path, "surprise").exists()
+
+
+async def test_nfs(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    source = NFSVolumeSource(server="fd00::1", path="/export")
+    pod = pod_with(bound(node.objects, "share", nfs=source, mount_options=["vers=4.2"]))
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady, match="volume share: nfs volumes needs the program mount.nfs"):
+            await manager.wait_mounted(pod)
+        node.mounts.tools["mount.nfs"] = ""
+        manager.poke("PersistentVolume", "", "pv-share")
+        await manager.wait_mounted(pod)
+        entry = node.mounts.entries[0]
+        assert (entry.source, entry.fs_type, entry.options) == ("[fd00::1]:/export", "nfs", ("vers=4.2",))
+        await manager.wait_unmounted(pod)
+        assert node.mounts.points() == []
+
+
+async def test_iscsi_without_its_tool(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    source = ISCSIVolumeSource(target_portal="10.0.0.1", iqn="iqn.2024-01.com.example:disk", lun=2)
+    pod = pod_with(Volume(name="disk", iscsi=source))
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady, match="iscsi volumes cannot be used: .*iscsiadm"):
+            await manager.wait_mounted(pod)
+        assert manager.volumes_in_use() == ["kubernetes.io/iscsi/10.0.0.1:iqn.2024-01.com.example:disk:2"]
+        await manager.wait_unmounted(pod)
+        assert manager.volumes_in_use() == []
+
+
+def test_iscsi_portals() -> None:
+    source = ISCSIVolumeSource(target_portal="10.0.0.1", portals=["10.0.0.2:3261", "10.0.0.1:3260", "[fd00::1]"])
+    assert portals_of(source) == ["10.0.0.1:3260", "10.0.0.2:3261", "[fd00::1]:3260"]
+
+
+async def test_chap_passwords_never_show(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.objects.secrets["default", "chap"] = a_secret(
+        "chap", **{"node.session.auth.username": "me", "node.session.auth.password": "hunter2"}
+    )
+    node.mounts.tools["iscsiadm"] = ""
+    source = ISCSIVolumeSource(
+        target_portal="10.0.0.1",
+        iqn="iqn.2024-01.com.example:disk",
+        chap_auth_session=True,
+        secret_ref=LocalObjectReference(name="chap"),
+    )
+    plugin = node.manager()._plugins["kubernetes.io/iscsi"]
+    from pykubelet.volumes.plugins.plugin import SetUp
+
+    volume = Volume(name="disk", iscsi=source)
+    task = SetUp(pod=pod_with(volume), spec=spec_of(volume), path=tmp_path / "x")
+    files = await plugin.gather(task)
+    assert files is not None and files["node.session.auth.password"].data == b"hunter2"
+    failing = FakeMounts()
+    failing.run = lambda *words, **more: (_ for _ in ()).throw(_refuse(words))  # type: ignore[method-assign]
+    plugin = Node(tmp_path, mounts=failing).manager()._plugins["kubernetes.io/iscsi"]
+    with pytest.raises(VolumeProblem) as caught:
+        plugin._log_in(source, files)  # type: ignore[attr-defined]
+    assert "hunter2" not in str(caught.value) and "node.session.auth" in str(caught.value)
+
+
+def _refuse(words: tuple[str, ...]) -> Exception:
+    from pykubelet.clients.host.port import MountError
+
+    return MountError(" ".join(words)) if "node.session.auth.authmethod" in words or "-v" in words else MountError("x")
+
+
+async def test_fc_without_a_disk(tmp_path: Path) -> None:
+    pod = pod_with(Volume(name="disk", fc=FCVolumeSource(wwids=["0000 not a disk"])))
+    from pykubelet.volumes.plugins.fc import device_patterns, global_name
+
+    assert pod.spec.volumes[0].fc is not None
+    assert global_name(pod.spec.volumes[0].fc) == "0000_not_a_disk"
+    assert device_patterns(FCVolumeSource(target_wwns=["50060E8000000001"], lun=3)) == [
+        "/dev/disk/by-path/*-fc-0x50060e8000000001-lun-3"
+    ]
+
+
+@pytest.mark.parametrize(
+    "told, commands",
+    [
+        ("", ["mkfs.ext4 -F -m0 /dev/x"]),
+        ("TYPE=ext4\n", ["fsck -a /dev/x"]),
+        ("TYPE=xfs\n", "holds xfs, but ext4"),
+        ("PTTYPE=gpt\n", "holds a partition table"),
+    ],
+)
+def test_only_blank_disks_are_formatted(told: str, commands: list[str] | str) -> None:
+    mounts = FakeMounts()
+    mounts.tools = {"blkid": told, "mkfs.ext4": "", "fsck": ""}
+    if isinstance(commands, str):
+        with pytest.raises(VolumeProblem, match=commands):
+            prepare_filesystem(mounts, "/dev/x", "ext4", read_only=False)
+        commands = []
+    else:
+        prepare_filesystem(mounts, "/dev/x", "ext4", read_only=False)
+    assert [" ".join(command) for command in mounts.commands[1:]] == commands
+
+
+async def test_block_volume(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    volume = bound(node.objects, "raw", local=LocalVolumeSource(path="/dev/null"), volume_mode="Block")
+    container = a_container(volume_devices=[VolumeDevice(name="raw", device_path="/dev/xvda")])
+    pod = pod_with(volume, containers=[container])
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady, match="local volume /dev/null is no block device"):
+            await manager.wait_mounted(pod)
+        await manager.wait_unmounted(pod)
+
+
+def test_fs_group_reaches_every_file_and_follows_no_link(tmp_path: Path) -> None:
+    volume, outside = tmp_path / "volume", tmp_path / "outside"
+    (volume / "d").mkdir(parents=True)
+    (volume / "d/f").write_text("x")
+    (volume / "d/f").chmod(0o600)
+    (volume / "d").chmod(0o700)
+    outside.write_text("y")
+    outside.chmod(0o600)
+    (volume / "link").symlink_to(outside)
+    counted: list[int] = []
+    ownership.give(volume, os.getgid(), progress=counted.append)
+    assert stat.S_IMODE((volume / "d/f").stat().st_mode) == 0o660
+    assert stat.S_IMODE((volume / "d").stat().st_mode) == 0o2770
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o600
+    assert counted == [1, 2, 3]
+    assert ownership.is_given(volume, os.getgid(), read_only=False)
+    (volume / "d/f").chmod(0o600)
+    ownership.give(volume, os.getgid(), on_root_mismatch=True)
+    assert stat.S_IMODE((volume / "d/f").stat().st_mode) == 0o600, "the top fits, so nothing below is touched"
+
+
+def test_usage_counts_links_once_and_stops_at_its_budget(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"x" * (1 << 20))
+    alone = walk_usage(tmp_path)
+    os.link(tmp_path / "big", tmp_path / "again")
+    (tmp_path / "etc").symlink_to("/etc")
+    twice = walk_usage(tmp_path)
+    assert twice.bytes - alone.bytes < 8192 and twice.complete
+    assert twice.inodes == alone.inodes + 1
+    for number in range(20):
+        (tmp_path / f"f{number}").touch()
+    assert not walk_usage(tmp_path, budget=10).complete
