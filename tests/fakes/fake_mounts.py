@@ -2,14 +2,13 @@
 
 tmpfs content lives in the folder itself and vanishes on unmount, as memory would. A bind mount is only noted: what
 it shows is looked up with `shown`. Removing a folder that holds a mount fails. Every call is kept in `calls`;
-`fail` and `hang` plan trouble for paths that contain a text.
+`fail` plans trouble for paths that contain a text.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +22,8 @@ class FakeMounts:
         self.tools: dict[str, str] = {}
         """Output of programs this host has, by their name."""
         self.commands: list[tuple[str, ...]] = []
+        self.refused: set[str] = set()
+        """Commands with one of these words fail, showing themselves as real ones do."""
         self._failures: list[list[object]] = []
         self.sizes: dict[str, int | None] = {}
 
@@ -30,6 +31,10 @@ class FakeMounts:
 
     def fail(self, verb: str, containing: str, text: str, times: int = 1) -> None:
         self._failures.append([verb, containing, text, times])
+
+    def mend(self) -> None:
+        """Forget all planned trouble."""
+        self._failures.clear()
 
     def _note(self, verb: str, target: Path) -> None:
         self.calls.append((verb, str(target)))
@@ -64,7 +69,7 @@ class FakeMounts:
 
     def by_tool(self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float) -> None:
         if fs_type.startswith("nfs") and "mount.nfs" not in self.tools:
-            raise ToolMissing("nfs volumes needs the program mount.nfs (package nfs-common), which this host lacks")
+            raise ToolMissing("an nfs volume needs the program mount.nfs (package nfs-common), which this host lacks")
         self._mount("tool", target, source=source, fs_type=fs_type, options=tuple(options))
 
     def unmount(self, target: Path) -> bool:
@@ -85,6 +90,8 @@ class FakeMounts:
         self.commands.append(command)
         if command[0] not in self.tools:
             raise ToolMissing(f"this volume needs the program {command[0]}, which this host does not have")
+        if self.refused & set(command):
+            raise MountError(f"`{' '.join(command)}` failed with 1: refused")
         return self.tools[command[0]]
 
     def remove_tree(self, folder: Path) -> None:
@@ -129,16 +136,3 @@ class FakeMounts:
                 options=("ro",) if read_only else options or ("rw",),
             )
         )
-
-
-class Gate:
-    """Holds a thread until it is opened, like a file server that does not answer."""
-
-    def __init__(self) -> None:
-        self._open = threading.Event()
-
-    def wait(self) -> None:
-        self._open.wait(timeout=30)
-
-    def open(self) -> None:
-        self._open.set()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,20 +21,13 @@ from pykubelet.api.types import (
     DownwardAPIVolumeFile,
     LocalVolumeSource,
     ObjectFieldSelector,
-    ObjectMeta,
-    ObjectReference,
-    PersistentVolume,
-    PersistentVolumeClaim,
-    PersistentVolumeClaimSpec,
-    PersistentVolumeClaimStatus,
-    PersistentVolumeClaimVolumeSource,
-    PersistentVolumeSpec,
     Pod,
     PodSecurityContext,
     ProjectedVolumeSource,
     SecretProjection,
     ServiceAccountTokenProjection,
     Volume,
+    VolumeDevice,
     VolumeMount,
     VolumeProjection,
 )
@@ -47,9 +40,9 @@ from pykubelet.wire import cri_pb2 as cri
 from tests.bed.pods import DEADLINE, BarePod, bare_pod
 from tests.bed.runtime import BUSYBOX, BedContainerd
 from tests.builders import a_container
+from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import (
     Node,
-    Objects,
     a_config,
     a_secret,
     config_volume,
@@ -84,18 +77,6 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def claimed(objects: Objects, name: str, **source: object) -> Volume:
-    """A volume by a claim that is bound to a persistent volume of this source."""
-    objects.claims["default", name] = PersistentVolumeClaim(
-        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}"),
-        spec=PersistentVolumeClaimSpec(volume_name=f"pv-{name}"),
-        status=PersistentVolumeClaimStatus(phase="Bound"),
-    )
-    spec = PersistentVolumeSpec(claim_ref=ObjectReference(uid=f"uid-{name}"), **source)  # type: ignore[arg-type]
-    objects.volumes[f"pv-{name}"] = PersistentVolume(metadata=ObjectMeta(name=f"pv-{name}"), spec=spec)
-    return Volume(name=name, persistent_volume_claim=PersistentVolumeClaimVolumeSource(claim_name=name))
-
-
 async def test_every_local_kind_with_fs_group(node: Node, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -109,7 +90,7 @@ async def test_every_local_kind_with_fs_group(node: Node, tmp_path: Path) -> Non
         secret_volume(default_mode=0o400),
         config_volume(),
         Volume(name="all", projected=ProjectedVolumeSource(sources=[token], default_mode=0o644)),
-        claimed(node.objects, "disk", local=LocalVolumeSource(path=str(disk))),
+        bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))),
         security_context=PodSecurityContext(fs_group=GROUP, run_as_user=USER),
     )
     async with node.running() as manager:
@@ -146,6 +127,68 @@ async def test_limits_and_usage(node: Node) -> None:
         assert usage["scratch"].on_node_disk and not usage["mem"].on_node_disk
         assert usage["mem"].capacity_bytes == 2 << 20
         await manager.wait_unmounted(pod)
+
+
+@pytest.fixture
+def blank_disk(tmp_path: Path) -> Iterator[Path]:
+    """A block device with nothing on it."""
+    image = tmp_path / "image"
+    image.write_bytes(b"")
+    os.truncate(image, 32 << 20)
+    made = subprocess.run(["losetup", "-f", "--show", str(image)], capture_output=True, text=True, check=True)
+    device = made.stdout.strip()
+    yield Path(device)
+    subprocess.run(["losetup", "-d", device], check=True)
+
+
+async def test_a_disk_is_formatted_once_and_shared_by_pods(node: Node, blank_disk: Path) -> None:
+    volume = bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk)))
+    first, second = pod_with(volume, name="first"), pod_with(volume, name="second")
+    for _ in range(2):
+        async with node.running() as manager:
+            await manager.wait_mounted(first)
+            here = where(manager, first, "disk")
+            with (here / "log").open("a") as file:
+                file.write("x")
+            await manager.wait_mounted(second)
+            assert (where(manager, second, "disk") / "log").read_text() == (here / "log").read_text()
+            await manager.wait_unmounted(first)
+            top = node.paths.plugins / "kubernetes.io/local-volume/mounts/pv-disk"
+            assert node.mounts.is_mounted(top)
+            if (where(manager, second, "disk") / "log").read_text() == "xx":
+                await manager.wait_unmounted(second)
+                assert not top.exists()
+                return
+        # the next life finds the second pod's mount and the node's own
+    pytest.fail("the disk lost its data")
+
+
+async def test_the_nodes_mount_left_by_a_killed_agent_goes(node: Node, blank_disk: Path) -> None:
+    pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk))))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        node.mounts.unmount(where(manager, pod, "disk"))  # as if killed between the two mounts
+    async with node.running() as manager:
+        await manager.wait_unmounted(pod)
+    assert not (node.paths.plugins / "kubernetes.io/local-volume/mounts/pv-disk").exists()
+
+
+async def test_a_block_volume_in_a_container(
+    containerd: BedContainerd, node: Node, blank_disk: Path, tmp_path: Path
+) -> None:
+    blank_disk.write_bytes(b"raw data")
+    volume = bound(node.objects, "raw", local=LocalVolumeSource(path=str(blank_disk)), volume_mode="Block")
+    container = a_container(volume_devices=[VolumeDevice(name="raw", device_path="/dev/raw")])
+    pod = pod_with(volume, containers=[container])
+    with bare_pod(containerd.socket, tmp_path, "block") as bare:
+        async with node.running() as manager:
+            await manager.wait_mounted(pod)
+            devices = list(await manager.devices_for(pod, container))
+            inside = run_with(bare, "main", [], devices=devices)
+            assert shell(bare, inside, "head -c 8 /dev/raw") == "raw data"
+            bare.stub.StopContainer(cri.StopContainerRequest(container_id=inside, timeout=0), timeout=DEADLINE)
+            await manager.wait_unmounted(pod)
+    assert not list((node.root / "pods/uid-web/volumeDevices").glob("*/*"))
 
 
 # --- escapes ------------------------------------------------------------------------------------
@@ -303,7 +346,14 @@ def test_killed_twenty_times_while_mounting_and_unmounting(node: Node, tmp_path:
 # --- in containers ------------------------------------------------------------------------------
 
 
-def run_with(pod: BarePod, name: str, mounts: list[cri.Mount], user: int = 0, groups: tuple[int, ...] = ()) -> str:
+def run_with(
+    pod: BarePod,
+    name: str,
+    mounts: list[cri.Mount],
+    user: int = 0,
+    groups: tuple[int, ...] = (),
+    devices: Sequence[cri.Device] = (),
+) -> str:
     security = cri.LinuxContainerSecurityContext(run_as_user=cri.Int64Value(value=user), supplemental_groups=groups)
     config = cri.ContainerConfig(
         metadata=cri.ContainerMetadata(name=name),
@@ -311,6 +361,7 @@ def run_with(pod: BarePod, name: str, mounts: list[cri.Mount], user: int = 0, gr
         command=["sleep", "1000"],
         log_path=f"{name}.log",
         mounts=mounts,
+        devices=devices,
         linux=cri.LinuxContainerConfig(security_context=security),
     )
     request = cri.CreateContainerRequest(pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config)

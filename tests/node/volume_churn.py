@@ -10,7 +10,7 @@ from pykubelet.api.types import LocalVolumeSource, Pod, VolumeMount
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.kit.clock import SystemClock
 from tests.builders import a_container
-from tests.node.test_volumes import claimed
+from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import (
     Node,
     a_config,
@@ -30,7 +30,7 @@ def the_pods(node: Node, disk: Path) -> list[Pod]:
         secret_volume(),
         config_volume(),
         host_path(str(disk)),
-        claimed(node.objects, "disk", local=LocalVolumeSource(path=str(disk))),
+        bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))),
     ]
     mounts = [VolumeMount(name=v.name, mount_path=f"/{v.name}") for v in volumes]
     mounts += [

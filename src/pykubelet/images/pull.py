@@ -37,6 +37,8 @@ from pykubelet.wire import cri_pb2
 
 QPS_EXCEEDED: Final = "pull QPS exceeded"
 MILLISECOND_NS: Final = 1_000_000
+SHOWN_FOR: Final = 1.0
+"""Seconds until a failed pull is looked at again: then the pod waits in back-off, and its end sets the time."""
 RECORDING_TIME: Final = 10.0
 """Seconds that writing down how a pull ended may take, even when its pod is going away."""
 
@@ -337,7 +339,7 @@ class ImagePuller:
         self._backoff.advance(wish.key, self._clock.monotonic())
         reason, message = explain_pull_error(wish.image, str(error))
         self._last_error[wish.key] = f"{reason}: {message}"
-        return ImageError(reason, message)
+        return ImageError(reason, message, retry_in=SHOWN_FOR)
 
     async def _pull_on_record(self, wish: _Wish, logins: Lookup) -> _Pulled:
         """Pull with the intent written before and the outcome after, come what may."""

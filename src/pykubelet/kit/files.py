@@ -18,8 +18,12 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replace `path` with `data` so that a reader or a power cut sees the old or the new content only."""
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Replace `path` with `data` so that a reader or a power cut sees the old or the new content only.
+
+    Without `durable` a power cut may leave a torn file, while a killed process still cannot: enough, and much
+    cheaper, for what is checksummed and of no use after a reboot.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
@@ -27,13 +31,15 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             os.fchmod(file.fileno(), mode)  # the umask must not decide
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

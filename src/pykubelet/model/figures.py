@@ -14,7 +14,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of all: immutable, compared by value."""
 
 
-class MemoryUsage(Figures):
+class MemoryUsage(Figures, frozen=True):
     """Memory of a cgroup with everything below it; `own_` counters are of the group alone."""
 
     usage: int
@@ -34,7 +34,7 @@ class MemoryUsage(Figures):
     """Told here by v2; v1 has a file for it, see CgroupDetail."""
 
 
-class CgroupUsage(Figures):
+class CgroupUsage(Figures, frozen=True):
     """What changes all the time and everybody asks for."""
 
     time_ns: int
@@ -42,7 +42,7 @@ class CgroupUsage(Figures):
     memory: MemoryUsage | None = None
 
 
-class PressureLine(Figures):
+class PressureLine(Figures, frozen=True):
     """One line of a pressure file; `total` in microseconds as the kernel gives it."""
 
     avg10: float
@@ -51,12 +51,12 @@ class PressureLine(Figures):
     total: int
 
 
-class Pressure(Figures):
+class Pressure(Figures, frozen=True):
     some: PressureLine
     full: PressureLine
 
 
-class DeviceIo(Figures):
+class DeviceIo(Figures, frozen=True):
     major: int
     minor: int
     read_bytes: int = 0
@@ -65,7 +65,7 @@ class DeviceIo(Figures):
     writes: int = 0
 
 
-class HugepageUsage(Figures):
+class HugepageUsage(Figures, frozen=True):
     page_size: str
     """As the kernel names it: 2MB, 1GB."""
     usage: int
@@ -73,7 +73,7 @@ class HugepageUsage(Figures):
     failures: int | None = None
 
 
-class CgroupDetail(Figures):
+class CgroupDetail(Figures, frozen=True):
     """What only dashboards and the full summary want."""
 
     user_ns: int | None = None
@@ -94,7 +94,7 @@ class CgroupDetail(Figures):
     io_pressure: Pressure | None = None
 
 
-class CgroupBounds(Figures):
+class CgroupBounds(Figures, frozen=True):
     """Limits in force on a group itself, not on its parents."""
 
     shares: int | None = None
@@ -109,7 +109,7 @@ class CgroupBounds(Figures):
     pids: int | None = None
 
 
-class ProcessFigures(Figures):
+class ProcessFigures(Figures, frozen=True):
     """What a walk over the processes of a container found."""
 
     descriptors: int
@@ -118,7 +118,7 @@ class ProcessFigures(Figures):
     """Soft limit of the first process; -1 is unlimited."""
 
 
-class InterfaceFigures(Figures):
+class InterfaceFigures(Figures, frozen=True):
     name: str
     rx_bytes: int
     rx_packets: int
@@ -130,12 +130,12 @@ class InterfaceFigures(Figures):
     tx_dropped: int
 
 
-class NetworkFigures(Figures):
+class NetworkFigures(Figures, frozen=True):
     time_ns: int
     interfaces: tuple[InterfaceFigures, ...]
 
 
-class FsFigures(Figures):
+class FsFigures(Figures, frozen=True):
     """A whole filesystem."""
 
     time_ns: int
@@ -151,7 +151,7 @@ class FsFigures(Figures):
     inodes_free: int
 
 
-class FolderFigures(Figures):
+class FolderFigures(Figures, frozen=True):
     """Sum over the files of one folder."""
 
     time_ns: int
@@ -159,7 +159,7 @@ class FolderFigures(Figures):
     inodes: int
 
 
-class TaskFigures(Figures):
+class TaskFigures(Figures, frozen=True):
     """Processes and threads of the machine."""
 
     time_ns: int
@@ -169,7 +169,7 @@ class TaskFigures(Figures):
     blocked: int
 
 
-class DiskCounters(Figures):
+class DiskCounters(Figures, frozen=True):
     """One line of /proc/diskstats."""
 
     name: str

@@ -210,7 +210,7 @@ class NodeServer:
         )
 
     def open(self) -> None:
-        """Read the certificates and take the addresses. Raises BadTls or CannotListen; `run` does it otherwise."""
+        """Read the certificates and take the addresses. Raises BadTls or CannotListen. `run` does it if need be."""
         try:
             for listener in self.listeners:
                 listener.open()
@@ -223,7 +223,9 @@ class NodeServer:
             listener.close()
 
     async def run(self) -> None:
-        if not all(listener.is_open for listener in self.listeners):
+        try:
             self.open()
-        async with running(*self.listeners):
-            await asyncio.Event().wait()
+            async with running(*self.listeners):
+                await asyncio.Event().wait()
+        finally:
+            self.close()

@@ -164,6 +164,10 @@ class Listener:
         """Connections whose handshake is under way."""
 
     @property
+    def is_tcp(self) -> bool:
+        return isinstance(self.address, TcpAddress)
+
+    @property
     def port(self) -> int:
         """The real one, also when 0 was asked for."""
         assert self._socket is not None

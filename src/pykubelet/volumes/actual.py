@@ -53,8 +53,8 @@ class VolumeEntry:
     failures: int = 0
     problem: str = ""
     next_try: float = 0.0
-    begun_at: float = 0.0
-    """When the operation under way began; 0 when none is."""
+    begun_at: float | None = None
+    """When the operation under way began; None when none is."""
     driven: bool = False
     wake: Signal = field(default_factory=Signal)
     scope: asyncio.Timeout | None = None
@@ -94,7 +94,7 @@ def tell(entry: VolumeEntry, now: float) -> str:
     text = f"volume {entry.name}: {entry.problem or 'not finished'}"
     if entry.failures:
         text += f", {ordinal(entry.failures)} try"
-    if entry.begun_at:
+    if entry.begun_at is not None:
         return f"{text}, trying for {now - entry.begun_at:.0f} s"
     return f"{text}, next in {max(0.0, entry.next_try - now):.0f} s" if entry.problem else text
 

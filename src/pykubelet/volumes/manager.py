@@ -281,8 +281,8 @@ class VolumeManager:
             keys.add(ObjectKey("clustertrustbundle", "", ""))
         for key in keys:
             for entry in self._table.hanging_on(key):
-                if entry.state is State.MOUNTED:
-                    entry.stale = self._is_live(entry)
+                if entry.state is State.MOUNTED or entry.begun_at is not None:
+                    entry.stale = self._is_live(entry)  # also what is just being fetched may be old already
                 entry.retry_now()
                 if entry.next_step() is not None:
                     self._reconciler.begin(entry)

@@ -161,7 +161,7 @@ class Reconciler:
         else:
             self._succeeded(entry, step, began)
         finally:
-            entry.begun_at = 0.0
+            entry.begun_at = None
             entry.scope = None
 
     async def _mount(self, entry: VolumeEntry) -> bool:
@@ -256,7 +256,7 @@ class Reconciler:
         await asyncio.wait({future}, timeout=OPERATION_SECONDS)
         if not future.done():
             entry.stuck = future
-            raise VolumeProblem(f"the file system has not answered for {OPERATION_SECONDS:.0f} s")
+            raise VolumeProblem(f"the file system has not finished after {OPERATION_SECONDS:.0f} s")
         future.result()
 
     # --- outcomes -------------------------------------------------------------------------------

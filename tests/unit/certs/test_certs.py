@@ -346,7 +346,7 @@ async def test_request_replaced_by_somebody_else_is_not_trusted(tmp_path: Path) 
 
     async with asyncio.TaskGroup() as group:
         group.create_task(replace())
-        with pytest.raises(CertificateError, match="deleted|replaced"):
+        with pytest.raises(CertificateError, match=r"deleted|replaced"):
             await obtain(
                 bed.kube, key=make_key(), wanted=ME, signer=CLIENT_SIGNER, clock=bed.clock, within=60, name="mine"
             )

@@ -58,7 +58,7 @@ async def test_new_handshakes_see_the_new_certificate(tmp_path: Path, monkeypatc
     port = server.sockets[0].getsockname()[1]
     async with server, running(subject):
         assert not subject.available
-        with pytest.raises(OSError, match="SSL"):
+        with pytest.raises(OSError):
             await shown(port)
         first = put(pem, "one")
         subject.changed()

@@ -192,7 +192,7 @@ async def test_failure_then_back_off_then_another_try() -> None:
     bench = Bench()
     bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
     error = await bench.fails("busybox:1")
-    assert (error.reason, str(error), error.retry_in) == ("ErrImagePull", "no such host", None)
+    assert (error.reason, str(error), error.retry_in) == ("ErrImagePull", "no such host", 1.0)
     failed = ("Warning", "Failed", 'Failed to pull image "busybox:1": no such host')
     assert bench.events.seen[1:] == [failed]
     await bench.clock.sleep(4)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,6 +89,37 @@ def test_no_descriptor_is_lost(base: int, opener: Opener) -> None:
         except (OSError, VolumeProblem):
             continue
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_race_leads_nowhere_else(tmp_path: Path, opener: Opener) -> None:
+    """A folder and a link out of the volume change places all the time; what is opened is inside or refused."""
+    volume, secret = tmp_path / "volume", tmp_path / "secret"
+    (volume / "spot/inner").mkdir(parents=True)
+    (secret / "inner").mkdir(parents=True)
+    (volume / "link").symlink_to("../secret")
+    exchange = ctypes.CDLL(None).renameat2
+    one, two = os.fsencode(volume / "spot"), os.fsencode(volume / "link")
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            exchange(-100, one, -100, two, 2)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    base = os.open(volume, os.O_PATH | os.O_DIRECTORY)
+    try:
+        for _ in range(1000):
+            try:
+                found = opener(base, "spot/inner")
+            except (Escapes, OSError):
+                continue
+            assert os.fstat(found).st_ino != (secret / "inner").stat().st_ino
+            os.close(found)
+    finally:
+        stop.set()
+        thread.join()
+        os.close(base)
 
 
 def test_missing_folders_are_made_with_the_mode(base: int, tmp_path: Path) -> None:

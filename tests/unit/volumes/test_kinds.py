@@ -24,6 +24,7 @@ from pykubelet.api.types import (
 from pykubelet.volumes import ownership
 from pykubelet.volumes.manager import VolumeRules
 from pykubelet.volumes.plugins.empty_dir import memory_size, page_size
+from pykubelet.volumes.plugins.fc import device_patterns, global_name
 from pykubelet.volumes.plugins.host_path import check_type
 from pykubelet.volumes.plugins.iscsi import portals_of
 from pykubelet.volumes.plugins.mounted import prepare_filesystem
@@ -184,7 +185,7 @@ async def test_nfs(tmp_path: Path) -> None:
     source = NFSVolumeSource(server="fd00::1", path="/export")
     pod = pod_with(bound(node.objects, "share", nfs=source, mount_options=["vers=4.2"]))
     async with node.running() as manager:
-        with pytest.raises(VolumesNotReady, match="volume share: nfs volumes needs the program mount.nfs"):
+        with pytest.raises(VolumesNotReady, match=r"volume share: an nfs volume needs the program mount\.nfs"):
             await manager.wait_mounted(pod)
         node.mounts.tools["mount.nfs"] = ""
         manager.poke("PersistentVolume", "", "pv-share")
@@ -200,7 +201,7 @@ async def test_iscsi_without_its_tool(tmp_path: Path) -> None:
     source = ISCSIVolumeSource(target_portal="10.0.0.1", iqn="iqn.2024-01.com.example:disk", lun=2)
     pod = pod_with(Volume(name="disk", iscsi=source))
     async with node.running() as manager:
-        with pytest.raises(VolumesNotReady, match="iscsi volumes cannot be used: .*iscsiadm"):
+        with pytest.raises(VolumesNotReady, match=r"iscsi volumes cannot be used: .*iscsiadm"):
             await manager.wait_mounted(pod)
         assert manager.volumes_in_use() == ["kubernetes.io/iscsi/10.0.0.1:iqn.2024-01.com.example:disk:2"]
         await manager.wait_unmounted(pod)
@@ -218,39 +219,24 @@ async def test_chap_passwords_never_show(tmp_path: Path) -> None:
         "chap", **{"node.session.auth.username": "me", "node.session.auth.password": "hunter2"}
     )
     node.mounts.tools["iscsiadm"] = ""
+    node.mounts.refused = {"hunter2"}
     source = ISCSIVolumeSource(
         target_portal="10.0.0.1",
         iqn="iqn.2024-01.com.example:disk",
         chap_auth_session=True,
         secret_ref=LocalObjectReference(name="chap"),
     )
-    plugin = node.manager()._plugins["kubernetes.io/iscsi"]
-    from pykubelet.volumes.plugins.plugin import SetUp
-
-    volume = Volume(name="disk", iscsi=source)
-    task = SetUp(pod=pod_with(volume), spec=spec_of(volume), path=tmp_path / "x")
-    files = await plugin.gather(task)
-    assert files is not None and files["node.session.auth.password"].data == b"hunter2"
-    failing = FakeMounts()
-    failing.run = lambda *words, **more: (_ for _ in ()).throw(_refuse(words))  # type: ignore[method-assign]
-    plugin = Node(tmp_path, mounts=failing).manager()._plugins["kubernetes.io/iscsi"]
-    with pytest.raises(VolumeProblem) as caught:
-        plugin._log_in(source, files)  # type: ignore[attr-defined]
-    assert "hunter2" not in str(caught.value) and "node.session.auth" in str(caught.value)
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady) as caught:
+            await manager.wait_mounted(pod_with(Volume(name="disk", iscsi=source)))
+    assert "iscsiadm refused the setting node.session.auth.password" in str(caught.value)
+    assert "hunter2" not in f"{caught.value}{node.told.events}"
+    assert node.mounts.commands[3][-4:] == ("-n", "node.session.auth.username", "-v", "me")
 
 
-def _refuse(words: tuple[str, ...]) -> Exception:
-    from pykubelet.clients.host.port import MountError
-
-    return MountError(" ".join(words)) if "node.session.auth.authmethod" in words or "-v" in words else MountError("x")
-
-
-async def test_fc_without_a_disk(tmp_path: Path) -> None:
-    pod = pod_with(Volume(name="disk", fc=FCVolumeSource(wwids=["0000 not a disk"])))
-    from pykubelet.volumes.plugins.fc import device_patterns, global_name
-
-    assert pod.spec.volumes[0].fc is not None
-    assert global_name(pod.spec.volumes[0].fc) == "0000_not_a_disk"
+def test_fc_names() -> None:
+    source = FCVolumeSource(wwids=["3600508b4 0001"])
+    assert global_name(source) == "3600508b4_0001"
     assert device_patterns(FCVolumeSource(target_wwns=["50060E8000000001"], lun=3)) == [
         "/dev/disk/by-path/*-fc-0x50060e8000000001-lun-3"
     ]

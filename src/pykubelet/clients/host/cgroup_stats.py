@@ -55,6 +55,13 @@ class CgroupStats:
     def exists(self, path: str) -> bool:
         return os.path.isdir(self._reader.folder(path))
 
+    def created_ns(self, path: str) -> int:
+        """When the group was made; 0 when there is none."""
+        try:
+            return os.stat(self._reader.folder(path)).st_ctime_ns
+        except OSError:
+            return 0
+
     def locate(self, parent: str, container_id: str) -> str | None:
         """The group of a container or sandbox below its pod's group."""
         for form in CONTAINER_NAMES:

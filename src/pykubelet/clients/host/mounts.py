@@ -81,7 +81,7 @@ class HostMounts:
     def by_tool(self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float) -> None:
         if fs_type.startswith("nfs"):
             # `mount` itself would only say "bad option; for several filesystems you might need a helper".
-            _need(f"mount.{fs_type}" if shutil.which(f"mount.{fs_type}") else "mount.nfs", f"{fs_type} volumes")
+            _need(f"mount.{fs_type}" if shutil.which(f"mount.{fs_type}") else "mount.nfs", f"an {fs_type} volume")
         command = ["mount", "-t", fs_type] if fs_type else ["mount"]
         if options:
             command += ["-o", ",".join(options)]

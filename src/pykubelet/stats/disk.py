@@ -1,0 +1,165 @@
+"""Disk figures: writable layers and image filesystem from the runtime, logs and filesystems from the host.
+
+Refreshed every ten seconds at most; the runtime itself measures layers no more often, and asking makes it ask every
+container. If the runtime fails the caller gets its error, and those who can live with older figures use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from pykubelet.kit.clock import Clock
+from pykubelet.model.figures import CgroupUsage, FolderFigures, FsFigures, MemoryUsage
+from pykubelet.model.runtime_status import FilesystemUsage, ImageFilesystems
+from pykubelet.stats.inventory import PodItem
+from pykubelet.stats.snapshot import RuntimeFs, WritableLayer
+from pykubelet.wire import cri_pb2
+
+T = TypeVar("T")
+
+Run = Callable[[Callable[[], T]], Awaitable[T]]
+
+
+class StatsRuntime(Protocol):
+    """The part of the runtime that measures."""
+
+    async def list_container_stats(
+        self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
+    ) -> Sequence[cri_pb2.ContainerStats]: ...
+
+    async def image_fs_info(self) -> ImageFilesystems: ...
+
+
+class StatPaths(Protocol):
+    @property
+    def root(self) -> Path: ...
+
+    def etc_hosts(self, uid: str) -> Path: ...
+
+    def log_folder(self, namespace: str, name: str, uid: str) -> Path: ...
+
+
+class DiskHost(Protocol):
+    def filesystem(self, path: str, now_ns: int) -> FsFigures | None: ...
+
+    def folder(self, path: str, now_ns: int, *, deep: bool = True) -> FolderFigures | None: ...
+
+    def file(self, path: str, now_ns: int) -> FolderFigures | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFigures:
+    layers: dict[str, WritableLayer] = field(default_factory=dict)
+    """By container id."""
+    usages: dict[str, CgroupUsage] = field(default_factory=dict)
+    """By container id, as the runtime measured it: for containers whose cgroup cannot be found."""
+    logs: dict[tuple[str, str], FolderFigures] = field(default_factory=dict)
+    """By pod uid and container name."""
+    own_logs: dict[str, FolderFigures] = field(default_factory=dict)
+    etc_hosts: dict[str, FolderFigures] = field(default_factory=dict)
+    fs: FsFigures | None = None
+    image_fs: RuntimeFs | None = None
+    container_fs: RuntimeFs | None = None
+    filesystems: dict[str, FsFigures] = field(default_factory=dict)
+
+
+class DiskReader:
+    def __init__(self, *, cri: StatsRuntime, host: DiskHost, paths: StatPaths, clock: Clock) -> None:
+        self._cri = cri
+        self._host = host
+        self._paths = paths
+        self._clock = clock
+
+    async def runtime_figures(self) -> tuple[dict[str, WritableLayer], dict[str, CgroupUsage]]:
+        layers, usages = {}, {}
+        for stats in await self._cri.list_container_stats():
+            container = stats.attributes.id
+            if stats.HasField("writable_layer"):
+                layers[container] = layer_of(stats.writable_layer)
+            if (usage := usage_of(stats)) is not None:
+                usages[container] = usage
+        return layers, usages
+
+    async def image_filesystems(self) -> ImageFilesystems:
+        return await self._cri.image_fs_info()
+
+    def read(
+        self,
+        inventory: Sequence[PodItem],
+        layers: dict[str, WritableLayer],
+        usages: dict[str, CgroupUsage],
+        told: ImageFilesystems,
+    ) -> DiskFigures:
+        """The host's part. Blocks."""
+        host, now = self._host, self._clock.now_ns
+        filesystems: dict[str, FsFigures] = {}
+        points = {layer.mountpoint for layer in layers.values()}
+        points.update(each.mountpoint for each in (*told.images[:1], *told.containers[:1]))
+        for point in points:
+            if point and (whole := host.filesystem(point, now())) is not None:
+                filesystems[point] = whole
+        logs, own_logs, etc_hosts = {}, {}, {}
+        for pod in inventory:
+            folder = str(self._paths.log_folder(pod.namespace, pod.name, pod.uid))
+            for container in pod.containers:
+                if (found := host.folder(f"{folder}/{container.name}", now())) is not None:
+                    logs[pod.uid, container.name] = found
+            if (found := host.folder(folder, now(), deep=False)) is not None:
+                own_logs[pod.uid] = found
+            if (found := host.file(str(self._paths.etc_hosts(pod.uid)), now())) is not None:
+                etc_hosts[pod.uid] = found
+        image_fs = runtime_fs(told.images, filesystems)
+        return DiskFigures(
+            layers=layers,
+            usages=usages,
+            logs=logs,
+            own_logs=own_logs,
+            etc_hosts=etc_hosts,
+            fs=host.filesystem(str(self._paths.root), now()),
+            image_fs=image_fs,
+            container_fs=runtime_fs(told.containers, filesystems) or image_fs,
+            filesystems=filesystems,
+        )
+
+
+def runtime_fs(told: Sequence[FilesystemUsage], filesystems: dict[str, FsFigures]) -> RuntimeFs | None:
+    """The first entry counts, as upstream has it."""
+    if not told:
+        return None
+    first = told[0]
+    return RuntimeFs(
+        time_ns=first.timestamp,
+        mountpoint=first.mountpoint,
+        used=first.used_bytes,
+        inodes_used=first.inodes_used,
+        whole=filesystems.get(first.mountpoint),
+    )
+
+
+def layer_of(told: cri_pb2.FilesystemUsage) -> WritableLayer:
+    return WritableLayer(
+        time_ns=told.timestamp,
+        used=told.used_bytes.value,
+        inodes=told.inodes_used.value if told.HasField("inodes_used") else None,
+        mountpoint=told.fs_id.mountpoint,
+    )
+
+
+def usage_of(stats: cri_pb2.ContainerStats) -> CgroupUsage | None:
+    if not stats.HasField("cpu"):
+        return None
+    told = stats.memory
+    memory = None
+    if stats.HasField("memory"):
+        working_set = told.working_set_bytes.value
+        memory = MemoryUsage(
+            usage=told.usage_bytes.value or working_set,
+            working_set=working_set,
+            rss=told.rss_bytes.value,
+            faults=told.page_faults.value,
+            major_faults=told.major_page_faults.value,
+        )
+    return CgroupUsage(time_ns=stats.cpu.timestamp, cpu_ns=stats.cpu.usage_core_nano_seconds.value, memory=memory)

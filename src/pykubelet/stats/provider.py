@@ -1,0 +1,346 @@
+"""The one place figures come from: looks at the node when asked, and remembers the look for a moment.
+
+Everybody (summary, metrics, eviction, `top`) asks here, so scrapes that fall together cost one reading. Usage is
+read at each look; limits, disks and process tables change slowly or cost much and are read less often. Reading
+happens in a thread. Not covered: per-volume figures (volumes.py) and how figures are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pykubelet.kit.clock import Clock
+from pykubelet.model.figures import (
+    CgroupBounds,
+    CgroupDetail,
+    CgroupUsage,
+    DiskCounters,
+    MemoryUsage,
+    NetworkFigures,
+    ProcessFigures,
+    TaskFigures,
+)
+from pykubelet.stats.disk import DiskFigures, DiskHost, DiskReader, Run, StatPaths, StatsRuntime
+from pykubelet.stats.inventory import GroupNames, KnownPods, PodItem, RuntimeStatuses, pod_groups, take_inventory
+from pykubelet.stats.rates import CpuRates
+from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
+
+ROOT = "/"
+MOST_PROCESSES = 64
+"""How many processes of one container have their descriptors counted."""
+
+
+class Cgroups(Protocol):
+    def usage(self, path: str, now_ns: int) -> CgroupUsage | None: ...
+
+    def detail(self, path: str) -> CgroupDetail: ...
+
+    def bounds(self, path: str) -> CgroupBounds: ...
+
+    def locate(self, parent: str, container_id: str) -> str | None: ...
+
+    def processes(self, path: str) -> tuple[int, ...]: ...
+
+    def created_ns(self, path: str) -> int: ...
+
+
+class Host(DiskHost, Protocol):
+    def boot_seconds(self) -> int: ...
+
+    def tasks(self, now_ns: int) -> TaskFigures | None: ...
+
+    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None: ...
+
+    def disks(self) -> tuple[DiskCounters, ...]: ...
+
+    def processes(self, pids: tuple[int, ...]) -> ProcessFigures: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatsSettings:
+    groups: GroupNames = field(default_factory=GroupNames)
+    system_groups: Mapping[str, str] = field(default_factory=dict)
+    """Name in the summary (kubelet, runtime, misc) to cgroup."""
+    fresh_for: float = 1.0
+    """Seconds for which one look serves everybody."""
+    disks_every: float = 10.0
+    bounds_every: float = 30.0
+    processes_every: float = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reading:
+    """What one pass in the thread found."""
+
+    usages: dict[str, CgroupUsage] = field(default_factory=dict)
+    details: dict[str, CgroupDetail] = field(default_factory=dict)
+    networks: dict[str, NetworkFigures] = field(default_factory=dict)
+    made: dict[str, int] = field(default_factory=dict)
+    """When the groups that are no pod's were made."""
+    node_network: NetworkFigures | None = None
+    tasks: TaskFigures | None = None
+    disks: tuple[DiskCounters, ...] = ()
+
+
+class StatsProvider:
+    def __init__(
+        self,
+        *,
+        cgroups: Cgroups,
+        host: Host,
+        cri: StatsRuntime,
+        pods: KnownPods,
+        statuses: RuntimeStatuses,
+        paths: StatPaths,
+        clock: Clock,
+        settings: StatsSettings,
+        run: Run[Any] = asyncio.to_thread,
+    ) -> None:
+        self._cgroups = cgroups
+        self._host = host
+        self._pods = pods
+        self._statuses = statuses
+        self._clock = clock
+        self._settings = settings
+        self._run = run
+        self._disk_reader = DiskReader(cri=cri, host=host, paths=paths, clock=clock)
+        self._lock = asyncio.Lock()
+        self._rates = CpuRates()
+        self._boot = host.boot_seconds()
+        self._places: dict[str, str] = {}
+        """Container and sandbox ids to cgroups."""
+        self._bounds: dict[str, CgroupBounds] = {}
+        self._processes: dict[str, ProcessFigures] = {}
+        self._disk = DiskFigures()
+        self._due: dict[str, float] = {}
+        self._homeless = False
+        """Some running container has no cgroup we know: the runtime is asked for its figures."""
+        self._load = (0.0, 0)
+        self._last: dict[bool, tuple[float, Snapshot]] = {}
+
+    @property
+    def disk(self) -> DiskFigures:
+        """The latest disk figures, however old."""
+        return self._disk
+
+    async def look(self, *, full: bool, stale_disk: bool = False, at_most: float | None = None) -> Snapshot:
+        """The node now, or at most `at_most` seconds ago. Without `full` only CPU and memory.
+
+        Raises CriError when the runtime cannot be asked, unless older disk figures will do (`stale_disk`).
+        """
+        asked = self._clock.monotonic() - (self._settings.fresh_for if at_most is None else at_most)
+        async with self._lock:
+            for kind in (True, False) if not full else (True,):
+                known = self._last.get(kind)
+                if known is not None and known[0] >= asked:
+                    return known[1]
+            return await self._look(full, stale_disk)
+
+    async def _look(self, full: bool, stale_disk: bool) -> Snapshot:
+        started = self._clock.monotonic()
+        settings = self._settings
+        inventory = take_inventory(self._statuses, pod_groups(self._pods.pods(), settings.groups))
+        if (full or self._homeless) and self._is_due("disks", settings.disks_every):
+            try:
+                self._disk = await self._read_disk(inventory)
+            except Exception:
+                self._due.pop("disks", None)  # the next look tries again
+                if not stale_disk:
+                    raise
+        bounds_due = self._is_due("bounds", settings.bounds_every)
+        processes_due = full and self._is_due("processes", settings.processes_every)
+        reading: _Reading = await self._run(lambda: self._read(inventory, full, bounds_due, processes_due))
+        snapshot = self._assemble(inventory, reading, full)
+        self._last[full] = (started, snapshot)
+        return snapshot
+
+    def _is_due(self, what: str, period: float) -> bool:
+        now = self._clock.monotonic()
+        if now < self._due.get(what, -math.inf):
+            return False
+        self._due[what] = now + period
+        return True
+
+    async def _read_disk(self, inventory: Sequence[PodItem]) -> DiskFigures:
+        layers, usages = await self._disk_reader.runtime_figures()
+        told = await self._disk_reader.image_filesystems()
+        found: DiskFigures = await self._run(lambda: self._disk_reader.read(inventory, layers, usages, told))
+        return found
+
+    # --- in the thread; the lock keeps it alone ---------------------------------------------------------------
+
+    def _read(self, inventory: Sequence[PodItem], full: bool, bounds_due: bool, processes_due: bool) -> _Reading:
+        if bounds_due:
+            self._bounds = {}
+        if processes_due:
+            self._processes = {}
+        self._locate(inventory)
+        reading = _Reading()
+        groups = self._settings.groups
+        self._read_group(ROOT, reading, full)
+        for path in (groups.pods(), *self._settings.system_groups.values(), *groups.classes()):
+            self._read_group(path, reading, full)
+            reading.made[path] = self._cgroups.created_ns(path)
+        for pod in inventory:
+            if pod.group is not None:
+                self._read_group(pod.group, reading, full)
+            for container in pod.containers:
+                place = self._places.get(container.id)
+                if place is not None:
+                    self._read_group(place, reading, full)
+                    if full and place not in self._processes:
+                        pids = self._cgroups.processes(place)[:MOST_PROCESSES]
+                        self._processes[place] = self._host.processes(pids)
+            if full:
+                self._read_sandbox(pod, reading)
+        if full:
+            now = self._clock.now_ns()
+            reading.node_network = self._host.network(now)
+            reading.tasks = self._host.tasks(now)
+            reading.disks = self._host.disks()
+        return reading
+
+    def _locate(self, inventory: Sequence[PodItem]) -> None:
+        known, self._places = self._places, {}
+        self._homeless = False
+        for pod in inventory:
+            parent = pod.group if pod.group is not None else self._settings.groups.root
+            for wanted in (pod.sandbox_id, *(container.id for container in pod.containers)):
+                place = known.get(wanted) or self._cgroups.locate(parent, wanted)
+                if place is not None:
+                    self._places[wanted] = place
+                elif wanted != pod.sandbox_id:
+                    self._homeless = True
+
+    def _read_group(self, path: str, reading: _Reading, full: bool) -> None:
+        usage = self._cgroups.usage(path, self._clock.now_ns())
+        if usage is None:
+            return
+        reading.usages[path] = usage
+        if path not in self._bounds:
+            self._bounds[path] = self._cgroups.bounds(path)
+        if full:
+            reading.details[path] = self._cgroups.detail(path)
+
+    def _read_sandbox(self, pod: PodItem, reading: _Reading) -> None:
+        place = self._places.get(pod.sandbox_id)
+        if place is None:
+            return
+        now = self._clock.now_ns()
+        usage = self._cgroups.usage(place, now)
+        if usage is not None:
+            reading.usages[place] = usage
+        if pod.host_network:
+            return
+        # Asked each time: a process id that was kept might be somebody else's by now.
+        pids = self._cgroups.processes(place)
+        if pids and (network := self._host.network(now, pids[0])) is not None:
+            reading.networks[pod.uid] = network
+
+    # --- back on the loop -------------------------------------------------------------------------------------
+
+    def _assemble(self, inventory: Sequence[PodItem], reading: _Reading, full: bool) -> Snapshot:
+        settings = self._settings
+        system = {name: self._group(path, reading) for name, path in settings.system_groups.items()}
+        system["pods"] = self._group(settings.groups.pods(), reading)
+        node = NodeFigures(
+            boot_seconds=self._boot,
+            root=self._group(ROOT, reading),
+            system={name: group for name, group in system.items() if group.usage is not None},
+            classes=tuple(self._group(path, reading) for path in settings.groups.classes()),
+            network=reading.node_network,
+            tasks=reading.tasks,
+            load=self._smoothed(reading.tasks),
+            disks=reading.disks,
+            fs=self._disk.fs,
+            image_fs=self._disk.image_fs,
+            container_fs=self._disk.container_fs,
+            filesystems=self._disk.filesystems,
+        )
+        pods = tuple(self._pod(item, reading) for item in inventory)
+        self._rates.keep(reading.usages.keys() | {each.id for pod in inventory for each in pod.containers})
+        return Snapshot(time_ns=self._clock.now_ns(), full=full, node=node, pods=pods)
+
+    def _group(self, path: str, reading: _Reading) -> Group:
+        usage = reading.usages.get(path)
+        rate = None
+        if usage is not None and usage.cpu_ns is not None:
+            rate = self._rates.update(path, usage.time_ns, usage.cpu_ns)
+        return Group(
+            path=path,
+            usage=usage,
+            rate=rate,
+            detail=reading.details.get(path),
+            bounds=self._bounds.get(path),
+            created_ns=reading.made.get(path, 0),
+        )
+
+    def _pod(self, item: PodItem, reading: _Reading) -> PodFigures:
+        disk = self._disk
+        containers = []
+        for each in item.containers:
+            place = self._places.get(each.id, "")
+            group = self._group(place, reading)
+            if group.usage is None and (told := disk.usages.get(each.id)) is not None:
+                rate = self._rates.update(each.id, told.time_ns, told.cpu_ns) if told.cpu_ns is not None else None
+                group = Group(path=place, usage=told, rate=rate)
+            containers.append(
+                ContainerFigures(
+                    item=each,
+                    group=group,
+                    layer=disk.layers.get(each.id),
+                    logs=disk.logs.get((item.uid, each.name)),
+                    processes=self._processes.get(place),
+                )
+            )
+        group = self._group(item.group, reading) if item.group is not None else Group(path="")
+        if group.usage is None:
+            group = sum_of(containers, group.path)
+        sandbox = self._places.get(item.sandbox_id)
+        return PodFigures(
+            item=item,
+            group=group,
+            sandbox=self._group(sandbox, reading) if sandbox is not None else None,
+            network=reading.networks.get(item.uid),
+            containers=tuple(containers),
+            own_logs=disk.own_logs.get(item.uid),
+            etc_hosts=disk.etc_hosts.get(item.uid),
+        )
+
+    def _smoothed(self, tasks: TaskFigures | None) -> float:
+        if tasks is not None:
+            value, at = self._load
+            keep = math.exp(-max(0, tasks.time_ns - at) / 10e9)
+            self._load = (value * keep + tasks.running * (1 - keep), tasks.time_ns)
+        return self._load[0]
+
+
+def sum_of(containers: Sequence[ContainerFigures], path: str) -> Group:
+    """A pod without a cgroup of its own uses what its containers use."""
+    usages = [each.group.usage for each in containers if each.group.usage is not None]
+    if not usages:
+        return Group(path=path)
+    memories = [usage.memory for usage in usages if usage.memory is not None]
+    rates = [each.group.rate for each in containers if each.group.rate is not None]
+    return Group(
+        path=path,
+        usage=CgroupUsage(
+            time_ns=max(usage.time_ns for usage in usages),
+            cpu_ns=sum(usage.cpu_ns or 0 for usage in usages),
+            memory=MemoryUsage(
+                usage=sum(memory.usage for memory in memories),
+                working_set=sum(memory.working_set for memory in memories),
+                rss=sum(memory.rss for memory in memories),
+                swap=sum(memory.swap or 0 for memory in memories),
+                faults=sum(memory.faults for memory in memories),
+                major_faults=sum(memory.major_faults for memory in memories),
+            )
+            if memories
+            else None,
+        ),
+        rate=sum(rates) if rates else None,
+    )

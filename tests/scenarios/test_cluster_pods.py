@@ -1,0 +1,253 @@
+"""Pods of the API on a whole agent: bound, run, deleted with and without grace, re-created, across outages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pykubelet.api.types import Event, Pod, PodCondition, PodReadinessGate, PodStatus, ResourceRequirements
+from pykubelet.model.pod import MIRROR_ANNOTATION
+from tests.builders import a_container, a_pod
+from tests.fakes.fake_cri_values import Behaviour
+from tests.scenarios.cluster_node import a_cluster_node
+
+
+async def test_a_bound_pod_runs_and_the_api_shows_it(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        node.bind(generation=1)
+        await node.until(lambda: node.phase() == "Running")
+        shown = node.shown()
+        assert shown is not None
+        assert shown.status.host_ip == "10.1.0.5" and shown.status.pod_ip
+        assert shown.status.container_statuses[0].ready
+        assert shown.status.observed_generation == 1
+        assert {c.type for c in shown.status.conditions if c.status == "True"} >= {"Ready", "PodScheduled"}
+        await node.clock.sleep(2)
+        assert {"Pulled", "Created", "Started"} <= node.event_reasons()
+        patches = node.api.calls_of("patch", Pod)
+        assert len(patches) <= 3, [call.body for call in patches]
+        assert node.api.calls_of("get", Pod) == []
+
+
+async def test_the_running_state_reaches_the_api_at_once(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        node.bind()
+        await node.until(lambda: node.running() == ["web/app"])
+        await node.until(lambda: node.phase() == "Running", within=0.1)
+
+
+async def test_a_deleted_pod_is_stopped_with_its_grace_and_then_gone_from_the_api(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.cri.program(Behaviour(stops_after=None), name="app")
+        node.bind(grace=30)
+        await node.until(lambda: node.phase() == "Running")
+        await node.delete()
+        begin = node.clock.monotonic()
+        await node.clock.sleep(20)
+        assert node.phase() == "Running"
+        await node.until(lambda: node.shown() is None)
+        assert 29 <= node.clock.monotonic() - begin <= 32
+        assert node.running() == []
+        last = node.api.calls_of("delete", Pod)[-1]
+        assert last.body["grace"] == 0 and last.body["uid"]
+        await node.until(lambda: not node.cri.sandboxes and not node.folders.pod_uids())
+
+
+async def test_a_forced_delete_takes_the_pod_down_too(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind(grace=30)
+        await node.until(lambda: node.phase() == "Running")
+        await node.delete(grace=0)
+        assert node.shown() is None
+        await node.until(lambda: not node.cri.sandboxes, within=60)
+
+
+async def test_a_pod_created_anew_under_its_old_name_runs_for_itself(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind(uid="first", grace=5)
+        await node.until(lambda: node.phase() == "Running")
+        await node.delete(grace=0)
+        node.bind(uid="second", grace=5)
+        await node.until(lambda: node.phase() == "Running")
+        shown = node.shown()
+        assert shown is not None and shown.metadata.uid == "second"
+        await node.until(lambda: {box.pod_uid for box in node.cri.sandboxes.values()} == {"second"})
+        assert node.phase() == "Running"
+
+
+async def test_a_finished_job_is_told_and_stays(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.cri.program(Behaviour(exits_after=2), name="app")
+        node.bind(restart_policy="Never")
+        await node.until(lambda: node.phase() == "Succeeded")
+        await node.clock.sleep(600)
+        assert len(node.cri.called("start_container")) == 1
+        shown = node.shown()
+        assert shown is not None
+        ready = next(c for c in shown.status.conditions if c.type == "Ready")
+        assert (ready.status, ready.reason) == ("False", "PodCompleted")
+        await node.delete()
+        await node.until(lambda: not node.cri.sandboxes and not node.folders.pod_uids(), within=120)
+
+
+async def test_an_end_is_not_told_while_another_container_stops(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.cri.program(Behaviour(stops_after=None), name="app")
+        node.bind(active_deadline_seconds=10, grace=20)
+        await node.until(lambda: node.phase() == "Running")
+        await node.clock.sleep(15)
+        assert node.running() == ["web/app"]
+        assert node.phase() == "Running"
+        await node.until(lambda: node.phase() == "Failed", within=30)
+        assert node.running() == []
+        shown = node.shown()
+        assert shown is not None and shown.status.reason == "DeadlineExceeded"
+
+
+async def test_a_pod_that_does_not_fit_is_rejected_with_upstreams_reason(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        node.bind(containers=[a_container(resources=ResourceRequirements(requests={"cpu": "64"}))])
+        await node.until(lambda: node.phase() == "Failed", within=15)
+        shown = node.shown()
+        assert shown is not None and shown.status.reason == "OutOfcpu"
+        assert node.cri.sandboxes == {}
+
+
+async def test_a_readiness_gate_of_another_controller_counts(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind(readiness_gates=[PodReadinessGate(condition_type="example.com/lb")])
+        await node.until(lambda: node.phase() == "Running")
+        shown = node.shown()
+        assert shown is not None
+        assert next(c for c in shown.status.conditions if c.type == "Ready").status == "False"
+        gate = PodCondition(type="example.com/lb", status="True")
+        status = msgspec.structs.replace(shown.status, conditions=[*shown.status.conditions, gate])
+        node.api.change(msgspec.structs.replace(shown, status=status))
+
+        def is_ready() -> bool:
+            pod = node.shown()
+            return pod is not None and any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions)
+
+        await node.until(is_ready, within=2)
+        pod = node.shown()
+        assert pod is not None and any(c.type == "example.com/lb" for c in pod.status.conditions)
+
+
+async def test_containers_that_crash_while_the_server_is_away_are_told_later(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        names = [f"p{number}" for number in range(10)]
+        for name in names:
+            node.bind(name)
+        await node.until(lambda: all(node.phase(name) == "Running" for name in names))
+        node.api.stop()
+        for name in names[:3]:
+            node.cri.exit("app", 1, pod=name)
+        await node.clock.sleep(60)
+        for name in names[5:]:
+            # Deleted at the server by somebody while this node cannot hear it.
+            node.api.remove(Pod, name, "default")
+        starts = len(node.cri.called("start_container"))
+        node.api.start()
+        await node.clock.sleep(10)
+        assert len(node.cri.called("start_container")) == starts == 13
+        restarts = {name: node.shown(name).status.container_statuses[0].restart_count for name in names[:5]}  # type: ignore[union-attr]
+        assert sum(count or 0 for count in restarts.values()) == 3
+        await node.until(lambda: len(node.running()) == 5, within=40)
+
+
+async def test_an_agent_restarted_touches_no_container_and_flips_no_pod(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        names = [f"p{number}" for number in range(20)]
+        for name in names:
+            node.bind(name)
+        await node.until(lambda: all(node.phase(name) == "Running" for name in names))
+        starts = len(node.cri.called("start_container"))
+        await node.kill()
+        await node.clock.sleep(20)
+        seen: list[tuple[str | None, str]] = []
+
+        def watch(before: object, after: object) -> None:
+            if isinstance(after, Pod):
+                ready = next((c.status or "" for c in after.status.conditions if c.type == "Ready"), "")
+                seen.append((after.status.phase, ready))
+
+        node.api.store.listeners.append(watch)
+        await node.start()
+        await node.clock.sleep(30)
+        assert len(node.cri.called("start_container")) == starts
+        assert set(seen) <= {("Running", "True")}
+
+
+async def test_a_static_pod_has_a_mirror_that_shows_its_status(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.run(a_pod("etc"))
+        await node.until(lambda: node.phase("etc-node1") == "Running")
+        mirror = node.shown("etc-node1")
+        assert mirror is not None and MIRROR_ANNOTATION in mirror.metadata.annotations
+        assert mirror.metadata.owner_references[0].uid == node.api_node().metadata.uid
+        await node.delete("etc-node1", grace=0)
+        await node.until(lambda: node.phase("etc-node1") == "Running", within=5)
+        await node.delete("etc-node1", grace=30)
+        await node.until(
+            lambda: (pod := node.shown("etc-node1")) is not None and pod.metadata.deletion_timestamp is None, within=5
+        )
+        assert len(node.cri.called("start_container")) == 1
+        node.remove("etc")
+        await node.until(lambda: node.shown("etc-node1") is None, within=60)
+        assert node.running() == []
+
+
+def of_no_uid(pod: Pod) -> Pod:
+    """A manifest as people write it: its UID comes from its content."""
+    pod.metadata.uid = None
+    return pod
+
+
+async def test_a_changed_static_pod_gets_a_new_mirror(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.run(of_no_uid(a_pod("etc")))
+        await node.until(lambda: node.phase("etc-node1") == "Running")
+        node.run(of_no_uid(a_pod("etc", labels={"version": "2"})))
+        await node.until(
+            lambda: (
+                (pod := node.shown("etc-node1")) is not None
+                and pod.metadata.labels.get("version") == "2"
+                and pod.status.phase == "Running"
+            )
+        )
+        assert len(node.running()) == 1
+
+
+async def test_static_pods_run_although_the_server_is_away_from_the_start(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.api.stop()
+        static = node.run(a_pod("etc"))
+        await node.until_running(static)
+        node.api.start()
+        await node.until(lambda: node.phase("etc-node1") == "Running", within=15)
+
+
+async def test_a_pod_bound_before_the_agent_starts_is_deleted_on_time_after_it(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind(grace=1)
+        await node.until(lambda: node.phase() == "Running")
+        await node.kill()
+        await node.delete()
+        await node.start()
+        await node.until(lambda: node.shown() is None, within=15)
+        assert node.running() == []
+
+
+async def test_a_pod_whose_containers_vanished_is_reported_by_name(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind(status=PodStatus(phase="Pending"))
+        await node.until(lambda: node.phase() == "Running")
+        await node.clock.sleep(2)
+        about = {
+            e.involved_object.name for e in node.api.everything(Event) if e.involved_object and e.reason == "Started"
+        }
+        assert about == {"web"}

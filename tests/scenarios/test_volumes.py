@@ -1,0 +1,161 @@
+"""Volumes when things hang or break: threads that never return, agents that leave, bursts of news."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.types import ConfigMap
+from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.tasks import TaskSet, cancel_and_wait
+from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.problems import VolumesNotReady
+from pykubelet.volumes.threads import UnstuckThreads
+from tests.fakes.fake_mounts import FakeMounts
+from tests.unit.volumes.making import Node, a_config, a_secret, config_volume, empty_dir, pod_with, secret_volume
+
+
+class HangingMounts(FakeMounts):
+    """Mounting at a place whose name begins with "hang" does not return before `gate` opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
+        if target.name.startswith("hang"):
+            assert self.gate.wait(timeout=30)
+        super().tmpfs(target, size_bytes=size_bytes)
+
+
+@pytest.fixture
+def hanging() -> Iterator[HangingMounts]:
+    mounts = HangingMounts()
+    yield mounts
+    mounts.gate.set()
+
+
+@pytest.mark.real_loop
+async def test_a_hundred_hanging_volumes_delay_nobody(tmp_path: Path, hanging: HangingMounts) -> None:
+    node = Node(tmp_path, mounts=hanging, clock=SystemClock(), rules=VolumeRules(wait_seconds=1.0))
+    stuck = [pod_with(empty_dir(f"hang-{i}", medium="Memory"), name=f"stuck-{i}") for i in range(100)]
+    good = pod_with(empty_dir("mem", medium="Memory"), secret_volume(), name="good")
+    node.objects.secrets["default", "web"] = a_secret(k="v")
+    async with node.running() as manager, TaskSet("test", on_error=lambda error: None) as tasks:
+        waits = [tasks.spawn(manager.wait_mounted(pod), name="stuck") for pod in stuck]
+        await node.clock.sleep(0.05)
+        async with asyncio.timeout(5):
+            await manager.wait_mounted(good)
+        await asyncio.wait(waits)
+        with pytest.raises(VolumesNotReady, match=r"volume hang-0: not finished, trying for \d s"):
+            await manager.wait_mounted(stuck[0])
+        hanging.gate.set()
+        for pod in stuck:
+            await manager.wait_mounted(pod)
+        assert len(hanging.points()) == 102
+
+
+@pytest.mark.real_loop
+async def test_a_pod_deleted_while_its_mount_hangs_is_cleaned_up_when_it_returns(
+    tmp_path: Path, hanging: HangingMounts
+) -> None:
+    node = Node(tmp_path, mounts=hanging, clock=SystemClock(), rules=VolumeRules(wait_seconds=0.1))
+    pod = pod_with(empty_dir("hang", medium="Memory"))
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady):
+            await manager.wait_mounted(pod)
+        with pytest.raises(VolumesNotReady, match="cannot unmount volumes: volume hang: not finished"):
+            await manager.wait_unmounted(pod)
+        hanging.gate.set()
+        async with asyncio.timeout(5):
+            while manager.has_mounts("uid-web"):
+                await node.clock.sleep(0.005)
+        assert hanging.points() == []
+
+
+@pytest.mark.real_loop
+async def test_the_agent_leaves_although_a_mount_hangs(tmp_path: Path, hanging: HangingMounts) -> None:
+    node = Node(tmp_path, mounts=hanging, clock=SystemClock(), rules=VolumeRules(wait_seconds=0.05))
+    async with asyncio.timeout(5):
+        async with node.running() as manager:
+            with pytest.raises(VolumesNotReady):
+                await manager.wait_mounted(pod_with(empty_dir("hang", medium="Memory")))
+    hanging.gate.set()
+
+
+@pytest.mark.real_loop
+async def test_threads_are_used_again(tmp_path: Path) -> None:
+    threads = UnstuckThreads()
+    loop = asyncio.get_running_loop()
+    names = {await loop.run_in_executor(threads, threading.get_ident) for _ in range(50)}
+    assert len(names) <= 3
+
+
+async def test_a_burst_of_news_is_few_writes(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.objects.config_maps["default", "web"] = a_config(n="0")
+    pod = pod_with(config_volume())
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        for number in range(1, 101):
+            node.objects.config_maps["default", "web"] = a_config(n=str(number))
+            manager.poke("ConfigMap", "default", "web")
+        await node.clock.sleep(0.1)
+        assert Path(manager.path_of(pod, "cfg") or "", "n").read_text() == "100"
+        assert len(node.objects.asked) <= 3
+
+
+async def test_news_that_come_while_content_is_fetched_are_not_lost(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    answers = [a_config(n="old"), a_config(n="new")]
+
+    async def slowly(namespace: str, name: str) -> ConfigMap | None:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        await node.clock.sleep(5)
+        return answer
+
+    node.objects.config_map = slowly  # type: ignore[assignment]
+    pod = pod_with(config_volume())
+    async with node.running() as manager, TaskSet("test") as tasks:
+        waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
+        await node.clock.sleep(1)
+        manager.poke("ConfigMap", "default", "web")
+        await waiting
+        await node.clock.sleep(20)
+        assert Path(manager.path_of(pod, "cfg") or "", "n").read_text() == "new"
+
+
+async def test_cancelling_a_wait_leaves_the_volume_to_its_own_task(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = pod_with(config_volume())
+    async with node.running() as manager, TaskSet("test") as tasks:
+        for _ in range(10):
+            task = tasks.spawn(manager.wait_mounted(pod), name="wait")
+            await node.clock.sleep(0.3)
+            await cancel_and_wait(task)
+        assert len(node.objects.asked) == 3  # at 0, 0.5 and 1.5 s: cancelling neither adds tries nor loses them
+
+
+@pytest.mark.parametrize("verb", ["tmpfs", "unmount", "remove"])
+async def test_an_agent_that_broke_is_followed_by_one_that_cleans_up(tmp_path: Path, verb: str) -> None:
+    """In the first life one call to the host fails for ever; what it left goes when its pod is not there any more."""
+    node = Node(tmp_path)
+    node.objects.secrets["default", "web"] = a_secret(k="v")
+    pod = pod_with(empty_dir("mem", medium="Memory"), secret_volume(), empty_dir())
+    node.mounts.fail(verb, "", "broken", times=99)
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady, match="broken"):
+            await manager.wait_mounted(pod)
+            await manager.wait_unmounted(pod)
+    later = node.again()
+    later.mounts.mend()
+    async with later.running() as manager:
+        await manager.wait_unmounted(pod_with(name="other"))
+        manager.keep_only([])
+        await later.clock.sleep(5)
+        assert later.mounts.points() == [] and not manager.has_mounts("uid-web")
+        assert not list((tmp_path / "pods/uid-web/volumes").glob("*/*"))

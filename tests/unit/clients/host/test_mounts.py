@@ -1,0 +1,90 @@
+"""Reading the mount table, programs that are missing, and removing trees that fight back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pykubelet.clients.host.mounts import HostMounts, parse_mountinfo
+from pykubelet.clients.host.port import MountError, ToolMissing
+from pykubelet.clients.host.trees import MAX_OPEN, remove_tree
+
+TABLE = rb"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+40 22 0:35 / /run/a\040b\134c rw,nosuid,nodev - tmpfs tmpfs rw,size=1024k
+41 22 8:1 /srv/data /var/lib/x ro,relatime shared:1 master:2 - ext4 /dev/sda1 rw
+42 22 0:36 / /caf\303\251 rw - nfs4 server:/p\040q rw
+this is no entry
+"""
+
+
+def test_mountinfo() -> None:
+    entries = parse_mountinfo(TABLE)
+    assert [(e.mount_point, e.root, e.fs_type, e.source) for e in entries] == [
+        ("/", "/", "ext4", "/dev/sda1"),
+        ("/run/a b\\c", "/", "tmpfs", "tmpfs"),
+        ("/var/lib/x", "/srv/data", "ext4", "/dev/sda1"),
+        ("/café", "/", "nfs4", "server:/p q"),
+    ]
+    assert entries[2].options == ("ro", "relatime") and entries[2].device == "8:1"
+
+
+def test_the_real_table_has_a_root() -> None:
+    assert any(entry.mount_point == "/" for entry in HostMounts().table())
+
+
+def test_programs() -> None:
+    mounts = HostMounts()
+    assert mounts.run("echo", "hi", seconds=5) == "hi\n"
+    with pytest.raises(ToolMissing, match="needs the program no-such-tool, which this host does not have"):
+        mounts.run("no-such-tool", seconds=5)
+    with pytest.raises(MountError, match=r"`sh -c echo why >&2; exit 3` failed with 3: why"):
+        mounts.run("sh", "-c", "echo why >&2; exit 3", seconds=5)
+    assert mounts.run("sh", "-c", "exit 3", seconds=5, allow=(3,)) == ""
+    with pytest.raises(MountError, match="did not finish within"):
+        mounts.run("sleep", "10", seconds=0.05)
+
+
+def test_what_is_no_mount_is_nothing_to_unmount(tmp_path: Path) -> None:
+    mounts = HostMounts()
+    if os.geteuid() == 0:
+        assert mounts.unmount(tmp_path) is False
+        assert mounts.unmount(tmp_path / "none") is False
+    assert not mounts.is_mounted(tmp_path) and not mounts.is_mounted(tmp_path / "none")
+    assert mounts.is_mounted(Path("/proc"))
+
+
+def test_trees_of_any_depth_and_width(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(MAX_OPEN * 3):
+        os.mkdir("a" * 100, dir_fd=here)  # far beyond the longest path
+        os.mkdir("b", dir_fd=here)
+        below = os.open("a" * 100, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    before = len(os.listdir("/proc/self/fd"))
+    remove_tree(top)
+    assert not top.exists() and len(os.listdir("/proc/self/fd")) == before
+
+
+def test_links_are_removed_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "keep").touch()
+    top = tmp_path / "top"
+    top.mkdir()
+    (top / "link").symlink_to(outside)
+    remove_tree(top)
+    (tmp_path / "itself").symlink_to(outside)
+    remove_tree(tmp_path / "itself")
+    assert sorted(os.listdir(tmp_path)) == ["outside"] and (outside / "keep").exists()
+
+
+def test_nothing_there_is_success(tmp_path: Path) -> None:
+    remove_tree(tmp_path / "none")
+    remove_tree(tmp_path / "none/deeper")

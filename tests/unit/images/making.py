@@ -1,0 +1,46 @@
+"""What tests of images are made of: pods, secrets, an event sink that remembers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from pykubelet.api.types import LocalObjectReference, ObjectMeta, Pod, PodSpec, Secret
+from pykubelet.images.login import Entry, Login, SecretOrigin
+
+
+def a_pod(name: str = "web", *, secrets: tuple[str, ...] = (), account: str | None = None) -> Pod:
+    spec = PodSpec(image_pull_secrets=[LocalObjectReference(name=s) for s in secrets], service_account_name=account)
+    return Pod(metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}"), spec=spec)
+
+
+def a_secret(name: str, auths: dict[str, Any], *, form: str = "dockerconfigjson") -> Secret:
+    document = {"auths": auths} if form == "dockerconfigjson" else auths
+    return raw_secret(name, json.dumps(document).encode(), form=form)
+
+
+def raw_secret(name: str, text: bytes, *, form: str = "dockerconfigjson", type_: str | None = None) -> Secret:
+    return Secret(
+        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}"),
+        type=type_ or f"kubernetes.io/{form}",
+        data={f".{form}": base64.b64encode(text).decode()},
+    )
+
+
+def secret_login(name: str, password: str = "p", *, uid: str | None = None) -> Login:
+    origin = SecretOrigin(namespace="default", name=name, uid=uid or f"uid-{name}")
+    return Login(entry=Entry(username="u", password=password), origin=origin)
+
+
+class Events:
+    def __init__(self) -> None:
+        self.pods: list[tuple[str, str]] = []
+        self.node: list[tuple[str, str]] = []
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        self.pods.append((reason, message))
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        assert kind == "Warning"
+        self.node.append((reason, message))

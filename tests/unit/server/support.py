@@ -1,0 +1,305 @@
+"""A server on fakes: pods, a runtime with a streaming port, an API server that reviews; and a raw client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pykubelet.api.types import (
+    Pod,
+    PodStatus,
+    SubjectAccessReviewSpec,
+    SubjectAccessReviewStatus,
+    TokenReviewStatus,
+    UserInfo,
+)
+from pykubelet.kit.clock import Clock, SystemClock
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import running
+from pykubelet.model.errors import CriNotFound
+from pykubelet.model.pod import name_of, namespace_of
+from pykubelet.model.runtime_status import (
+    ContainerRecord,
+    ContainerStatus,
+    ExecResult,
+    PodRuntimeStatus,
+    SandboxRecord,
+)
+from pykubelet.server.app import NodeServer, ServerViews
+from pykubelet.server.listeners import Limits
+from pykubelet.server.tls import ServingFiles
+from pykubelet.settings.schema_server import Authentication, ServerSettings, X509Authentication
+from tests.bed.certificates import Authority, Pair
+
+
+class FakePods:
+    def __init__(self, *pods: Pod) -> None:
+        self.known = list(pods)
+        self.mirrors: dict[str, str] = {}
+
+    def pods(self) -> list[Pod]:
+        return self.known
+
+    def by_name(self, namespace: str, name: str) -> Pod | None:
+        return next((p for p in self.known if (namespace_of(p), name_of(p)) == (namespace, name)), None)
+
+    def translate(self, uid: str) -> str:
+        return self.mirrors.get(uid, uid)
+
+
+@dataclass
+class FakeRuntime:
+    """Answers from lists; streams are at `url`."""
+
+    url: str = "http://127.0.0.1:1/exec/token"
+    sandboxes: list[SandboxRecord] = field(default_factory=list)
+    containers: list[ContainerRecord] = field(default_factory=list)
+    statuses: dict[str, ContainerStatus] = field(default_factory=dict)
+    result: ExecResult = field(default_factory=ExecResult)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def _enter(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.failure is not None:
+            raise self.failure
+
+    async def list_pod_sandboxes(
+        self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
+    ) -> Sequence[SandboxRecord]:
+        self._enter("list_pod_sandboxes")
+        return [each for each in self.sandboxes if pod_uid in (None, each.pod_uid)]
+
+    async def list_containers(
+        self,
+        *,
+        pod_uid: str | None = None,
+        id: str | None = None,
+        sandbox_id: str | None = None,
+        running_only: bool = False,
+    ) -> Sequence[ContainerRecord]:
+        self._enter("list_containers")
+        return [each for each in self.containers if pod_uid in (None, each.pod_uid)]
+
+    async def container_status(self, container_id: str) -> ContainerStatus:
+        self._enter("container_status", container_id)
+        if container_id not in self.statuses:
+            raise CriNotFound(f"no container {container_id}")
+        return self.statuses[container_id]
+
+    async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult:
+        self._enter("exec_sync", container_id, tuple(command))
+        return self.result
+
+    async def checkpoint_container(self, container_id: str, location: str, timeout: int = 0) -> None:
+        self._enter("checkpoint_container", container_id, location, timeout)
+
+    async def exec(self, container_id: str, command: Sequence[str], **options: bool) -> str:
+        self._enter("exec", container_id, tuple(command), options)
+        return self.url
+
+    async def attach(self, container_id: str, **options: bool) -> str:
+        self._enter("attach", container_id, options)
+        return self.url
+
+    async def port_forward(self, sandbox_id: str, ports: Sequence[int] = ()) -> str:
+        self._enter("port_forward", sandbox_id, tuple(ports))
+        return self.url
+
+
+@dataclass
+class FakeReviewer:
+    """Knows tokens by user, and rights as (user, verb, subresource)."""
+
+    tokens: dict[str, str] = field(default_factory=dict)
+    rights: set[tuple[str, str, str]] = field(default_factory=set)
+    everything: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+    failure: Exception | None = None
+
+    async def token_review(self, token: str, audiences: Sequence[str] = ()) -> TokenReviewStatus:
+        self.asked.append(f"token {token}")
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        user = self.tokens.get(token)
+        return TokenReviewStatus(authenticated=user is not None, user=UserInfo(username=user, groups=["g"]))
+
+    async def access_review(self, spec: SubjectAccessReviewSpec) -> SubjectAccessReviewStatus:
+        attributes = spec.resource_attributes
+        assert attributes is not None
+        right = (spec.user or "", attributes.verb or "", attributes.subresource or "")
+        self.asked.append(" ".join(right))
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        return SubjectAccessReviewStatus(allowed=right in self.rights or spec.user in self.everything)
+
+
+@dataclass
+class World:
+    """Everything a served node is made of; change it before `serve`."""
+
+    folder: Path
+    pods: FakePods = field(default_factory=FakePods)
+    runtime: FakeRuntime = field(default_factory=FakeRuntime)
+    reviewer: FakeReviewer = field(default_factory=FakeReviewer)
+    statuses: dict[str, PodStatus] = field(default_factory=dict)
+    metrics: Registry = field(default_factory=Registry)
+    settings: ServerSettings = field(default_factory=ServerSettings)
+    limits: Limits = field(default_factory=Limits)
+    clock: Clock = field(default_factory=SystemClock)
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Fields of ServerViews that a test wants otherwise."""
+
+    def __post_init__(self) -> None:
+        self.ca = Authority(self.folder)
+        self.serving = self.ca.issue("server", hosts=["127.0.0.1"])
+        authentication = Authentication(x509=X509Authentication(client_ca_file=str(self.ca.pair.certificate)))
+        self.settings = replace(
+            self.settings, address="127.0.0.1", port=0, healthz_port=0, authentication=authentication
+        )
+
+    def views(self) -> ServerViews:
+        fields: dict[str, Any] = {
+            "pods": self.pods,
+            "status": self.statuses.get,
+            "seen": lambda uid: PodRuntimeStatus(uid=uid),
+            "runtime": self.runtime,
+            "metrics": self.metrics,
+            "probe_metrics": lambda: "prober_probe_total 1\n",
+            "configz": lambda: {"kind": "KubeletConfiguration", "port": 10250},
+            "flags": lambda: {"v": "2"},
+            "checkpoints": self.folder / "checkpoints",
+            "log_root": self.folder / "log",
+            "version": "v1.36.4",
+            "started": 0.0,
+        }
+        return ServerViews(**fields | self.changes)
+
+    def server(self, **more: Any) -> NodeServer:
+        arguments: dict[str, Any] = {
+            "settings": self.settings,
+            "views": self.views(),
+            "node_name": "node-1",
+            "clock": self.clock,
+            "serving": lambda: ServingFiles(self.serving.certificate, self.serving.key),
+            "reviewer": self.reviewer,
+            "limits": self.limits,
+        }
+        return NodeServer(**arguments | more)
+
+    def client_context(self, pair: Pair | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.ca.pair.certificate))
+        if pair is not None:
+            context.load_cert_chain(pair.certificate, pair.key)
+        return context
+
+
+@asynccontextmanager
+async def serving(server: NodeServer) -> AsyncIterator[int]:
+    """The server runs for as long as the block lasts; gives the port of its first listener."""
+    server.open()
+    try:
+        async with running(server):
+            first = server.listeners[0]
+            yield first.port if first.is_tcp else 0
+    finally:
+        server.close()
+
+
+@dataclass
+class RawAnswer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+class RawClient:
+    """One connection, driven byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+        lines = [f"{method} {path} HTTP/1.1", "Host: node", *(f"{k}: {v}" for k, v in (headers or {}).items())]
+        if body:
+            lines.append(f"Content-Length: {len(body)}")
+        self.writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        raw = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in raw[1:] if line)
+        return int(raw[0].split(" ")[1]), {name.lower(): value.strip() for name, _, value in pairs}
+
+    async def answer(self, *, bodyless: bool = False) -> RawAnswer:
+        status, headers = await self.head()
+        if bodyless:
+            return RawAnswer(status, headers, b"")
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while size := int(await self.reader.readuntil(b"\r\n"), 16):
+                body += await self.reader.readexactly(size)
+                await self.reader.readexactly(2)
+            await self.reader.readexactly(2)
+            return RawAnswer(status, headers, body)
+        return RawAnswer(status, headers, await self.reader.readexactly(int(headers.get("content-length", 0))))
+
+    async def ask(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> RawAnswer:
+        self.send(method, path, headers, body)
+        return await self.answer(bodyless=method == "HEAD")
+
+
+@asynccontextmanager
+async def connected(port: int, context: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=1 << 20)
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def get(port: int, path: str, context: ssl.SSLContext | None = None, **headers: str) -> RawAnswer:
+    async with connected(port, context) as client:
+        return await client.ask("GET", path, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def streaming_runtime(behave: Behaviour) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A runtime's streaming port: notes each request's head, says 101 and then behaves. Gives (url, heads)."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n")
+            await behave(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1 << 16)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/exec/token-1", heads
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while block := await reader.read(1 << 16):
+        writer.write(block)
+        await writer.drain()
