@@ -7,7 +7,8 @@ would deliver them, without touching inotify.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -19,15 +20,18 @@ from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.http.port import ConnectProblem, HealthProblem
+from pykubelet.cluster import ClusterEdges
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.http import HttpAnswer, HttpRequest
 from pykubelet.model.pod import Source, name_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, SandboxState
 from pykubelet.pleg.events import EventSource
 from pykubelet.settings.load import LoadedSettings, load_settings
+from pykubelet.settings.node_flags import IPAddress
 from pykubelet.sources.url import Fetched
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.fakes.fake_cri import FakeCri
+from tests.fakes.fake_kube import FakeKube
 from tests.fakes.fake_mounts import FakeMounts
 
 IMAGE = "busybox:1"
@@ -58,12 +62,25 @@ class DeafNetwork:
         raise HealthProblem("connection refused")
 
 
+class HostAddresses:
+    """A machine with one address."""
+
+    def addresses(self) -> frozenset[IPAddress]:
+        return frozenset(self.route_addresses())
+
+    def route_addresses(self) -> Sequence[IPAddress]:
+        return [ipaddress.ip_address("10.1.0.5")]
+
+    async def resolve(self, name: str) -> Sequence[IPAddress]:
+        return ()
+
+
 async def no_fetch(url: str, headers: object, *, timeout: float, max_bytes: int) -> Fetched:
     raise AssertionError("no URL source in these tests")
 
 
 class NodeHarness:
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, cluster: bool = False) -> None:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock, images=[IMAGE])
         self.cgroups = FakeCgroups()
@@ -79,6 +96,7 @@ class NodeHarness:
         assert isinstance(loaded, LoadedSettings)
         self.settings = loaded.settings
         self.wanted: dict[str, Pod] = {}
+        self.kube: FakeKube | None = FakeKube(self.clock) if cluster else None
         self._node: Node | None = None
         self._stack = AsyncExitStack()
 
@@ -102,12 +120,25 @@ class NodeHarness:
             network=DeafNetwork(),
             fetch=no_fetch,
             event_sources=[EventSource(name="fake", open=self.cri.container_events)],
+            cluster=self._cluster_edges(),
         )
         self._node = assemble(self.settings, edges)
         # The file source is replaced by `deliver`: inotify has no place in jumping time.
-        self._node.services[-1] = [s for s in self._node.services[-1] if s.name == "sync-loop"]
+        self._node.services[-1] = [s for s in self._node.services[-1] if s.name in ("sync-loop", "source-api")]
         await self._stack.enter_async_context(live(self._node))
         self.deliver()
+
+    def _cluster_edges(self) -> ClusterEdges | None:
+        if self.kube is None:
+            return None
+        return ClusterEdges(
+            client=self.kube,
+            heartbeat=self.kube,
+            events=self.kube,
+            network=HostAddresses(),
+            storage_size=lambda: 100 << 30,
+            runtime_version="fake://1.0",
+        )
 
     async def kill(self) -> None:
         """The agent ends without saying goodbye to anything; the runtime goes on."""
@@ -188,8 +219,8 @@ class NodeHarness:
 
 
 @asynccontextmanager
-async def a_node(folder: Path, *flags: str) -> AsyncIterator[NodeHarness]:
-    harness = NodeHarness(folder, *flags)
+async def a_node(folder: Path, *flags: str, cluster: bool = False) -> AsyncIterator[NodeHarness]:
+    harness = NodeHarness(folder, *flags, cluster=cluster)
     await harness.start()
     try:
         yield harness

@@ -18,13 +18,25 @@ from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine, Mounts, PodFolders
 from pykubelet.clients.http.hooks import HookCaller
 from pykubelet.clients.http.port import PodNetwork
+from pykubelet.clients.kube.events import ApiEvents
+from pykubelet.cluster import (
+    Cluster,
+    ClusterEdges,
+    LocalParts,
+    NodeHooks,
+    api_events,
+    assemble_cluster,
+    standalone_seams,
+)
 from pykubelet.images.pull import ImagePuller, PullSettings
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
+from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import AnyContainer, Source
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.node.event_fan import EventFan
 from pykubelet.node.local_events import LocalEvents
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.events import EventSource
@@ -42,7 +54,7 @@ from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.manager import RuntimeManager
 from pykubelet.runtime.reason_cache import ReasonCache
-from pykubelet.runtime.spec.builder import NoReferences, PodSpecBuilder
+from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.env import literal_env
 from pykubelet.runtime.spec.expand import expand
 from pykubelet.runtime.start import ContainerStarter
@@ -53,7 +65,6 @@ from pykubelet.sources.mux import PodMux
 from pykubelet.sources.static import StaticSource
 from pykubelet.sources.url import Fetch, UrlSource
 from pykubelet.status.manager import StatusManager
-from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import ProbeChanged, RuntimeBack, SyncLoop
@@ -90,6 +101,8 @@ class Edges:
     event_sources: Sequence[EventSource] = ()
     cgroup_driver: str = ""
     """What the runtime says it uses; '' when it does not say."""
+    cluster: ClusterEdges | None = None
+    """The API server; None on a node that has none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,20 +124,44 @@ class Node:
     metrics: Registry
     probes: ProbeManager
     housekeeping: Housekeeping
+    cluster: Cluster | None = None
 
 
 def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri = settings.config, edges.clock, edges.cri
     node_name = settings.node_name(edges.machine.hostname)
     metrics = Registry()
-    events = LocalEvents(clock=clock, node_name=node_name)
+    local_events = LocalEvents(clock=clock, node_name=node_name)
+    sent_events: ApiEvents | None = None
+    events: EventSink = local_events
+    if edges.cluster is not None:
+        sent_events = api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics)
+        events = EventFan(local_events, sent_events)
     recorder = LifeRecorder(clock)
     phases, cache, results, reasons = PodPhases(), PodStatusCache(), ProbeResults(), ReasonCache()
     pods = PodManager()
     statuses = StatusManager(clock=clock)
     runtime_state = RuntimeState(cri=cri, clock=clock)
-    mux = PodMux(sources=_source_kinds(settings), events=events, clock=clock)
+    mux = PodMux(sources=_source_kinds(settings, edges), events=events, clock=clock)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
+    cluster: Cluster | None = None
+    if edges.cluster is not None and sent_events is not None:
+        parts = LocalParts(
+            machine=edges.machine,
+            cri=cri,
+            runtime=runtime_state,
+            statuses=statuses,
+            pods=pods,
+            phases=phases,
+            sets=mux,
+            events=events,
+            sent_events=sent_events,
+            clock=clock,
+            metrics=metrics,
+        )
+        hooks_of_node = NodeHooks(runtime_problems=lambda: pleg_problems(pleg))
+        cluster = assemble_cluster(settings, edges.cluster, parts, hooks_of_node)
+    seams = cluster.seams if cluster is not None else standalone_seams()
     spec = node_spec(settings, edges.machine, edges.paths, cgroup_driver=edges.cgroup_driver)
     volumes = VolumeManager(
         mounts=edges.mounts,
@@ -141,9 +178,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         images=cri,
         volumes=volumes,
-        references=NoReferences(),
+        references=seams.references,
         events=events,
-        addresses=NoAddresses(),
+        addresses=seams.addresses,
     )
     images = ImagePuller(
         cri=cri,
@@ -186,7 +223,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         stopper=stopper,
         remover=remover,
         specs=specs,
-        handlers=OneHandler(),
+        handlers=seams.handlers,
         probes=results,
         events=events,
         recorder=recorder,
@@ -221,7 +258,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         reasons=reasons,
         folders=edges.folders,
         logs=LogFiles(),
-        addresses=NoAddresses(),
+        addresses=seams.addresses,
         events=events,
         clock=clock,
         runtime_name=edges.runtime_name,
@@ -235,8 +272,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         volumes=volumes,
         probes=probes,
         cgroups=cgroups,
-        mirrors=NoMirrors(),
-        references=NoReferencesHeld(),
+        mirrors=seams.mirrors,
+        references=seams.held,
         network=runtime_state,
         folders=edges.folders,
         reasons=reasons,
@@ -279,7 +316,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         changes=mux,
         pods=pods,
         admission=AdmissionGate(
-            node=lambda: local,
+            node=lambda: cluster.node_info(local) if cluster is not None else local,
             sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
             apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
         ),
@@ -307,8 +344,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         runtime=RunningPods(cache),
         folders=edges.folders,
-        holders=[statuses, probes, maker, images, volumes],
-        chores=[collect_backoff, remove_orphan_cgroups],
+        holders=[*([cluster.sender] if cluster is not None else []), statuses, probes, maker, images, volumes],
+        chores=[collect_backoff, remove_orphan_cgroups, *(cluster.chores if cluster is not None else [])],
         period=HOUSEKEEPING_PERIOD,
         has_mounts=volumes.has_mounts,
     )
@@ -323,19 +360,26 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     volumes.on_released = lambda uid: housekeeping.soon()
     pleg.listen(loop.handle)
     results.listen(lambda kind, cid, uid, outcome: loop.handle(_probe_changed(kind, cid, uid, outcome)))
-    runtime_state.on_back = lambda: loop.handle(RuntimeBack())
+
+    def runtime_back() -> None:
+        loop.handle(RuntimeBack())
+        if cluster is not None:
+            cluster.reporter.soon()
+
+    runtime_state.on_back = runtime_back
+    services: list[list[Service]] = [
+        [runtime_state, pleg],
+        [volumes, workers, probes, gc, rotation, housekeeping],
+        [loop, *_sources(settings, edges, mux, events)],
+    ]
     return Node(
-        services=[
-            [runtime_state, pleg],
-            [volumes, workers, probes, gc, rotation, housekeeping],
-            [loop, *_sources(settings, edges, mux, events)],
-        ],
+        services=cluster.joined(services) if cluster is not None else services,
         pods=pods,
         phases=phases,
         workers=workers,
         statuses=statuses,
         cache=cache,
-        events=events,
+        events=local_events,
         recorder=recorder,
         runtime=runtime_state,
         pleg=pleg,
@@ -343,6 +387,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         metrics=metrics,
         probes=probes,
         housekeeping=housekeeping,
+        cluster=cluster,
     )
 
 
@@ -356,13 +401,19 @@ def _probe_changed(kind: ProbeKind, container_id: str, uid: str, outcome: ProbeO
     return ProbeChanged(kind=kind, container_id=container_id, pod_uid=uid, outcome=outcome)
 
 
-def _source_kinds(settings: Settings) -> list[Source]:
+def pleg_problems(pleg: Pleg) -> list[str]:
+    healthy, why = pleg.healthy()
+    return [] if healthy else [f"PLEG is not healthy: {why}"]
+
+
+def _source_kinds(settings: Settings, edges: Edges) -> list[Source]:
     sources = settings.config.sources
     kinds = [Source.FILE] if sources.static_pod_path else []
+    kinds += [Source.API] if edges.cluster is not None else []
     return kinds + ([Source.HTTP] if sources.static_pod_url else [])
 
 
-def _sources(settings: Settings, edges: Edges, mux: PodMux, events: LocalEvents) -> list[Service]:
+def _sources(settings: Settings, edges: Edges, mux: PodMux, events: EventSink) -> list[Service]:
     sources = settings.config.sources
     node_name = settings.node_name(edges.machine.hostname)
     found: list[Service] = []

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pykubelet.app import Edges
+from pykubelet.cli.cluster_edges import connected_cluster
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
@@ -54,20 +55,22 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
     try:
         version = await _connect(cri, config.runtime.container_runtime_endpoint)
         driver = await _cgroup_driver(cri)
-        yield Edges(
-            clock=clock,
-            cri=cri,
-            runtime_name=version.name,
-            folders=folders,
-            paths=paths,
-            cgroups=CgroupTree(clock=clock),
-            mounts=HostMounts(),
-            machine=machine,
-            network=ShortCalls(),
-            fetch=fetch,
-            cgroup_driver=driver,
-            event_sources=[EventSource(name="runtime", open=cri.container_events)],
-        )
+        async with connected_cluster(settings, clock=clock, runtime=version, root=paths.root) as cluster:
+            yield Edges(
+                clock=clock,
+                cri=cri,
+                runtime_name=version.name,
+                folders=folders,
+                paths=paths,
+                cgroups=CgroupTree(clock=clock),
+                mounts=HostMounts(),
+                machine=machine,
+                network=ShortCalls(),
+                fetch=fetch,
+                cgroup_driver=driver,
+                cluster=cluster,
+                event_sources=[EventSource(name="runtime", open=cri.container_events)],
+            )
     finally:
         await cri.close()
 

@@ -184,7 +184,8 @@ class SyncLoop:
         uid = uid_of(pod)
         self._recorder.name_pod(uid, namespace_of(pod), name_of(pod))
         logger.info("pod added", extra={"pod": readable(pod), "uid": uid})
-        if not self._phases.should_be_terminating(uid) and not is_terminal_phase(pod.status.phase):
+        state = self._phases.get(uid)
+        if (state is None or not state.is_ending) and not is_terminal_phase(pod.status.phase):
             verdict = self._admission.decide(pod, self._active_pods(but=uid))
             if verdict.rejection is not None:
                 self._reject(pod, verdict.rejection)
@@ -214,7 +215,7 @@ class SyncLoop:
         self._pods.put(pod)
         target = self._pods.static_of(pod) if is_mirror(pod) else pod
         if target is not None and target.spec.readiness_gates:
-            self._workers.sync_now(uid_of(target))
+            self._update(target)  # with the conditions it has now
 
     def _reject(self, pod: Pod, rejection: Rejection) -> None:
         self._events.pod_event(pod, WARNING, rejection.reason, rejection.message)

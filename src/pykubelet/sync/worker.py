@@ -336,12 +336,14 @@ class PodWorkers:
         """Run the step of the current phase once; seconds until the next run, None to wait for news."""
         state = worker.state
         if not state.started:
-            if state.is_ending:
-                self._end_unstarted(state)
+            if self._has_turn(state):
+                # Also when it is to end: an earlier life of this agent may have started it.
+                state.started = True
+            elif state.is_ending:
+                state.move(Phase.FINISHED, "ended before it ever started")
                 return 0
-            if not self._has_turn(state):
+            else:
                 return None
-            state.started = True
         phase = state.phase
         try:
             async with asyncio.timeout(None) as scope:
@@ -365,15 +367,6 @@ class PodWorkers:
             return 0
         resync = jittered(self._sync_frequency, source=self._chance)
         return resync if due is None else min(due, resync)
-
-    def _end_unstarted(self, state: PodState) -> None:
-        """Nothing of it exists, so there is nothing to stop; but the API server still waits for the last word."""
-        because = "ended before it ever started"
-        if state.pod is None or is_static(state.pod):
-            state.move(Phase.FINISHED, because)
-        else:
-            state.started = True
-            state.move(Phase.TERMINATED, because)
 
     def _after_error(self, worker: _Worker, error: Exception) -> float:
         """This pod's trouble, never the node's: say it, keep it for `explain`, try again later."""

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
@@ -294,11 +293,11 @@ async def test_who_asked_for_a_kill_learns_when_nothing_runs_any_more() -> None:
         await again
 
 
-async def test_a_rejected_pod_that_is_deleted_is_seen_off_without_a_kill() -> None:
+async def test_a_pod_first_seen_when_it_is_deleted_is_stopped_in_case_an_earlier_agent_started_it() -> None:
     async with a_bench() as bench:
         bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=30))
         await bench.clock.sleep(1)
-        assert bench.what() == ["terminated web"]
+        assert bench.what() == ["kill web 30", "killed web", "terminated web"]
         assert bench.finished == ["u1"]
 
 

@@ -94,6 +94,7 @@ async def list_and_watch(
     version: str | None = None
     # At first any recent state will do and spares the server's store; after lost events only the newest will.
     wanted = "0"
+    expired = False
     while True:
         try:
             if version is None:
@@ -122,13 +123,18 @@ async def list_and_watch(
         except Expired as error:
             logger.info("watch is too old, listing again", extra={"what": str(query), "reason": str(error)})
             version, wanted = None, ""
-            if backoff.failures:
+            if expired:
                 await clock.sleep(_delay(backoff, error, source))
-            backoff.failures += 1
+            else:
+                # The server answers: what an outage before it cost must not delay the list.
+                backoff.reset()
+            expired = True
+            continue
         except ApiError as error:
             if not isinstance(error, ApiDown) or backoff.failures in (0, 3):
                 logger.warning("list and watch failed, trying again", extra={"what": str(query), "error": str(error)})
             await clock.sleep(_delay(backoff, error, source))
+        expired = False
 
 
 def _delay(backoff: Backoff, error: ApiError, source: random.Random | None) -> float:
