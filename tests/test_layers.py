@@ -22,6 +22,7 @@ MANAGERS = frozenset(
         "node",
         "explain",
         "certs",
+        "stats",
     }
 )
 LAYERS: list[frozenset[str]] = [

@@ -22,6 +22,21 @@ class CgroupLimits:
     pids: int | None = None
     hugepages: Mapping[int, int] = field(default_factory=dict)
     """Bytes allowed by page size in bytes."""
+    unified: Mapping[str, str] = field(default_factory=dict)
+    """Files of cgroup v2 by name; without meaning on v1."""
+
+    def over(self, other: CgroupLimits) -> CgroupLimits:
+        """These, and the other's where these say nothing."""
+        quota = self if self.cpu_quota_us is not None else other
+        return CgroupLimits(
+            cpu_shares=self.cpu_shares if self.cpu_shares is not None else other.cpu_shares,
+            cpu_quota_us=quota.cpu_quota_us,
+            cpu_period_us=quota.cpu_period_us,
+            memory_bytes=self.memory_bytes if self.memory_bytes is not None else other.memory_bytes,
+            pids=self.pids if self.pids is not None else other.pids,
+            hugepages={**other.hugepages, **self.hugepages},
+            unified={**other.unified, **self.unified},
+        )
 
 
 def milli_to_shares(milli: int) -> int:
@@ -42,3 +57,8 @@ def shares_to_weight(shares: int) -> int:
     if shares >= MAX_SHARES:
         return 10_000
     return 1 + (max(shares, MIN_SHARES) - 2) * 9999 // 262_142
+
+
+def weight_to_shares(weight: int) -> int:
+    """The way back; not exact, as a weight is coarser."""
+    return (weight - 1) * 262_142 // 9999 + 2

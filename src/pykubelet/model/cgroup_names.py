@@ -33,7 +33,23 @@ def systemd_path(parts: tuple[str, ...], root: str = "/") -> str:
     return "/".join((root.rstrip("/"), *slices))
 
 
+def driver_path(parts: tuple[str, ...], *, driver: str, root: str = "/") -> str:
+    """Where the group is below each hierarchy, in the driver's spelling."""
+    return systemd_path(parts, root) if driver == "systemd" else cgroupfs_path(parts, root)
+
+
+def uid_from_name(name: str, *, driver: str) -> str | None:
+    """The pod whose group goes by this name; None for any other group."""
+    if driver == "systemd":
+        last = name.removesuffix(".slice").rpartition("-")[2]
+        return last.removeprefix("pod").replace("_", "-") if name.endswith(".slice") and _is_pod(last) else None
+    return name.removeprefix("pod") if _is_pod(name) else None
+
+
+def _is_pod(part: str) -> bool:
+    return part.startswith("pod") and part != "pod"
+
+
 def parent_for_runtime(pod: Pod, *, driver: str, root: str = "/") -> str:
     """What the sandbox's cgroup_parent says."""
-    parts = pod_parts(pod)
-    return systemd_path(parts, root) if driver == "systemd" else cgroupfs_path(parts, root)
+    return driver_path(pod_parts(pod), driver=driver, root=root)

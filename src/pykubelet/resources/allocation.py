@@ -238,7 +238,9 @@ class Allocations:
             try:
                 granted = self._judge(pod)
             except OSError as error:
-                logger.error("a resize cannot be recorded, will retry", extra={"pod": readable(pod), "error": str(error)})
+                logger.error(
+                    "a resize cannot be recorded, will retry", extra={"pod": readable(pod), "error": str(error)}
+                )
                 left.append(uid)
                 continue
             if self._conditions.is_deferred(uid):

@@ -1,34 +1,46 @@
 """Cgroups of pods and of the service classes above them: made before a pod's sandbox, removed after it.
 
-The limits are computed here from the spec (pure, `pod_limits`); writing them is the host's business. The class
-groups are refreshed whenever a pod comes or goes.
+The class groups follow the pods: they are brought up to date when a pod comes or goes and once a minute. Limits
+come from `pod_limits.py`; writing files is the host's business. What kubepods itself is limited to (node
+allocatable) comes from `node_limits`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod
-from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits, milli_to_quota, milli_to_shares
-from pykubelet.model.cgroup_names import cgroupfs_path, class_parts, pod_parts
-from pykubelet.model.pod import QosClass, qos_class, uid_of
-from pykubelet.model.pod_resources import pod_limits as limits_of
-from pykubelet.model.pod_resources import pod_requests
+from pykubelet.kit.clock import Clock
+from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits
+from pykubelet.model.cgroup_names import class_parts, driver_path, pod_parts, uid_from_name
+from pykubelet.model.errors import PykubeletError
+from pykubelet.model.pod import QosClass, uid_of
+from pykubelet.resources.pod_limits import CgroupRules, class_limits, pod_limits
 
 logger = logging.getLogger(__name__)
 
-POD_GROUP = re.compile(r"^pod([0-9a-zA-Z-]+)$")
+REFRESH_EVERY = 60.0
 
 
 class CgroupHost(Protocol):
-    def create(self, path: str, limits: CgroupLimits) -> None: ...
+    def create(self, path: str, limits: CgroupLimits) -> None:
+        """Make the group, parents included, and limit it as far as the host lets us. Safe to repeat."""
+        ...
 
-    def apply(self, path: str, limits: CgroupLimits) -> None: ...
+    def apply(self, path: str, limits: CgroupLimits) -> None:
+        """Change limits of a group; OSError when the host refuses any of them."""
+        ...
+
+    def read(self, path: str) -> CgroupLimits | None:
+        """CPU and memory limits in force; None when there is no such group."""
+        ...
+
+    def memory_usage(self, path: str) -> int | None:
+        """Bytes in use below the group; None when the host does not say."""
+        ...
 
     def exists(self, path: str) -> bool: ...
 
@@ -37,66 +49,71 @@ class CgroupHost(Protocol):
     async def destroy(self, path: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupRules:
-    root: str = "/"
-    enabled: bool = True
-    """cgroupsPerQOS: without it pods sit directly below the root and nothing is made here."""
-    cfs_quota: bool = True
-    period_us: int = 100_000
-    pids_per_pod: int = -1
-    hugepage_sizes: tuple[int, ...] = ()
-
-
-def pod_limits(pod: Pod, rules: CgroupRules) -> CgroupLimits:
-    """The pod's own limits: requests give shares; quota and memory only when every container has a limit."""
-    requests, limits = pod_requests(pod), limits_of(pod)
-    qos = qos_class(pod)
-    quota = memory = -1
-    if qos is not QosClass.BEST_EFFORT:
-        if rules.cfs_quota and _all_limited(pod, "cpu"):
-            quota = milli_to_quota(limits.get("cpu", ZERO).milli_value(), rules.period_us) or -1
-        if _all_limited(pod, "memory"):
-            memory = limits.get("memory", ZERO).value() or -1
-    return CgroupLimits(
-        cpu_shares=milli_to_shares(requests.get("cpu", ZERO).milli_value()),
-        cpu_quota_us=quota,
-        cpu_period_us=rules.period_us,
-        memory_bytes=memory,
-        pids=rules.pids_per_pod if rules.pids_per_pod > 0 else None,
-        hugepages={size: _hugepages(limits, size) for size in rules.hugepage_sizes},
-    )
-
-
-def _all_limited(pod: Pod, resource: str) -> bool:
-    if pod.spec.resources is not None and resource in pod.spec.resources.limits:
-        return True
-    every = (*pod.spec.init_containers, *pod.spec.containers)
-    return all(c.resources is not None and resource in c.resources.limits for c in every)
-
-
-def _hugepages(limits: dict[str, Quantity], size: int) -> int:
-    for unit, factor in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
-        if size % factor == 0:
-            return limits.get(f"hugepages-{size // factor}{unit}", ZERO).value()
-    return 0
-
-
 class PodCgroups:
-    def __init__(self, *, host: CgroupHost, rules: CgroupRules, active: Callable[[], Iterable[Pod]]) -> None:
+    """Also a service, which keeps the class groups right."""
+
+    name = "cgroups"
+
+    def __init__(
+        self,
+        *,
+        host: CgroupHost,
+        rules: CgroupRules,
+        active: Callable[[], Iterable[Pod]],
+        in_force: Callable[[Pod], Pod],
+        clock: Clock,
+        node_limits: Callable[[], CgroupLimits] = CgroupLimits,
+    ) -> None:
         self._host = host
         self._rules = rules
         self._active = active
+        self._in_force = in_force
+        self._clock = clock
+        self._node_limits = node_limits
         self._made: dict[str, str] = {}
+        self._classes: dict[QosClass, CgroupLimits] = {}
+
+    async def run(self) -> None:
+        if not self._rules.enabled:
+            await asyncio.Event().wait()
+        root = self._rules.root
+        if root.strip("/") and not self._host.exists(root):
+            raise PykubeletError(f"cgroupRoot (--cgroup-root): the cgroup {root} does not exist")
+        while True:
+            self._classes.clear()
+            try:
+                self.refresh()
+            except OSError as error:
+                logger.warning("cgroups of the service classes cannot be kept, will retry", extra={"error": str(error)})
+            await self._clock.sleep(REFRESH_EVERY)
+
+    def refresh(self) -> None:
+        """Bring the groups of the classes to what the active pods ask for."""
+        wanted = class_limits(self._active(), self._rules)
+        wanted[QosClass.GUARANTEED] = wanted[QosClass.GUARANTEED].over(self._node_limits())
+        for qos, limits in wanted.items():
+            if self._classes.get(qos) != limits:
+                self._host.create(self._path(class_parts(qos)), limits)
+                self._classes[qos] = limits
+
+    # --- one pod --------------------------------------------------------------------------------
+
+    def is_missing(self, pod: Pod) -> bool:
+        """Whether the pod should have a group and has none, so that what runs of it runs elsewhere."""
+        return self._rules.enabled and not self._host.exists(self._path(pod_parts(pod)))
 
     async def ensure(self, pod: Pod) -> None:
-        """The pod's group exists with its limits; nothing to do when it was made in this life of the agent."""
-        uid = uid_of(pod)
-        if not self._rules.enabled or uid in self._made:
+        """The pod's group exists with its limits. Cheap when it does and was seen to by this life of the agent."""
+        if not self._rules.enabled:
             return
-        path = self._path(pod_parts(pod))
-        self._refresh_class(qos_class(pod))
-        self._host.create(path, pod_limits(pod, self._rules))
+        uid, path = uid_of(pod), self._path(pod_parts(pod))
+        there = self._host.exists(path)
+        if there and uid in self._made:
+            return
+        self.refresh()
+        # A group from before may hold containers in the middle of a resize: it gets what is in force, not what
+        # is to come. And it may have been made by an agent that was killed before it wrote the limits.
+        self._host.create(path, pod_limits(self._in_force(pod) if there else pod, self._rules))
         self._made[uid] = path
 
     async def remove(self, uid: str) -> None:
@@ -106,34 +123,62 @@ class PodCgroups:
         for path in [known] if known else self._paths_of(uid):
             await self._host.destroy(path)
         self._made.pop(uid, None)
+        self.refresh()
 
-    async def remove_orphans(self, known: set[str]) -> None:
-        """Groups of pods that nobody knows any more, for instance from before a crash."""
-        for uid in self.uids():
-            if uid not in known:
-                await self.remove(uid)
+    # --- resizes --------------------------------------------------------------------------------
+
+    def wanted(self, pod: Pod) -> CgroupLimits:
+        return pod_limits(pod, self._rules)
+
+    def current(self, pod: Pod) -> CgroupLimits | None:
+        """What the kernel has for the pod's group now; None when pods have no groups of their own."""
+        return self._host.read(self._path(pod_parts(pod))) if self._rules.enabled else None
+
+    def memory_usage(self, pod: Pod) -> int | None:
+        return self._host.memory_usage(self._path(pod_parts(pod))) if self._rules.enabled else None
+
+    def change(self, pod: Pod, limits: CgroupLimits) -> None:
+        """OSError when the kernel refuses, for instance a memory limit below what is in use."""
+        self._host.apply(self._path(pod_parts(pod)), limits)
+
+    # --- leftovers ------------------------------------------------------------------------------
+
+    async def remove_orphans(self, known: set[str], *, still_held: Callable[[str], bool] = lambda uid: False) -> None:
+        """Groups of pods that nobody knows any more, for instance from before a crash.
+
+        While a pod is `still_held` (a volume is mounted) its group stays, with next to no claim on CPUs.
+        """
+        if not self._rules.enabled:
+            return
+        for uid in self.uids() - known:
+            try:
+                if still_held(uid):
+                    self._starve(uid)
+                else:
+                    await self.remove(uid)
+            except OSError as error:
+                logger.warning(
+                    "cgroup of a pod that is gone cannot be removed, will retry",
+                    extra={"uid": uid, "error": str(error)},
+                )
 
     def uids(self) -> set[str]:
         """Pods that have a group on this host."""
         found = set()
         for qos in QosClass:
             for name in self._host.children(self._path(class_parts(qos))):
-                if match := POD_GROUP.match(name):
-                    found.add(match.group(1))
+                uid = uid_from_name(name, driver=self._rules.driver)
+                if uid is not None:
+                    found.add(uid)
         return found
+
+    def _starve(self, uid: str) -> None:
+        for path in self._paths_of(uid):
+            if self._host.exists(path):
+                self._host.apply(path, CgroupLimits(cpu_shares=MIN_SHARES))
 
     def _paths_of(self, uid: str) -> list[str]:
         return [self._path((*class_parts(qos), f"pod{uid}")) for qos in QosClass]
 
     def _path(self, parts: tuple[str, ...]) -> str:
-        return cgroupfs_path(parts, self._rules.root)
-
-    def _refresh_class(self, qos: QosClass) -> None:
-        if qos is QosClass.GUARANTEED:
-            return
-        shares = MIN_SHARES
-        if qos is QosClass.BURSTABLE:
-            burstable = (pod for pod in self._active() if qos_class(pod) is QosClass.BURSTABLE)
-            milli = sum(pod_requests(pod).get("cpu", ZERO).milli_value() for pod in burstable)
-            shares = milli_to_shares(milli)
-        self._host.create(self._path(class_parts(qos)), CgroupLimits(cpu_shares=shares))
+        return driver_path(parts, driver=self._rules.driver, root=self._rules.root)

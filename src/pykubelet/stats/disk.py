@@ -52,6 +52,8 @@ class DiskHost(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFigures:
+    pods: Sequence[PodItem] = ()
+    """Whose figures these are."""
     layers: dict[str, WritableLayer] = field(default_factory=dict)
     """By container id."""
     usages: dict[str, CgroupUsage] = field(default_factory=dict)
@@ -113,6 +115,7 @@ class DiskReader:
                 etc_hosts[pod.uid] = found
         image_fs = runtime_fs(told.images, filesystems)
         return DiskFigures(
+            pods=inventory,
             layers=layers,
             usages=usages,
             logs=logs,

@@ -29,14 +29,14 @@ class KnownPods(Protocol):
     def pods(self) -> list[Pod]: ...
 
 
-class ContainerItem(Figures, frozen=True):
+class ContainerItem(Figures, frozen=True, kw_only=True):
     id: str
     name: str
     image: str = ""
     created_ns: int = 0
 
 
-class PodItem(Figures, frozen=True):
+class PodItem(Figures, frozen=True, kw_only=True):
     uid: str
     name: str
     namespace: str

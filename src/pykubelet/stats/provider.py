@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pykubelet.kit.clock import Clock
+from pykubelet.model.errors import CriError
 from pykubelet.model.figures import (
     CgroupBounds,
     CgroupDetail,
@@ -116,6 +117,8 @@ class StatsProvider:
         self._bounds: dict[str, CgroupBounds] = {}
         self._processes: dict[str, ProcessFigures] = {}
         self._disk = DiskFigures()
+        self.disk_problem: CriError | None = None
+        """Why the latest attempt to read disk figures failed."""
         self._due: dict[str, float] = {}
         self._homeless = False
         """Some running container has no cgroup we know: the runtime is asked for its figures."""
@@ -147,9 +150,11 @@ class StatsProvider:
         if (full or self._homeless) and self._is_due("disks", settings.disks_every):
             try:
                 self._disk = await self._read_disk(inventory)
-            except Exception:
+                self.disk_problem = None
+            except CriError as error:
+                self.disk_problem = error
                 self._due.pop("disks", None)  # the next look tries again
-                if not stale_disk:
+                if full and not stale_disk:
                     raise
         bounds_due = self._is_due("bounds", settings.bounds_every)
         processes_due = full and self._is_due("processes", settings.processes_every)

@@ -22,7 +22,7 @@ from pykubelet.model.figures import (
 from pykubelet.stats.inventory import ContainerItem, PodItem
 
 
-class Group(Figures, frozen=True):
+class Group(Figures, frozen=True, kw_only=True):
     """A cgroup with what is known about it."""
 
     path: str
@@ -34,14 +34,14 @@ class Group(Figures, frozen=True):
     created_ns: int = 0
 
 
-class WritableLayer(Figures, frozen=True):
+class WritableLayer(Figures, frozen=True, kw_only=True):
     time_ns: int
     used: int
     inodes: int | None
     mountpoint: str
 
 
-class ContainerFigures(Figures, frozen=True):
+class ContainerFigures(Figures, frozen=True, kw_only=True):
     item: ContainerItem
     group: Group
     layer: WritableLayer | None = None
@@ -49,7 +49,7 @@ class ContainerFigures(Figures, frozen=True):
     processes: ProcessFigures | None = None
 
 
-class PodFigures(Figures, frozen=True):
+class PodFigures(Figures, frozen=True, kw_only=True):
     item: PodItem
     group: Group
     sandbox: Group | None = None
@@ -60,7 +60,7 @@ class PodFigures(Figures, frozen=True):
     etc_hosts: FolderFigures | None = None
 
 
-class RuntimeFs(Figures, frozen=True):
+class RuntimeFs(Figures, frozen=True, kw_only=True):
     """A filesystem of the runtime: what the runtime says it uses, and the whole of it."""
 
     time_ns: int
@@ -70,7 +70,7 @@ class RuntimeFs(Figures, frozen=True):
     whole: FsFigures | None = None
 
 
-class NodeFigures(Figures, frozen=True):
+class NodeFigures(Figures, frozen=True, kw_only=True):
     boot_seconds: int
     root: Group
     system: dict[str, Group]
@@ -88,7 +88,7 @@ class NodeFigures(Figures, frozen=True):
     """Of every mountpoint that writable layers are on."""
 
 
-class Snapshot(Figures, frozen=True):
+class Snapshot(Figures, frozen=True, kw_only=True):
     time_ns: int
     full: bool
     """False: CPU and memory only."""

@@ -11,26 +11,26 @@ class Shape(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel", gc
     """Fields without a default are always there."""
 
 
-class PsiData(Shape):
+class PsiData(Shape, kw_only=True):
     total: int
     avg10: float
     avg60: float
     avg300: float
 
 
-class PsiStats(Shape):
+class PsiStats(Shape, kw_only=True):
     full: PsiData
     some: PsiData
 
 
-class CpuStats(Shape):
+class CpuStats(Shape, kw_only=True):
     time: datetime
     usage_nano_cores: int | None = None
     usage_core_nano_seconds: int | None = None
     psi: PsiStats | None = None
 
 
-class MemoryStats(Shape):
+class MemoryStats(Shape, kw_only=True):
     time: datetime
     available_bytes: int | None = None
     usage_bytes: int | None = None
@@ -41,18 +41,18 @@ class MemoryStats(Shape):
     psi: PsiStats | None = None
 
 
-class IoStats(Shape):
+class IoStats(Shape, kw_only=True):
     time: datetime
     psi: PsiStats | None = None
 
 
-class SwapStats(Shape):
+class SwapStats(Shape, kw_only=True):
     time: datetime
     swap_available_bytes: int | None = None
     swap_usage_bytes: int | None = None
 
 
-class InterfaceStats(Shape):
+class InterfaceStats(Shape, kw_only=True):
     name: str
     rx_bytes: int | None = None
     rx_errors: int | None = None
@@ -60,7 +60,7 @@ class InterfaceStats(Shape):
     tx_errors: int | None = None
 
 
-class NetworkStats(Shape):
+class NetworkStats(Shape, kw_only=True):
     time: datetime
     name: str
     rx_bytes: int | None = None
@@ -70,7 +70,7 @@ class NetworkStats(Shape):
     interfaces: list[InterfaceStats] = []
 
 
-class FsStats(Shape):
+class FsStats(Shape, kw_only=True):
     time: datetime
     available_bytes: int | None = None
     capacity_bytes: int | None = None
@@ -80,17 +80,17 @@ class FsStats(Shape):
     inodes_used: int | None = None
 
 
-class PvcReference(Shape):
+class PvcReference(Shape, kw_only=True):
     name: str
     namespace: str
 
 
-class VolumeStats(FsStats):
+class VolumeStats(FsStats, kw_only=True):
     name: str
     pvc_ref: PvcReference | None = None
 
 
-class ContainerStats(Shape):
+class ContainerStats(Shape, kw_only=True):
     name: str
     start_time: datetime | None
     cpu: CpuStats | None = None
@@ -101,17 +101,17 @@ class ContainerStats(Shape):
     swap: SwapStats | None = None
 
 
-class PodReference(Shape):
+class PodReference(Shape, kw_only=True):
     name: str
     namespace: str
     uid: str
 
 
-class ProcessStats(Shape, rename="lower"):
+class ProcessStats(Shape, kw_only=True, rename="lower"):
     process_count: int | None = None
 
 
-class PodStats(Shape):
+class PodStats(Shape, kw_only=True):
     pod_ref: PodReference
     start_time: datetime | None
     containers: list[ContainerStats]
@@ -125,18 +125,18 @@ class PodStats(Shape):
     swap: SwapStats | None = None
 
 
-class RuntimeStats(Shape):
+class RuntimeStats(Shape, kw_only=True):
     image_fs: FsStats | None = None
     container_fs: FsStats | None = None
 
 
-class RlimitStats(Shape):
+class RlimitStats(Shape, kw_only=True):
     time: datetime
     maxpid: int | None = None
     curproc: int | None = None
 
 
-class NodeStats(Shape):
+class NodeStats(Shape, kw_only=True):
     node_name: str
     start_time: datetime | None
     system_containers: list[ContainerStats] = []
@@ -150,6 +150,6 @@ class NodeStats(Shape):
     swap: SwapStats | None = None
 
 
-class Summary(Shape):
+class Summary(Shape, kw_only=True):
     node: NodeStats
     pods: list[PodStats]

@@ -53,7 +53,7 @@ class VolumeMeter(Protocol):
     async def usage(self, pod: Pod) -> Sequence[VolumeUse]: ...
 
 
-class PodVolumes(Figures, frozen=True):
+class PodVolumes(Figures, frozen=True, kw_only=True):
     time_ns: int
     volumes: tuple[VolumeUse, ...]
 

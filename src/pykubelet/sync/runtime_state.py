@@ -19,6 +19,8 @@ from pykubelet.model.runtime_status import RuntimeConditions
 logger = logging.getLogger(__name__)
 
 ASK_EVERY = 5.0
+ASK_UNTIL_READY = 0.5
+"""Seconds between questions while something is not ready: a node that comes up should not wait for a tick."""
 DOWN_AFTER = 30.0
 ANSWER_WITHIN = 10.0
 
@@ -38,18 +40,20 @@ class RuntimeState:
         self._conditions = RuntimeConditions()
         self._error = "the runtime has not answered yet"
         self.on_back: Callable[[], None] = lambda: None
+        """Told when the runtime answers again, or its conditions changed."""
 
     async def run(self) -> None:
         backoff = Backoff(initial=0.1, maximum=ASK_EVERY)
         while True:
             if await self.ask():
                 backoff.reset()
-                await self._clock.sleep(ASK_EVERY)
+                await self._clock.sleep(ASK_EVERY if self._all_ready() else ASK_UNTIL_READY)
             else:
                 await self._clock.sleep(backoff.next())
 
     async def ask(self) -> bool:
         """Ask once; True when the runtime answered."""
+        before = self._conditions.conditions
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 self._conditions = await self._cri.status()
@@ -65,7 +69,12 @@ class RuntimeState:
             self._up.set()
             logger.info("the container runtime answers")
             self.on_back()
+        elif self._conditions.conditions != before:
+            self.on_back()
         return True
+
+    def _all_ready(self) -> bool:
+        return all(condition.status for condition in self._conditions.conditions)
 
     async def wait_up(self) -> None:
         await self._up.wait()
@@ -81,7 +90,7 @@ class RuntimeState:
         """Why the pod network cannot be used; empty when it can."""
         network = self._conditions.condition("NetworkReady")
         if network is None:
-            return "the runtime has not reported the state of its network"
+            return "network state unknown"
         if network.status:
             return ""
         return (
@@ -91,7 +100,7 @@ class RuntimeState:
     def runtime_problem(self) -> str:
         """Why the node must be called not ready on account of the runtime; empty when it need not."""
         if self._last_good is None:
-            return f"container runtime status check may not have completed yet: {self._error}"
+            return "container runtime status check may not have completed yet"
         if self._clock.monotonic() - self._last_good > DOWN_AFTER:
             return f"container runtime is down: {self._error}"
         ready = self._conditions.condition("RuntimeReady")

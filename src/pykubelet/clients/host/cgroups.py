@@ -1,8 +1,8 @@
 """The cgroup file systems of the host: v1, hybrid (v1 controllers beside an empty v2 tree) and v2.
 
 Paths are driver-neutral (`/kubepods/burstable/pod<uid>`) and mean the same place in every hierarchy. Only what
-was made through this class below the kubepods root is ever removed. A host that refuses a write (no controller,
-no right) is told once and the rest is still applied.
+was made through this class below the kubepods root is ever removed. When a group is made, a host that refuses a
+setting (no controller, no right) is told once and the rest is still applied; a change of limits must succeed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pykubelet.kit.clock import Clock
-from pykubelet.model.cgroup_limits import CgroupLimits, shares_to_weight
+from pykubelet.model.cgroup_limits import PERIOD_US, CgroupLimits, shares_to_weight, weight_to_shares
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ V1_LIMITED = ("cpu", "memory", "pids", "hugetlb")
 V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
 GONE_TRIES = 20
 UNLIMITED_V1_MEMORY = -1
+V1_MEMORY_CEILING = 1 << 62
+"""The kernel shows "no limit" as the largest multiple of its page size."""
 
 
 class CgroupTree:
@@ -70,19 +72,35 @@ class CgroupTree:
                 names.update(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
         return sorted(names)
 
+    def read(self, path: str) -> CgroupLimits | None:
+        """CPU and memory limits in force; None when there is no such group."""
+        if not self.exists(path):
+            return None
+        return (self._read_v2 if self.unified else self._read_v1)(path.lstrip("/"))
+
+    def memory_usage(self, path: str) -> int | None:
+        name = "memory.current" if self.unified else "memory.usage_in_bytes"
+        base = self._hierarchies.get("" if self.unified else "memory")
+        return _number(base / path.lstrip("/") / name) if base is not None else None
+
     # --- changes --------------------------------------------------------------------------------
 
     def create(self, path: str, limits: CgroupLimits) -> None:
-        """Make the group, parents included, and apply the limits. Safe to repeat."""
+        """Make the group, parents included, and limit it as far as the host lets us. Safe to repeat."""
         if self.unified:
             self._enable_down_to(path)
         for folder in self._limited_folders(path):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self.apply(path, limits)
+        for file, value in self._writes(path, limits):
+            self._try_write(file, value)
 
     def apply(self, path: str, limits: CgroupLimits) -> None:
+        """Change limits of a group; OSError when the host refuses any of them."""
         for file, value in self._writes(path, limits):
-            self._write(file, value)
+            try:
+                _write(file, value)
+            except OSError as error:
+                raise OSError(error.errno, f"cannot set {value}: {error.strerror}", str(file)) from error
 
     async def destroy(self, path: str) -> None:
         """Kill what is left inside and remove the group with everything below it; gone already is success."""
@@ -125,6 +143,8 @@ class CgroupTree:
             yield folder / "pids.max", str(limits.pids) if limits.pids > 0 else "max"
         for size, allowed in limits.hugepages.items():
             yield folder / f"hugetlb.{page_name(size)}.max", str(allowed)
+        for name, value in limits.unified.items():
+            yield folder / name, value
 
     def _writes_v1(self, path: str, limits: CgroupLimits) -> Iterator[tuple[Path, str]]:
         places = self._hierarchies
@@ -144,10 +164,30 @@ class CgroupTree:
             for size, allowed in limits.hugepages.items():
                 yield places["hugetlb"] / path / f"hugetlb.{page_name(size)}.limit_in_bytes", str(allowed)
 
-    def _write(self, file: Path, value: str) -> None:
+    def _read_v2(self, path: str) -> CgroupLimits:
+        folder = self._root / path
+        weight = _number(folder / "cpu.weight")
+        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        return CgroupLimits(
+            cpu_shares=weight_to_shares(weight) if weight is not None else None,
+            cpu_quota_us=-1 if quota == "max" else int(quota) if quota else None,
+            cpu_period_us=int(period) if period.strip() else PERIOD_US,
+            memory_bytes=_number(folder / "memory.max"),
+        )
+
+    def _read_v1(self, path: str) -> CgroupLimits:
+        cpu, memory = self._hierarchies.get("cpu"), self._hierarchies.get("memory")
+        limit = _number(memory / path / "memory.limit_in_bytes") if memory is not None else None
+        return CgroupLimits(
+            cpu_shares=_number(cpu / path / "cpu.shares") if cpu is not None else None,
+            cpu_quota_us=_number(cpu / path / "cpu.cfs_quota_us") if cpu is not None else None,
+            cpu_period_us=(_number(cpu / path / "cpu.cfs_period_us") if cpu is not None else None) or PERIOD_US,
+            memory_bytes=-1 if limit is not None and limit >= V1_MEMORY_CEILING else limit,
+        )
+
+    def _try_write(self, file: Path, value: str) -> None:
         try:
-            with open(file, "w", encoding="ascii") as target:
-                target.write(value)
+            _write(file, value)
         except OSError as error:
             if file.name not in self._refused:
                 self._refused.add(file.name)
@@ -171,7 +211,7 @@ class CgroupTree:
         handed = (folder / "cgroup.subtree_control").read_text().split()
         for name in V2_CONTROLLERS:
             if name in available and name not in handed:
-                self._write(folder / "cgroup.subtree_control", f"+{name}")
+                self._try_write(folder / "cgroup.subtree_control", f"+{name}")
 
     def _remove(self, folder: Path) -> bool:
         """Remove the group and those below it; False when something still lives in there."""
@@ -196,6 +236,24 @@ class CgroupTree:
                     with contextlib.suppress(OSError):
                         found.update(int(pid) for pid in Path(base, "cgroup.procs").read_text().split())
         return found - {0, os.getpid()}
+
+
+def _write(file: Path, value: str) -> None:
+    with open(file, "w", encoding="ascii") as target:
+        target.write(value)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii")
+    except OSError:  # no such controller here
+        return ""
+
+
+def _number(file: Path) -> int | None:
+    """A single figure; -1 for `max`, None when the host has no such file."""
+    text = _text(file).strip()
+    return -1 if text == "max" else int(text) if text else None
 
 
 def page_name(size: int) -> str:

@@ -1,0 +1,113 @@
+"""What the cgroups of pods and of the service classes are limited to. Pure.
+
+Requests give CPU shares; a quota and a memory limit exist only where every container has one, or the pod as a
+whole. The kubepods group above them is the node's business (node allocatable) and not computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pykubelet.api.pod_resources import HUGE_PAGES, Amounts, is_huge_pages
+from pykubelet.api.quantity import ZERO, Quantity
+from pykubelet.api.types import Pod
+from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits, milli_to_quota, milli_to_shares
+from pykubelet.model.held_resources import amount_of
+from pykubelet.model.pod import QosClass, qos_class
+from pykubelet.model.pod_resources import pod_limits as limits_of
+from pykubelet.model.pod_resources import pod_requests
+
+UNBOUNDED_HUGEPAGES = 1 << 62
+MEMORY_MIN, MEMORY_LOW = "memory.min", "memory.low"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupRules:
+    root: str = "/"
+    driver: str = "cgroupfs"
+    enabled: bool = True
+    """cgroupsPerQOS: without it pods sit directly below the root and nothing is made here."""
+    cfs_quota: bool = True
+    period_us: int = 100_000
+    pids_per_pod: int = -1
+    hugepage_sizes: tuple[int, ...] = ()
+    memory_qos: bool = False
+    """Gate MemoryQoS on a cgroup v2 host."""
+    tiered_reservation: bool = False
+    """With `memory_qos`: memory that was requested is protected from reclaim, class by class."""
+    unthrottled: Callable[[Pod], bool] = lambda pod: False
+    """Pods with exclusive CPUs, which no quota may slow down."""
+
+
+def pod_limits(pod: Pod, rules: CgroupRules) -> CgroupLimits:
+    requests, limits = pod_requests(pod), limits_of(pod)
+    qos = qos_class(pod)
+    shares, quota, memory = MIN_SHARES, -1, -1
+    if qos is not QosClass.BEST_EFFORT:
+        shares = milli_to_shares(requests.get("cpu", ZERO).milli_value())
+        if rules.cfs_quota and _all_limited(pod, "cpu") and not rules.unthrottled(pod):
+            quota = milli_to_quota(limits.get("cpu", ZERO).milli_value(), rules.period_us) or -1
+        if _all_limited(pod, "memory"):
+            memory = limits.get("memory", ZERO).value() or -1
+    return CgroupLimits(
+        cpu_shares=shares,
+        cpu_quota_us=quota,
+        cpu_period_us=rules.period_us,
+        memory_bytes=memory,
+        pids=rules.pids_per_pod if rules.pids_per_pod > 0 else None,
+        hugepages=_hugepages(requests, rules.hugepage_sizes),
+        unified=_protection(qos, requests) if rules.memory_qos and rules.tiered_reservation else {},
+    )
+
+
+def _all_limited(pod: Pod, resource: str) -> bool:
+    if not amount_of(pod.spec.resources, resource).limit.is_zero():
+        return True
+    every = (*pod.spec.init_containers, *pod.spec.containers)
+    return all(not amount_of(each.resources, resource).limit.is_zero() for each in every)
+
+
+def _hugepages(requests: Amounts, sizes: Sequence[int]) -> dict[int, int]:
+    """Every size of the node; what was not asked for may not be used."""
+    allowed = dict.fromkeys(sizes, 0)
+    for name, amount in requests.items():
+        if is_huge_pages(name):
+            size = Quantity.parse(name.removeprefix(HUGE_PAGES)).value()
+            allowed[size] = allowed.get(size, 0) + amount.value()
+    return allowed
+
+
+def _protection(qos: QosClass, requests: Amounts) -> dict[str, str]:
+    request = requests.get("memory", ZERO).value()
+    if not request:
+        return {}
+    return {MEMORY_MIN if qos is QosClass.GUARANTEED else MEMORY_LOW: str(request)}
+
+
+def class_limits(pods: Iterable[Pod], rules: CgroupRules) -> dict[QosClass, CgroupLimits]:
+    """The three classes' groups while these pods hold resources; that of Guaranteed pods is kubepods itself."""
+    milli = 0
+    memory = dict.fromkeys(QosClass, 0)
+    for pod in pods:
+        qos, requests = qos_class(pod), pod_requests(pod)
+        memory[qos] += requests.get("memory", ZERO).value()
+        if qos is QosClass.BURSTABLE:
+            milli += requests.get("cpu", ZERO).milli_value()
+    hugepages = dict.fromkeys(rules.hugepage_sizes, UNBOUNDED_HUGEPAGES)
+    upper, lower = _class_protection(memory, rules)
+    return {
+        QosClass.GUARANTEED: CgroupLimits(unified=upper),
+        QosClass.BURSTABLE: CgroupLimits(cpu_shares=milli_to_shares(milli), hugepages=hugepages, unified=lower),
+        QosClass.BEST_EFFORT: CgroupLimits(cpu_shares=MIN_SHARES, hugepages=hugepages),
+    }
+
+
+def _class_protection(memory: dict[QosClass, int], rules: CgroupRules) -> tuple[dict[str, str], dict[str, str]]:
+    """Protection holds only as far as the groups above have it too, so kubepods carries both classes."""
+    if not rules.memory_qos:
+        return {}, {}
+    guaranteed, burstable = memory[QosClass.GUARANTEED], memory[QosClass.BURSTABLE]
+    if not rules.tiered_reservation:
+        guaranteed = burstable = 0
+    return {MEMORY_MIN: str(guaranteed + burstable)}, {MEMORY_LOW: str(burstable)}

@@ -1,0 +1,199 @@
+"""What eviction watches: memory, disks and process ids of the node, and what each pod uses.
+
+Node signals are cheap: a handful of files, and the runtime's image filesystem every ten seconds. Pods are looked at
+only when somebody has to go. Formulas are upstream's: available memory is the machine's less the working set of the
+root cgroup (facts/node.md 4.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pykubelet.kit.clock import Clock
+from pykubelet.model.figures import CgroupBounds, CgroupUsage, Figures, FsFigures, TaskFigures
+from pykubelet.model.runtime_status import ImageFilesystems
+from pykubelet.stats.disk import DiskHost, Run
+from pykubelet.stats.provider import ROOT, StatsProvider
+from pykubelet.stats.snapshot import PodFigures
+from pykubelet.stats.volumes import VolumeFigures
+
+IMAGE_FS_EVERY = 10.0
+
+
+class MemorySignal(Figures, frozen=True, kw_only=True):
+    time_ns: int
+    available: int
+    capacity: int
+    working_set: int
+
+
+class NodeSignals(Figures, frozen=True, kw_only=True):
+    """None: not to be had on this host, which means no pressure is ever seen there."""
+
+    memory: MemorySignal | None = None
+    allocatable_memory: MemorySignal | None = None
+    """Limit and working set of the group above all pods; None when it has no limit."""
+    node_fs: FsFigures | None = None
+    image_fs: FsFigures | None = None
+    container_fs: FsFigures | None = None
+    tasks: TaskFigures | None = None
+
+    @property
+    def pids_available(self) -> int | None:
+        return self.tasks.limit - self.tasks.tasks if self.tasks is not None else None
+
+    @property
+    def has_own_image_fs(self) -> bool:
+        return self._apart(self.image_fs)
+
+    @property
+    def has_own_container_fs(self) -> bool:
+        """Writable layers are not on the node's filesystem."""
+        return self._apart(self.container_fs)
+
+    def _apart(self, fs: FsFigures | None) -> bool:
+        return fs is not None and self.node_fs is not None and fs.device != self.node_fs.device
+
+
+class ContainerUse(Figures, frozen=True, kw_only=True):
+    memory: int | None = None
+    """Working set."""
+    layer: int = 0
+    layer_inodes: int = 0
+    logs: int = 0
+    logs_inodes: int = 0
+
+
+class PodUse(Figures, frozen=True, kw_only=True):
+    memory: int | None = None
+    processes: int = 0
+    containers: dict[str, ContainerUse]
+    volumes: int = 0
+    """Bytes of the local volumes that lie on the node's disk."""
+    volumes_inodes: int = 0
+    other: int = 0
+    """Pod-level logs and the hosts file."""
+    other_inodes: int = 0
+
+
+class SignalCgroups(Protocol):
+    def usage(self, path: str, now_ns: int) -> CgroupUsage | None: ...
+
+    def bounds(self, path: str) -> CgroupBounds: ...
+
+
+class SignalHost(DiskHost, Protocol):
+    def tasks(self, now_ns: int) -> TaskFigures | None: ...
+
+
+class ImageFsInfo(Protocol):
+    async def image_fs_info(self) -> ImageFilesystems: ...
+
+
+class EvictionFigures:
+    def __init__(
+        self,
+        *,
+        provider: StatsProvider,
+        volumes: VolumeFigures | None,
+        cgroups: SignalCgroups,
+        host: SignalHost,
+        cri: ImageFsInfo,
+        clock: Clock,
+        memory_bytes: int,
+        pods_group: str,
+        root_dir: str,
+        run: Run[Any] = asyncio.to_thread,
+    ) -> None:
+        self._provider = provider
+        self._volumes = volumes
+        self._cgroups = cgroups
+        self._host = host
+        self._cri = cri
+        self._clock = clock
+        self._memory_bytes = memory_bytes
+        self._pods_group = pods_group
+        self._root_dir = root_dir
+        self._run = run
+        self._points: tuple[str, str] = ("", "")
+        self._points_at = float("-inf")
+
+    def memory(self) -> MemorySignal | None:
+        """Right now, in two file reads: what a kernel notification is checked with."""
+        return self._signal(ROOT, self._memory_bytes)
+
+    def allocatable_memory(self) -> MemorySignal | None:
+        limit = self._cgroups.bounds(self._pods_group).memory
+        return self._signal(self._pods_group, limit) if limit is not None else None
+
+    def _signal(self, path: str, capacity: int) -> MemorySignal | None:
+        usage = self._cgroups.usage(path, self._clock.now_ns())
+        if usage is None or usage.memory is None:
+            return None
+        used = usage.memory.working_set
+        return MemorySignal(
+            time_ns=usage.time_ns, available=max(0, capacity - used), capacity=capacity, working_set=used
+        )
+
+    async def node(self) -> NodeSignals:
+        """Every signal, measured now. Raises CriError when the runtime cannot say where its images are."""
+        if self._clock.monotonic() - self._points_at >= IMAGE_FS_EVERY:
+            told = await self._cri.image_fs_info()
+            images = told.images[0].mountpoint if told.images else ""
+            self._points = (images, told.containers[0].mountpoint if told.containers else images)
+            self._points_at = self._clock.monotonic()
+        found: NodeSignals = await self._run(self._read)
+        return found
+
+    def _read(self) -> NodeSignals:
+        now = self._clock.now_ns()
+        images, containers = self._points
+        image_fs = self._host.filesystem(images, now) if images else None
+        return NodeSignals(
+            memory=self.memory(),
+            allocatable_memory=self.allocatable_memory(),
+            node_fs=self._host.filesystem(self._root_dir, now),
+            image_fs=image_fs,
+            container_fs=image_fs if containers == images else self._host.filesystem(containers, now),
+            tasks=self._host.tasks(now),
+        )
+
+    async def pods(self, *, disks: bool) -> Mapping[str, PodUse]:
+        """What each pod uses, by uid. Without `disks` only memory, which is quicker."""
+        snapshot = await self._provider.look(full=disks, at_most=0.0)
+        found = {}
+        for pod in snapshot.pods:
+            volumes = self._volumes.of_pod(pod.item.uid) if self._volumes is not None else None
+            local = [each for each in volumes.volumes if each.on_node_disk] if volumes is not None else []
+            found[pod.item.uid] = pod_use(
+                pod, sum(each.used_bytes for each in local), sum(each.inodes_used for each in local)
+            )
+        return found
+
+
+def pod_use(pod: PodFigures, volume_bytes: int, volume_inodes: int) -> PodUse:
+    containers = {}
+    processes = 0
+    for each in pod.containers:
+        usage = each.group.usage
+        containers[each.item.name] = ContainerUse(
+            memory=usage.memory.working_set if usage is not None and usage.memory is not None else None,
+            layer=each.layer.used if each.layer is not None else 0,
+            layer_inodes=(each.layer.inodes or 0) if each.layer is not None else 0,
+            logs=each.logs.bytes if each.logs is not None else 0,
+            logs_inodes=each.logs.inodes if each.logs is not None else 0,
+        )
+        processes += (each.group.detail.processes or 0) if each.group.detail is not None else 0
+    others = [folder for folder in (pod.own_logs, pod.etc_hosts) if folder is not None]
+    usage = pod.group.usage
+    return PodUse(
+        memory=usage.memory.working_set if usage is not None and usage.memory is not None else None,
+        processes=processes,
+        containers=containers,
+        volumes=volume_bytes,
+        volumes_inodes=volume_inodes,
+        other=sum(folder.bytes for folder in others),
+        other_inodes=sum(folder.inodes for folder in others),
+    )

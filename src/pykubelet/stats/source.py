@@ -1,0 +1,133 @@
+"""What the server asks for: the summary, and the texts of /metrics/cadvisor and /metrics/resource.
+
+Also the instruments in /metrics that are about figures: volumes, log sizes, where figures come from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from pykubelet.clients.host.port import Machine
+from pykubelet.kit.metrics import Registry
+from pykubelet.stats.cadvisor import machine_lines, render_cadvisor
+from pykubelet.stats.cadvisor_disks import DiskNames
+from pykubelet.stats.provider import StatsProvider
+from pykubelet.stats.resource_metrics import render_resource
+from pykubelet.stats.snapshot import Snapshot
+from pykubelet.stats.summary import summarize
+from pykubelet.stats.summary_types import Summary
+from pykubelet.stats.volumes import PodVolumes, VolumeFigures
+
+logger = logging.getLogger(__name__)
+
+VOLUME_GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("kubelet_volume_stats_capacity_bytes", "Bytes the volume has", "capacity_bytes"),
+    ("kubelet_volume_stats_available_bytes", "Bytes left on the volume", "available_bytes"),
+    ("kubelet_volume_stats_used_bytes", "Bytes used on the volume", "used_bytes"),
+    ("kubelet_volume_stats_inodes", "Inodes the volume has", "inodes"),
+    ("kubelet_volume_stats_inodes_free", "Inodes left on the volume", "inodes_free"),
+    ("kubelet_volume_stats_inodes_used", "Inodes used on the volume", "inodes_used"),
+)
+
+
+class NodeStatsSource:
+    def __init__(
+        self,
+        *,
+        provider: StatsProvider,
+        volumes: VolumeFigures | None,
+        machine: Machine,
+        node_name: str,
+        version: str,
+        cpu_layout: tuple[int, int],
+        disk_names: DiskNames,
+    ) -> None:
+        """`cpu_layout`: physical cores and sockets."""
+        self._provider = provider
+        self._volumes = volumes
+        self._machine = machine
+        self._node_name = node_name
+        self._disk_names = disk_names
+        self._machine_text = machine_lines(
+            machine, physical_cores=cpu_layout[0], sockets=cpu_layout[1], version=version
+        )
+        self._encoder = msgspec.json.Encoder()
+        self._rendered: tuple[Snapshot, str] | None = None
+
+    async def summary_value(self, *, only_cpu_and_memory: bool) -> Summary:
+        snapshot = await self._provider.look(full=not only_cpu_and_memory)
+        return summarize(
+            snapshot,
+            node_name=self._node_name,
+            memory_bytes=self._machine.memory_bytes,
+            swap_bytes=self._machine.swap_bytes,
+            volumes=self._pod_volumes(),
+            full=not only_cpu_and_memory,
+        )
+
+    async def summary(self, *, only_cpu_and_memory: bool) -> bytes:
+        return self._encoder.encode(await self.summary_value(only_cpu_and_memory=only_cpu_and_memory))
+
+    async def cadvisor(self) -> str:
+        """Disk figures may be older than usual when the runtime does not answer; the text says so."""
+        snapshot = await self._provider.look(full=True, stale_disk=True)
+        if self._rendered is None or self._rendered[0] is not snapshot:
+            text = render_cadvisor(
+                snapshot,
+                machine=self._machine_text,
+                disks=self._disk_names,
+                failed=self._provider.disk_problem is not None,
+            )
+            self._rendered = (snapshot, text)
+        return self._rendered[1]
+
+    async def resource(self) -> str:
+        return render_resource(await self._provider.look(full=False))
+
+    def _pod_volumes(self) -> Mapping[str, PodVolumes]:
+        return self._volumes.all() if self._volumes is not None else {}
+
+    def add_instruments(self, registry: Registry, *, cgroup_version: int) -> None:
+        registry.gauge("kubelet_metrics_provider", "Where container figures come from", ("provider",)).set(1, "cri")
+        registry.gauge("kubelet_cgroup_version", "Version of cgroups on this host").set(cgroup_version)
+        registry.on_scrape(self._volume_gauges(registry))
+        registry.on_scrape(self._log_gauge(registry))
+
+    def _volume_gauges(self, registry: Registry) -> Callable[[], None]:
+        labels = ("namespace", "persistentvolumeclaim")
+        gauges = [(registry.gauge(name, text, labels), field) for name, text, field in VOLUME_GAUGES]
+
+        def refresh() -> None:
+            claimed = [
+                (volume.claim, volume)
+                for pod in self._pod_volumes().values()
+                for volume in pod.volumes
+                if volume.claim is not None
+            ]
+            for gauge, field in gauges:
+                gauge.replace({claim: float(getattr(volume, field)) for claim, volume in claimed})
+
+        return refresh
+
+    def _log_gauge(self, registry: Registry) -> Callable[[], None]:
+        gauge = registry.gauge(
+            "kubelet_container_log_filesystem_used_bytes",
+            "Bytes the container's logs take",
+            ("uid", "namespace", "pod", "container"),
+        )
+
+        def refresh() -> None:
+            disk = self._provider.disk
+            gauge.replace(
+                {
+                    (pod.uid, pod.namespace, pod.name, container.name): float(found.bytes)
+                    for pod in disk.pods
+                    for container in pod.containers
+                    if (found := disk.logs.get((pod.uid, container.name))) is not None
+                }
+            )
+
+        return refresh
