@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pykubelet.clients.cri.port import CriClient
@@ -45,7 +45,8 @@ from pykubelet.pods.manager import PodManager
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.probes.manager import ProbeManager
-from pykubelet.resources.cgroups import CgroupHost, CgroupRules, PodCgroups
+from pykubelet.resources.allocation import POD_TERMINATED
+from pykubelet.resources.cgroups import CgroupHost
 from pykubelet.runtime.backoff import MAXIMUM_DELAY, CrashBackoff
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover
 from pykubelet.runtime.gc_plan import GcPolicy
@@ -72,11 +73,11 @@ from pykubelet.sync.node_facts import node_spec
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_sync import PodSync
+from pykubelet.sync.resource_parts import Surroundings, resource_parts
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager, VolumeRules
-from pykubelet.volumes.objects import VolumeObjects
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,8 @@ class Edges:
     event_sources: Sequence[EventSource] = ()
     cgroup_driver: str = ""
     """What the runtime says it uses; '' when it does not say."""
+    host_ids: tuple[int, int] | None = None
+    """First and length of the ids set aside for pods with user namespaces; None = the usual ones."""
     cluster: ClusterEdges | None = None
     """The API server; None on a node that has none."""
 
@@ -170,8 +173,33 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
         metrics=metrics,
-        objects=VolumeObjects(downward=PodFields(spec.allocatable)),
+        objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable)),
         rules=VolumeRules(allocatable_memory=lambda: spec.memory_bytes, selinux=spec.selinux),
+    )
+    local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
+    admission = AdmissionGate(
+        node=lambda: cluster.node_info(local) if cluster is not None else local,
+        sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
+        apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
+    )
+    held = resource_parts(
+        settings,
+        spec,
+        Surroundings(
+            cri=cri,
+            runtime=runtime_state,
+            cgroups=edges.cgroups,
+            paths=edges.paths,
+            pods=pods,
+            phases=phases,
+            admission=admission,
+            handlers=seams.handlers,
+            sources_ready=mux.all_ready,
+            host_ids=edges.host_ids,
+            events=events,
+            clock=clock,
+            metrics=metrics,
+        ),
     )
     specs = PodSpecBuilder(
         node=spec,
@@ -181,6 +209,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         references=seams.references,
         events=events,
         addresses=seams.addresses,
+        user_namespaces=held.user_namespaces,
     )
     images = ImagePuller(
         cri=cri,
@@ -224,6 +253,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         remover=remover,
         specs=specs,
         handlers=seams.handlers,
+        resizer=held.resizer,
         probes=results,
         events=events,
         recorder=recorder,
@@ -240,18 +270,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         expand_command=expand_literal,
         started=started,
     )
-    cgroups = PodCgroups(
-        host=edges.cgroups,
-        rules=CgroupRules(
-            root=spec.cgroup_root,
-            enabled=spec.cgroups_per_qos,
-            cfs_quota=spec.cpu_cfs_quota,
-            period_us=spec.cpu_period_us,
-            pids_per_pod=config.cgroups.pod_pids_limit,
-            hugepage_sizes=spec.hugepage_sizes,
-        ),
-        active=pods.pods,
-    )
     maker = PodStatusMaker(
         told=statuses,
         probes=results,
@@ -259,6 +277,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         logs=LogFiles(),
         addresses=seams.addresses,
+        resizes=held.allocations,
         events=events,
         clock=clock,
         runtime_name=edges.runtime_name,
@@ -271,7 +290,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         statuses=statuses,
         volumes=volumes,
         probes=probes,
-        cgroups=cgroups,
+        cgroups=held.cgroups,
+        resizes=held.allocations,
+        id_ranges=held.user_namespaces,
         mirrors=seams.mirrors,
         references=seams.held,
         network=runtime_state,
@@ -311,15 +332,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             period=config.container_logs.monitor_interval,
         ),
     )
-    local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
     loop = SyncLoop(
         changes=mux,
         pods=pods,
-        admission=AdmissionGate(
-            node=lambda: cluster.node_info(local) if cluster is not None else local,
-            sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
-            apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
-        ),
+        admission=admission,
+        resizes=held.allocations,
         workers=workers,
         phases=phases,
         statuses=statuses,
@@ -335,7 +352,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         backoff.collect(clock.now())
 
     async def remove_orphan_cgroups() -> None:
-        await cgroups.remove_orphans({state.uid for state in phases})
+        await held.cgroups.remove_orphans({state.uid for state in phases}, still_held=volumes.has_mounts)
 
     housekeeping = Housekeeping(
         sources=mux,
@@ -344,7 +361,16 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         runtime=RunningPods(cache),
         folders=edges.folders,
-        holders=[*([cluster.sender] if cluster is not None else []), statuses, probes, maker, images, volumes],
+        holders=[
+            *([cluster.sender] if cluster is not None else []),
+            statuses,
+            probes,
+            maker,
+            images,
+            volumes,
+            held.allocations,
+            held.user_namespaces,
+        ],
         chores=[collect_backoff, remove_orphan_cgroups, *(cluster.chores if cluster is not None else [])],
         period=HOUSEKEEPING_PERIOD,
         has_mounts=volumes.has_mounts,
@@ -353,11 +379,16 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     def finished(uid: str) -> None:
         housekeeping.soon()
         gc.collect_pod_soon(uid)
+        held.allocations.retry(POD_TERMINATED)
 
+    held.allocations.on_change = workers.sync_now
+    held.allocations.preempt = loop.preempt
     workers.on_finished = finished
     statuses.listen(probes.container_changed)
     volumes.on_mounted = workers.sync_now
     volumes.on_released = lambda uid: housekeeping.soon()
+    if cluster is not None:
+        cluster.objects.listen_objects(volumes.poke)
     pleg.listen(loop.handle)
     results.listen(lambda kind, cid, uid, outcome: loop.handle(_probe_changed(kind, cid, uid, outcome)))
 
@@ -369,7 +400,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
         [runtime_state, pleg],
-        [volumes, workers, probes, gc, rotation, housekeeping],
+        [held.allocations, held.cgroups, volumes, workers, probes, gc, rotation, housekeeping],
         [loop, *_sources(settings, edges, mux, events)],
     ]
     return Node(

@@ -16,6 +16,7 @@ from pykubelet.clients.host.port import Machine
 from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.objects import DEFAULT_TTL, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
+from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
@@ -49,6 +50,7 @@ from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.sync.status_maker import NodeAddresses
+from pykubelet.volumes.objects import VolumeObjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,8 @@ class Seams:
     references: References
     handlers: RuntimeHandlers
     addresses: NodeAddresses
+    volume_objects: VolumeObjects
+    """Without the fields of pods, which need no API server."""
 
 
 def standalone_seams() -> Seams:
@@ -142,6 +146,7 @@ def standalone_seams() -> Seams:
         references=NoReferences(),
         handlers=OneHandler(),
         addresses=NoAddresses(),
+        volume_objects=VolumeObjects(),
     )
 
 
@@ -157,6 +162,7 @@ class Cluster:
     objects: ReferenceWatcher
     """Its listeners hear which pods' objects changed."""
     tokens: TokenManager
+    claims: ClaimReader
     runtime_classes: RuntimeClasses
     api_pods: Reflector[Pod]
     sinks: list[tasks.Service] = field(default_factory=list)
@@ -174,6 +180,7 @@ class Cluster:
             references=self.references,
             handlers=self.runtime_classes,
             addresses=self.own,
+            volume_objects=VolumeObjects(references=self.references, tokens=PodTokens(self.tokens), claims=self.claims),
         )
 
     def joined(self, groups: Sequence[Sequence[tasks.Service]]) -> list[list[tasks.Service]]:
@@ -273,6 +280,7 @@ def assemble_cluster(
         references=ClusterReferences(objects=objects, services=services),
         objects=objects,
         tokens=tokens,
+        claims=ClaimReader(client),
         runtime_classes=classes,
         api_pods=api_pods,
         sinks=[local.sent_events, sender],

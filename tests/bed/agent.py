@@ -1,7 +1,7 @@
 """The agent as a process of its own, fed by a folder of manifests, on a given runtime: `pykubelet --config f`.
 
 Starts it, stops it politely or by SIGKILL, and knows where it keeps things, so that tests can look for themselves.
-Does not cover the API server: these agents have none.
+With a kubeconfig it joins that cluster as the node `node`, too; without one it has no API server.
 """
 
 from __future__ import annotations
@@ -30,10 +30,22 @@ class BedAgent:
     """One node agent. Every method blocks."""
 
     def __init__(
-        self, folder: Path, containerd: BedContainerd, cgroups: CgroupTree, *, flags: Sequence[str] = (), **changes: Any
+        self,
+        folder: Path,
+        containerd: BedContainerd,
+        cgroups: CgroupTree,
+        *,
+        node: str = NODE,
+        kubeconfig: Path | None = None,
+        flags: Sequence[str] = (),
+        **changes: Any,
     ) -> None:
         self.folder = folder
+        self.node = node
         self._flags = list(flags)
+        if kubeconfig is not None:
+            # Loopback may be no node's address; the gateway of the pod network is the machine's as well.
+            self._flags += [f"--kubeconfig={kubeconfig}", f"--node-ip={containerd.gateway_ip}"]
         self.cgroups = cgroups
         self.manifests = folder / "manifests"
         self.root = folder / "root"
@@ -58,15 +70,19 @@ class BedAgent:
         """How it ended by itself; None while it runs or when a test stopped it."""
         return self._process.poll() if self._process is not None else None
 
+    @property
+    def arguments(self) -> list[str]:
+        """What it is started with."""
+        own = [f"--config={self._config}", f"--root-dir={self.root}", f"--hostname-override={self.node}"]
+        return own + self._flags
+
     def start(self) -> None:
         assert self._process is None, "the agent is started already"
         # The kernel ends the agent when pytest is gone: nothing of ours may outlive a killed run.
         guard = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"]
-        flags = [f"--config={self._config}", f"--root-dir={self.root}", f"--hostname-override={NODE}"]
-        flags += self._flags
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*guard, str(Path(sys.executable).with_name("pykubelet")), *flags],
+                [*guard, str(Path(sys.executable).with_name("pykubelet")), *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -126,33 +142,46 @@ class BedAgent:
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
             "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
+            "nodeLeaseDurationSeconds": 8,
         }
 
 
 @contextmanager
 def bed_agent(
-    folder: Path, containerd: BedContainerd, *, flags: Sequence[str] = (), **changes: Any
+    folder: Path,
+    containerd: BedContainerd,
+    *,
+    node: str = NODE,
+    kubeconfig: Path | None = None,
+    flags: Sequence[str] = (),
+    **changes: Any,
 ) -> Iterator[BedAgent]:
     """A started agent with a cgroup of its own; `changes` replace fields of its configuration, `flags` are added.
 
-    When the block ends, the static pods it still runs are removed.
+    When the block ends, the pods it still runs are removed.
     """
     cgroups = CgroupTree(f"/{containerd.state_dir.name}-{os.getpid()}")
     cgroups.make()
     try:
-        agent = BedAgent(folder, containerd, cgroups, flags=flags, **changes)
+        others = blocking(_sandboxes(containerd.endpoint))
+        agent = BedAgent(folder, containerd, cgroups, node=node, kubeconfig=kubeconfig, flags=flags, **changes)
         agent.start()
         try:
             yield agent
         finally:
             agent.kill9()
-            blocking(_remove_pods(containerd.endpoint))
+            blocking(_remove_pods(containerd.endpoint, keep=others))
     finally:
         cgroups.remove()
 
 
-async def _remove_pods(endpoint: str) -> None:
+async def _sandboxes(endpoint: str) -> set[str]:
     async with GrpcCriClient(endpoint, clock=SystemClock()) as cri:
-        boxes = [box.id for box in await cri.list_pod_sandboxes() if box.pod_name.endswith(f"-{NODE}")]
+        return {box.id for box in await cri.list_pod_sandboxes()}
+
+
+async def _remove_pods(endpoint: str, keep: set[str]) -> None:
+    async with GrpcCriClient(endpoint, clock=SystemClock()) as cri:
+        boxes = [box.id for box in await cri.list_pod_sandboxes() if box.id not in keep]
         await asyncio.gather(*[cri.stop_pod_sandbox(box) for box in boxes])
         await asyncio.gather(*[cri.remove_pod_sandbox(box) for box in boxes])

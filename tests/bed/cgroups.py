@@ -28,13 +28,13 @@ class CgroupTree:
                 if root.parent.name == "cpuset" and not (root / file).read_text().strip():
                     (root / file).write_text((root.parent / file).read_text())
 
-    def groups(self) -> dict[str, bool]:
-        """Every cgroup below, whatever the hierarchy, as paths from here; with whether it holds processes."""
-        found: dict[str, bool] = {}
+    def groups(self) -> dict[str, set[str]]:
+        """Every cgroup below, whatever the hierarchy, as paths from here; with the commands that run in it."""
+        found: dict[str, set[str]] = {}
         for root in self._roots:
             for folder, _, _ in os.walk(root):
                 path = os.path.relpath(folder, root)
-                found[path] = found.get(path, False) or _busy(Path(folder))
+                found.setdefault(path, set()).update(_commands(Path(folder)))
         found.pop(".", None)
         return found
 
@@ -56,11 +56,12 @@ def cgroup_mounts() -> list[Path]:
     return [Path(words[1]) for words in lines if words[2] in ("cgroup", "cgroup2")]
 
 
-def _busy(folder: Path) -> bool:
+def _commands(folder: Path) -> list[str]:
     try:
-        return bool((folder / "cgroup.procs").read_text())
+        pids = (folder / "cgroup.procs").read_text().split()
+        return [Path("/proc", pid, "cmdline").read_text().replace("\0", " ").strip()[:100] for pid in pids]
     except OSError:  # gone meanwhile
-        return False
+        return []
 
 
 def _end(folder: Path) -> None:

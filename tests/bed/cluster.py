@@ -27,6 +27,10 @@ PREFIX = "pklcp-"
 BOOTSTRAP_ID, BOOTSTRAP_SECRET = "bed000", "0123456789abcdef"
 SERVICE_RANGE = "10.204.0.0/24"
 MASTERS = ["system:masters"]
+SIGNED_FOR = 60.0
+"""Seconds from now that signed certificates are good for; the signer lets them begin five minutes ago."""
+NODE_SILENCE = 10.0
+"""Seconds without a sign of life after which a node counts as not ready; agents renew their lease every 2 s here."""
 # What kubeadm binds so that nodes can join with a token and renew their certificates.
 NODE_GRANTS = {
     "bed:bootstrap": ("system:bootstrappers", "system:node-bootstrapper"),
@@ -59,6 +63,7 @@ class Cluster:
         self.url = f"https://127.0.0.1:{self.port}"
         self.service_account_key = rsa_key(folder / "service-account.key")
         self.admin_kubeconfig = self.kubeconfig("admin", MASTERS)
+        self.admin = Pair(folder / "admin.crt", folder / "admin.key")
         self._tls = ssl.create_default_context(cafile=str(self.ca_file))
         etcd_port, manager_port, scheduler_port = free_port(), free_port(), free_port()
         self.etcd = Service("etcd", self._etcd_command(etcd, etcd_port), folder)
@@ -213,6 +218,9 @@ class Cluster:
             f"--root-ca-file={self.ca_file}",
             f"--cluster-signing-cert-file={self.ca_file}",
             f"--cluster-signing-key-file={self.authority.pair.key}",
+            f"--cluster-signing-duration={SIGNED_FOR:g}s",
+            "--node-monitor-period=1s",
+            f"--node-monitor-grace-period={NODE_SILENCE:g}s",
         ]
 
     def _scheduler_command(self, port: int) -> list[str | Path]:

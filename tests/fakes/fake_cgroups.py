@@ -1,7 +1,8 @@
-"""An in-memory cgroup tree: remembers which groups exist and what they were limited to."""
+"""An in-memory cgroup tree: remembers which groups exist and what they are limited to."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 from pykubelet.model.cgroup_limits import CgroupLimits
@@ -10,17 +11,30 @@ from pykubelet.model.cgroup_limits import CgroupLimits
 class FakeCgroups:
     def __init__(self) -> None:
         self.groups: dict[str, CgroupLimits] = {}
+        self.usage: dict[str, int] = {}
+        """Bytes of memory in use, by path; the kernel refuses limits below it."""
+        self.changes: list[tuple[str, CgroupLimits]] = []
+        """Every successful `apply`, oldest first."""
 
     def create(self, path: str, limits: CgroupLimits) -> None:
         parts = path.strip("/").split("/")
         for end in range(1, len(parts)):
             self.groups.setdefault("/" + "/".join(parts[:end]), CgroupLimits())
-        self.groups[path] = limits
+        self.groups[path] = limits.over(self.groups.get(path, CgroupLimits()))
 
     def apply(self, path: str, limits: CgroupLimits) -> None:
         if path not in self.groups:
             raise FileNotFoundError(path)
-        self.groups[path] = limits
+        if limits.memory_bytes is not None and 0 < limits.memory_bytes < self.usage.get(path, 0):
+            raise OSError(errno.EBUSY, "Device or resource busy", path)
+        self.groups[path] = limits.over(self.groups[path])
+        self.changes.append((path, limits))
+
+    def read(self, path: str) -> CgroupLimits | None:
+        return self.groups.get(path)
+
+    def memory_usage(self, path: str) -> int | None:
+        return self.usage.get(path, 0) if path in self.groups else None
 
     def exists(self, path: str) -> bool:
         return path in self.groups

@@ -18,9 +18,17 @@ from typing import Any
 
 import pytest
 
+from pykubelet.api.types import Pod
+from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.images.gc import ImageGc, ImageGcFailed
+from pykubelet.images.gc_plan import ImageGcPolicy
+from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.metrics import Registry as Metrics
 from pykubelet.standalone.images import BUSYBOX, busybox_image, find_busybox
 from pykubelet.standalone.packer import Archive, architecture, pack
+from pykubelet.wire import cri_pb2
 from tests.bed.agent import BedAgent, bed_agent
+from tests.bed.pods import bare_pod
 from tests.bed.registry import Registry
 from tests.bed.runtime import BedContainerd
 
@@ -75,6 +83,7 @@ def until_event(agent: BedAgent, pod: str, reason: str, text: str = "") -> str:
     """The message of the first event of that reason which holds the text."""
 
     def look() -> str | None:
+        assert agent.status is None, agent.tail()
         return next((m for r, m in events(agent, pod) if r == reason and text in m), None)
 
     return str(wait_for(look, lambda: f"{pod}: {reason} {text}\n{events(agent, pod)}\n{agent.tail()}"))
@@ -82,6 +91,7 @@ def until_event(agent: BedAgent, pod: str, reason: str, text: str = "") -> str:
 
 def until_up(agent: BedAgent, pod: str) -> str:
     def look() -> str:
+        assert agent.status is None, agent.tail()
         files = list(agent.pod_logs.glob(f"default_{pod}-*_*/app/*.log"))
         return files[0].read_text() if files else ""
 
@@ -353,3 +363,50 @@ def test_a_bad_plugin_configuration_ends_the_agent(
     assert done.returncode == 1, done.stderr
     assert re.search(said, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
+
+
+# --- garbage collection -------------------------------------------------------------------------
+
+
+class NodeEvents:
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        raise AssertionError("no pods here")
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        self.reasons.append(reason)
+
+
+async def test_unused_images_go_and_used_ones_stay(
+    tmp_path: Path, containerd: BedContainerd, registry: Registry
+) -> None:
+    """The disk of this host is what it is, so the thresholds are set to be passed."""
+    used, unused = (registry.push(f"{name}:v1", an_image(name)) for name in ("gc-used", "gc-unused"))
+    clock, events = SystemClock(), NodeEvents()
+    async with GrpcCriClient(containerd.endpoint, clock=clock) as cri:
+        theirs = {image.id for image in await cri.list_images()}  # other tests need them
+        refs = {image: await cri.pull_image(cri_pb2.ImageSpec(image=image)) for image in (used, unused)}
+        images = ImageGc(
+            cri=cri,
+            policy=ImageGcPolicy(high_percent=0, low_percent=0, min_age=0.0),
+            events=events,
+            clock=clock,
+            metrics=Metrics(),
+            also_used=lambda: theirs,
+        )
+        try:
+            with bare_pod(containerd.socket, tmp_path, "gc-used") as pod:
+                pod.run("app", used, ["/bin/sleep", "100000"])
+                with pytest.raises(ImageGcFailed, match="Insufficient free disk space"):
+                    await images.collect()  # it can never free the whole disk
+                assert events.reasons == ["FreeDiskSpaceFailed"]
+                assert await cri.image_status(unused) is None
+                assert await cri.image_status(used) is not None
+            assert await images.remove_unused() > 0
+            assert await cri.image_status(used) is None
+            assert theirs == {image.id for image in await cri.list_images()}
+        finally:
+            for ref in refs.values():
+                await cri.remove_image(ref)

@@ -17,6 +17,7 @@ from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
+from pykubelet.clients.host.subids import subordinate_ids
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import SystemClock
@@ -68,6 +69,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
                 network=ShortCalls(),
                 fetch=fetch,
                 cgroup_driver=driver,
+                host_ids=subordinate_ids(),
                 cluster=cluster,
                 event_sources=[EventSource(name="runtime", open=cri.container_events)],
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pykubelet.images.access import Policy, Verification
-from pykubelet.images.credentials import NoPullSecrets, PullSecrets, RegistryCredentials
+from pykubelet.images.credentials import NoPullSecrets, ReferencedPullSecrets, RegistryCredentials, SecretReader
 from pykubelet.images.docker_config import NodeDockerConfig
 from pykubelet.images.gc import ImageGc, ImageRuntime
 from pykubelet.images.gc_plan import ImageGcPolicy
@@ -53,11 +53,14 @@ def image_parts(
     events: EventSink,
     life: LifeRecorder,
     metrics: Registry,
-    secrets: PullSecrets | None = None,
+    references: SecretReader | None = None,
     accounts: ServiceAccounts | None = None,
     also_used: Callable[[], Iterable[str]] = tuple,
 ) -> ImageParts:
-    """Raises SettingsError when the configuration of credential plugins is bad."""
+    """`references` and `accounts` come with an API server; `also_used`: images that must not be removed.
+
+    Raises SettingsError when the configuration of credential plugins is bad.
+    """
     records = None
     if settings.gates.enabled(ENSURE_GATE):
         records = PullRecords(
@@ -71,7 +74,7 @@ def image_parts(
             life=life,
             settings=_pull_settings(settings),
             credentials=RegistryCredentials(
-                secrets=secrets or NoPullSecrets(),
+                secrets=ReferencedPullSecrets(reader=references, events=events) if references else NoPullSecrets(),
                 node=NodeDockerConfig(root_dir=root, working_dir=Path.cwd(), home=_home(), clock=clock),
                 plugins=_plugins(settings, clock, metrics, accounts),
             ),

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from pykubelet.api.types import Pod
+from pykubelet.api.types import Pod, PodSpec
 from pykubelet.kit.clock import Clock
 from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits
 from pykubelet.model.cgroup_names import class_parts, driver_path, pod_parts, uid_from_name
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import QosClass, uid_of
-from pykubelet.resources.pod_limits import CgroupRules, class_limits, pod_limits
+from pykubelet.resources.pod_limits import CgroupRules, PodShare, class_limits, pod_limits, share_of
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class PodCgroups:
         self._node_limits = node_limits
         self._made: dict[str, str] = {}
         self._classes: dict[QosClass, CgroupLimits] = {}
+        self._shares: dict[str, tuple[PodSpec, PodShare]] = {}
 
     async def run(self) -> None:
         if not self._rules.enabled:
@@ -89,12 +90,20 @@ class PodCgroups:
 
     def refresh(self) -> None:
         """Bring the groups of the classes to what the active pods ask for."""
-        wanted = class_limits(self._active(), self._rules)
+        wanted = class_limits([self._share(pod) for pod in self._active()], self._rules)
         wanted[QosClass.GUARANTEED] = wanted[QosClass.GUARANTEED].over(self._node_limits())
         for qos, limits in wanted.items():
             if self._classes.get(qos) != limits:
                 self._host.create(self._path(class_parts(qos)), limits)
                 self._classes[qos] = limits
+
+    def _share(self, pod: Pod) -> PodShare:
+        """Kept while the spec is the same object: a burst of pods would add up all pods for each of them."""
+        spec, share = self._shares.get(uid_of(pod), (None, None))
+        if share is None or spec is not pod.spec:
+            share = share_of(pod)
+            self._shares[uid_of(pod)] = (pod.spec, share)
+        return share
 
     # --- one pod --------------------------------------------------------------------------------
 
@@ -123,6 +132,7 @@ class PodCgroups:
         for path in [known] if known else self._paths_of(uid):
             await self._host.destroy(path)
         self._made.pop(uid, None)
+        self._shares.pop(uid, None)
         self.refresh()
 
     # --- resizes --------------------------------------------------------------------------------

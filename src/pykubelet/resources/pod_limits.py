@@ -85,15 +85,32 @@ def _protection(qos: QosClass, requests: Amounts) -> dict[str, str]:
     return {MEMORY_MIN if qos is QosClass.GUARANTEED else MEMORY_LOW: str(request)}
 
 
-def class_limits(pods: Iterable[Pod], rules: CgroupRules) -> dict[QosClass, CgroupLimits]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodShare:
+    """What one pod adds to the group of its class."""
+
+    qos: QosClass
+    milli_cpu: int
+    memory_bytes: int
+
+
+def share_of(pod: Pod) -> PodShare:
+    requests = pod_requests(pod)
+    return PodShare(
+        qos=qos_class(pod),
+        milli_cpu=requests.get("cpu", ZERO).milli_value(),
+        memory_bytes=requests.get("memory", ZERO).value(),
+    )
+
+
+def class_limits(shares: Iterable[PodShare], rules: CgroupRules) -> dict[QosClass, CgroupLimits]:
     """The three classes' groups while these pods hold resources; that of Guaranteed pods is kubepods itself."""
     milli = 0
     memory = dict.fromkeys(QosClass, 0)
-    for pod in pods:
-        qos, requests = qos_class(pod), pod_requests(pod)
-        memory[qos] += requests.get("memory", ZERO).value()
-        if qos is QosClass.BURSTABLE:
-            milli += requests.get("cpu", ZERO).milli_value()
+    for share in shares:
+        memory[share.qos] += share.memory_bytes
+        if share.qos is QosClass.BURSTABLE:
+            milli += share.milli_cpu
     hugepages = dict.fromkeys(rules.hugepage_sizes, UNBOUNDED_HUGEPAGES)
     upper, lower = _class_protection(memory, rules)
     return {

@@ -54,11 +54,11 @@ def refusal(pod: Pod, allocated: Pod, rules: ResizeRules) -> Refusal | None:
         return Refusal(message="InPlacePodLevelResourcesVerticalScaling is disabled", detail="plr_feature_gate_off")
     if qos_class(pod) is not QosClass.GUARANTEED:
         return None
-    text = 'Resize is infeasible for Guaranteed Pods alongside {} Manager policy "static"'
+    text = 'Resize is infeasible for Guaranteed Pods alongside {} Manager policy "{}"'
     if rules.pinned_cpus and _request_differs(pod, allocated, CPU, rules):
-        return Refusal(message=text.format("CPU"), detail="guaranteed_pod_cpu_manager_static_policy")
+        return Refusal(message=text.format("CPU", "static"), detail="guaranteed_pod_cpu_manager_static_policy")
     if rules.pinned_memory and _request_differs(pod, allocated, MEMORY, rules):
-        return Refusal(message=text.format("Memory"), detail="guaranteed_pod_memory_manager_static_policy")
+        return Refusal(message=text.format("Memory", "Static"), detail="guaranteed_pod_memory_manager_static_policy")
     return None
 
 

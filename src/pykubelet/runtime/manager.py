@@ -8,7 +8,7 @@ from starting, except a regular init container, whose successors must wait.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,7 @@ from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.plan import ContainerKill, ContainerReset, KillReason, PlanInputs, PodPlan, plan_pod
 from pykubelet.runtime.problems import ConfigProblem, StartProblem
+from pykubelet.runtime.resize import ResizeProblem
 from pykubelet.runtime.start import ContainerStarter, SandboxInUse, SpecBuilder
 from pykubelet.runtime.stop import KillCause, Stopper, Stopping
 from pykubelet.wire import cri_pb2
@@ -54,9 +55,19 @@ class RuntimeHandlers(Protocol):
 
 
 class Resizer(Protocol):
-    async def resize(self, pod: Pod, plan: PodPlan, seen: PodRuntimeStatus) -> None: ...
+    def begin(self, pod: Pod) -> Mapping[str, ResourceRequirements]:
+        """What is in force for the pod's containers, by name."""
+        ...
 
-    def actuated(self, uid: str) -> dict[str, ResourceRequirements] | None: ...
+    def is_due(self, pod: Pod, plan: PodPlan) -> bool: ...
+
+    async def resize(self, pod: Pod, plan: PodPlan, sandbox_id: str) -> None:
+        """Put the resources of the spec into force for the pod and what runs of it. Raises ResizeProblem."""
+        ...
+
+    def starting(self, pod: Pod, container: AnyContainer) -> None:
+        """The container is about to be started with what the spec says."""
+        ...
 
 
 @dataclass(slots=True)
@@ -68,6 +79,8 @@ class SyncOutcome:
     problems: list[StartProblem] = field(default_factory=list)
     ended: bool = False
     """The plan was to end the pod: nothing runs and nothing is to be started."""
+    resize_problem: str = ""
+    """Why changed resources could not be put into force."""
 
 
 class RuntimeManager:
@@ -80,6 +93,7 @@ class RuntimeManager:
         remover: ContainerRemover,
         specs: SpecBuilder,
         handlers: RuntimeHandlers,
+        resizer: Resizer,
         probes: ProbeResults,
         events: EventSink,
         recorder: LifeRecorder,
@@ -90,14 +104,18 @@ class RuntimeManager:
         self._remover = remover
         self._specs = specs
         self._handlers = handlers
+        self._resizer = resizer
         self._probes = probes
         self._events = events
         self._recorder = recorder
 
     async def sync_pod(self, pod: Pod, seen: PodRuntimeStatus, *, restart_all: bool = False) -> SyncOutcome:
-        plan = plan_pod(PlanInputs(pod=pod, runtime=seen, probes=self._probes, restart_all=restart_all))
+        actuated = self._resizer.begin(pod)
+        plan = plan_pod(
+            PlanInputs(pod=pod, runtime=seen, probes=self._probes, restart_all=restart_all, actuated=actuated)
+        )
         outcome = SyncOutcome()
-        if plan.is_idle:
+        if plan.is_idle and not self._resizer.is_due(pod, plan):
             return outcome
         outcome.acted = True
         if plan.kill_pod:
@@ -113,16 +131,30 @@ class RuntimeManager:
             if plan.reset:
                 return outcome
         await self._prune_init(pod, seen, plan)
+        if not plan.create_sandbox:
+            await self._resize(pod, plan, plan.sandbox_id, outcome)
+            if not _starts(plan):
+                return outcome
         try:
             sandbox = await self._sandbox(pod, seen, plan)
         except StartProblem as problem:
             outcome.problems.append(problem)
             return outcome
+        if plan.create_sandbox:
+            await self._resize(pod, plan, sandbox.id, outcome)
         await self._start_all(pod, plan, sandbox, seen, outcome)
         return outcome
 
     async def kill_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None:
         await self._stopper.stop_pod(pod, seen, grace)
+
+    async def _resize(self, pod: Pod, plan: PodPlan, sandbox_id: str, outcome: SyncOutcome) -> None:
+        """A resize that fails is told and tried again; it keeps no container from starting."""
+        if self._resizer.is_due(pod, plan):
+            try:
+                await self._resizer.resize(pod, plan, sandbox_id)
+            except ResizeProblem as problem:
+                outcome.resize_problem = str(problem)
 
     # --- ending ---------------------------------------------------------------------------------
 
@@ -225,6 +257,8 @@ class RuntimeManager:
         self, pod: Pod, plan: PodPlan, sandbox: SandboxInUse, seen: PodRuntimeStatus, outcome: SyncOutcome
     ) -> None:
         for kind, container in _starts(plan):
+            if kind is not ContainerKind.EPHEMERAL:
+                self._resizer.starting(pod, container)
             try:
                 await self._starter.start(pod, kind, container, sandbox, seen)
             except StartProblem as problem:

@@ -6,12 +6,10 @@ between containers and cgroups, nor whether a resize was admitted at all.
 
 from __future__ import annotations
 
-from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import Container, ResourceRequirements
+from pykubelet.api.types import Container
+from pykubelet.model.held_resources import differing, effective_resources
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus
 from pykubelet.runtime.plan_values import ContainerResize, Draft, KillReason
-
-_RESIZABLE = ("memory", "cpu")
 
 
 def restarts_to_resize(draft: Draft, container: Container, status: ContainerStatus) -> bool:
@@ -33,8 +31,8 @@ def judge_resize(container: Container, status: ContainerStatus, draft: Draft) ->
     if actuated is None:
         # No record of what was put into force: a guess could restart a healthy container.
         return None
-    wanted = container.resources or ResourceRequirements()
-    changed = tuple(name for name in _RESIZABLE if _amounts(wanted, name) != _amounts(actuated, name))
+    wanted = effective_resources(draft.inputs.pod.spec.resources, container)
+    changed = differing(wanted, actuated)
     if not changed:
         return None
     policies = {policy.resource_name: policy.restart_policy for policy in container.resize_policy}
@@ -46,8 +44,3 @@ def judge_resize(container: Container, status: ContainerStatus, draft: Draft) ->
         resources=changed,
         needs_restart=any(policies.get(name) == "RestartContainer" for name in changed),
     )
-
-
-def _amounts(resources: ResourceRequirements, name: str) -> tuple[Quantity, Quantity]:
-    """Request and limit; absent counts as 0, as it does for the cgroup."""
-    return Quantity.parse(resources.requests.get(name, 0)), Quantity.parse(resources.limits.get(name, 0))

@@ -7,13 +7,13 @@ event loop's thread from another one, so it costs nothing while nobody asks.
 from __future__ import annotations
 
 import asyncio
-import io
 import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from pykubelet.kit.clock import Clock
 from pykubelet.server.calls import Answer, Call, Refused, Reply
@@ -93,13 +93,23 @@ def _collapsed(frame: FrameType | None) -> str:
 
 
 def task_stacks() -> str:
-    """Every task by name with what it waits for."""
-    out = io.StringIO()
+    """Every task by name with the chain of what it waits for, outermost first."""
+    parts: list[str] = []
     for task in sorted(asyncio.all_tasks(), key=lambda each: each.get_name()):
-        out.write(f"task {task.get_name()}\n")
-        task.print_stack(limit=STACK_LIMIT, file=out)
-        out.write("\n")
-    return out.getvalue()
+        parts.append(f"task {task.get_name()}\n" + "".join(f"  {line}\n" for line in _awaited(task.get_coro())))
+    return "\n".join(parts)
+
+
+def _awaited(waiting: Any) -> Iterator[str]:
+    for _ in range(STACK_LIMIT):
+        frame = next((f for name in ("cr_frame", "gi_frame", "ag_frame") if (f := getattr(waiting, name, None))), None)
+        if frame is None:
+            if waiting is not None:
+                yield f"waits for {type(waiting).__name__}"
+            return
+        yield f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}"
+        links = ("cr_await", "gi_yieldfrom", "ag_await")
+        waiting = next((w for name in links if (w := getattr(waiting, name, None)) is not None), None)
 
 
 def thread_stacks() -> str:

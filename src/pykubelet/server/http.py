@@ -8,7 +8,6 @@ Does not cover: accepting and TLS (listeners.py), what is answered (site.py).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -306,7 +305,7 @@ class _Taken(asyncio.StreamReaderProtocol):
 
 @asynccontextmanager
 async def taken_over(request: web.BaseRequest) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """The caller's bare connection. Back in the library's hands it can only be closed."""
+    """The caller's bare connection for the length of the block; then it is closed."""
     transport, handler = request.transport, request.protocol
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the caller has gone")
@@ -331,5 +330,5 @@ async def taken_over(request: web.BaseRequest) -> AsyncIterator[tuple[asyncio.St
             # Later, so that the library does not cancel the very task that is finishing here.
             loop.call_soon(handler.connection_lost, protocol.error)
         else:
-            with contextlib.suppress(RuntimeError):
-                transport.set_protocol(handler)
+            transport.set_protocol(handler)
+            writer.close()

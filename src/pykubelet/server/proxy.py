@@ -207,7 +207,8 @@ async def _flush(writer: asyncio.StreamWriter, idle: Idle) -> None:
     """Wait until the last bytes are handed to the kernel: closing gives a slow reader too little time."""
     with contextlib.suppress(OSError, RuntimeError, TimeoutError):
         async with asyncio.timeout(idle.seconds or None):
-            writer.transport.set_write_buffer_limits(high=0)
+            # Not 0: the TLS transport would call an empty buffer full.
+            writer.transport.set_write_buffer_limits(high=1, low=0)
             await writer.drain()
 
 

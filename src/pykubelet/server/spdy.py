@@ -200,7 +200,7 @@ class SpdyConnection:
         finally:
             self.closed = True
             for stream in self._streams.values():
-                await self._end(stream)
+                self._end(stream)
 
     async def _data(self, head: FrameHead) -> None:
         left = head.length
@@ -213,7 +213,7 @@ class SpdyConnection:
             if stream is not None and not stream.ended:
                 await stream.arrived.put(block)
         if head.flags & FIN and stream is not None:
-            await self._end(stream)
+            self._end(stream)
 
     async def _control(self, head: FrameHead, payload: bytes) -> None:
         match head.kind:
@@ -222,12 +222,12 @@ class SpdyConnection:
             case x if x in (SYN_REPLY, HEADERS):
                 self._packer.unpack(payload[4:])  # must be followed even if nobody reads it
                 if head.flags & FIN and (stream := self._addressed(payload)) is not None:
-                    await self._end(stream)
+                    self._end(stream)
             case x if x == RST_STREAM:
                 if (stream := self._addressed(payload)) is not None:
                     stream.problem = "the runtime reset the stream"
                     stream.finished = True
-                    await self._end(stream)
+                    self._end(stream)
             case x if x == SYN_STREAM:
                 raise SpdyError("the runtime opened a stream of its own")
             case _:
@@ -238,10 +238,11 @@ class SpdyConnection:
             raise SpdyError("a control frame is cut off")
         return self._streams.get(struct.unpack_from(">I", payload)[0] & 0x7FFFFFFF)
 
-    async def _end(self, stream: SpdyStream) -> None:
-        if not stream.ended:
-            await stream.arrived.put(b"")
-            stream.ended = True
+    def _end(self, stream: SpdyStream) -> None:
+        stream.ended = True
+        # Wakes a reader that waits; with a full queue there is none, and it will see `ended` when it is empty.
+        if not stream.arrived.full():
+            stream.arrived.put_nowait(b"")
 
     def close(self) -> None:
         self._writer.close()

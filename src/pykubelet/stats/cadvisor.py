@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import render_labels
-from pykubelet.model.figures import CgroupDetail, CgroupUsage, Figures, InterfaceFigures, MemoryUsage
-from pykubelet.stats.cadvisor_disks import DiskNames, disk_lines
+from pykubelet.model.figures import CgroupDetail, CgroupUsage, Figures, InterfaceFigures, MemoryUsage, TaskFigures
+from pykubelet.stats.cadvisor_disks import DiskNames, DiskRow, disk_lines
 from pykubelet.stats.inventory import PodItem
 from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
 
@@ -236,25 +236,29 @@ PRESSURE: tuple[tuple[str, Callable[[CgroupDetail], object]], ...] = (
 def render_cadvisor(snapshot: Snapshot, *, machine: str, disks: DiskNames, failed: bool = False) -> str:
     """`machine` are the machine_* lines, which never change; `failed` says that disk figures are old."""
     rows = [*_node_rows(snapshot), *(row for pod in snapshot.pods for row in _pod_rows(pod))]
-    lines: list[str] = []
-    _cpu_lines(lines, rows)
+    root = next((row for row in rows if row.group.path == "/"), None)
+    return "\n".join(_chunks(rows, root, snapshot.node, disks, failed)) + f"\n{machine}\n"
+
+
+def _chunks(rows: list[Row], root: Row | None, node: NodeFigures, disks: DiskNames, failed: bool) -> Iterator[str]:
+    """Family by family, so that never more than one is held as single lines."""
     for name, kind, help_text, getter in FAMILIES:
-        lines.append(f"# HELP {name} {help_text}\n# TYPE {name} {kind}")
+        lines = [f"# HELP {name} {help_text}\n# TYPE {name} {kind}"]
         lines += [f"{name}{{{row.labels}}} {value} {row.at}" for row in rows if (value := getter(row)) is not None]
-    _memory_failure_lines(lines, rows)
-    _network_lines(lines, rows, snapshot.node)
-    _pressure_lines(lines, rows)
-    _hugepage_lines(lines, rows)
-    _ulimit_lines(lines, rows)
-    _load_lines(lines, rows[0] if rows else None, snapshot.node)
-    for family in disk_lines(
-        [(row.labels, row.at, row.detail, row.container) for row in rows if row.labels], snapshot.node, disks
-    ):
-        lines += family
-    lines.append("# HELP container_scrape_error 1 if some figures could not be had, else 0")
-    lines.append(f"# TYPE container_scrape_error gauge\ncontainer_scrape_error {int(failed)}")
-    lines.append(machine)
-    return "\n".join(lines) + "\n"
+        yield "\n".join(lines)
+    for make in (_cpu_lines, _memory_failure_lines, _pressure_lines, _hugepage_lines, _ulimit_lines):
+        lines = []
+        make(lines, rows)
+        if lines:
+            yield "\n".join(lines)
+    yield "\n".join(_network_lines(rows, root, node))
+    if root is not None and node.tasks is not None:
+        yield "\n".join(_load_lines(root, node.tasks, node.load))
+    groups = [_disk_row(row) for row in rows if row is not root]
+    for family in disk_lines(_disk_row(root) if root is not None else None, groups, node, disks):
+        yield "\n".join(family)
+    yield "# HELP container_scrape_error 1 if some figures could not be had, else 0"
+    yield f"# TYPE container_scrape_error gauge\ncontainer_scrape_error {int(failed)}"
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -312,6 +316,10 @@ def _row(
     )
 
 
+def _disk_row(row: Row) -> DiskRow:
+    return row.labels, row.at, row.detail, row.container
+
+
 # --- families with labels of their own --------------------------------------------------------------------------
 
 
@@ -345,18 +353,20 @@ def _memory_failure_lines(lines: list[str], rows: list[Row]) -> None:
             lines.append(f'{name}{{{row.labels},failure_type="{kind}",scope="{scope}"}} {value} {row.at}')
 
 
-def _network_lines(lines: list[str], rows: list[Row], node: NodeFigures) -> None:
+def _network_lines(rows: list[Row], root: Row | None, node: NodeFigures) -> list[str]:
     carriers = [(row, row.pod.network) for row in rows if row.pod is not None and row.pod.network is not None]
-    if rows and node.network is not None:
-        carriers.insert(0, (rows[0], node.network))
+    if root is not None and node.network is not None:
+        carriers.insert(0, (root, node.network))
     found = [
         (f"{row.labels},{render_labels(('interface',), (each.name,))[1:-1]}", each, network.time_ns // 1_000_000)
         for row, network in carriers
         for each in network.interfaces
     ]
+    lines: list[str] = []
     for name, help_text, pick in NETWORK:
         _head(lines, name, "counter", help_text)
         lines += [f"{name}{{{labels}}} {pick(each)} {at}" for labels, each, at in found]
+    return lines
 
 
 def _pressure_lines(lines: list[str], rows: list[Row]) -> None:
@@ -398,15 +408,13 @@ def _ulimit_lines(lines: list[str], rows: list[Row]) -> None:
             lines.append(f'{name}{{{row.labels},ulimit="max_open_files"}} {found.open_files_limit} {row.at}')
 
 
-def _load_lines(lines: list[str], root: Row | None, node: NodeFigures) -> None:
-    if root is None or node.tasks is None:
-        return
+def _load_lines(root: Row, tasks: TaskFigures, load: float) -> list[str]:
+    lines: list[str] = []
     name = "container_cpu_load_average_10s"
     _head(lines, name, "gauge", "Running tasks over the last ten seconds, in thousandths")
-    lines.append(f"{name}{{{root.labels}}} {int(node.load * 1000)} {root.at}")
+    lines.append(f"{name}{{{root.labels}}} {int(load * 1000)} {root.at}")
     name = "container_tasks_state"
     _head(lines, name, "gauge", "Tasks in a state")
-    tasks = node.tasks
     states = {
         "running": tasks.running,
         "uninterruptible": tasks.blocked,
@@ -414,7 +422,7 @@ def _load_lines(lines: list[str], root: Row | None, node: NodeFigures) -> None:
         "stopped": 0,
         "iowaiting": tasks.blocked,
     }
-    lines += [f'{name}{{{root.labels},state="{state}"}} {count} {root.at}' for state, count in states.items()]
+    return lines + [f'{name}{{{root.labels},state="{state}"}} {count} {root.at}' for state, count in states.items()]
 
 
 def machine_lines(machine: Machine, *, physical_cores: int, sockets: int, version: str) -> str:

@@ -46,19 +46,20 @@ MACHINE_ONLY: tuple[tuple[str, str, str, Callable[[DiskCounters], float]], ...] 
         lambda c: c.weighted_io_ms / 1e3,
     ),
 )
-SPACE = (
-    ("container_fs_usage_bytes", "Bytes held on the filesystem"),
-    ("container_fs_limit_bytes", "Bytes the filesystem has"),
-    ("container_fs_inodes_total", "Inodes the filesystem has"),
-    ("container_fs_inodes_free", "Inodes left on the filesystem"),
+SPACE: tuple[tuple[str, str, Callable[[int, FsFigures], int]], ...] = (
+    ("container_fs_usage_bytes", "Bytes held on the filesystem", lambda used, fs: used),
+    ("container_fs_limit_bytes", "Bytes the filesystem has", lambda used, fs: fs.capacity),
+    ("container_fs_inodes_total", "Inodes the filesystem has", lambda used, fs: fs.inodes),
+    ("container_fs_inodes_free", "Inodes left on the filesystem", lambda used, fs: fs.inodes_free),
 )
 
 
-def disk_lines(rows: Sequence[DiskRow], node: NodeFigures, names: DiskNames) -> Iterator[list[str]]:
-    """One list per family; the first row is the machine's."""
-    devices = [(row, io) for row in rows[1:] if row[2] is not None for io in row[2].io]
+def disk_lines(
+    root: DiskRow | None, rows: Sequence[DiskRow], node: NodeFigures, names: DiskNames
+) -> Iterator[list[str]]:
+    """One list per family; `root` is the machine's row."""
+    devices = [(row, io) for row in rows if row[2] is not None for io in row[2].io]
     labelled = [(f"{row[0]},{_device(names(io.major, io.minor))}", row[1], io) for row, io in devices]
-    root = rows[0] if rows else None
     disks = [(f"{root[0]},{_device(disk.name)}", root[1], disk) for disk in node.disks] if root is not None else []
     for name, help_text, of_group, of_disk in SHARED:
         lines = [_head(name, "counter", help_text)]
@@ -71,7 +72,7 @@ def disk_lines(rows: Sequence[DiskRow], node: NodeFigures, names: DiskNames) -> 
             *[f"{name}{{{labels}}} {value(disk)} {at}" for labels, at, disk in disks],
         ]
     yield _blkio(devices, names)
-    yield from _space(rows, node)
+    yield from _space(root, rows, node)
 
 
 def _blkio(devices: Sequence[tuple[DiskRow, DeviceIo]], names: DiskNames) -> list[str]:
@@ -84,29 +85,20 @@ def _blkio(devices: Sequence[tuple[DiskRow, DeviceIo]], names: DiskNames) -> lis
     return lines
 
 
-def _space(rows: Sequence[DiskRow], node: NodeFigures) -> Iterator[list[str]]:
+def _space(root: DiskRow | None, rows: Sequence[DiskRow], node: NodeFigures) -> Iterator[list[str]]:
     found: list[tuple[str, int, int, FsFigures]] = []
-    if rows:
+    if root is not None:
         seen: dict[int, FsFigures] = {}
         for whole in (node.fs, *node.filesystems.values()):
             if whole is not None:
                 seen.setdefault(whole.device, whole)
-        found += [(f"{rows[0][0]},{_device(fs.device_name)}", rows[0][1], fs.used, fs) for fs in seen.values()]
-    for labels, at, _, container in rows[1:]:
+        found += [(f"{root[0]},{_device(fs.device_name)}", root[1], fs.used, fs) for fs in seen.values()]
+    for labels, at, _, container in rows:
         layer = container.layer if container is not None else None
         fs = node.filesystems.get(layer.mountpoint) if layer is not None else None
         if layer is not None and fs is not None:
             found.append((f"{labels},{_device(fs.device_name)}", at, layer.used, fs))
-    for (name, help_text), pick in zip(
-        SPACE,
-        (
-            lambda used, fs: used,
-            lambda used, fs: fs.capacity,
-            lambda used, fs: fs.inodes,
-            lambda used, fs: fs.inodes_free,
-        ),
-        strict=True,
-    ):
+    for name, help_text, pick in SPACE:
         yield [
             _head(name, "gauge", help_text),
             *[f"{name}{{{labels}}} {pick(used, fs)} {at}" for labels, at, used, fs in found],

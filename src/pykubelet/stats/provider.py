@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import finish
 from pykubelet.model.errors import CriError
 from pykubelet.model.figures import (
     CgroupBounds,
@@ -31,6 +32,7 @@ from pykubelet.stats.rates import CpuRates
 from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
 
 ROOT = "/"
+READ_WITHIN = 60.0
 MOST_PROCESSES = 64
 """How many processes of one container have their descriptors counted."""
 
@@ -38,7 +40,7 @@ MOST_PROCESSES = 64
 class Cgroups(Protocol):
     def usage(self, path: str, now_ns: int) -> CgroupUsage | None: ...
 
-    def detail(self, path: str) -> CgroupDetail: ...
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail: ...
 
     def bounds(self, path: str) -> CgroupBounds: ...
 
@@ -139,7 +141,7 @@ class StatsProvider:
         async with self._lock:
             for kind in (True, False) if not full else (True,):
                 known = self._last.get(kind)
-                if known is not None and known[0] >= asked:
+                if known is not None and known[0] >= asked and not (full and self.disk_problem and not stale_disk):
                     return known[1]
             return await self._look(full, stale_disk)
 
@@ -158,7 +160,8 @@ class StatsProvider:
                     raise
         bounds_due = self._is_due("bounds", settings.bounds_every)
         processes_due = full and self._is_due("processes", settings.processes_every)
-        reading: _Reading = await self._run(lambda: self._read(inventory, full, bounds_due, processes_due))
+        # To its end even when the caller goes: the thread works on what this object remembers.
+        reading = await finish(self._reading(inventory, full, bounds_due, processes_due), within=READ_WITHIN)
         snapshot = self._assemble(inventory, reading, full)
         self._last[full] = (started, snapshot)
         return snapshot
@@ -169,6 +172,12 @@ class StatsProvider:
             return False
         self._due[what] = now + period
         return True
+
+    async def _reading(
+        self, inventory: Sequence[PodItem], full: bool, bounds_due: bool, processes_due: bool
+    ) -> _Reading:
+        found: _Reading = await self._run(lambda: self._read(inventory, full, bounds_due, processes_due))
+        return found
 
     async def _read_disk(self, inventory: Sequence[PodItem]) -> DiskFigures:
         layers, usages = await self._disk_reader.runtime_figures()
@@ -196,7 +205,7 @@ class StatsProvider:
             for container in pod.containers:
                 place = self._places.get(container.id)
                 if place is not None:
-                    self._read_group(place, reading, full)
+                    self._read_group(place, reading, full, leaf=True)
                     if full and place not in self._processes:
                         pids = self._cgroups.processes(place)[:MOST_PROCESSES]
                         self._processes[place] = self._host.processes(pids)
@@ -221,15 +230,16 @@ class StatsProvider:
                 elif wanted != pod.sandbox_id:
                     self._homeless = True
 
-    def _read_group(self, path: str, reading: _Reading, full: bool) -> None:
+    def _read_group(self, path: str, reading: _Reading, full: bool, *, leaf: bool = False) -> None:
         usage = self._cgroups.usage(path, self._clock.now_ns())
         if usage is None:
             return
         reading.usages[path] = usage
-        if path not in self._bounds:
-            self._bounds[path] = self._cgroups.bounds(path)
+        bounds = self._bounds.get(path)
+        if bounds is None:
+            bounds = self._bounds[path] = self._cgroups.bounds(path)
         if full:
-            reading.details[path] = self._cgroups.detail(path)
+            reading.details[path] = self._cgroups.detail(path, bounds, leaf=leaf)
 
     def _read_sandbox(self, pod: PodItem, reading: _Reading) -> None:
         place = self._places.get(pod.sandbox_id)

@@ -5,7 +5,6 @@ Also the instruments in /metrics that are about figures: volumes, log sizes, whe
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -16,12 +15,9 @@ from pykubelet.stats.cadvisor import machine_lines, render_cadvisor
 from pykubelet.stats.cadvisor_disks import DiskNames
 from pykubelet.stats.provider import StatsProvider
 from pykubelet.stats.resource_metrics import render_resource
-from pykubelet.stats.snapshot import Snapshot
 from pykubelet.stats.summary import summarize
 from pykubelet.stats.summary_types import Summary
 from pykubelet.stats.volumes import PodVolumes, VolumeFigures
-
-logger = logging.getLogger(__name__)
 
 VOLUME_GAUGES: tuple[tuple[str, str, str], ...] = (
     ("kubelet_volume_stats_capacity_bytes", "Bytes the volume has", "capacity_bytes"),
@@ -55,7 +51,6 @@ class NodeStatsSource:
             machine, physical_cores=cpu_layout[0], sockets=cpu_layout[1], version=version
         )
         self._encoder = msgspec.json.Encoder()
-        self._rendered: tuple[Snapshot, str] | None = None
 
     async def summary_value(self, *, only_cpu_and_memory: bool) -> Summary:
         snapshot = await self._provider.look(full=not only_cpu_and_memory)
@@ -74,18 +69,16 @@ class NodeStatsSource:
     async def cadvisor(self) -> str:
         """Disk figures may be older than usual when the runtime does not answer; the text says so."""
         snapshot = await self._provider.look(full=True, stale_disk=True)
-        if self._rendered is None or self._rendered[0] is not snapshot:
-            text = render_cadvisor(
-                snapshot,
-                machine=self._machine_text,
-                disks=self._disk_names,
-                failed=self._provider.disk_problem is not None,
-            )
-            self._rendered = (snapshot, text)
-        return self._rendered[1]
+        return render_cadvisor(
+            snapshot,
+            machine=self._machine_text,
+            disks=self._disk_names,
+            failed=self._provider.disk_problem is not None,
+        )
 
     async def resource(self) -> str:
-        return render_resource(await self._provider.look(full=False))
+        snapshot = await self._provider.look(full=False)
+        return render_resource(snapshot if snapshot.node.root.usage is not None else None)
 
     def _pod_volumes(self) -> Mapping[str, PodVolumes]:
         return self._volumes.all() if self._volumes is not None else {}

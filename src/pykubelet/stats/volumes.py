@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 REST_FACTOR = 100
 PAUSE = 1.0
+NOT_YET_PERIOD = 10.0
+"""For pods of which nothing was found: their volumes are perhaps not mounted yet."""
 DISABLED_PAUSE = 60.0
 
 
@@ -118,4 +120,6 @@ class VolumeFigures:
             self._found[uid] = PodVolumes(time_ns=self._clock.now_ns(), volumes=volumes)
         took = self._clock.monotonic() - started
         self._durations.observe(took, "pod")
-        self._next[uid] = started + max(self._period, took * REST_FACTOR)
+        found = self._found.get(uid)
+        period = self._period if found is not None and found.volumes else min(self._period, NOT_YET_PERIOD)
+        self._next[uid] = started + max(period, took * REST_FACTOR)

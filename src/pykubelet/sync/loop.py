@@ -41,7 +41,7 @@ from pykubelet.pleg.diff import (
 )
 from pykubelet.pods.admission import Rejection, Verdict
 from pykubelet.pods.manager import PodManager
-from pykubelet.sync.phases import Phase, PodPhases
+from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,10 @@ class RuntimeBack:
 LoopEvent = PodsChanged | RuntimeEvent | ProbeChanged | RuntimeBack
 
 
+ROOM_MAY_BE_FREE = {Operation.ADD: "pods_added", Operation.REMOVE: "pods_removed"}
+"""Changes after which resizes that wait are judged again, with upstream's word for each."""
+
+
 class Changes(Protocol):
     async def next_changes(self) -> list[PodsChanged]: ...
 
@@ -73,6 +77,26 @@ class Changes(Protocol):
 
 class Admission(Protocol):
     def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict: ...
+
+
+class Resizes(Protocol):
+    """What pods were promised, and wishes for something else."""
+
+    def allocated(self, pod: Pod) -> Pod: ...
+
+    def active_pods(self) -> Sequence[Pod]:
+        """Pods that hold resources on this node, with what they were promised."""
+        ...
+
+    def admitted(self, pod: Pod) -> None: ...
+
+    def added(self, pods: Sequence[Pod]) -> None: ...
+
+    def updated(self, old: Pod | None, new: Pod) -> None: ...
+
+    def reconciled(self, old: Pod | None, new: Pod) -> None: ...
+
+    def retry(self, trigger: str) -> None: ...
 
 
 class StatusStore(Protocol):
@@ -100,6 +124,7 @@ class SyncLoop:
         changes: Changes,
         pods: PodManager,
         admission: Admission,
+        resizes: Resizes,
         workers: PodWorkers,
         phases: PodPhases,
         statuses: StatusStore,
@@ -113,6 +138,7 @@ class SyncLoop:
         self._changes = changes
         self._pods = pods
         self._admission = admission
+        self._resizes = resizes
         self._workers = workers
         self._phases = phases
         self._statuses = statuses
@@ -135,6 +161,8 @@ class SyncLoop:
             case PodsChanged():
                 self._pods_changed(event)
                 self._changes.mark_ready(event.source)
+                if event.op in ROOM_MAY_BE_FREE:
+                    self._resizes.retry(ROOM_MAY_BE_FREE[event.op])
                 self._tidy()
             case ContainerDied(pod_uid=uid, name=name, sandbox=sandbox, asked=asked):
                 if not sandbox:
@@ -163,9 +191,13 @@ class SyncLoop:
             case Operation.ADD:
                 for pod in sorted(change.pods, key=_age):
                     self._add(pod)
+                # Not before all are known: a wish must not be granted what a pod further down holds already.
+                self._resizes.added([pod for pod in change.pods if not is_mirror(pod)])
             case Operation.UPDATE | Operation.DELETE:
                 for pod in change.pods:
+                    old = self._pods.get(uid_of(pod))
                     self._pods.put(pod)
+                    self._resizes.updated(old, pod)
                     self._update(pod)
             case Operation.REMOVE:
                 for pod in change.pods:
@@ -186,12 +218,15 @@ class SyncLoop:
         logger.info("pod added", extra={"pod": readable(pod), "uid": uid})
         state = self._phases.get(uid)
         if (state is None or not state.is_ending) and not is_terminal_phase(pod.status.phase):
-            verdict = self._admission.decide(pod, self._active_pods(but=uid))
+            # After a restart of the agent the pod is judged by what it was promised before.
+            promised = self._resizes.allocated(pod)
+            verdict = self._admission.decide(promised, self._active_pods(but=uid))
             if verdict.rejection is not None:
                 self._reject(pod, verdict.rejection)
                 return
+            self._resizes.admitted(promised)
             for victim in verdict.victims:
-                self._preempt(victim)
+                self.preempt(victim)
         self._workers.update(UpdateKind.CREATE, pod)
 
     def _update(self, pod: Pod) -> None:
@@ -212,7 +247,9 @@ class SyncLoop:
             self._workers.update(UpdateKind.KILL, pod)
 
     def _reconcile(self, pod: Pod) -> None:
+        old = self._pods.get(uid_of(pod))
         self._pods.put(pod)
+        self._resizes.reconciled(old, pod)
         target = self._pods.static_of(pod) if is_mirror(pod) else pod
         if target is not None and target.spec.readiness_gates:
             self._update(target)  # with the conditions it has now
@@ -236,7 +273,8 @@ class SyncLoop:
         status = self._statuses.get(uid_of(pod))
         return self._phases.get(uid_of(pod)) is None and status is not None and status.phase == "Failed"
 
-    def _preempt(self, victim: Pod) -> None:
+    def preempt(self, victim: Pod) -> None:
+        """End a pod for one that matters more."""
         text = "Preempted in order to admit critical pod"
         self._events.pod_event(victim, WARNING, "Preempting", text)
 
@@ -246,13 +284,7 @@ class SyncLoop:
         self._workers.update(UpdateKind.KILL, victim, KillRequest(evicted=True, change_status=mark))
 
     def _active_pods(self, *, but: str) -> list[Pod]:
-        """Pods that hold resources on this node: accepted and not yet ended."""
-        active = []
-        for pod in self._pods.pods():
-            state = self._phases.get(uid_of(pod))
-            if uid_of(pod) != but and state is not None and state.phase in (Phase.SYNCING, Phase.TERMINATING):
-                active.append(pod)
-        return active
+        return [pod for pod in self._resizes.active_pods() if uid_of(pod) != but]
 
     # --- probes ---------------------------------------------------------------------------------
 

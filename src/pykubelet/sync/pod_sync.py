@@ -17,7 +17,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
-from pykubelet.model.pod import is_static, is_terminal_phase, uid_of, uses_host_network
+from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, uses_host_network
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.runtime.manager import SyncOutcome
@@ -68,7 +68,31 @@ class PodProbes(Protocol):
     def remove_pod(self, uid: str) -> None: ...
 
 
+class PodResizes(Protocol):
+    """What pods were promised, as opposed to what their specs ask for."""
+
+    def allocated(self, pod: Pod) -> Pod:
+        """The pod with what it was promised; every step works with that."""
+        ...
+
+    def review(self, pod: Pod, seen: PodRuntimeStatus) -> None:
+        """Note whether a promised resize is in force by now."""
+        ...
+
+    def failed(self, pod: Pod, why: str) -> None: ...
+
+
+class IdRanges(Protocol):
+    def release(self, uid: str) -> None:
+        """The pod's user namespace is used no more."""
+        ...
+
+
 class PodCgroups(Protocol):
+    def is_missing(self, pod: Pod) -> bool:
+        """Whether the pod should have a cgroup of its own and has none."""
+        ...
+
     async def ensure(self, pod: Pod) -> None: ...
 
     async def remove(self, uid: str) -> None: ...
@@ -105,6 +129,8 @@ class PodSync:
         volumes: PodVolumes,
         probes: PodProbes,
         cgroups: PodCgroups,
+        resizes: PodResizes,
+        id_ranges: IdRanges,
         mirrors: Mirrors,
         references: References,
         network: Network,
@@ -121,6 +147,8 @@ class PodSync:
         self._volumes = volumes
         self._probes = probes
         self._cgroups = cgroups
+        self._resizes = resizes
+        self._id_ranges = id_ranges
         self._mirrors = mirrors
         self._references = references
         self._network = network
@@ -133,6 +161,8 @@ class PodSync:
     # --- sync -----------------------------------------------------------------------------------
 
     async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+        pod = self._resizes.allocated(pod)
+        self._resizes.review(pod, seen)
         status = self._maker.make(pod, seen, terminal=False)
         self._statuses.set_status(pod, status)
         if is_terminal_phase(status.phase):
@@ -143,17 +173,23 @@ class PodSync:
             self._events.pod_event(pod, WARNING, "NetworkNotReady", text)
             raise NetworkNotReady(text)
         self._references.register(pod)
+        seen = await self._rehome(pod, seen)
         await self._prepare(pod)
         self._probes.add_pod(pod)
         outcome = await self._runtime.sync_pod(pod, seen, restart_all=_restarts_all(status))
         self._remember(pod, outcome)
+        if outcome.resize_problem:
+            self._resizes.failed(pod, outcome.resize_problem)
         if outcome.acted:
             fresh = await self._look.refresh(uid_of(pod))
+            self._resizes.review(pod, fresh)
             status = self._maker.make(pod, fresh, terminal=False)
             self._statuses.set_status(pod, status)
             if is_terminal_phase(status.phase):
                 return SyncVerdict(ended=True)
         _raise_problems(outcome.problems)
+        if outcome.resize_problem:
+            raise PykubeletError(f"resize: {outcome.resize_problem}")
         return SyncVerdict(again_in=self._until_deadline(pod, status))
 
     def _until_deadline(self, pod: Pod, status: PodStatus) -> float | None:
@@ -162,6 +198,14 @@ class PodSync:
             return None
         due = status.start_time.timestamp() + pod.spec.active_deadline_seconds
         return max(0.0, due - self._clock.now())
+
+    async def _rehome(self, pod: Pod, seen: PodRuntimeStatus) -> PodRuntimeStatus:
+        """Containers that run outside the pod's cgroup, because the settings changed, escape its limits: end them."""
+        if not seen.running() or not self._cgroups.is_missing(pod):
+            return seen
+        logger.warning("pod runs without its cgroup; it is stopped and started again", extra={"pod": readable(pod)})
+        await self._runtime.kill_pod(pod, seen, None)
+        return await self._look.refresh(uid_of(pod))
 
     async def _prepare(self, pod: Pod) -> None:
         """What must be there before anything of the pod runs."""
@@ -199,7 +243,7 @@ class PodSync:
     # --- terminating ----------------------------------------------------------------------------
 
     async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
-        uid = uid_of(pod)
+        pod, uid = self._resizes.allocated(pod), uid_of(pod)
         self._statuses.set_status(pod, self._status(pod, seen, changes, terminal=False))
         self._probes.stop_for_termination(pod)
         try:
@@ -234,12 +278,14 @@ class PodSync:
     # --- terminated -----------------------------------------------------------------------------
 
     async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
+        pod = self._resizes.allocated(pod)
         status = self._maker.make(pod, seen, terminal=True)
         self._statuses.set_status(pod, status)
         with self._recorder.step(uid_of(pod), Step.CLEANUP):
             await self._volumes.wait_unmounted(pod)
             self._references.unregister(pod)
             await self._cgroups.remove(uid_of(pod))
+            self._id_ranges.release(uid_of(pod))
         self._statuses.terminate(pod, status)
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from pykubelet.api.types import Pod, PodStatus
+from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.clock import Clock
 from pykubelet.model.container_keys import TERMINATION_MESSAGE_PATH_KEY, TERMINATION_MESSAGE_POLICY_KEY
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import all_containers, is_terminal_phase, uid_of
+from pykubelet.model.pod_resources import has_pod_level_resources
 from pykubelet.model.reasons import NORMAL
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
@@ -44,6 +45,16 @@ class LogTail(Protocol):
         ...
 
 
+class Resizes(Protocol):
+    """What is in force for pods, and how far their resizes are."""
+
+    def actuated(self, uid: str) -> dict[str, ResourceRequirements]: ...
+
+    def pod_level_actuated(self, uid: str) -> ResourceRequirements | None: ...
+
+    def conditions(self, uid: str, *, terminal: bool) -> tuple[PodCondition, ...]: ...
+
+
 class PodStatusMaker:
     def __init__(
         self,
@@ -54,6 +65,7 @@ class PodStatusMaker:
         folders: PodFolders,
         logs: LogTail,
         addresses: NodeAddresses,
+        resizes: Resizes,
         events: EventSink,
         clock: Clock,
         runtime_name: str,
@@ -65,6 +77,7 @@ class PodStatusMaker:
         self._folders = folders
         self._logs = logs
         self._addresses = addresses
+        self._resizes = resizes
         self._events = events
         self._clock = clock
         self._runtime_name = runtime_name
@@ -76,7 +89,7 @@ class PodStatusMaker:
         previous = self._told.get(uid)
         names = [container.name or "" for _, container in all_containers(pod)]
         addresses = self._addresses.host_ips()
-        return generate_pod_status(
+        status = generate_pod_status(
             StatusInputs(
                 pod=pod,
                 runtime=seen,
@@ -86,13 +99,19 @@ class PodStatusMaker:
                 terminal=terminal,
                 failures=self._reasons.of_pod(uid, names),
                 messages=self._termination_messages(seen),
+                actuated=self._resizes.actuated(uid),
                 override=self._deadline(pod, previous),
+                resize_conditions=self._resizes.conditions(uid, terminal=terminal),
                 runtime_name=self._runtime_name,
                 host_ips=addresses,
                 prefers_ipv6=bool(addresses) and ":" in addresses[0],
                 agent_started=self._started,
             )
         )
+        if has_pod_level_resources(pod) and pod.spec.resources is not None:
+            status.allocated_resources = dict(pod.spec.resources.requests)
+            status.resources = self._resizes.pod_level_actuated(uid) or pod.spec.resources
+        return status
 
     def _deadline(self, pod: Pod, previous: PodStatus | None) -> StatusOverride | None:
         limit = pod.spec.active_deadline_seconds

@@ -10,8 +10,9 @@ from pykubelet.api.types import ObjectMeta, Pod
 from pykubelet.images.login import Entry, Login
 from pykubelet.images.pull import ImageError, ImagePuller, Lookup, PullSettings, explain_pull_error
 from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.errors import CriError, RuntimeDown
+from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.life import LifeRecorder, Outcome, Step
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri import FakeCri
@@ -80,6 +81,7 @@ class Bench:
         self.cri = FakeCri(self.clock)
         self.events = Events()
         self.life = LifeRecorder(self.clock)
+        self.metrics = Registry()
         self.puller = ImagePuller(
             cri=self.cri,
             clock=self.clock,
@@ -88,6 +90,7 @@ class Bench:
             settings=settings or PullSettings(),
             credentials=logins,
             access=guard,
+            metrics=self.metrics,
         )
 
     async def ensure(self, image: str, policy: str | None = "IfNotPresent", pod: str = "web") -> str:
@@ -395,3 +398,83 @@ async def test_a_present_image_somebody_else_brought() -> None:
     assert bench.pulls() == 1
     await bench.ensure("r.io/a:1")
     assert bench.pulls() == 1
+
+
+async def test_every_pull_is_written_down_before_and_after() -> None:
+    guard = Guard()
+    bench = Bench(guard=guard)
+    bench.cri.add_to_registry("r.io/a:latest")
+    bench.cri.add_to_registry("r.io/b:1", error=CriError("no such host"))
+    await bench.ensure("r.io/a")
+    await bench.fails("r.io/b:1")
+    await bench.fails("r.io/b:1")  # in back-off: no pull, no record
+    assert guard.told == [("intend", "r.io/a"), ("pulled", "r.io/a"), ("intend", "r.io/b:1"), ("failed", "r.io/b:1")]
+
+
+async def test_a_pull_given_up_is_written_down_too() -> None:
+    guard = Guard()
+    bench = Bench(guard=guard)
+    bench.cri.add_to_registry("r.io/a:1", takes=60.0)
+
+    async def want() -> None:
+        await bench.ensure("r.io/a:1")
+
+    async with TaskSet("pods") as pods:
+        task = pods.spawn(want(), name="p")
+        await bench.clock.sleep(1)
+        task.cancel()
+    assert guard.told == [("intend", "r.io/a:1"), ("failed", "r.io/a:1")]
+
+
+class Broken(Logins):
+    async def lookup(self, pod: Pod, image: str) -> Sequence[Login]:
+        raise PykubeletError("pull secret default/s: is not JSON")
+
+
+async def test_credentials_that_cannot_be_read_fail_the_pull() -> None:
+    bench = Bench(logins=Broken())
+    bench.cri.add_to_registry("r.io/a:1")
+    error = await bench.fails("r.io/a:1")
+    assert (error.reason, str(error)) == ("ErrImagePull", "pull secret default/s: is not JSON")
+    assert bench.pulls() == 0
+
+
+async def test_a_long_pull_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    bench = Bench(settings=PullSettings(serialize=True))
+    bench.cri.add_to_registry("r.io/a:1", takes=135.0)
+    bench.cri.add_to_registry("r.io/b:1", takes=0.0)
+
+    async def want(image: str) -> None:
+        await bench.ensure(image)
+
+    async with TaskSet("pods") as pods:
+        pods.spawn(want("r.io/a:1"), name="a")
+        await bench.clock.sleep(1)
+        pods.spawn(want("r.io/b:1"), name="b")
+        await bench.clock.sleep(200)
+    told = [(r.message, r.__dict__["image"], r.__dict__["seconds"]) for r in caplog.records]
+    pulling, waiting = "image is still being pulled", "image waits for other pulls to end"
+    assert [each for each in told if each[1] == "r.io/a:1"] == [(pulling, "r.io/a:1", s) for s in (10, 30, 70, 130)]
+    assert [each for each in told if each[1] == "r.io/b:1"] == [(waiting, "r.io/b:1", s) for s in (10, 30, 70, 130)]
+
+
+async def test_metrics_of_pulls() -> None:
+    bench = Bench()
+    bench.cri.add_to_registry("r.io/a:1", size_bytes=20 << 20, takes=3.0)
+    await bench.ensure("r.io/a:1")
+    await bench.ensure("r.io/a:1", "Always")
+    await bench.ensure("r.io/a:1", "Never")
+    text = bench.metrics.expose()
+    name = "kubelet_image_manager_ensure_image_requests_total"
+    assert f'{name}{{pull_policy="ifnotpresent",present_locally="false",pull_required="true"}} 1' in text
+    assert f'{name}{{pull_policy="always",present_locally="unknown",pull_required="true"}} 1' in text
+    assert f'{name}{{pull_policy="never",present_locally="true",pull_required="false"}} 1' in text
+    assert 'kubelet_image_pull_duration_seconds_count{image_size_in_bytes="10MB-100MB"} 2' in text
+
+
+async def test_without_the_gate_the_text_says_less() -> None:
+    bench = Bench(settings=PullSettings(checks_access=False))
+    bench.cri.add_image("busybox:1")
+    await bench.ensure("busybox:1")
+    assert bench.events.seen == [("Normal", "Pulled", 'Container image "busybox:1" already present on machine')]

@@ -7,10 +7,13 @@ import contextlib
 import random
 import shutil
 import ssl
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from pykubelet.model.runtime_status import ContainerRecord, SandboxRecord
 from pykubelet.server.listeners import CannotListen, Limits, LocalAddress
@@ -311,6 +314,24 @@ async def test_what_the_runtime_refuses_is_passed_on(world: World) -> None:
             assert (await client.ask("GET", "/healthz")).status == 200
 
 
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        test_who_gets_in,
+        test_exec_joins_the_caller_to_the_runtime,
+        test_what_the_runtime_said_last_arrives_although_the_caller_is_slow,
+        test_an_idle_stream_ends,
+        test_certificates_are_read_again_without_a_restart,
+        test_slow_callers_are_cut_and_make_room,
+    ],
+)
+def test_the_loop_of_production_does_the_same(
+    scenario: Callable[[World], Coroutine[Any, Any, None]], world: World
+) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario(world))
+
+
 WORDS = """pods logs exec default web app .. %2e%2e healthz metrics containerLogs run %00 ä debug flags v
 stats summary attach portForward"""
 EXPECTED = {(503, "stats"), (500, "run"), (500, "attach"), (500, "exec")}
@@ -323,7 +344,7 @@ async def test_random_requests_never_break_it(world: World, caplog: pytest.LogCa
     words = [*WORDS.split(), ""]
     context = world.client_context(world.ca.issue("ada"))
     async with serving(world.server()) as port:
-        for _ in range(400):
+        for _ in range(200):
             path = "/" + "/".join(dice.choices(words, k=dice.randrange(6)))
             names = dice.choices(["tailLines", "port", "input", "follow"], k=2)
             query = "&".join(f"{name}={dice.choice(['1', '-1', 'x', '%ff'])}" for name in names)

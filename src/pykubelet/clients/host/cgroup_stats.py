@@ -8,11 +8,13 @@ Not covered: making and limiting groups (cgroups.py), machine-wide figures (node
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from pykubelet.clients.host.cgroup_stats_v1 import V1Reader, find_hierarchies
 from pykubelet.clients.host.cgroup_stats_v2 import V2Reader
+from pykubelet.clients.host.cgroups import page_name
 from pykubelet.clients.host.stat_files import read_small
 from pykubelet.model.figures import CgroupBounds, CgroupDetail, CgroupUsage
 
@@ -29,16 +31,20 @@ class Reader(Protocol):
 
     def usage(self, path: str, now_ns: int) -> CgroupUsage | None: ...
 
-    def detail(self, path: str) -> CgroupDetail: ...
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail: ...
 
     def bounds(self, path: str) -> CgroupBounds: ...
 
 
 class CgroupStats:
-    def __init__(self, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"), hugepage_sizes: Sequence[int] = ()
+    ) -> None:
+        """`hugepage_sizes` in bytes, as in Machine; v1 finds them by itself."""
         unified = (root / "cgroup.controllers").exists()
+        sizes = [page_name(size) for size in hugepage_sizes]
         self._reader: Reader = (
-            V2Reader(str(root), str(proc)) if unified else V1Reader(find_hierarchies(root), str(proc))
+            V2Reader(str(root), str(proc), sizes) if unified else V1Reader(find_hierarchies(root), str(proc))
         )
         self.version = self._reader.version
 
@@ -46,8 +52,9 @@ class CgroupStats:
         """CPU and memory; None when there is no such group."""
         return self._reader.usage(path, now_ns)
 
-    def detail(self, path: str) -> CgroupDetail:
-        return self._reader.detail(path)
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail:
+        """Counters of a limit are read only where `bounds` has it, those of processes only where processes are."""
+        return self._reader.detail(path, bounds, leaf=leaf)
 
     def bounds(self, path: str) -> CgroupBounds:
         return self._reader.bounds(path)

@@ -88,12 +88,10 @@ class V1Reader:
             own_major_faults=int(found.get(b"pgmajfault", 0)),
         )
 
-    def detail(self, path: str) -> CgroupDetail:
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail:
         memory = self._memory + path
         ticks = pairs(f"{self._cpuacct}{path}/cpuacct.stat")
-        cpu = pairs(f"{self._cpu}{path}/cpu.stat")
-        kills = pairs(f"{memory}/memory.oom_control").get(b"oom_kill")
-        processes = read_small(f"{self._any}{path}/cgroup.procs")
+        cpu = pairs(f"{self._cpu}{path}/cpu.stat") if bounds.quota_us is not None else {}
         stalls = self._pressures(path)
         return CgroupDetail(
             user_ns=int(ticks[b"user"]) * TICK_NS if b"user" in ticks else None,
@@ -102,10 +100,10 @@ class V1Reader:
             throttled_periods=_maybe(cpu.get(b"nr_throttled")),
             throttled_ns=_maybe(cpu.get(b"throttled_time")),
             max_usage=number(f"{memory}/memory.max_usage_in_bytes"),
-            limit_hits=number(f"{memory}/memory.failcnt"),
+            limit_hits=number(f"{memory}/memory.failcnt") if bounds.memory is not None else 0,
             kernel=number(f"{memory}/memory.kmem.usage_in_bytes"),
-            oom_kills=_maybe(kills),
-            processes=processes.count(b"\n"),
+            oom_kills=_maybe(pairs(f"{memory}/memory.oom_control").get(b"oom_kill")) if leaf else None,
+            processes=read_small(f"{self._any}{path}/cgroup.procs").count(b"\n") if leaf else None,
             threads=number(f"{self._pids}{path}/pids.current"),
             io=self._io(path),
             hugepages=self._hugepages(path),

@@ -7,6 +7,7 @@ memory. Its swap and pressure are the machine's.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from pykubelet.clients.host.stat_files import limit, number, pairs, pressure, read_small
 from pykubelet.model.figures import CgroupBounds, CgroupDetail, CgroupUsage, DeviceIo, HugepageUsage, MemoryUsage
@@ -15,11 +16,13 @@ from pykubelet.model.figures import CgroupBounds, CgroupDetail, CgroupUsage, Dev
 class V2Reader:
     version = 2
 
-    def __init__(self, root: str, proc: str) -> None:
+    def __init__(self, root: str, proc: str, page_sizes: Sequence[str]) -> None:
+        """`page_sizes`: of huge pages, as the kernel names them in file names."""
         self._root = root
         self._proc = proc
         self._pressure = os.path.exists(f"{proc}/pressure/cpu")
-        self._page_sizes = _page_sizes(root)
+        handed = b"hugetlb" in read_small(f"{root}/cgroup.controllers").split()
+        self._page_sizes = tuple(page_sizes) if handed else ()
 
     def folder(self, path: str) -> str:
         return self._root + path
@@ -38,13 +41,11 @@ class V2Reader:
             return None
         anonymous, cache = int(found.get(b"anon", 0)), int(found.get(b"file", 0))
         inactive = int(found.get(b"inactive_file", 0))
-        if path == "/":
-            usage, swap = anonymous + cache, self._swap_used()
-        else:
-            current = number(f"{folder}/memory.current")
-            if current is None:
-                return None
-            usage, swap = current, number(f"{folder}/memory.swap.current")
+        is_root = path == "/"
+        usage = anonymous + cache if is_root else number(f"{folder}/memory.current")
+        if usage is None:
+            return None
+        swap = self._swap_used() if is_root else number(f"{folder}/memory.swap.current")
         faults, major = int(found.get(b"pgfault", 0)), int(found.get(b"pgmajfault", 0))
         return MemoryUsage(
             usage=usage,
@@ -71,7 +72,7 @@ class V2Reader:
                 free = int(line.split()[1])
         return (total - free) * 1024
 
-    def detail(self, path: str) -> CgroupDetail:
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail:
         folder = self._root + path
         cpu = pairs(f"{folder}/cpu.stat")
         events = pairs(f"{folder}/memory.events")
@@ -85,7 +86,7 @@ class V2Reader:
             max_usage=number(f"{folder}/memory.peak"),
             limit_hits=_scaled(events.get(b"max")),
             oom_kills=_scaled(events.get(b"oom_kill")),
-            processes=read_small(f"{folder}/cgroup.procs").count(b"\n"),
+            processes=read_small(f"{folder}/cgroup.procs").count(b"\n") if leaf else None,
             threads=number(f"{folder}/pids.current"),
             io=_io(f"{folder}/io.stat"),
             hugepages=self._hugepages(folder),
@@ -125,25 +126,6 @@ def weight_to_shares(weight: int) -> int:
 
 def _scaled(value: bytes | None, factor: int = 1) -> int | None:
     return int(value) * factor if value is not None else None
-
-
-def _page_sizes(root: str) -> tuple[str, ...]:
-    """Page sizes; the root has no hugetlb files itself, but the groups that were handed the controller do."""
-    try:
-        with os.scandir(root) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    names = os.listdir(entry.path)
-                    sizes = [
-                        name.split(".")[1]
-                        for name in names
-                        if name.startswith("hugetlb.") and name.endswith("B.current")
-                    ]
-                    if sizes:
-                        return tuple(sorted(sizes))
-    except OSError:
-        return ()
-    return ()
 
 
 def _io(path: str) -> tuple[DeviceIo, ...]:

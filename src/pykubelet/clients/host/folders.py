@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.trees import remove_tree
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 
 
@@ -117,35 +118,4 @@ class DiskFolders:
             return ()
 
     def remove_pod(self, uid: str) -> None:
-        folder = self._paths.pod(uid)
-        try:
-            device = os.lstat(folder).st_dev
-        except FileNotFoundError:
-            return
-        remove_tree(folder, device, mount_points())
-
-
-def mount_points() -> frozenset[str]:
-    """Where something is mounted, read from the kernel's table."""
-    found = set()
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
-        for line in table:
-            field = line.split(" ", 5)[4]
-            found.add(field.encode("latin-1", "surrogateescape").decode("unicode_escape") if "\\" in field else field)
-    return frozenset(found)
-
-
-def remove_tree(folder: Path, device: int, mounts: frozenset[str]) -> None:
-    """Remove a folder and all below it on one filesystem; a mount inside raises OSError and is left alone."""
-    if str(folder) in mounts:
-        raise OSError(f"{folder} is still mounted")
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            if entry.stat(follow_symlinks=False).st_dev != device:
-                raise OSError(f"{entry.path} is another filesystem")
-            remove_tree(Path(entry.path), device, mounts)
-        else:
-            if entry.path in mounts:
-                raise OSError(f"{entry.path} is still mounted")
-            os.unlink(entry.path)
-    os.rmdir(folder)
+        remove_tree(self._paths.pod(uid))

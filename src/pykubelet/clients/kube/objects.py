@@ -91,13 +91,18 @@ class ReferenceWatcher:
         self._entries: dict[ObjectName, _Entry] = {}
         self._pods: dict[PodUID, set[ObjectName]] = {}
         self._listeners: list[Callable[[Sequence[PodUID]], None]] = []
+        self._object_listeners: list[Callable[[str, str, str], None]] = []
         self._tasks = TaskSet("references")
-        self._running = False
+        self._running = asyncio.Event()
         self._services = Reflector(client=kube, query=Query(kind=Service), clock=clock)
 
     def listen(self, listener: Callable[[Sequence[PodUID]], None]) -> None:
         """Tell `listener` which pods mount an object that has just changed."""
         self._listeners.append(listener)
+
+    def listen_objects(self, listener: Callable[[str, str, str], None]) -> None:
+        """Tell `listener` the kind, namespace and name of an object whenever it was read, came, changed or went."""
+        self._object_listeners.append(listener)
 
     def register(self, pod: Pod) -> None:
         """Hold what the pod refers to; again and again is fine, a changed pod replaces the old one."""
@@ -133,7 +138,7 @@ class ReferenceWatcher:
 
     async def run(self) -> None:
         async with self._tasks:
-            self._running = True
+            self._running.set()
             try:
                 for name, entry in self._entries.items():
                     self._start(name, entry)
@@ -142,7 +147,9 @@ class ReferenceWatcher:
                     await self._clock.sleep(JANITOR_PERIOD)
                     self._stop_idle()
             finally:
-                self._running = False
+                self._running.clear()
+                for entry in self._entries.values():
+                    entry.task = None
 
     def snapshot(self) -> dict[str, int]:
         watched = sum(1 for entry in self._entries.values() if entry.task is not None)
@@ -163,11 +170,16 @@ class ReferenceWatcher:
     async def _from_watch(self, kind: type[K], key: ObjectName, entry: _Entry) -> K | None:
         if entry.frozen is not None:
             return cast(K, entry.frozen)
-        self._start(key, entry)
-        reflector = entry.reflector
-        if reflector is None or not await reflector.wait_synced(within=SYNC_WITHIN):
+        try:
+            async with asyncio.timeout(SYNC_WITHIN):
+                await self._running.wait()
+                self._start(key, entry)
+                assert entry.reflector is not None
+                reflector = entry.reflector
+                await reflector.wait_synced()
+        except TimeoutError:
             kind_name = kind.__name__.lower()
-            raise ObjectUnavailable(f"failed to sync {kind_name} cache: timed out waiting for the condition")
+            raise ObjectUnavailable(f"failed to sync {kind_name} cache: timed out waiting for the condition") from None
         found = cast("K | None", reflector.get(key.name, key.namespace))
         if found is None and entry.synced_at is not None and self._clock.monotonic() - entry.synced_at < FRESH:
             return await self._fetch(kind, key)
@@ -193,7 +205,7 @@ class ReferenceWatcher:
 
     def _start(self, key: ObjectName, entry: _Entry) -> None:
         """Watch an object unless that is done already, or it can never change."""
-        if self._strategy is not Strategy.WATCH or not self._running or entry.task is not None:
+        if self._strategy is not Strategy.WATCH or not self._running.is_set() or entry.task is not None:
             return
         if entry.frozen is not None:
             return
@@ -215,6 +227,8 @@ class ReferenceWatcher:
         if items and items[0].immutable:
             entry.frozen = items[0]
             self._stop(entry)
+        for told in self._object_listeners:
+            told(key.kind.__name__, key.namespace, key.name)
         if not first:
             pods = [uid for uid, followed in entry.pods.items() if followed]
             for listener in self._listeners:

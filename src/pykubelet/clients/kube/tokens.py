@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from pykubelet.api.types import BoundObjectReference, TokenRequest
 from pykubelet.clients.kube.port import KubeClient
+from pykubelet.clients.kube.watch import QUICK_DELAYS
 from pykubelet.kit.clock import Clock
-from pykubelet.model.errors import ApiError, PykubeletError
+from pykubelet.model.errors import ApiError, Forbidden, PykubeletError
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class TokenManager:
             if kept.answer is not None and self._clock.now() < self._due(kept):
                 return kept.answer
             try:
-                answer = await self._kube.create_token(namespace, service_account, request)
+                answer = await self._ask(namespace, service_account, request)
             except ApiError as error:
                 if kept.answer is not None and self._clock.now() < _expiry(kept.answer):
                     logger.warning(
@@ -66,6 +67,15 @@ class TokenManager:
                 raise TokenUnavailable(f"failed to fetch token: {error}") from error
             kept.answer, kept.jitter = answer, self._source.random() * JITTER
             return answer
+
+    async def _ask(self, namespace: str, service_account: str, request: TokenRequest) -> TokenRequest:
+        for delay in QUICK_DELAYS:
+            try:
+                return await self._kube.create_token(namespace, service_account, request)
+            except Forbidden:
+                # The server may not have heard yet, where it checks this, that the pod is bound to our node.
+                await self._clock.sleep(delay)
+        return await self._kube.create_token(namespace, service_account, request)
 
     def due(self, namespace: str, service_account: str, request: TokenRequest) -> float | None:
         """When the token of this request should be renewed, in unix seconds; None when there is none."""

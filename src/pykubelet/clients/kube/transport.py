@@ -96,6 +96,10 @@ class _Connections:
             yield
         finally:
             self._open_streams.discard(response)
+            # A stream left early: do not wait half a minute for the server's TLS farewell.
+            connection = response.connection
+            if connection is not None and connection.transport is not None:
+                connection.transport.abort()
 
     async def retire(self) -> None:
         """No new requests; watches end now, the rest when it is done."""
@@ -135,12 +139,14 @@ class Transport:
         self._proxy = proxy_for(config.cluster.server, config.cluster.proxy_url, environ) or None
         self._connections: _Connections | None = None
         self._refused_tls: TlsMaterial | None = None
+        self._closed = False
 
     async def open(self) -> None:
         """Read the credentials now, so that a mistake in them is a KubeconfigError at start; does not connect."""
         await self._connections_for(await self._login.identity())
 
     async def close(self) -> None:
+        self._closed = True
         if self._connections is not None:
             connections, self._connections = self._connections, None
             connections.retired = True
@@ -270,6 +276,8 @@ class Transport:
             raise ApiDown(str(error)) from error
 
     async def _connections_for(self, identity: Identity) -> _Connections:
+        if self._closed:
+            raise ApiDown(f"{self._host}: the client is closed")
         current = self._connections
         if current is not None and identity.tls in (current.tls, self._refused_tls):
             return current
@@ -287,6 +295,8 @@ class Transport:
         if current is not None:
             logger.info("credentials changed; using new connections", extra={"server": self._host})
             await current.retire()
+            if made.retired:  # renewed while we waited
+                return await self._connections_for(identity)
         return made
 
     def _url(self, path: str, query: Query) -> URL:

@@ -242,9 +242,10 @@ async def test_unread_watch_of_a_variable_is_closed_and_opened_again_on_demand()
 
 async def test_pods_registered_before_the_service_runs_are_watched_then() -> None:
     bed = Bed()
-    bed.references = ReferenceWatcher(kube=bed.kube, clock=bed.clock)
+    bed.kube.add(a_map("conf"))
+    bed.references.register(a_pod("1", volumes=["conf"]))
     async with running(bed.references):
-        bed.references.register(a_pod("1", volumes=["conf"]))
+        assert await bed.references.config_map(NS, "conf") is not None
         await settle()
         assert bed.watched == ["metadata.name=conf"]
     assert bed.watched == []

@@ -377,3 +377,12 @@ def test_sockets_notice_a_dead_peer_within_30_seconds() -> None:
         idle, interval = made.getsockopt(tcp, socket.TCP_KEEPIDLE), made.getsockopt(tcp, socket.TCP_KEEPINTVL)
         assert idle + interval * made.getsockopt(tcp, socket.TCP_KEEPCNT) <= 30
         assert made.getsockopt(tcp, socket.TCP_USER_TIMEOUT) <= 30_000
+
+
+async def test_closed_client_is_down_and_opens_nothing() -> None:
+    async with serving(ok) as server:
+        transport = a_transport(server.url)
+        await transport.request("GET", "/x")
+        await transport.close()
+        with pytest.raises(ApiDown, match="the client is closed"):
+            await transport.request("GET", "/x")

@@ -1,0 +1,227 @@
+"""What figures cost: CPU per scrape of each endpoint with many pods, and as a share of a core at a scrape every 10 s.
+
+    python -m bench.stats_cost [pods]
+
+Pods are cgroups without processes, really made on this host (needs root), so that the kernel's part is real; the
+runtime's answers are canned. Network figures are read from this process, once per pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.bed.cgroups import CgroupTree, cgroup_mounts
+
+from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec
+from pykubelet.clients.host.cgroup_stats import CgroupStats
+from pykubelet.clients.host.machine import read_machine
+from pykubelet.clients.host.node_stats import NodeStats
+from pykubelet.clients.host.paths import NodePaths
+from pykubelet.kit.clock import SystemClock
+from pykubelet.model.cgroup_names import parent_for_runtime
+from pykubelet.model.figures import NetworkFigures
+from pykubelet.model.runtime_status import (
+    ContainerState,
+    ContainerStatus,
+    FilesystemUsage,
+    ImageFilesystems,
+    PodRuntimeStatus,
+    SandboxStatus,
+)
+from pykubelet.stats.inventory import GroupNames
+from pykubelet.stats.provider import StatsProvider, StatsSettings
+from pykubelet.stats.signals import EvictionFigures
+from pykubelet.stats.source import NodeStatsSource
+from pykubelet.wire import cri_pb2
+
+ROUNDS = 12
+SCRAPE_EVERY = 10.0
+
+
+class ManyPods:
+    """Pods, their runtime statuses and what the runtime measures, all made up."""
+
+    def __init__(self, count: int) -> None:
+        self._pods = [_pod(number) for number in range(count)]
+        self._statuses = {pod.metadata.uid or "": _status(pod) for pod in self._pods}
+        stats = [_stats(status.containers[0].id) for status in self._statuses.values()]
+        self._wire = cri_pb2.ListContainerStatsResponse(stats=stats).SerializeToString()
+
+    def pods(self) -> list[Pod]:
+        return self._pods
+
+    def uids(self) -> tuple[str, ...]:
+        return tuple(self._statuses)
+
+    def last_known(self, uid: str) -> PodRuntimeStatus:
+        return self._statuses[uid]
+
+    async def list_container_stats(
+        self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
+    ) -> Sequence[cri_pb2.ContainerStats]:
+        return tuple(cri_pb2.ListContainerStatsResponse.FromString(self._wire).stats)
+
+    async def image_fs_info(self) -> ImageFilesystems:
+        return ImageFilesystems(images=(FilesystemUsage(mountpoint="/", used_bytes=1, inodes_used=1, timestamp=1),))
+
+
+class Populated(CgroupStats):
+    """Sandboxes of the fake pods have a process: this one."""
+
+    def processes(self, path: str) -> tuple[int, ...]:
+        return (os.getpid(),)
+
+
+class OneInterface(NodeStats):
+    """A pod sees one interface, not all of the machine's."""
+
+    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None:
+        found = super().network(now_ns, pid)
+        if found is None or pid is None:
+            return found
+        return NetworkFigures(time_ns=found.time_ns, interfaces=found.interfaces[:1])
+
+
+def _id(kind: str, number: int) -> str:
+    return f"{kind}{number:063x}"
+
+
+def _pod(number: int) -> Pod:
+    uid = f"00000000-0000-4000-8000-{number:012d}"
+    spec = PodSpec(containers=[Container(name="app", image="docker.io/library/busybox:latest")])
+    return Pod(metadata=ObjectMeta(name=f"pod-{number}", namespace="default", uid=uid), spec=spec)
+
+
+def _status(pod: Pod) -> PodRuntimeStatus:
+    number = int((pod.metadata.uid or "")[-12:])
+    uid, name = pod.metadata.uid or "", pod.metadata.name or ""
+    sandbox = SandboxStatus(
+        id=_id("a", number), pod_uid=uid, pod_name=name, pod_namespace="default", created_at=1_700_000_000_000_000_000
+    )
+    container = ContainerStatus(
+        id=_id("c", number),
+        name="app",
+        state=ContainerState.RUNNING,
+        image="docker.io/library/busybox:latest",
+        created_at=1_700_000_000_000_000_000,
+    )
+    return PodRuntimeStatus(uid=uid, name=name, namespace="default", sandboxes=(sandbox,), containers=(container,))
+
+
+def _stats(container: str) -> cri_pb2.ContainerStats:
+    return cri_pb2.ContainerStats(
+        attributes=cri_pb2.ContainerAttributes(id=container, metadata=cri_pb2.ContainerMetadata(name="app")),
+        cpu=cri_pb2.CpuUsage(timestamp=1, usage_core_nano_seconds=cri_pb2.UInt64Value(value=1)),
+        memory=cri_pb2.MemoryUsage(timestamp=1, working_set_bytes=cri_pb2.UInt64Value(value=1)),
+        writable_layer=cri_pb2.FilesystemUsage(
+            timestamp=1,
+            fs_id=cri_pb2.FilesystemIdentifier(mountpoint="/"),
+            used_bytes=cri_pb2.UInt64Value(value=4096),
+            inodes_used=cri_pb2.UInt64Value(value=3),
+        ),
+    )
+
+
+def make_groups(many: ManyPods, root: str) -> None:
+    for pod in many.pods():
+        parent = parent_for_runtime(pod, driver="cgroupfs", root=root)
+        number = int((pod.metadata.uid or "")[-12:])
+        for mount in cgroup_mounts():
+            for kind in ("a", "c"):
+                (mount / parent.lstrip("/") / _id(kind, number)).mkdir(parents=True, exist_ok=True)
+
+
+def make_logs(many: ManyPods, paths: NodePaths) -> None:
+    for pod in many.pods():
+        uid = pod.metadata.uid or ""
+        folder = paths.log_folder("default", pod.metadata.name or "", uid) / "app"
+        folder.mkdir(parents=True)
+        (folder / "0.log").write_text("x" * 5000)
+
+
+async def measured(work: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
+    """CPU milliseconds of one call, median over the rounds; and its last result."""
+    times, result = [], None
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        result = await work()
+        times.append((time.process_time() - begun) * 1000)
+    return statistics.median(times), result
+
+
+async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
+    """Endpoint to CPU milliseconds per scrape, nothing served from the cache."""
+    many = ManyPods(count)
+    paths = NodePaths(root=folder, pod_logs=folder / "logs", container_logs=folder / "links")
+    make_groups(many, root)
+    make_logs(many, paths)
+    cgroups, host, clock = Populated(), OneInterface(), SystemClock()
+    names = GroupNames(root=root)
+    settings = StatsSettings(groups=names, fresh_for=0.0, disks_every=0.0)
+    provider = StatsProvider(
+        cgroups=cgroups, host=host, cri=many, pods=many, statuses=many, paths=paths, clock=clock, settings=settings
+    )
+    machine = read_machine()
+    source = NodeStatsSource(
+        provider=provider,
+        volumes=None,
+        machine=machine,
+        node_name="bench",
+        version="bench",
+        cpu_layout=host.cpu_layout(),
+        disk_names=host.device_name,
+    )
+    signals = EvictionFigures(
+        provider=provider,
+        volumes=None,
+        cgroups=cgroups,
+        host=host,
+        cri=many,
+        clock=clock,
+        memory_bytes=machine.memory_bytes,
+        pods_group=names.pods(),
+        root_dir=str(folder),
+    )
+
+    async def summary() -> bytes:
+        return await source.summary(only_cpu_and_memory=False)
+
+    async def zipped() -> bytes:
+        return gzip.compress((await source.cadvisor()).encode(), compresslevel=1)
+
+    await source.cadvisor()  # first look: finds cgroups, counts descriptors
+    costs = {}
+    costs["metrics/resource"], _ = await measured(source.resource)
+    costs["stats/summary"], _ = await measured(summary)
+    costs["metrics/cadvisor"], text = await measured(source.cadvisor)
+    costs["metrics/cadvisor gzip"], _ = await measured(zipped)
+    costs["eviction signals"], _ = await measured(signals.node)
+    costs["eviction ranking"], _ = await measured(lambda: signals.pods(disks=True))
+    print(f"{count} pods, {len(text.splitlines())} cadvisor lines, {len(text) / 1e6:.1f} MB")
+    return costs
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    tree = CgroupTree(f"/pklstats-{os.getpid()}")
+    tree.make()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            costs = asyncio.run(measure(count, tree.name, Path(folder)))
+    finally:
+        tree.remove(within=60.0)
+    for what, milliseconds in costs.items():
+        print(f"{what:24s} {milliseconds:8.2f} ms  {milliseconds / SCRAPE_EVERY / 10:6.3f} % of a core")
+
+
+if __name__ == "__main__":
+    main()

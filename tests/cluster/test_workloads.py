@@ -1,0 +1,94 @@
+"""What controllers of a real control plane ask of a node: deployments, jobs, daemon sets, stateful sets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cluster.joined import (
+    Joined,
+    a_container,
+    a_workload,
+    is_ready,
+    of_app,
+    phase,
+    state_of,
+)
+
+pytestmark = pytest.mark.cluster
+
+
+def test_deployment_of_20_runs_scales_rolls_and_goes(node: Joined) -> None:
+    node.apply(a_workload("Deployment", "web", replicas=20))
+    node.wait("20 ready", lambda pods: sum(map(is_ready, of_app(pods, "web"))) == 20, within=60)
+    ips = {pod["status"]["podIP"] for pod in of_app(node.pods.objects, "web")}
+    assert len(ips) == 20
+    assert sum(state_of(pod)["restartCount"] for pod in of_app(node.pods.objects, "web")) == 0
+
+    node.cluster.kubectl("scale", "deployment", "web", "--replicas=5")
+    node.wait("5 left", lambda pods: len(of_app(pods, "web")) == 5, within=30)
+
+    before = {pod["metadata"]["uid"] for pod in of_app(node.pods.objects, "web")}
+    change = {"spec": {"template": {"metadata": {"annotations": {"rolled": "yes"}}}}}
+    node.cluster.kubectl("patch", "deployment", "web", "-p", json.dumps(change))
+    node.cluster.kubectl("rollout", "status", "deployment", "web", "--timeout=60s")
+    node.wait("old ones gone", lambda pods: len(of_app(pods, "web")) == 5, within=30)
+    assert before.isdisjoint(pod["metadata"]["uid"] for pod in of_app(node.pods.objects, "web"))
+
+    node.delete("deployment", "web")
+    node.wait("all gone", lambda pods: not of_app(pods, "web"), within=30)
+    assert not node.running_ids()
+
+
+def test_job_fails_backs_off_and_completes(node: Joined) -> None:
+    node.apply(
+        a_workload("Job", "bad", "exit 7", pod={"restartPolicy": "Never"}, backoffLimit=1),
+        a_workload("Job", "good", "echo done", pod={"restartPolicy": "OnFailure"}, completions=3, parallelism=3),
+        a_workload(
+            "Job",
+            "retried",
+            "[ -e /keep/tried ] && exit 0; touch /keep/tried; exit 1",
+            pod={
+                "restartPolicy": "OnFailure",
+                "containers": [
+                    a_container(
+                        "[ -e /keep/tried ] && exit 0; touch /keep/tried; exit 1",
+                        volumeMounts=[{"name": "keep", "mountPath": "/keep"}],
+                    )
+                ],
+                "volumes": [{"name": "keep", "emptyDir": {}}],
+            },
+        ),
+    )
+    node.cluster.kubectl("wait", "--for=condition=complete", "job/good", "--timeout=40s")
+    assert [phase(pod) for pod in of_app(node.pods.objects, "good")] == ["Succeeded"] * 3
+    node.cluster.kubectl("wait", "--for=condition=complete", "job/retried", "--timeout=40s")
+    [pod] = of_app(node.pods.objects, "retried")
+    assert state_of(pod)["restartCount"] == 1
+    assert state_of(pod)["state"]["terminated"]["reason"] == "Completed"
+    node.cluster.kubectl("wait", "--for=condition=failed", "job/bad", "--timeout=60s")
+    ended = of_app(node.pods.objects, "bad")
+    assert [phase(pod) for pod in ended] == ["Failed"] * 2, "the first try and one more"
+    assert {state_of(pod)["state"]["terminated"]["exitCode"] for pod in ended} == {7}
+
+
+def test_daemon_set_puts_its_pod_here(node: Joined) -> None:
+    node.apply(a_workload("DaemonSet", "agentlike"))
+    node.wait("its pod", lambda pods: any(map(is_ready, of_app(pods, "agentlike"))))
+    [pod] = of_app(node.pods.objects, "agentlike")
+    assert pod["spec"]["nodeName"] == node.agent.node
+    node.cluster.kubectl("rollout", "status", "daemonset", "agentlike", "--timeout=20s")
+
+
+def test_stateful_set_starts_in_order_and_keeps_names(node: Joined) -> None:
+    node.apply(a_workload("StatefulSet", "db", replicas=3, serviceName="db"))
+    node.cluster.kubectl("rollout", "status", "statefulset", "db", "--timeout=40s")
+    pods = {pod["metadata"]["name"]: pod for pod in of_app(node.pods.objects, "db")}
+    assert sorted(pods) == ["db-0", "db-1", "db-2"]
+    begun = [state_of(pods[name])["state"]["running"]["startedAt"] for name in sorted(pods)]
+    assert begun == sorted(begun)
+    first = pods["db-1"]["metadata"]["uid"]
+    node.delete("pod", "db-1")
+    again = node.wait_pod("db-1", lambda pod: pod["metadata"]["uid"] != first and is_ready(pod), "another one")
+    assert again["metadata"]["name"] == "db-1"

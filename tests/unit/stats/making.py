@@ -1,0 +1,187 @@
+"""A node of folders with a provider on top; everything runs inline, time jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec
+from pykubelet.clients.host.cgroup_stats import CgroupStats
+from pykubelet.clients.host.node_stats import NodeStats
+from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import Machine
+from pykubelet.kit.clock import LoopClock
+from pykubelet.model.errors import CriError
+from pykubelet.model.runtime_status import (
+    ContainerState,
+    ContainerStatus,
+    FilesystemUsage,
+    ImageFilesystems,
+    NamespaceMode,
+    PodRuntimeStatus,
+    SandboxStatus,
+)
+from pykubelet.stats.inventory import GroupNames
+from pykubelet.stats.provider import StatsProvider, StatsSettings
+from pykubelet.stats.signals import EvictionFigures
+from pykubelet.stats.source import NodeStatsSource
+from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.wire import cri_pb2
+from tests.unit.stats.trees import NET_DEV, group, machine, write
+
+CREATED = 1_700_000_100_000_000_000
+MACHINE = Machine(
+    hostname="n1",
+    cpus=4,
+    memory_bytes=1_000_000,
+    swap_bytes=102_400,
+    kernel="6.1",
+    os_image='Some "Linux"',
+    machine_id="m",
+    system_uuid="s",
+    boot_id="b",
+    architecture="amd64",
+)
+
+
+async def inline(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def a_pod(name: str, *, uid: str = "") -> Pod:
+    spec = PodSpec(containers=[Container(name="app", image="busybox")])
+    return Pod(metadata=ObjectMeta(name=name, namespace="ns", uid=uid or f"uid-{name}"), spec=spec)
+
+
+def a_container(name: str, id: str, state: ContainerState = ContainerState.RUNNING) -> ContainerStatus:
+    return ContainerStatus(id=id, name=name, state=state, image='img"1', created_at=CREATED + 5_000_000_000)
+
+
+def a_status(
+    name: str, *containers: ContainerStatus, network: NamespaceMode = NamespaceMode.POD, sandbox: bool = True
+) -> PodRuntimeStatus:
+    box = SandboxStatus(
+        id=f"box-{name}",
+        pod_uid=f"uid-{name}",
+        pod_name=name,
+        pod_namespace="ns",
+        created_at=CREATED,
+        network_mode=network,
+    )
+    return PodRuntimeStatus(
+        uid=f"uid-{name}",
+        name=name,
+        namespace="ns",
+        sandboxes=(box,) if sandbox else (),
+        containers=containers,
+    )
+
+
+def told(container: str, *, used: int = 8192, mountpoint: str = "", cpu_ns: int = 3) -> cri_pb2.ContainerStats:
+    return cri_pb2.ContainerStats(
+        attributes=cri_pb2.ContainerAttributes(id=container),
+        cpu=cri_pb2.CpuUsage(timestamp=CREATED, usage_core_nano_seconds=cri_pb2.UInt64Value(value=cpu_ns)),
+        memory=cri_pb2.MemoryUsage(timestamp=CREATED, working_set_bytes=cri_pb2.UInt64Value(value=4321)),
+        writable_layer=cri_pb2.FilesystemUsage(
+            timestamp=CREATED,
+            fs_id=cri_pb2.FilesystemIdentifier(mountpoint=mountpoint),
+            used_bytes=cri_pb2.UInt64Value(value=used),
+            inodes_used=cri_pb2.UInt64Value(value=5),
+        ),
+    )
+
+
+class FakeRuntime:
+    def __init__(self, mountpoint: str) -> None:
+        self.stats: list[cri_pb2.ContainerStats] = []
+        self.calls = 0
+        self.broken = False
+        self.mountpoint = mountpoint
+
+    async def list_container_stats(
+        self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
+    ) -> Sequence[cri_pb2.ContainerStats]:
+        self.calls += 1
+        if self.broken:
+            raise CriError("list_container_stats: the runtime sleeps")
+        return self.stats
+
+    async def image_fs_info(self) -> ImageFilesystems:
+        usage = FilesystemUsage(mountpoint=self.mountpoint, used_bytes=777, inodes_used=7, timestamp=CREATED)
+        return ImageFilesystems(images=(usage,))
+
+
+class Bed:
+    """Everything around a provider; `add` makes pods."""
+
+    def __init__(self, version: int, folder: Path, volumes: VolumeFigures | None = None, **settings: Any) -> None:
+        self.version = version
+        self.cgroup_root, self.proc = machine(version, folder)
+        write(folder, {"sys/dev/block/8:0/uevent": "DEVNAME=sda\n", "images/x": ""})
+        self.paths = NodePaths(root=folder, pod_logs=folder / "logs", container_logs=folder / "links")
+        self.cgroups = CgroupStats(root=self.cgroup_root, proc=self.proc, hugepage_sizes=(2 << 20,))
+        self.host = NodeStats(proc=self.proc, sys=folder / "sys")
+        self.runtime = FakeRuntime(str(folder / "images"))
+        self.clock = LoopClock()
+        self.known: list[Pod] = []
+        self.statuses: dict[str, PodRuntimeStatus] = {}
+        names = settings.pop("groups", GroupNames())
+        self.provider = StatsProvider(
+            cgroups=self.cgroups,
+            host=self.host,
+            cri=self.runtime,
+            pods=self,
+            statuses=self,
+            paths=self.paths,
+            clock=self.clock,
+            settings=StatsSettings(groups=names, **settings),
+            run=inline,
+        )
+        self.source = NodeStatsSource(
+            provider=self.provider,
+            volumes=volumes,
+            machine=MACHINE,
+            node_name="n1",
+            version="v1",
+            cpu_layout=(2, 1),
+            disk_names=self.host.device_name,
+        )
+        self.signals = EvictionFigures(
+            provider=self.provider,
+            volumes=volumes,
+            cgroups=self.cgroups,
+            host=self.host,
+            cri=self.runtime,
+            clock=self.clock,
+            memory_bytes=MACHINE.memory_bytes,
+            pods_group=names.pods(),
+            root_dir=str(folder),
+            run=inline,
+        )
+
+    def pods(self) -> list[Pod]:
+        return self.known
+
+    def uids(self) -> tuple[str, ...]:
+        return tuple(self.statuses)
+
+    def last_known(self, uid: str) -> PodRuntimeStatus:
+        return self.statuses[uid]
+
+    def group(self, path: str, *, cpu_ns: int = 5_000_000_000, usage: int = 20_000) -> None:
+        write(self.cgroup_root, group(self.version, path, cpu_ns=cpu_ns, usage=usage))
+
+    def add(self, name: str, *, network: NamespaceMode = NamespaceMode.POD, groups: bool = True) -> str:
+        """A best-effort pod with one running container `app`; its cgroup path."""
+        self.known.append(a_pod(name))
+        self.statuses[f"uid-{name}"] = a_status(name, a_container("app", f"con-{name}"), network=network)
+        self.runtime.stats.append(told(f"con-{name}", mountpoint=self.runtime.mountpoint))
+        path = f"/kubepods/besteffort/poduid-{name}"
+        if groups:
+            for each in ("/kubepods", path, f"{path}/box-{name}", f"{path}/con-{name}"):
+                self.group(each)
+            write(self.proc, {"41/net/dev": NET_DEV})
+        write(self.paths.pod_logs, {f"ns_{name}_uid-{name}/app/0.log": "x" * 9000})
+        write(self.paths.root, {f"pods/uid-{name}/etc-hosts": "127.0.0.1 localhost\n"})
+        return path

@@ -1,0 +1,196 @@
+"""The JSON of /stats/summary."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.types import Pod, Volume
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.metrics import Registry
+from pykubelet.stats.volumes import VolumeFigures
+from tests.unit.stats.making import Bed, a_pod
+
+BOTH = pytest.mark.parametrize("version", [1, 2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    name: str
+    used_bytes: int = 100
+    capacity_bytes: int = 1000
+    available_bytes: int = 900
+    inodes: int = 50
+    inodes_free: int = 40
+    inodes_used: int = 10
+    claim: tuple[str, str] | None = None
+    on_node_disk: bool = False
+
+
+class FakeMeter:
+    """Gives every pod a volume on disk and one by claim; takes `seconds` for it."""
+
+    def __init__(self, clock: LoopClock, seconds: float = 0.0) -> None:
+        self.clock, self.seconds = clock, seconds
+        self.measured: list[str] = []
+        self.error: Exception | None = None
+
+    async def usage(self, pod: Pod) -> Sequence[Use]:
+        self.measured.append(pod.metadata.name or "")
+        await self.clock.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        return [Use(name="tmp", on_node_disk=True), Use(name="data", claim=("ns", "claim"))]
+
+
+class Pods:
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def pods(self) -> list[Pod]:
+        made = [a_pod(name) for name in self.names]
+        for pod in made:
+            pod.spec.volumes = [Volume(name="tmp")]
+        return made
+
+
+async def full_summary(version: int, folder: Path) -> tuple[dict[str, Any], Bed]:
+    clock = LoopClock()
+    volumes = VolumeFigures(meter=FakeMeter(clock), pods=Pods("web"), clock=clock, metrics=Registry())
+    await volumes.measure_due()
+    bed = Bed(version, folder, volumes)
+    bed.add("web")
+    await bed.source.summary(only_cpu_and_memory=False)
+    await bed.clock.sleep(2)
+    return json.loads(await bed.source.summary(only_cpu_and_memory=False)), bed
+
+
+@BOTH
+async def test_the_node(version: int, tmp_path: Path) -> None:
+    summary, _ = await full_summary(version, tmp_path)
+    node = summary["node"]
+    assert (node["nodeName"], node["startTime"]) == ("n1", "2023-11-14T22:13:20Z")
+    assert node["cpu"].keys() == {"time", "usageNanoCores", "usageCoreNanoSeconds", "psi"}
+    assert node["cpu"]["psi"]["some"] == {"total": 2500000, "avg10": 1.5, "avg60": 0.25, "avg300": 0.0}
+    memory = node["memory"]
+    assert memory["availableBytes"] == 1_000_000 - memory["workingSetBytes"] == 503_000
+    assert node["swap"]["swapAvailableBytes"] == 102_400 - 1024
+    assert node["rlimit"].keys() == {"time", "maxpid", "curproc"}
+    assert (node["rlimit"]["maxpid"], node["rlimit"]["curproc"]) == (10_000, 250)
+    assert (node["network"]["name"], node["network"]["rxBytes"]) == ("eth0", 1000)
+    assert [each["name"] for each in node["network"]["interfaces"]] == ["eth0"]
+    assert [each["name"] for each in node["systemContainers"]] == ["pods"]
+    assert node["fs"]["inodesUsed"] == node["fs"]["inodes"] - node["fs"]["inodesFree"]
+    assert node["runtime"]["imageFs"] == node["runtime"]["containerFs"]
+    assert node["runtime"]["imageFs"]["usedBytes"] == 777
+    assert node["runtime"]["imageFs"]["capacityBytes"] == os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
+
+
+@BOTH
+async def test_a_pod(version: int, tmp_path: Path) -> None:
+    summary, _ = await full_summary(version, tmp_path)
+    (pod,) = summary["pods"]
+    assert pod["podRef"] == {"name": "web", "namespace": "ns", "uid": "uid-web"}
+    assert pod["startTime"] == "2023-11-14T22:15:00Z"
+    assert pod["network"]["rxErrors"] == 1
+    assert pod["process_stats"] == {"process_count": 2}
+    assert {each["name"]: each.get("pvcRef") for each in pod["volume"]} == {
+        "tmp": None,
+        "data": {"name": "claim", "namespace": "ns"},
+    }
+    (container,) = pod["containers"]
+    assert container["startTime"] == "2023-11-14T22:15:05Z"
+    assert container["cpu"]["usageCoreNanoSeconds"] == 5_000_000_000
+    assert container["memory"] | {"time": "", "psi": None} == {
+        "time": "",
+        "psi": None,
+        "availableBytes": 65_536 - 17_000,
+        "usageBytes": 20_000,
+        "workingSetBytes": 17_000,
+        "rssBytes": 8192,
+        "pageFaults": 70,
+        "majorPageFaults": 10,
+    }
+    assert container["rootfs"]["usedBytes"] == 8192 and container["logs"]["usedBytes"] >= 9000
+    rest = 2  # pod-level log folder and hosts file
+    assert pod["ephemeral-storage"]["inodesUsed"] == 5 + container["logs"]["inodesUsed"] + 10 + rest
+    assert pod["ephemeral-storage"]["usedBytes"] >= 8192 + 9000 + 100
+    assert container["swap"].keys() == {"time", "swapAvailableBytes", "swapUsageBytes"}
+
+
+async def test_cpu_and_memory_only(tmp_path: Path) -> None:
+    _, bed = await full_summary(2, tmp_path)
+    summary = json.loads(await bed.source.summary(only_cpu_and_memory=True))
+    assert summary["node"].keys() == {"nodeName", "startTime", "systemContainers", "cpu", "memory", "swap"}
+    (pod,) = summary["pods"]
+    assert pod.keys() == {"podRef", "startTime", "containers", "cpu", "memory", "swap"}
+    assert pod["containers"][0].keys() == {"name", "startTime", "cpu", "memory", "swap"}
+    assert "psi" not in pod["cpu"]
+
+
+async def test_no_pods_is_an_empty_list(tmp_path: Path) -> None:
+    bed = Bed(2, tmp_path)
+    assert json.loads(await bed.source.summary(only_cpu_and_memory=False))["pods"] == []
+
+
+# --- volumes ------------------------------------------------------------------------------------------------------
+
+
+async def test_volumes_are_measured_once_a_period(tmp_path: Path) -> None:
+    clock = LoopClock()
+    meter, pods = FakeMeter(clock), Pods("a", "b", "c")
+    volumes = VolumeFigures(meter=meter, pods=pods, clock=clock, metrics=Registry(), period=60)
+    await volumes.measure_due()
+    assert meter.measured == ["a", "b", "c"]  # new pods do not wait
+    await clock.sleep(59)
+    await volumes.measure_due()
+    assert len(meter.measured) == 3
+    await clock.sleep(1)
+    await volumes.measure_due()
+    assert len(meter.measured) == 4  # a share at a time
+    pods.names = ("b",)
+    await volumes.measure_due()
+    assert set(volumes.all()) == {"uid-b"}
+
+
+async def test_a_slow_walk_rests_long(tmp_path: Path) -> None:
+    clock = LoopClock()
+    meter = FakeMeter(clock, seconds=3)
+    volumes = VolumeFigures(meter=meter, pods=Pods("a"), clock=clock, metrics=Registry(), period=60)
+    await volumes.measure_due()
+    await clock.sleep(296)
+    await volumes.measure_due()
+    assert len(meter.measured) == 1
+    await clock.sleep(2)
+    await volumes.measure_due()
+    assert len(meter.measured) == 2
+
+
+async def test_a_failed_measurement_keeps_the_old_one(tmp_path: Path) -> None:
+    clock = LoopClock()
+    meter = FakeMeter(clock)
+    volumes = VolumeFigures(meter=meter, pods=Pods("a"), clock=clock, metrics=Registry(), period=60)
+    await volumes.measure_due()
+    meter.error = OSError("the disk is away")
+    await clock.sleep(60)
+    await volumes.measure_due()
+    assert len(meter.measured) == 2 and volumes.of_pod("uid-a") is not None
+
+
+async def test_volume_gauges(tmp_path: Path) -> None:
+    _, bed = await full_summary(1, tmp_path)
+    registry = Registry()
+    bed.source.add_instruments(registry, cgroup_version=1)
+    text = registry.expose()
+    labels = 'namespace="ns",persistentvolumeclaim="claim"'
+    assert f"kubelet_volume_stats_capacity_bytes{{{labels}}} 1000\n" in text
+    assert f"kubelet_volume_stats_inodes_used{{{labels}}} 10\n" in text
+    assert "kubelet_cgroup_version 1\n" in text
+    used = 'kubelet_container_log_filesystem_used_bytes{uid="uid-web",namespace="ns",pod="web",container="app"}'
+    assert used in text
