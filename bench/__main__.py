@@ -77,11 +77,12 @@ async def measure(chosen: list[str], sizes: Sizes, *, volume: bool) -> tuple[dic
             results[name] = run.figures
             try:
                 await run.everything()
-            except TookTooLong as error:
+            except (TookTooLong, PykubeletError) as error:
                 faults.append(f"{name}: {error}")
                 if isinstance(subject, Agent):
                     faults.append(f"the end of its log:\n{subject.last_lines()}")
-            await stage.clean()
+            if name != subjects[-1]:
+                await stage.clean()
     return results, faults
 
 

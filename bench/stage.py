@@ -18,12 +18,16 @@ from tests.bed.cgroups import CgroupTree
 
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.tasks import gather_all
+from pykubelet.model.errors import CriError
 from pykubelet.standalone import images, programs
 from pykubelet.standalone.cleanup import unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
+from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
 
 PREFIX = "pklbench-"
+CLEAN_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,21 @@ class Stage:
 
     async def clean(self) -> None:
         """Remove every pod and restart containerd."""
+        for attempt in range(CLEAN_ATTEMPTS):
+            try:
+                await self._remove_pods()
+                break
+            except CriError as error:  # a shim that is just ending, mostly
+                if attempt == CLEAN_ATTEMPTS - 1:
+                    raise StandaloneError(f"pods of the last subject cannot be removed: {error}") from error
+                await asyncio.sleep(1.0)
+        await self.containerd.restart()
+
+    async def _remove_pods(self) -> None:
         async with self.client() as cri:
             sandboxes = [sandbox.id for sandbox in await cri.list_pod_sandboxes()]
-            await asyncio.gather(*[cri.stop_pod_sandbox(sandbox) for sandbox in sandboxes])
-            await asyncio.gather(*[cri.remove_pod_sandbox(sandbox) for sandbox in sandboxes])
-        await self.containerd.restart()
+            await gather_all(*[cri.stop_pod_sandbox(sandbox) for sandbox in sandboxes])
+            await gather_all(*[cri.remove_pod_sandbox(sandbox) for sandbox in sandboxes])
 
 
 @asynccontextmanager

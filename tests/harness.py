@@ -15,12 +15,11 @@ from pathlib import Path
 from pykubelet.api.defaults import default_pod
 from pykubelet.api.manifest import static_pod_defaults
 from pykubelet.api.types import Pod, PodStatus
-from pykubelet.app import Edges, Node, assemble, live
+from pykubelet.app import Node, assemble, live
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.http.port import ConnectProblem, HealthProblem
-from pykubelet.cluster import ClusterEdges
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.http import HttpAnswer, HttpRequest
 from pykubelet.model.pod import Source, name_of, uid_of
@@ -29,6 +28,8 @@ from pykubelet.pleg.events import EventSource
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.node_flags import IPAddress
 from pykubelet.sources.url import Fetched
+from pykubelet.wiring.cluster import ClusterEdges
+from pykubelet.wiring.edges import Edges
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_kube import FakeKube

@@ -35,7 +35,7 @@ LAYERS: list[frozenset[str]] = [
     MANAGERS,
     frozenset({"sync"}),
     frozenset({"server"}),
-    frozenset({"cluster"}),
+    frozenset({"wiring"}),
     frozenset({"app"}),
     frozenset({"standalone"}),
     frozenset({"cli"}),

@@ -11,60 +11,36 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from pykubelet.clients.cri.port import CriClient
-from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine, Mounts, PodFolders
-from pykubelet.clients.http.hooks import HookCaller
-from pykubelet.clients.http.port import PodNetwork
 from pykubelet.clients.kube.events import ApiEvents
-from pykubelet.cluster import (
-    Cluster,
-    ClusterEdges,
-    LocalParts,
-    NodeHooks,
-    api_events,
-    assemble_cluster,
-    standalone_seams,
-)
-from pykubelet.images.pull import ImagePuller, PullSettings
-from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
-from pykubelet.model.pod import AnyContainer, Source
+from pykubelet.model.pod import AnyContainer
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.node.addresses import LocalAddresses
 from pykubelet.node.event_fan import EventFan
 from pykubelet.node.local_events import LocalEvents
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.events import EventSource
 from pykubelet.pleg.relist import Pleg
 from pykubelet.pods.manager import PodManager
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.resources.allocation import POD_TERMINATED
-from pykubelet.resources.cgroups import CgroupHost
-from pykubelet.runtime.backoff import MAXIMUM_DELAY, CrashBackoff
-from pykubelet.runtime.gc import ContainerGc, ContainerRemover
+from pykubelet.runtime.gc import ContainerGc
 from pykubelet.runtime.gc_plan import GcPolicy
-from pykubelet.runtime.hooks import LifecycleHooks
+from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
-from pykubelet.runtime.manager import RuntimeManager
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import PodSpecBuilder
+from pykubelet.runtime.spec.collaborators import NodeAddresses
 from pykubelet.runtime.spec.env import literal_env
 from pykubelet.runtime.spec.expand import expand
-from pykubelet.runtime.start import ContainerStarter
-from pykubelet.runtime.stop import Stopper
 from pykubelet.settings.settings import Settings
-from pykubelet.sources.loading import file_loader, url_loader
 from pykubelet.sources.mux import PodMux
-from pykubelet.sources.static import StaticSource
-from pykubelet.sources.url import Fetch, UrlSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
@@ -78,34 +54,23 @@ from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager, VolumeRules
+from pykubelet.wiring.cluster import (
+    Cluster,
+    LocalParts,
+    NodeHooks,
+    Seams,
+    api_events,
+    assemble_cluster,
+    standalone_seams,
+)
+from pykubelet.wiring.edges import Edges
+from pykubelet.wiring.runtime import RuntimeNeeds, runtime_parts
+from pykubelet.wiring.sources import make_sources, source_kinds
 
 logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_PERIOD = 30.0
 """Seconds between passes when nothing signalled one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edges:
-    """Everything outside this process."""
-
-    clock: Clock
-    cri: CriClient
-    runtime_name: str
-    folders: PodFolders
-    paths: NodePaths
-    cgroups: CgroupHost
-    mounts: Mounts
-    machine: Machine
-    network: PodNetwork
-    fetch: Fetch
-    event_sources: Sequence[EventSource] = ()
-    cgroup_driver: str = ""
-    """What the runtime says it uses; '' when it does not say."""
-    host_ids: tuple[int, int] | None = None
-    """First and length of the ids set aside for pods with user namespaces; None = the usual ones."""
-    cluster: ClusterEdges | None = None
-    """The API server; None on a node that has none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,7 +110,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     pods = PodManager()
     statuses = StatusManager(clock=clock)
     runtime_state = RuntimeState(cri=cri, clock=clock)
-    mux = PodMux(sources=_source_kinds(settings, edges), events=events, clock=clock)
+    mux = PodMux(sources=source_kinds(settings, edges), events=events, clock=clock)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
     cluster: Cluster | None = None
     if edges.cluster is not None and sent_events is not None:
@@ -166,6 +131,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         cluster = assemble_cluster(settings, edges.cluster, parts, hooks_of_node)
     seams = cluster.seams if cluster is not None else standalone_seams()
     spec = node_spec(settings, edges.machine, edges.paths, cgroup_driver=edges.cgroup_driver)
+    image_volumes = ImageVolumes()
     volumes = VolumeManager(
         mounts=edges.mounts,
         paths=edges.paths,
@@ -173,7 +139,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
         metrics=metrics,
-        objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable)),
+        objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
         rules=VolumeRules(allocatable_memory=lambda: spec.memory_bytes, selinux=spec.selinux),
     )
     local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
@@ -208,55 +174,27 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         volumes=volumes,
         references=seams.references,
         events=events,
-        addresses=seams.addresses,
+        addresses=_told_addresses(settings, edges, seams),
         user_namespaces=held.user_namespaces,
     )
-    images = ImagePuller(
-        cri=cri,
-        clock=clock,
-        events=events,
-        life=recorder,
-        settings=PullSettings(
-            serialize=config.images.serialize_image_pulls,
-            max_parallel=config.images.max_parallel_image_pulls,
-            qps=config.images.registry_pull_qps,
-            burst=config.images.registry_burst,
+    side = runtime_parts(
+        settings,
+        edges,
+        RuntimeNeeds(
+            specs=specs,
+            handlers=seams.handlers,
+            resizer=held.resizer,
+            references=seams.references,
+            accounts=cluster.accounts if cluster is not None else None,
+            image_volumes=image_volumes,
+            results=results,
+            cache=cache,
+            look=pleg,
+            phases=phases,
+            events=events,
+            recorder=recorder,
+            metrics=metrics,
         ),
-    )
-
-    async def pod_ip(uid: str) -> str:
-        """A postStart hook may run before anybody looked at the new sandbox: ask the runtime then."""
-        ips = cache.last_known(uid).ips or (await pleg.refresh(uid)).ips
-        return ips[0] if ips else ""
-
-    http_hooks = HookCaller(network=edges.network, pod_ip=pod_ip, events=events)
-    hooks = LifecycleHooks(cri=cri, http=http_hooks, clock=clock)
-    stopper = Stopper(cri=cri, hooks=hooks, events=events, recorder=recorder, clock=clock)
-    backoff = CrashBackoff(maximum=config.runtime.crash_loop_back_off.max_container_restart_period or MAXIMUM_DELAY)
-    starter = ContainerStarter(
-        cri=cri,
-        images=images,
-        specs=specs,
-        folders=edges.folders,
-        hooks=hooks,
-        stopper=stopper,
-        backoff=backoff,
-        events=events,
-        recorder=recorder,
-        clock=clock,
-    )
-    remover = ContainerRemover(cri=cri, links=edges.folders, pod_logs=edges.paths.pod_logs)
-    runtime = RuntimeManager(
-        cri=cri,
-        starter=starter,
-        stopper=stopper,
-        remover=remover,
-        specs=specs,
-        handlers=seams.handlers,
-        resizer=held.resizer,
-        probes=results,
-        events=events,
-        recorder=recorder,
     )
     started = clock.now()
     probes = ProbeManager(
@@ -284,7 +222,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         started=started,
     )
     steps = PodSync(
-        runtime=runtime,
+        runtime=side.manager,
         look=pleg,
         maker=maker,
         statuses=statuses,
@@ -312,7 +250,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
     gc = ContainerGc(
         cri=cri,
-        remover=remover,
+        remover=side.remover,
         fate=phases,
         statuses=cache,
         sources_ready=mux.all_ready,
@@ -349,7 +287,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
 
     async def collect_backoff() -> None:
-        backoff.collect(clock.now())
+        side.backoff.collect(clock.now())
 
     async def remove_orphan_cgroups() -> None:
         await held.cgroups.remove_orphans({state.uid for state in phases}, still_held=volumes.has_mounts)
@@ -366,7 +304,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             statuses,
             probes,
             maker,
-            images,
+            side.images.puller,
+            image_volumes,
             volumes,
             held.allocations,
             held.user_namespaces,
@@ -400,8 +339,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
         [runtime_state, pleg],
-        [held.allocations, held.cgroups, volumes, workers, probes, gc, rotation, housekeeping],
-        [loop, *_sources(settings, edges, mux, events)],
+        [held.allocations, held.cgroups, volumes, workers, probes, gc, side.images.gc, rotation, housekeeping],
+        [loop, *make_sources(settings, edges, mux, events)],
     ]
     return Node(
         services=cluster.joined(services) if cluster is not None else services,
@@ -437,42 +376,11 @@ def pleg_problems(pleg: Pleg) -> list[str]:
     return [] if healthy else [f"PLEG is not healthy: {why}"]
 
 
-def _source_kinds(settings: Settings, edges: Edges) -> list[Source]:
-    sources = settings.config.sources
-    kinds = [Source.FILE] if sources.static_pod_path else []
-    kinds += [Source.API] if edges.cluster is not None else []
-    return kinds + ([Source.HTTP] if sources.static_pod_url else [])
-
-
-def _sources(settings: Settings, edges: Edges, mux: PodMux, events: EventSink) -> list[Service]:
-    sources = settings.config.sources
-    node_name = settings.node_name(edges.machine.hostname)
-    found: list[Service] = []
-    if sources.static_pod_path:
-        found.append(
-            StaticSource(
-                path=Path(sources.static_pod_path),
-                check_period=sources.file_check_frequency,
-                load=file_loader(node_name),
-                sets=mux,
-                events=events,
-                clock=edges.clock,
-            )
-        )
-    if sources.static_pod_url:
-        found.append(
-            UrlSource(
-                url=sources.static_pod_url,
-                headers={name: ", ".join(values) for name, values in sources.static_pod_url_header.items()},
-                check_period=sources.http_check_frequency,
-                load=url_loader(node_name),
-                fetch=edges.fetch,
-                sets=mux,
-                events=events,
-                clock=edges.clock,
-            )
-        )
-    return found
+def _told_addresses(settings: Settings, edges: Edges, seams: Seams) -> NodeAddresses:
+    """Containers learn the node's address even where no Node exists; statuses, as upstream, do not."""
+    if edges.cluster is not None or edges.host_network is None:
+        return seams.addresses
+    return LocalAddresses(network=edges.host_network, node_ips=settings.node_ips)
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ With a kubeconfig it joins that cluster as the node `node`, too; without one it 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.tasks import gather_all
 from tests.bed.cgroups import CgroupTree
 from tests.bed.parts import blocking, free_port
 from tests.bed.runtime import BedContainerd
@@ -183,5 +183,5 @@ async def _sandboxes(endpoint: str) -> set[str]:
 async def _remove_pods(endpoint: str, keep: set[str]) -> None:
     async with GrpcCriClient(endpoint, clock=SystemClock()) as cri:
         boxes = [box.id for box in await cri.list_pod_sandboxes() if box.id not in keep]
-        await asyncio.gather(*[cri.stop_pod_sandbox(box) for box in boxes])
-        await asyncio.gather(*[cri.remove_pod_sandbox(box) for box in boxes])
+        await gather_all(*[cri.stop_pod_sandbox(box) for box in boxes])
+        await gather_all(*[cri.remove_pod_sandbox(box) for box in boxes])

@@ -95,6 +95,14 @@ async def test_init_containers_run_in_order_then_the_sidecar_then_the_rest(tmp_p
         assert node.running() == ["web/app", "web/extra", "web/proxy"]
 
 
+async def test_what_comes_after_a_sidecar_starts_at_once(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        node.run(a_pod("web", init=[a_sidecar("one"), a_sidecar("two")], containers=[a_container("app")]))
+        await node.until(lambda: len(node.cri.called("start_container")) == 3)
+        first, *_, last = node.cri.called("start_container")
+        assert last.at - first.at < 0.5
+
+
 async def test_a_failing_init_container_is_retried_and_holds_the_pod_back(tmp_path: Path) -> None:
     async with a_node(tmp_path) as node:
         node.cri.program(Behaviour(exits_after=1, exit_code=1), name="setup")

@@ -51,8 +51,23 @@ def run_settings(settings: Settings) -> int:
     except PykubeletError as error:
         print(f"pykubelet: {error}", file=sys.stderr)
         return 1
+    except ExceptionGroup as group:
+        # A service that cannot go on for a reason of its own; anything else is a bug and shows where.
+        if group.split(PykubeletError)[1] is not None:
+            raise
+        for cause in _causes(group):
+            print(f"pykubelet: {cause}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _causes(group: ExceptionGroup[Exception]) -> list[Exception]:
+    """The single errors in a group of groups."""
+    found: list[Exception] = []
+    for error in group.exceptions:
+        found += _causes(error) if isinstance(error, ExceptionGroup) else [error]
+    return found
 
 
 async def _run(settings: Settings) -> int:

@@ -15,10 +15,10 @@ from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.kubeconfig import load_kubeconfig
 from pykubelet.clients.kube.transport import Transport, user_agent
-from pykubelet.cluster import ClusterEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.model.runtime_status import RuntimeVersion
 from pykubelet.settings.settings import Settings
+from pykubelet.wiring.cluster import ClusterEdges
 
 NO_LIMIT = -1
 

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pykubelet.app import Edges
 from pykubelet.cli.cluster_edges import connected_cluster
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.mounts import HostMounts
+from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.host.subids import subordinate_ids
@@ -29,6 +29,7 @@ from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.validate_host import HostFacts, host_problems
 from pykubelet.sources.url import Fetched, FetchFailed
+from pykubelet.wiring.edges import Edges
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
                 fetch=fetch,
                 cgroup_driver=driver,
                 host_ids=subordinate_ids(),
+                host_network=InterfaceNetwork(),
                 cluster=cluster,
                 event_sources=[EventSource(name="runtime", open=cri.container_events)],
             )

@@ -96,6 +96,21 @@ class AddressFinder:
             return ()
 
 
+class LocalAddresses:
+    """The node's own addresses where there is no Node to show them: those chosen by the operator, else the route's."""
+
+    def __init__(self, *, network: HostNetwork, node_ips: Sequence[IPAddress]) -> None:
+        self._network = network
+        self._node_ips = tuple(node_ips)
+
+    def host_ips(self) -> tuple[str, ...]:
+        fixed = tuple(str(ip) for ip in self._node_ips if not ip.is_unspecified)
+        if fixed:
+            return fixed
+        found = choose(self._network.route_addresses(), self._node_ips[0].version if self._node_ips else 4)
+        return (str(found),) if found is not None else ()
+
+
 def choose(candidates: Iterable[IPAddress], version: int) -> IPAddress | None:
     """The first usable address of the preferred family, else the first usable one."""
     usable = [ip for ip in candidates if not _wrong_kind(ip)]

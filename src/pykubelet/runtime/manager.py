@@ -110,10 +110,7 @@ class RuntimeManager:
         self._recorder = recorder
 
     async def sync_pod(self, pod: Pod, seen: PodRuntimeStatus, *, restart_all: bool = False) -> SyncOutcome:
-        actuated = self._resizer.begin(pod)
-        plan = plan_pod(
-            PlanInputs(pod=pod, runtime=seen, probes=self._probes, restart_all=restart_all, actuated=actuated)
-        )
+        plan = self._plan(pod, seen, restart_all)
         outcome = SyncOutcome()
         if plan.is_idle and not self._resizer.is_due(pod, plan):
             return outcome
@@ -144,6 +141,16 @@ class RuntimeManager:
             await self._resize(pod, plan, sandbox.id, outcome)
         await self._start_all(pod, plan, sandbox, seen, outcome)
         return outcome
+
+    def has_work(self, pod: Pod, seen: PodRuntimeStatus) -> bool:
+        """Whether a pass over the pod in this state would do anything, perhaps find that it must wait."""
+        return not self._plan(pod, seen, restart_all=False).is_idle
+
+    def _plan(self, pod: Pod, seen: PodRuntimeStatus, restart_all: bool) -> PodPlan:
+        actuated = self._resizer.begin(pod)
+        return plan_pod(
+            PlanInputs(pod=pod, runtime=seen, probes=self._probes, restart_all=restart_all, actuated=actuated)
+        )
 
     async def kill_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None:
         await self._stopper.stop_pod(pod, seen, grace)
@@ -209,6 +216,7 @@ class RuntimeManager:
         except ConfigProblem as error:
             raise self._sandbox_problem(pod, error) from error
         if not plan.create_sandbox:
+            await self._find_volume_images(pod, config)
             return SandboxInUse(id=plan.sandbox_id, config=config, ips=seen.ips)
         # A container that ran before may be in back-off, which is judged when its turn comes.
         wanted = [pair for pair in _starts(plan) if seen.container(pair[1].name or "") is None]
@@ -222,9 +230,18 @@ class RuntimeManager:
             made.append(await self._make_sandbox(pod, config))
 
         # The runtime prepares the network while we look for the images: neither needs the other.
-        await gather_all(make(), find_images())
+        await gather_all(make(), find_images(), self._find_volume_images(pod, config))
         (sandbox_id, ips), *_ = made
         return SandboxInUse(id=sandbox_id, config=config, ips=ips, images=images)
+
+    async def _find_volume_images(self, pod: Pod, config: cri_pb2.PodSandboxConfig) -> None:
+        if all(volume.image is None for volume in pod.spec.volumes):
+            return
+        try:
+            handler = await self._handlers.handler_for(pod)
+        except PykubeletError as error:
+            raise self._sandbox_problem(pod, error) from error
+        await self._starter.find_volume_images(pod, config, handler)
 
     async def _make_sandbox(self, pod: Pod, config: cri_pb2.PodSandboxConfig) -> tuple[str, tuple[str, ...]]:
         with self._recorder.step(uid_of(pod), Step.SANDBOX):

@@ -36,6 +36,7 @@ from pykubelet.model.reasons import (
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.backoff import CrashBackoff
 from pykubelet.runtime.hooks import HookFailed
+from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.problems import ConfigProblem, StartProblem
 from pykubelet.runtime.stop import KillCause, Stopper, Stopping
 from pykubelet.wire import cri_pb2
@@ -109,9 +110,11 @@ class ContainerStarter:
         events: EventSink,
         recorder: LifeRecorder,
         clock: Clock,
+        image_volumes: ImageVolumes | None = None,
     ) -> None:
         self._cri = cri
         self._images = images
+        self._image_volumes = image_volumes or ImageVolumes()
         self._specs = specs
         self._folders = folders
         self._hooks = hooks
@@ -136,6 +139,10 @@ class ContainerStarter:
         await gather_all(*(find(kind, container) for kind, container in containers))
         return found
 
+    async def find_volume_images(self, pod: Pod, sandbox: cri_pb2.PodSandboxConfig, handler: str) -> None:
+        """Images of the pod's image volumes; failures are kept for when a container that mounts one is started."""
+        await self._image_volumes.fetch(self._images, pod, sandbox, handler)
+
     async def start(
         self,
         pod: Pod,
@@ -155,6 +162,8 @@ class ContainerStarter:
             raise StartProblem(
                 name, CRASH_LOOP_BACK_OFF, wait.message, retry_in=max(0.0, wait.until - self._clock.now())
             )
+        for error in self._image_volumes.problems(pod, container):
+            raise self._image_problem(pod, kind, name, error) from error
         image_ref = await self._image_or_problem(pod, kind, container, sandbox)
         count = self._restart_count(pod, name, seen.container(name))
         request = ContainerRequest(
@@ -192,10 +201,7 @@ class ContainerStarter:
         except RuntimeDown:
             raise
         except PykubeletError as error:
-            reason = str(getattr(error, "reason", ERR_IMAGE_PULL))
-            self._tell(pod, kind, name, WARNING, "Failed", f"Error: {reason}")
-            message, delay = getattr(error, "message", str(error)), getattr(error, "retry_in", None)
-            raise StartProblem(name, reason, message, retry_in=delay) from error
+            raise self._image_problem(pod, kind, name, error) from error
 
     async def _create(
         self,
@@ -255,6 +261,12 @@ class ContainerStarter:
         if newest is not None:
             return restart_count_of(newest) + 1
         return next_number(self._folders.log_files(pod, name))
+
+    def _image_problem(self, pod: Pod, kind: ContainerKind, name: str, error: PykubeletError) -> StartProblem:
+        reason = str(getattr(error, "reason", ERR_IMAGE_PULL))
+        self._tell(pod, kind, name, WARNING, "Failed", f"Error: {reason}")
+        message, delay = getattr(error, "message", str(error)), getattr(error, "retry_in", None)
+        return StartProblem(name, reason, message, retry_in=delay)
 
     def _problem(self, pod: Pod, kind: ContainerKind, name: str, reason: str, error: Exception) -> StartProblem:
         self._tell(pod, kind, name, WARNING, "Failed", f"Error: {error}")

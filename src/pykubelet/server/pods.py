@@ -17,7 +17,7 @@ from pykubelet.api.times import format_time
 from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec, PodStatus
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.model.errors import CriError, CriNotFound
-from pykubelet.model.pod import find_container, uid_of
+from pykubelet.model.pod import PodUID, find_container, uid_of
 from pykubelet.model.runtime_status import ContainerRecord, ExecResult, SandboxRecord
 from pykubelet.server.calls import JSON, Answer, Call, Refused, Reply
 
@@ -33,7 +33,7 @@ class Pods(Protocol):
 
     def by_name(self, namespace: str, name: str) -> Pod | None: ...
 
-    def translate(self, uid: str, /) -> str: ...
+    def translate(self, uid: PodUID, /) -> PodUID: ...
 
 
 class Runtime(Protocol):
@@ -63,7 +63,7 @@ def find_pod(pods: Pods, call: Call) -> Pod:
     if pod is None:
         raise Refused(404, "pod does not exist")
     uid = call.params.get("uid")
-    if uid is not None and pods.translate(uid) != uid_of(pod):
+    if uid is not None and pods.translate(PodUID(uid)) != uid_of(pod):
         raise Refused(404, "pod not found")
     return pod
 

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 class PodRuntime(Protocol):
     async def sync_pod(self, pod: Pod, seen: PodRuntimeStatus, *, restart_all: bool = False) -> SyncOutcome: ...
 
+    def has_work(self, pod: Pod, seen: PodRuntimeStatus) -> bool: ...
+
     async def kill_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None: ...
 
 
@@ -180,6 +182,7 @@ class PodSync:
         self._remember(pod, outcome)
         if outcome.resize_problem:
             self._resizes.failed(pod, outcome.resize_problem)
+        fresh = seen
         if outcome.acted:
             fresh = await self._look.refresh(uid_of(pod))
             self._resizes.review(pod, fresh)
@@ -190,6 +193,10 @@ class PodSync:
         _raise_problems(outcome.problems)
         if outcome.resize_problem:
             raise PykubeletError(f"resize: {outcome.resize_problem}")
+        if outcome.acted and self._runtime.has_work(pod, fresh):
+            # A sidecar runs and the next one's turn has come, or what we started ended at once. The look that found
+            # it was our own, so nobody else will tell us.
+            return SyncVerdict(again_in=0.0)
         return SyncVerdict(again_in=self._until_deadline(pod, status))
 
     def _until_deadline(self, pod: Pod, status: PodStatus) -> float | None:

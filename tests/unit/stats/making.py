@@ -127,6 +127,7 @@ class Bed:
         self.known: list[Pod] = []
         self.statuses: dict[str, PodRuntimeStatus] = {}
         names = settings.pop("groups", GroupNames())
+        run = settings.pop("run", inline)
         self.provider = StatsProvider(
             cgroups=self.cgroups,
             host=self.host,
@@ -136,7 +137,7 @@ class Bed:
             paths=self.paths,
             clock=self.clock,
             settings=StatsSettings(groups=names, **settings),
-            run=inline,
+            run=run,
         )
         self.source = NodeStatsSource(
             provider=self.provider,

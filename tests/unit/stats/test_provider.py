@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, NamespaceMode
 from pykubelet.stats.inventory import GroupNames, pod_item
@@ -151,3 +154,20 @@ def test_group_names() -> None:
     assert systemd.pod(pod) == "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-poda_b.slice"
     assert GroupNames(per_qos=False).pod(pod) is None
     assert GroupNames(root="/x", per_qos=False).pods() == "/x"
+
+
+async def test_a_caller_that_goes_spoils_nothing(tmp_path: Path) -> None:
+    clock, reads = LoopClock(), []
+
+    async def slowly(work: Callable[[], Any]) -> Any:
+        await clock.sleep(5)
+        reads.append(clock.monotonic())
+        return work()
+
+    bed = Bed(1, tmp_path, run=slowly)
+    bed.add("web")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await bed.provider.look(full=False)
+    assert len(reads) == 1  # it was read to the end before anybody else may
+    assert len((await bed.provider.look(full=False)).pods) == 1

@@ -170,7 +170,7 @@ nodes = st.builds(NodeFigures, boot_seconds=st.integers(0, 2**40), root=groups, 
 snapshots = st.builds(Snapshot, time_ns=count, full=st.booleans(), node=nodes, pods=st.tuples(pods))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(snapshots)
 def test_whatever_the_figures_the_text_parses(snapshot: Snapshot) -> None:
     samples(render_cadvisor(snapshot, machine="", disks=lambda major, minor: ""))

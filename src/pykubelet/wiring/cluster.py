@@ -21,6 +21,7 @@ from pykubelet.clients.kube.port import KubeClient
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
+from pykubelet.images.accounts import ApiServiceAccounts
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -162,6 +163,7 @@ class Cluster:
     objects: ReferenceWatcher
     """Its listeners hear which pods' objects changed."""
     tokens: TokenManager
+    accounts: ApiServiceAccounts
     claims: ClaimReader
     runtime_classes: RuntimeClasses
     api_pods: Reflector[Pod]
@@ -280,6 +282,7 @@ def assemble_cluster(
         references=ClusterReferences(objects=objects, services=services),
         objects=objects,
         tokens=tokens,
+        accounts=ApiServiceAccounts(client=edges.client, tokens=tokens),
         claims=ClaimReader(client),
         runtime_classes=classes,
         api_pods=api_pods,

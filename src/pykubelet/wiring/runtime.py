@@ -1,0 +1,114 @@
+"""What runs containers: images, hooks, start, stop, removal and the manager over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pykubelet.clients.http.hooks import HookCaller
+from pykubelet.images.gc import wanted_images
+from pykubelet.images.parts import ImageParts, image_parts
+from pykubelet.images.provider import ServiceAccounts
+from pykubelet.kit.metrics import Registry
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder
+from pykubelet.model.results import ProbeResults
+from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.runtime.backoff import MAXIMUM_DELAY, CrashBackoff
+from pykubelet.runtime.gc import ContainerRemover
+from pykubelet.runtime.hooks import LifecycleHooks
+from pykubelet.runtime.image_volumes import ImageVolumes
+from pykubelet.runtime.manager import Resizer, RuntimeHandlers, RuntimeManager
+from pykubelet.runtime.spec.builder import PodSpecBuilder
+from pykubelet.runtime.spec.collaborators import References
+from pykubelet.runtime.start import ContainerStarter
+from pykubelet.runtime.stop import Stopper
+from pykubelet.settings.settings import Settings
+from pykubelet.sync.phases import PodPhases
+from pykubelet.wiring.edges import Edges
+
+
+class PodLook(Protocol):
+    async def refresh(self, uid: str) -> PodRuntimeStatus: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeNeeds:
+    """What the runtime parts take from the rest of the agent."""
+
+    specs: PodSpecBuilder
+    handlers: RuntimeHandlers
+    resizer: Resizer
+    references: References
+    accounts: ServiceAccounts | None
+    image_volumes: ImageVolumes
+    results: ProbeResults
+    cache: PodStatusCache
+    look: PodLook
+    phases: PodPhases
+    events: EventSink
+    recorder: LifeRecorder
+    metrics: Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeParts:
+    manager: RuntimeManager
+    images: ImageParts
+    remover: ContainerRemover
+    backoff: CrashBackoff
+
+
+def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> RuntimeParts:
+    clock, cri, events, recorder = edges.clock, edges.cri, needs.events, needs.recorder
+    images = image_parts(
+        settings,
+        root=edges.paths.root,
+        cri=cri,
+        clock=clock,
+        events=events,
+        life=recorder,
+        metrics=needs.metrics,
+        references=needs.references,
+        accounts=needs.accounts,
+        also_used=lambda: wanted_images(s.pod for s in needs.phases if s.pod is not None and not s.is_ending),
+    )
+
+    async def pod_ip(uid: str) -> str:
+        """A postStart hook may run before anybody looked at the new sandbox: ask the runtime then."""
+        ips = needs.cache.last_known(uid).ips or (await needs.look.refresh(uid)).ips
+        return ips[0] if ips else ""
+
+    http_hooks = HookCaller(network=edges.network, pod_ip=pod_ip, events=events)
+    hooks = LifecycleHooks(cri=cri, http=http_hooks, clock=clock)
+    stopper = Stopper(cri=cri, hooks=hooks, events=events, recorder=recorder, clock=clock)
+    longest = settings.config.runtime.crash_loop_back_off.max_container_restart_period
+    backoff = CrashBackoff(maximum=longest or MAXIMUM_DELAY)
+    starter = ContainerStarter(
+        cri=cri,
+        images=images.puller,
+        specs=needs.specs,
+        folders=edges.folders,
+        hooks=hooks,
+        stopper=stopper,
+        backoff=backoff,
+        events=events,
+        recorder=recorder,
+        clock=clock,
+        image_volumes=needs.image_volumes,
+    )
+    remover = ContainerRemover(cri=cri, links=edges.folders, pod_logs=edges.paths.pod_logs)
+    manager = RuntimeManager(
+        cri=cri,
+        starter=starter,
+        stopper=stopper,
+        remover=remover,
+        specs=needs.specs,
+        handlers=needs.handlers,
+        resizer=needs.resizer,
+        probes=needs.results,
+        events=events,
+        recorder=recorder,
+    )
+    return RuntimeParts(manager=manager, images=images, remover=remover, backoff=backoff)
