@@ -39,6 +39,7 @@ from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.collaborators import NodeAddresses
 from pykubelet.runtime.spec.env import literal_env
 from pykubelet.runtime.spec.expand import expand
+from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
@@ -49,7 +50,6 @@ from pykubelet.sync.node_facts import node_spec
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_sync import PodSync
-from pykubelet.sync.resource_parts import Surroundings, resource_parts
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
@@ -64,7 +64,9 @@ from pykubelet.wiring.cluster import (
     standalone_seams,
 )
 from pykubelet.wiring.edges import Edges
+from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, runtime_parts
+from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.sources import make_sources, source_kinds
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class Node:
     probes: ProbeManager
     housekeeping: Housekeeping
     cluster: Cluster | None = None
+    server: NodeServer | None = None
 
 
 def assemble(settings: Settings, edges: Edges) -> Node:
@@ -259,6 +262,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         pod_logs=edges.paths.pod_logs,
         container_logs=edges.paths.container_logs,
         policy=GcPolicy(),
+        busy=phases.any_terminating,
     )
     rotation = LogRotation(
         cri=cri,
@@ -342,6 +346,23 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         [held.allocations, held.cgroups, volumes, workers, probes, gc, side.images.gc, rotation, housekeeping],
         [loop, *make_sources(settings, edges, mux, events)],
     ]
+    server: NodeServer | None = None
+    if edges.serve is not None:
+        needs = ServerNeeds(
+            pods=pods,
+            statuses=statuses,
+            cache=cache,
+            pleg=pleg,
+            runtime=runtime_state,
+            probes=probes,
+            volumes=volumes,
+            metrics=metrics,
+            spec=spec,
+            started=started,
+        )
+        serving = server_parts(settings, edges, edges.serve, needs)
+        services[-1].extend([serving.figures, serving.server])
+        server = serving.server
     return Node(
         services=cluster.joined(services) if cluster is not None else services,
         pods=pods,
@@ -358,6 +379,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         probes=probes,
         housekeeping=housekeeping,
         cluster=cluster,
+        server=server,
     )
 
 
@@ -385,7 +407,9 @@ def _told_addresses(settings: Settings, edges: Edges, seams: Seams) -> NodeAddre
 
 @asynccontextmanager
 async def live(node: Node) -> AsyncIterator[None]:
-    """The agent runs for as long as the block lasts."""
+    """The agent runs for as long as the block lasts. An address that is taken is told before anything starts."""
+    if node.server is not None:
+        node.server.open()
     first, second, third = node.services
     async with running(*first), running(*second), running(*third):
         yield

@@ -6,18 +6,23 @@ takes them away in the end, when no mount, folder or cgroup of theirs may be lef
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
+from pykubelet.api.types import PodStatus
+from pykubelet.app import Node, assemble, live
+from pykubelet.cli.edges import connected_edges
+from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.standalone import images
 from pykubelet.standalone.packer import File, Image, architecture, pack
 from pykubelet.wire import cri_pb2 as cri
@@ -199,6 +204,37 @@ def looking_inside(
         left = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(folders) in line]
         assert left == [], "mounts left behind"
         assert "Traceback" not in agent.log(), agent.log()
+
+
+@asynccontextmanager
+async def in_this_process(inside: Inside) -> AsyncIterator[Node]:
+    """The same agent, but where its statuses can be read; the process of its own takes over again afterwards."""
+    inside.agent.stop()
+    loaded = load_settings(inside.agent.arguments, environ={})
+    assert isinstance(loaded, LoadedSettings)
+    try:
+        async with connected_edges(loaded.settings) as edges:
+            node = assemble(loaded.settings, edges)
+            async with live(node):
+                yield node
+    finally:
+        inside.agent.start()
+
+
+async def status_when(node: Node, pod: str, question: Callable[[PodStatus], bool], within: float = 30.0) -> PodStatus:
+    """The status of a pod as soon as the answer is yes."""
+    status: PodStatus | None = None
+    try:
+        async with asyncio.timeout(within):
+            while True:
+                for each in node.pods.pods():
+                    if each.metadata.name == f"{pod}-{NODE}":
+                        status = node.statuses.get(each.metadata.uid or "")
+                        if status is not None and question(status):
+                            return status
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not within {within:g} s: {pod}; it is {status}") from None
 
 
 def _pods_among(groups: Mapping[str, set[str]]) -> list[str]:

@@ -22,7 +22,8 @@ from tests.bed.runtime import BUSYBOX, BedContainerd
 from tests.bed.watching import Objects, Watching, watching
 
 Manifest = dict[str, Any]
-STAY = "exec sleep 100000"
+STAY = "trap 'exit 0' TERM; sleep 100000 & wait"
+"""Ends as soon as it is told to. (A bare sleep as first process would not hear it.)"""
 WORKLOADS = "deployment,statefulset,daemonset,job,pod"
 
 
@@ -147,7 +148,6 @@ def joined(
 
 
 def a_container(script: str = STAY, name: str = "app", **more: Any) -> Manifest:
-    """A shell that ends at once when told to, unless the script replaces it."""
     base = {"name": name, "image": BUSYBOX, "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]}
     return base | more
 

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.cluster.joined import (
+    STAY,
     Joined,
     Manifest,
     a_container,
@@ -39,7 +40,7 @@ def test_init_sidecar_and_two_containers(node: Joined) -> None:
             ],
             containers=[
                 a_container(
-                    "cat /shared/file; exec sleep 100000", volumeMounts=[{"name": "s", "mountPath": "/shared"}]
+                    "cat /shared/file; " + STAY, volumeMounts=[{"name": "s", "mountPath": "/shared"}]
                 ),
                 a_container(name="other"),
             ],
@@ -64,7 +65,7 @@ def test_delete_gives_the_grace_that_was_asked_for(node: Joined) -> None:
         a_pod("polite", "trap 'echo bye; sleep 1; exit 0' TERM; while true; do sleep 0.1; done",
               terminationGracePeriodSeconds=30),
         a_pod("stubborn", STUBBORN, terminationGracePeriodSeconds=30),
-        a_pod("forced", STUBBORN, terminationGracePeriodSeconds=30),
+        a_pod("forced", STUBBORN, terminationGracePeriodSeconds=2),
     )  # fmt: skip
     for name in ("polite", "stubborn", "forced"):
         node.wait_running(name)
@@ -97,7 +98,7 @@ def test_a_pod_re_created_under_its_name(node: Joined) -> None:
     """Again and again, by force: the old one may still be ending when the new one comes."""
     uids = set()
     for number in range(3):
-        node.apply(a_pod("again", f"echo run {number}; exec sleep 100000"))
+        node.apply(a_pod("again", f"echo run {number}; {STAY}"))
         pod = node.wait_pod("again", lambda p: p["metadata"]["uid"] not in uids and is_ready(p), f"run {number}")
         uids.add(pod["metadata"]["uid"])
         node.wait_log("again", "run")
@@ -182,7 +183,7 @@ def test_environment_from_config_maps_secrets_services_and_fields(node: Joined) 
             metadata={"labels": {"kind": "test"}},
             containers=[
                 a_container(
-                    "env; exec sleep 100000",
+                    "env; " + STAY,
                     env=env,
                     envFrom=[{"configMapRef": {"name": "conf"}, "prefix": "P_"}],
                     resources={"limits": {"memory": "64Mi"}},
@@ -213,7 +214,7 @@ def test_environment_from_config_maps_secrets_services_and_fields(node: Joined) 
 
 def test_a_missing_secret_is_waited_for(node: Joined) -> None:
     env = [env_from("WORD", secretKeyRef={"name": "late", "key": "word"})]
-    node.apply(a_pod("waits", containers=[a_container("env; exec sleep 100000", env=env)]))
+    node.apply(a_pod("waits", containers=[a_container("env; " + STAY, env=env)]))
     pod = node.wait_pod("waits", lambda p: "waiting" in state_of(p).get("state", {}), "waits")
     node.wait_pod(
         "waits",
@@ -232,7 +233,7 @@ def test_files_follow_their_config_map_and_the_token_is_there(node: Joined) -> N
     node.apply(conf)
     script = "cat /var/run/secrets/kubernetes.io/serviceaccount/namespace; echo; "
     script += "wc -c < /var/run/secrets/kubernetes.io/serviceaccount/token; "
-    script += "until grep -q two /conf/key; do sleep 0.1; done; echo changed; exec sleep 100000"
+    script += "until grep -q two /conf/key; do sleep 0.1; done; echo changed; " + STAY
     mount = [{"name": "conf", "mountPath": "/conf"}]
     node.apply(
         a_pod(
@@ -278,7 +279,7 @@ def test_static_pods_have_mirrors(node: Joined) -> None:
     assert again["metadata"]["annotations"]["kubernetes.io/config.mirror"] == mark
     assert node.running_ids() == ids, "deleting a mirror stops nothing"
 
-    node.agent.put("fixed", a_pod("fixed", "echo second; exec sleep 100000"))
+    node.agent.put("fixed", a_pod("fixed", "echo second; " + STAY))
     node.wait_pod(
         name,
         lambda p: p["metadata"]["annotations"]["kubernetes.io/config.mirror"] != mark and is_ready(p),
@@ -297,7 +298,7 @@ def test_an_ephemeral_container_joins_a_running_pod(node: Joined) -> None:
     node.apply(a_pod("host"))
     pod = node.wait_running("host")
     before = state_of(pod)["containerID"]
-    pod["spec"]["ephemeralContainers"] = [a_container("echo here; exec sleep 100000", "debugger")]
+    pod["spec"]["ephemeralContainers"] = [a_container("echo here; " + STAY, "debugger")]
     path = "/api/v1/namespaces/default/pods/host/ephemeralcontainers"
     node.cluster.kubectl("replace", "--raw", path, "-f", "-", stdin=json.dumps(pod))
     pod = node.wait_pod("host", lambda p: "running" in state_of(p, "debugger").get("state", {}), "debugger runs")

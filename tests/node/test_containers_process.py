@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pykubelet.api.types import ContainerStatus
-from pykubelet.app import Node, assemble, live
-from pykubelet.cli.edges import connected_edges
-from pykubelet.settings.load import LoadedSettings, load_settings
 from tests.bed.agent import NODE
-from tests.bed.inside import DONE, Inside, a_container, a_pod, import_image, looking_inside
+from tests.bed.inside import (
+    DONE,
+    Inside,
+    a_container,
+    a_pod,
+    import_image,
+    in_this_process,
+    looking_inside,
+    status_when,
+)
 from tests.bed.runtime import BedContainerd
 
 pytestmark = pytest.mark.node
@@ -241,52 +244,35 @@ def test_promising_not_to_run_as_root(inside: Inside) -> None:
 
 # --- last words: only the status tells them, so the agent runs in this process ------------------------
 
-LAST_WORDS = [
-    a_pod(
-        "last",
-        a_container("file", "printf bye > /dev/termination-log", ends=True),
-        a_container("elsewhere", "printf bye > /last/words", ends=True, terminationMessagePath="/last/words"),
-        a_container("logs", "echo from the log; exit 3", terminationMessagePolicy="FallbackToLogsOnError"),
-        a_container("logs-ok", "echo from the log; exit 0", terminationMessagePolicy="FallbackToLogsOnError"),
-        a_container(
-            "both",
-            "echo from the log; printf first > /dev/termination-log; exit 4",
-            terminationMessagePolicy="FallbackToLogsOnError",
-        ),
-        a_container("long", "head -c 9000 /dev/zero | tr '\\0' x > /dev/termination-log", ends=True),
-        a_container(
-            "long-logs",
-            "i=0; while [ $i -lt 200 ]; do echo line-$i-with-some-text-to-make-it-long; i=$((i+1)); done; exit 1",
-            terminationMessagePolicy="FallbackToLogsOnError",
-        ),
-        a_container("silent", "exit 5"),
-        restartPolicy="Never",
-    )
-]
-
-
-async def ended_containers(node: Node) -> dict[str, ContainerStatus]:
-    async with asyncio.timeout(30):
-        while True:
-            for pod in node.pods.pods():
-                status = node.statuses.get(pod.metadata.uid or "")
-                if status is not None and pod.metadata.name == f"last-{NODE}" and status.phase == "Failed":
-                    return {each.name or "": each for each in status.container_statuses}
-            await asyncio.sleep(0.05)
+LAST_WORDS = a_pod(
+    "last",
+    a_container("file", "printf bye > /dev/termination-log", ends=True),
+    a_container("elsewhere", "printf bye > /last/words", ends=True, terminationMessagePath="/last/words"),
+    a_container("logs", "echo from the log; exit 3", terminationMessagePolicy="FallbackToLogsOnError"),
+    a_container("logs-ok", "echo from the log; exit 0", terminationMessagePolicy="FallbackToLogsOnError"),
+    a_container(
+        "both",
+        "echo from the log; printf first > /dev/termination-log; exit 4",
+        terminationMessagePolicy="FallbackToLogsOnError",
+    ),
+    a_container("long", "head -c 9000 /dev/zero | tr '\\0' x > /dev/termination-log", ends=True),
+    a_container(
+        "long-logs",
+        "i=0; while [ $i -lt 200 ]; do echo line-$i-with-some-text-to-make-it-long; i=$((i+1)); done; exit 1",
+        terminationMessagePolicy="FallbackToLogsOnError",
+    ),
+    a_container("silent", "exit 5"),
+    restartPolicy="Never",
+)
 
 
 async def test_last_words(inside: Inside) -> None:
-    inside.agent.stop()
-    inside.put(*LAST_WORDS)
-    loaded = load_settings(inside.agent.arguments, environ={})
-    assert isinstance(loaded, LoadedSettings)
-    async with connected_edges(loaded.settings) as edges:
-        node = assemble(loaded.settings, edges)
-        async with live(node):
-            ended = await ended_containers(node)
-    inside.agent.start()
+    inside.put(LAST_WORDS)
+    async with in_this_process(inside) as node:
+        status = await status_when(node, "last", lambda status: status.phase == "Failed")
+    ended = {each.name or "": each for each in status.container_statuses}
     words = {name: each.state.terminated for name, each in ended.items() if each.state is not None}
-    assert all(end is not None for end in words.values()), json.dumps(str(ended))
+    assert all(end is not None for end in words.values()), ended
     texts = {name: (end.message or "", end.exit_code) for name, end in words.items() if end is not None}
     long_logs = texts.pop("long-logs")[0]
     assert texts == {

@@ -9,9 +9,10 @@ import random
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -30,9 +31,11 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.server.spdy import SpdyConnection, SpdyStream
 from pykubelet.wire import cri_pb2 as cri
+from tests.bed.certificates import Pair
 from tests.bed.runtime import BUSYBOX, TESTSERVER, BedContainerd
 from tests.builders import a_container, a_pod
-from tests.unit.server.support import FakePods, RawClient, World, connected, serving
+from tests.unit.server.support import FakePods, RawClient, World, connected
+from tests.unit.server.support import serving as running_server
 
 pytestmark = pytest.mark.node
 
@@ -78,7 +81,13 @@ async def read_all(stream: SpdyStream) -> bytes:
 
 @asynccontextmanager
 async def served(
-    containerd: BedContainerd, folder: Path, image: str, *command: str, tty: bool = False
+    containerd: BedContainerd,
+    folder: Path,
+    image: str,
+    *command: str,
+    settings: dict[str, Any] | None = None,
+    user: str = "ada",
+    serving: Pair | None = None,
 ) -> AsyncIterator[Served]:
     """A pod of one container `main` on the real runtime, and the server in front of it."""
     client = GrpcCriClient(containerd.endpoint, clock=SystemClock())
@@ -95,7 +104,6 @@ async def served(
         labels={**labels, CONTAINER_NAME_LABEL: "main"},
         log_path="main.log",
         stdin=True,
-        tty=tty,
     )
     sandbox = await client.run_pod_sandbox(box)
     try:
@@ -104,11 +112,13 @@ async def served(
         running = ToldState(running=ContainerStateRunning(started_at=datetime.now(UTC)))
         told = ToldContainer(name="main", state=running, container_id=f"containerd://{container}")
         world = World(folder)
-        world.pods = FakePods(a_pod("streams", uid=UID, containers=[a_container("main", tty=tty, stdin=True)]))
+        world.pods = FakePods(a_pod("streams", uid=UID, containers=[a_container("main", stdin=True)]))
         world.statuses = {UID: PodStatus(container_statuses=[told])}
-        world.reviewer.everything = {"ada"}
+        world.reviewer.everything = {user}
+        world.settings = replace(world.settings, **(settings or {}))
+        world.serving = serving or world.serving
         world.changes = {"runtime": client}
-        async with serving(world.server()) as port:
+        async with running_server(world.server()) as port:
             yield Served(port, world.client_context(world.ca.issue("ada")), folder)
     finally:
         await client.stop_pod_sandbox(sandbox)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from pykubelet.cli.cluster_edges import connected_cluster
 from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.network import InterfaceNetwork
+from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.host.subids import subordinate_ids
@@ -29,11 +31,13 @@ from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.validate_host import HostFacts, host_problems
 from pykubelet.sources.url import Fetched, FetchFailed
-from pykubelet.wiring.edges import Edges
+from pykubelet.wiring.edges import Edges, ServeEdges
 
 logger = logging.getLogger(__name__)
 
 CONTAINER_LOGS = Path("/var/log/containers")
+LOCAL_SOCKET = "pykubelet.sock"
+"""Below the root folder; only root may connect."""
 
 
 @asynccontextmanager
@@ -73,6 +77,11 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
                 host_ids=subordinate_ids(),
                 host_network=InterfaceNetwork(),
                 cluster=cluster,
+                serve=ServeEdges(
+                    cgroup_stats=CgroupStats(hugepage_sizes=machine.hugepage_sizes),
+                    node_stats=NodeStats(),
+                    local_socket=paths.root / LOCAL_SOCKET,
+                ),
                 event_sources=[EventSource(name="runtime", open=cri.container_events)],
             )
     finally:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.container_keys import deletion_grace_of, restart_count_of, termination_grace_of
 from pykubelet.model.errors import CriError, NotFound, PykubeletError
@@ -40,6 +41,9 @@ logger = logging.getLogger(__name__)
 PERIOD = 60.0
 PRUNE_PAUSE = 1.0
 """Seconds between an end and the removal of older dead ones: the restart comes first."""
+COLLECT_PAUSE = 0.5
+COLLECT_PATIENCE = 20
+"""Pauses for which ended pods wait while others are still being ended."""
 AT_ONCE = 8
 """Pods whose things are removed at the same time."""
 MINIMUM_GRACE = 2
@@ -130,7 +134,9 @@ class ContainerGc:
         pod_logs: Path,
         container_logs: Path,
         policy: GcPolicy | None = None,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`busy` tells that pods are being ended right now."""
         self._cri = cri
         self._remover = remover
         self._fate = fate
@@ -143,11 +149,16 @@ class ContainerGc:
         self._policy = policy or GcPolicy()
         self._tasks: TaskSet | None = None
         self._pruning: set[tuple[str, str]] = set()
-        self._collecting: set[str] = set()
+        self._ended: set[str] = set()
+        self._due = Signal()
+        self._busy = busy
+        self._log_lock = asyncio.Lock()
+        """Held while log folders are removed: two removals of one folder would report each other."""
 
     async def run(self) -> None:
         async with TaskSet("container gc", on_error=self._task_failed) as tasks:
             self._tasks = tasks
+            tasks.spawn(self._run_collections(), name="collect ended pods")
             try:
                 while True:
                     await self._pass()
@@ -164,9 +175,8 @@ class ContainerGc:
 
     def collect_pod_soon(self, uid: str) -> None:
         """Remove everything of a pod that is gone for good, without waiting for the next pass."""
-        if self._tasks is not None and uid not in self._collecting:
-            self._collecting.add(uid)
-            self._tasks.spawn(self._collect_pod(uid), name=f"collect {uid}")
+        self._ended.add(uid)
+        self._due.set()
 
     async def collect(self, *, evict_ended: bool = False) -> None:
         """One pass over the node; raises PykubeletError when something could not be removed.
@@ -223,19 +233,32 @@ class ContainerGc:
         self._pruning.discard(key)  # before looking: an end told from now on deserves a look of its own
         await self.prune(*key)
 
-    async def _collect_pod(self, uid: str) -> None:
-        try:
-            is_gone = self._gone_question(evict_ended=False)
-            if not is_gone(uid):
-                return
-            sandboxes = await self._cri.list_pod_sandboxes(pod_uid=uid)
-            containers = await self._cri.list_containers(pod_uid=uid)
-            failures = await self._remove(sandboxes, containers, is_gone)
-            failures += await self._remove_log_folders(uid)
-            if failures:
-                raise PykubeletError("; ".join(dict.fromkeys(failures)))
-        finally:
-            self._collecting.discard(uid)
+    async def _run_collections(self) -> None:
+        """Pods that ended, many at a time, once the runtime is not busy ending others: removal can wait."""
+        while True:
+            await self._due.wait()
+            await self._clock.sleep(COLLECT_PAUSE)
+            for _ in range(COLLECT_PATIENCE):
+                if not self._busy():
+                    break
+                await self._clock.sleep(COLLECT_PAUSE)
+            ended, self._ended = self._ended, set()
+            try:
+                await self._collect_pods(ended)
+            except PykubeletError as error:
+                self._task_failed(error)
+
+    async def _collect_pods(self, uids: set[str]) -> None:
+        is_gone = self._gone_question(evict_ended=False)
+        gone = {uid for uid in uids if is_gone(uid)}
+        if not gone:
+            return
+        sandboxes = [s for s in await self._cri.list_pod_sandboxes() if s.pod_uid in gone]
+        containers = [c for c in await self._cri.list_containers() if c.pod_uid in gone]
+        failures = await self._remove(sandboxes, containers, is_gone)
+        failures += await self._remove_log_folders(gone)
+        if failures:
+            raise PykubeletError("; ".join(dict.fromkeys(failures)))
 
     # Containers and sandboxes
 
@@ -275,18 +298,19 @@ class ContainerGc:
 
     # Logs
 
-    async def _remove_log_folders(self, uid: str | None = None) -> list[str]:
-        """Log folders of pods that are gone, or of that one; the texts of what failed."""
+    async def _remove_log_folders(self, uids: set[str] | None = None) -> list[str]:
+        """Log folders of pods that are gone, or of those; the texts of what failed."""
         failures: list[str] = []
-        for folder in await asyncio.to_thread(_log_folders, self._pod_logs):
-            if not folder.name.endswith(REMOVING):
-                owner = folder.name.rpartition("_")[2]
-                if uid not in (None, owner) or not self._fate.should_remove_content(owner):
-                    continue
-            try:
-                await self._remove_folder(folder)
-            except OSError as error:
-                failures.append(f"log folder {folder}: {error}")
+        async with self._log_lock:
+            for folder in await asyncio.to_thread(_log_folders, self._pod_logs):
+                if not folder.name.endswith(REMOVING):
+                    owner = folder.name.rpartition("_")[2]
+                    if (uids is not None and owner not in uids) or not self._fate.should_remove_content(owner):
+                        continue
+                try:
+                    await self._remove_folder(folder)
+                except OSError as error:
+                    failures.append(f"log folder {folder}: {error}")
         return failures
 
     async def _remove_folder(self, folder: Path) -> None:

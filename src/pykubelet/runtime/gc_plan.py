@@ -39,18 +39,22 @@ def plan_containers(
 ) -> list[ContainerRecord]:
     """Containers to remove, the oldest of each name first."""
     units: dict[tuple[str, str], list[ContainerRecord]] = {}
+    newest: dict[tuple[str, str], int] = {}
     for container in containers:
+        key = (container.pod_uid, container.name)
+        newest[key] = max(newest.get(key, 0), container.created_at)
         if container.pod_uid and container.state is not ContainerState.RUNNING:
-            units.setdefault((container.pod_uid, container.name), []).append(container)
+            units.setdefault(key, []).append(container)
     chosen: list[ContainerRecord] = []
     kept: list[list[ContainerRecord]] = []
-    for (uid, _), unit in units.items():
+    for key, unit in units.items():
+        uid = key[0]
         unit.sort(key=lambda c: c.created_at, reverse=True)
         if is_gone(uid):
             chosen += _old_enough(reversed(unit), now_ns, policy)
             continue
-        if unit[0].state is ContainerState.CREATED:
-            unit = unit[1:]  # about to be started
+        if unit[0].state is ContainerState.CREATED and unit[0].created_at == newest[key]:
+            unit = unit[1:]  # about to be started; an older one was given up by a killed agent
         unit = list(_old_enough(unit, now_ns, policy))
         if policy.max_per_container >= 0:
             chosen += reversed(unit[policy.max_per_container :])

@@ -106,6 +106,9 @@ class PodPhases:
     def __len__(self) -> int:
         return len(self._states)
 
+    def any_terminating(self) -> bool:
+        return any(state.phase is Phase.TERMINATING for state in self._states.values())
+
     def could_have_running_containers(self, uid: str) -> bool:
         state = self.get(uid)
         if state is None:

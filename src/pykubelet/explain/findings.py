@@ -1,0 +1,68 @@
+"""What a finder gives: the facts of one trouble, from which the texts of the table are made. And words for times.
+
+Pure. Does not say what is wrong in sentences; the table in causes.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from pykubelet.explain.facts import PodFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    subject: str = ""
+    """Container or volume it is about; empty for the whole pod."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What the texts of the table are filled with."""
+    since: float | None = None
+    next_in: float | None = None
+    """Seconds until the agent acts again by itself; None = it waits for something to happen."""
+    evidence: Sequence[str] = ()
+    """Lines somebody else wrote: a log, a probe's output."""
+
+
+Finder = Callable[[PodFacts], Sequence[Finding]]
+
+
+def span(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`, `4 d 3 h`: two units at most."""
+    if seconds < 0:
+        seconds = 0.0
+    if seconds < 10:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return _two(whole, 60, "min", "s")
+    if whole < 86400:
+        return _two(whole // 60, 60, "h", "min")
+    return _two(whole // 3600, 24, "d", "h")
+
+
+def _two(amount: int, size: int, big: str, small: str) -> str:
+    rest = amount % size
+    return f"{amount // size} {big} {rest} {small}" if rest else f"{amount // size} {big}"
+
+
+def clock_time(moment: float) -> str:
+    return f"{datetime.fromtimestamp(moment, UTC):%H:%M:%S} UTC"
+
+
+def when(seconds: float | None) -> str:
+    if seconds is None:
+        return "when something changes"
+    return "now" if seconds < 1 else f"in {span(seconds)}"
+
+
+def times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def first_line(text: str, limit: int = 300) -> str:
+    line = text.strip().split("\n", 1)[0].strip()
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -1,0 +1,115 @@
+"""Reading other programs' error texts: what kind of trouble a runtime, registry or network plugin talks about.
+
+Data first: each kind is a list of signs, looked for in order, so that the special comes before the general. The texts
+are those of containerd, CRI-O, runc, registries and CNI plugins as seen in the wild. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+IMAGE_SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    (
+        "denied",
+        re.compile(
+            r"\b401\b|\b403\b|unauthori[sz]ed|forbidden|access denied|requested access|authentication required|"
+            r"no basic auth|insufficient_scope|authorization failed",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "missing",
+        re.compile(
+            r"\b404\b|not found|manifest unknown|name unknown|does not exist|repository .* not|no match for platform",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "unreachable",
+        re.compile(
+            r"no such host|connection refused|timed? ?out|deadline exceeded|i/o timeout|network is unreachable|"
+            r"no route to host|server misbehaving|tls|x509|certificate|\beof\b|connection reset|registryunavailable|"
+            r"unavailable|\b50[0234]\b|too many requests|\b429\b",
+            re.IGNORECASE,
+        ),
+    ),
+    ("disk", re.compile(r"no space left|disk quota", re.IGNORECASE)),
+)
+
+
+def image_trouble(text: str) -> str:
+    """denied, missing, unreachable, disk, or other."""
+    # A registry that hides what exists says denied and does-not-exist in one sentence: not logged in is the likelier.
+    return next((kind for kind, sign in IMAGE_SIGNS if sign.search(text)), "other")
+
+
+NETWORK_SIGN: Final = re.compile(
+    r"\bcni\b|network for sandbox|setup network|failed to (find|load).*plugin|\bipam\b|failed to allocate|"
+    r"no ip addresses|bridge|veth|netns|portmap|iptables",
+    re.IGNORECASE,
+)
+COMMAND_SIGN: Final = re.compile(
+    r'exec: .*(not found|no such file|permission denied)|executable file not found|"?exec"? format error|'
+    r"stat .*: no such file or directory|no command specified",
+    re.IGNORECASE,
+)
+OBJECT_SIGN: Final = re.compile(
+    r"(?P<kind>configmap|secret|persistentvolumeclaim|serviceaccount) \"?(?P<name>[\w./-]+)\"? not found"
+    r"|couldn't find key (?P<key>\S+) in (?P<holder>.+)"
+    r"|references non-existent (?P<what>\w+) key",
+    re.IGNORECASE,
+)
+UNMOUNTED_SIGN: Final = re.compile(r"^volume (?P<name>[^:]+): (?P<problem>.*?)(?:, (?P<tries>\d+)\w+ try)?(?P<rest>, .*)?$")
+NEXT_SIGN: Final = re.compile(r"next in (\d+) s")
+BACKOFF_SIGN: Final = re.compile(r"back-off (?P<delay>[\dhms.]+) restarting")
+RESOURCE_SIGN: Final = re.compile(
+    r"resource: (?P<resource>[^,]+), requested: (?P<requested>-?\d+), used: (?P<used>-?\d+), capacity: (?P<capacity>-?\d+)"
+)
+
+
+def is_network_trouble(text: str) -> bool:
+    return bool(NETWORK_SIGN.search(text))
+
+
+def is_command_trouble(text: str) -> bool:
+    return bool(COMMAND_SIGN.search(text))
+
+
+def missing_object(text: str) -> str:
+    """`configmap web` or `key K in ConfigMap default/web`; empty when nothing is said to be missing."""
+    found = OBJECT_SIGN.search(text)
+    if found is None:
+        return ""
+    if found["kind"]:
+        return f"{found['kind'].lower()} {found['name']}"
+    if found["key"]:
+        return f"key {found['key']} in {found['holder'].strip()}"
+    return f"a key of {found['what']}"
+
+
+def next_try(text: str) -> float | None:
+    found = NEXT_SIGN.search(text)
+    return float(found[1]) if found else None
+
+
+EXIT_CODES: Final = {
+    1: "the usual sign of an error in the program",
+    2: "often a wrong option or a shell error",
+    125: "the container could not be set up",
+    126: "the command is there but cannot be run",
+    127: "the command was not found",
+    134: "it aborted itself (SIGABRT)",
+    135: "bus error (SIGBUS)",
+    136: "arithmetic error (SIGFPE)",
+    137: "it was killed (SIGKILL)",
+    139: "it touched memory that is not its own (SIGSEGV)",
+    143: "it was asked to stop (SIGTERM)",
+}
+
+
+def exit_words(code: int) -> str:
+    known = EXIT_CODES.get(code)
+    if known is None and 128 < code < 160:
+        known = f"ended by signal {code - 128}"
+    return f"exit code {code}" + (f", {known}" if known else "")

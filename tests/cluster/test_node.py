@@ -1,0 +1,96 @@
+"""The Node itself on a real control plane: ready soon, complete, kept alive by its lease, missed when it is gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.bed.cluster import Cluster
+from tests.bed.runtime import BUSYBOX, BedContainerd
+from tests.cluster.joined import Joined, a_pod, condition, joined
+
+pytestmark = pytest.mark.cluster
+
+READY_WITHIN = 5.0
+MISSED_WITHIN = 30.0
+
+
+def test_node_says_what_it_is_and_has(node: Joined, containerd: BedContainerd) -> None:
+    found = node.wait_node("True", 5)
+    meta, status = found["metadata"], found["status"]
+    assert meta["labels"]["kubernetes.io/hostname"] == node.agent.node
+    assert meta["labels"]["kubernetes.io/os"] == "linux"
+    assert {address["type"]: address["address"] for address in status["addresses"]} == {
+        "InternalIP": containerd.gateway_ip,
+        "Hostname": node.agent.node,
+    }
+    for kind in ("MemoryPressure", "DiskPressure", "PIDPressure"):
+        assert condition(found, kind) == "False"
+    assert {"cpu", "memory", "pods", "ephemeral-storage"} <= set(status["capacity"])
+    assert set(status["capacity"]) == set(status["allocatable"])
+    assert status["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://")
+    assert status["nodeInfo"]["kubeletVersion"].startswith("v1.36")
+    assert status["daemonEndpoints"]["kubeletEndpoint"]["Port"] > 0
+    assert any(BUSYBOX in image["names"] for image in status["images"])
+
+
+def test_lease_belongs_to_the_node_and_is_renewed(node: Joined) -> None:
+    def lease() -> dict[str, object]:
+        found: dict[str, object] = node.cluster.get("lease", "-n", "kube-node-lease", node.agent.node)
+        return found
+
+    first = lease()
+    assert first["metadata"]["ownerReferences"][0]["uid"] == node.nodes.objects[node.agent.node]["metadata"]["uid"]  # type: ignore[index]
+    assert first["spec"]["holderIdentity"] == node.agent.node  # type: ignore[index]
+    deadline = time.monotonic() + 8
+    while lease()["spec"] == first["spec"]:
+        assert time.monotonic() < deadline, "the lease is renewed every 2 s here"
+        time.sleep(0.3)
+
+
+def test_labels_of_others_stay_and_a_deleted_node_comes_back(node: Joined) -> None:
+    name = node.agent.node
+    node.cluster.kubectl("label", "node", name, "bed.example/rack=r1")
+    node.apply(a_pod("stays", node=name))
+    node.wait_running("stays")
+    ids = node.running_ids()
+    node.agent.stop()
+    node.agent.start()
+    node.wait_node("True", 10)
+    assert node.nodes.objects[name]["metadata"]["labels"]["bed.example/rack"] == "r1"
+    uid = node.nodes.objects[name]["metadata"]["uid"]
+    node.cluster.kubectl("delete", "node", name)
+    node.nodes.wait(
+        "registered anew", lambda nodes: nodes.get(name, {}).get("metadata", {}).get("uid") not in (None, uid), 30
+    )
+    node.wait_node("True", 10)
+    assert node.running_ids() == ids
+
+
+@pytest.fixture
+def fresh(cluster: Cluster, containerd: BedContainerd, tmp_path: Path) -> Joined:
+    with joined(cluster, containerd, tmp_path, name="fresh", nodeStatusUpdateFrequency="2s") as made:
+        yield made
+
+
+def test_ready_soon_and_missed_when_gone(fresh: Joined) -> None:
+    """Last in this file: for a moment two agents would share the runtime otherwise."""
+    fresh.agent.stop()
+    fresh.cluster.kubectl("delete", "node", "fresh")
+    began = time.monotonic()
+    fresh.agent.start()
+    fresh.nodes.wait("node", lambda nodes: "fresh" in nodes, 20)
+    fresh.wait_node("True", 20)
+    assert time.monotonic() - began < READY_WITHIN
+    fresh.apply(a_pod("lonely", node="fresh"))
+    fresh.wait_running("lonely")
+    fresh.agent.kill9()
+    gone = fresh.wait_node("Unknown", MISSED_WITHIN)
+    assert "node.kubernetes.io/unreachable" in json.dumps(gone["spec"].get("taints", []))
+    fresh.wait_pod("lonely", lambda pod: condition(pod, "Ready") == "False", "its pods count as not ready", 10)
+    fresh.agent.start()
+    fresh.wait_node("True", 10)
+    fresh.wait_running("lonely", within=10)
