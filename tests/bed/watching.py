@@ -6,8 +6,10 @@ of the API server: it lists again, so that what happened meanwhile shows as one 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import ssl
 import threading
 import time
@@ -70,8 +72,10 @@ class Watching:
 
     def stop(self) -> None:
         self._stopping = True
-        if self._connection is not None and self._connection.sock is not None:
-            self._connection.sock.close()
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread from its read
         self._thread.join(10)
 
     def _run(self) -> None:

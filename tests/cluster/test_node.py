@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.cluster
 
 READY_WITHIN = 5.0
 MISSED_WITHIN = 30.0
+UNREACHABLE = "node.kubernetes.io/unreachable"
 
 
 def test_node_says_what_it_is_and_has(node: Joined, containerd: BedContainerd) -> None:
@@ -71,7 +73,7 @@ def test_labels_of_others_stay_and_a_deleted_node_comes_back(node: Joined) -> No
 
 
 @pytest.fixture
-def fresh(cluster: Cluster, containerd: BedContainerd, tmp_path: Path) -> Joined:
+def fresh(cluster: Cluster, containerd: BedContainerd, tmp_path: Path) -> Iterator[Joined]:
     with joined(cluster, containerd, tmp_path, name="fresh", nodeStatusUpdateFrequency="2s") as made:
         yield made
 
@@ -88,8 +90,8 @@ def test_ready_soon_and_missed_when_gone(fresh: Joined) -> None:
     fresh.apply(a_pod("lonely", node="fresh"))
     fresh.wait_running("lonely")
     fresh.agent.kill9()
-    gone = fresh.wait_node("Unknown", MISSED_WITHIN)
-    assert "node.kubernetes.io/unreachable" in json.dumps(gone["spec"].get("taints", []))
+    fresh.wait_node("Unknown", MISSED_WITHIN)
+    fresh.nodes.wait("tainted", lambda nodes: UNREACHABLE in json.dumps(nodes["fresh"]["spec"].get("taints", [])), 10)
     fresh.wait_pod("lonely", lambda pod: condition(pod, "Ready") == "False", "its pods count as not ready", 10)
     fresh.agent.start()
     fresh.wait_node("True", 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -30,11 +31,11 @@ def fill(node: Joined) -> set[str]:
 def assert_untouched(node: Joined, since: float, ids: set[str]) -> None:
     """Nothing restarted, and no pod was ever shown as not ready."""
     flips = {
-        seen.object["metadata"]["name"]
+        seen.object["metadata"]["name"]: json.dumps(seen.object["status"])
         for seen in node.pods.since(since)
         if condition(seen.object, "Ready") != "True" and seen.object["metadata"]["name"] != LATE
     }
-    assert not flips
+    assert not flips, f"{len(flips)}: {flips.popitem()}\n{node.agent.tail(60)}"
     assert node.running_ids() == ids
     pods = of_app(node.pods.objects, "many") + of_app(node.pods.objects, "probed")
     assert len(pods) == PODS

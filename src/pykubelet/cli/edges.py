@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pykubelet.cli.cluster_edges import connected_cluster
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.cgroups import CgroupTree
@@ -31,6 +30,7 @@ from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.validate_host import HostFacts, host_problems
 from pykubelet.sources.url import Fetched, FetchFailed
+from pykubelet.wiring.cluster import ClusterEdges
 from pykubelet.wiring.edges import Edges, ServeEdges
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
     try:
         version = await _connect(cri, config.runtime.container_runtime_endpoint)
         driver = await _cgroup_driver(cri)
-        async with connected_cluster(settings, clock=clock, runtime=version, root=paths.root) as cluster:
+        async with _cluster(settings, clock, version, paths.root) as cluster:
             yield Edges(
                 clock=clock,
                 cri=cri,
@@ -86,6 +86,20 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
             )
     finally:
         await cri.close()
+
+
+@asynccontextmanager
+async def _cluster(
+    settings: Settings, clock: SystemClock, version: RuntimeVersion, root: Path
+) -> AsyncIterator[ClusterEdges | None]:
+    if settings.flags.standalone:
+        yield None
+        return
+    # Imported late: the HTTP library of the API client costs 9 MiB, which a node without a cluster need not pay.
+    from pykubelet.cli.cluster_edges import connected_cluster
+
+    async with connected_cluster(settings, clock=clock, runtime=version, root=root) as cluster:
+        yield cluster
 
 
 def refuse_host(settings: Settings, machine: Machine) -> None:

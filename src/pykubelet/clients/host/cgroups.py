@@ -69,7 +69,7 @@ class CgroupTree:
         names: set[str] = set()
         for folder in self._folders(path):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                names.update(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
+                names.update(_folders_in(folder))
         return sorted(names)
 
     def read(self, path: str) -> CgroupLimits | None:
@@ -216,8 +216,7 @@ class CgroupTree:
     def _remove(self, folder: Path) -> bool:
         """Remove the group and those below it; False when something still lives in there."""
         try:
-            below = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-            clean = all([self._remove(Path(child)) for child in below])
+            clean = all([self._remove(folder / child) for child in _folders_in(folder)])
             if clean:
                 os.rmdir(folder)
             return clean
@@ -236,6 +235,11 @@ class CgroupTree:
                     with contextlib.suppress(OSError):
                         found.update(int(pid) for pid in Path(base, "cgroup.procs").read_text().split())
         return found - {0, os.getpid()}
+
+
+def _folders_in(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def _write(file: Path, value: str) -> None:
