@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from pykubelet.api.types import Pod
 from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
@@ -135,6 +136,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     seams = cluster.seams if cluster is not None else standalone_seams()
     spec = node_spec(settings, edges.machine, edges.paths, cgroup_driver=edges.cgroup_driver)
     image_volumes = ImageVolumes()
+
+    def recursive_read_only(pod: Pod) -> bool:
+        return runtime_state.conditions.supports_recursive_read_only(seams.handlers.handler_now(pod))
+
     volumes = VolumeManager(
         mounts=edges.mounts,
         paths=edges.paths,
@@ -143,11 +148,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=recorder,
         metrics=metrics,
         objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
-        rules=VolumeRules(allocatable_memory=lambda: spec.memory_bytes, selinux=spec.selinux),
+        rules=VolumeRules(
+            allocatable_memory=lambda: spec.memory_bytes,
+            selinux=spec.selinux,
+            supports_recursive_read_only=recursive_read_only,
+        ),
     )
     local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
     admission = AdmissionGate(
-        node=lambda: cluster.node_info(local) if cluster is not None else local,
+        node=lambda: cluster.node_info(local) if cluster is not None else _with_features(local, runtime_state),
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
         apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
     )
@@ -222,7 +231,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         clock=clock,
         runtime_name=edges.runtime_name,
-        started=started,
+        recursive_read_only=recursive_read_only,
     )
     steps = PodSync(
         runtime=side.manager,
@@ -396,6 +405,11 @@ def _probe_changed(kind: ProbeKind, container_id: str, uid: str, outcome: ProbeO
 def pleg_problems(pleg: Pleg) -> list[str]:
     healthy, why = pleg.healthy()
     return [] if healthy else [f"PLEG is not healthy: {why}"]
+
+
+def _with_features(local: NodeInfo, runtime: RuntimeState) -> NodeInfo:
+    """Where no Node tells what the runtime can do, the runtime itself is asked."""
+    return replace(local, supplemental_groups_policy=runtime.conditions.supplemental_groups_policy)
 
 
 def _told_addresses(settings: Settings, edges: Edges, seams: Seams) -> NodeAddresses:

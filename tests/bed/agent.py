@@ -19,6 +19,7 @@ from typing import Any
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import gather_all
+from pykubelet.standalone.cleanup import unmount_below
 from tests.bed.cgroups import CgroupTree
 from tests.bed.parts import blocking, free_port
 from tests.bed.runtime import BedContainerd
@@ -51,6 +52,7 @@ class BedAgent:
         self.root = folder / "root"
         """--root-dir; pod folders are in `pods` below it."""
         self.pod_logs = folder / "pod-logs"
+        self.certificates = folder / "pki"
         self.log_file = folder / "agent.log"
         self.manifests.mkdir(parents=True, exist_ok=True)
         self._drafts = folder / "drafts"
@@ -74,7 +76,7 @@ class BedAgent:
     def arguments(self) -> list[str]:
         """What it is started with."""
         own = [f"--config={self._config}", f"--root-dir={self.root}", f"--hostname-override={self.node}"]
-        return own + self._flags
+        return [*own, f"--cert-dir={self.certificates}", *self._flags]
 
     def start(self) -> None:
         assert self._process is None, "the agent is started already"
@@ -171,6 +173,7 @@ def bed_agent(
         finally:
             agent.kill9()
             blocking(_remove_pods(containerd.endpoint, keep=others))
+            unmount_below(folder)  # volumes of pods that were still there
     finally:
         cgroups.remove()
 

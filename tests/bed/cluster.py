@@ -88,15 +88,15 @@ class Cluster:
         """Logs in with the bootstrap token; may only ask for a node's client certificate."""
         return self._write_kubeconfig("bootstrap", {"token": self.bootstrap_token})
 
-    def node_kubeconfig(self, name: str) -> Path:
-        """Logs in as the kubelet of the node `name`."""
-        return self.kubeconfig(f"system:node:{name}", ["system:nodes"])
+    def node_kubeconfig(self, name: str, *, port: int = 0) -> Path:
+        """Logs in as the kubelet of the node `name`; over another port when something is in between."""
+        return self.kubeconfig(f"system:node:{name}", ["system:nodes"], port=port)
 
-    def kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
+    def kubeconfig(self, user: str, groups: Sequence[str] = (), *, port: int = 0) -> Path:
         """Logs in as any user, by client certificate."""
         pair = self.authority.issue(user, groups)
         login = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
-        return self._write_kubeconfig(user.replace(":", "_"), login)
+        return self._write_kubeconfig(user.replace(":", "_"), login, port=port)
 
     def serving_certificate(self, user: str, hosts: Sequence[str]) -> Pair:
         """A serving certificate signed by the cluster's CA, e.g. for a kubelet."""
@@ -233,9 +233,10 @@ class Cluster:
             "--leader-elect=false",
         ]
 
-    def _write_kubeconfig(self, name: str, login: dict[str, str]) -> Path:
+    def _write_kubeconfig(self, name: str, login: dict[str, str], *, port: int = 0) -> Path:
         path = self.folder / f"{name}.kubeconfig"
-        cluster = {"server": self.url, "certificate-authority": str(self.ca_file)}
+        url = f"https://127.0.0.1:{port or self.port}"
+        cluster = {"server": url, "certificate-authority": str(self.ca_file)}
         config = {
             "apiVersion": "v1",
             "kind": "Config",

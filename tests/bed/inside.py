@@ -44,7 +44,8 @@ _EVENT = re.compile(
 
 def a_container(name: str = "app", script: str = "", *, ends: bool = False, **fields: Any) -> Manifest:
     """A container that runs the script, says that it is done and stays; `ends` lets it end there."""
-    lines = [line for line in (script, f"echo {DONE}", "" if ends else REST) if line]
+    # One stream, or what was said before the end may come after it.
+    lines = [line for line in ("exec 2>&1", script, f"echo {DONE}", "" if ends else REST) if line]
     container = {"name": name, "image": BUSYBOX, "imagePullPolicy": "Never", "command": ["sh", "-c", "\n".join(lines)]}
     return container | fields
 

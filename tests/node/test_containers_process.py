@@ -194,7 +194,8 @@ def test_variables_from_a_file_of_a_volume(inside: Inside) -> None:
     said = inside.said("file")
     assert "GREETING=two\nlines\n" in said
     assert "NONE=" not in said
-    print(inside.event("no-file", "Failed"))
+    text = 'Error: cannot find the volume "made" referenced by FileKeyRef'
+    assert inside.event("no-file", "Failed") == text, "a volume that nobody mounts is not there"
 
 
 def test_arguments_and_working_folder(inside: Inside) -> None:

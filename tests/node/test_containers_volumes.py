@@ -16,7 +16,7 @@ import pytest
 
 from tests.bed.agent import NODE
 from tests.bed.inside import Inside, Manifest, a_container, a_pod, import_image, looking_inside
-from tests.bed.runtime import BUSYBOX, BedContainerd
+from tests.bed.runtime import BedContainerd
 
 pytestmark = pytest.mark.node
 
@@ -58,7 +58,7 @@ EMPTY = [
     ),
     looking(
         "memory",
-        "grep ' /v ' /proc/mounts; stat -c MODE=%a /v; df -k /v | tail -1; head -c 2000000 /dev/zero > /v/big; ls -l /v",
+        "grep ' /v ' /proc/mounts; stat -c MODE=%a /v; head -c 2000000 /dev/zero > /v/big || echo FULL=yes; ls -l /v",
         {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
     ),
     a_pod(
@@ -210,15 +210,22 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (spread / "from-pod").mkdir()
     subprocess.run(["mount", "--bind", spread, spread], check=True)
     subprocess.run(["mount", "--make-shared", spread], check=True)
+    (folder / "tree" / "inner").mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "t", folder / "tree" / "inner"], check=True)
     yield folder
     subprocess.run(["umount", "-R", spread], check=True)
+    subprocess.run(["umount", folder / "tree" / "inner"], check=True)
     assert (data / "file").read_text() == "on the host\n"
     assert (data / "inner" / "dir" / "x").read_text() == "deep\n"
 
 
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory, containerd: BedContainerd, host: Path) -> Iterator[Inside]:
-    pods = [*EMPTY, *DOWNWARD, *host_paths(host), *subpaths(host), *spreading(host), *REMOTE]
+    trees = [
+        read_only_tree(host, "tree-all", recursiveReadOnly="Enabled"),
+        read_only_tree(host, "tree-may", recursiveReadOnly="IfPossible"),
+    ]
+    pods = [*EMPTY, *DOWNWARD, *host_paths(host), *subpaths(host), *spreading(host), *REMOTE, *trees]
     with looking_inside(tmp_path_factory.mktemp("volumes"), containerd, *pods) as found:
         yield found
 
@@ -233,7 +240,7 @@ def test_an_empty_folder(inside: Inside) -> None:
 def test_a_folder_in_memory_with_a_limit(inside: Inside) -> None:
     said = inside.said("memory")
     assert said.startswith("tmpfs /v tmpfs rw,") and "size=1024k" in said.splitlines()[0]
-    assert "MODE=777" in said and "No space left on device" in said
+    assert "MODE=777" in said and "FULL=yes" in said
     assert f" {MIB} " in said.splitlines()[-1]
 
 
@@ -327,20 +334,28 @@ def test_kinds_whose_tools_or_servers_are_missing(inside: Inside) -> None:
     assert "git-repo volume plugin has been disabled" in inside.event("git", "FailedMount")
 
 
-# --- images as volumes: a younger runtime can mount them ----------------------------------------------
+# --- what only a younger runtime can do --------------------------------------------------------------
 
-DATA = "pykubelet.local/data:1"
+DATA, NAMED = "pykubelet.local/data:1", "pykubelet.local/in-extra-group:1"
 
 
 def image_volume(name: str, reference: str = DATA, policy: str = "Never", **more: Any) -> Manifest:
-    container = a_container(
-        script="cat /v/greeting || ls /v; touch /v/x; id", volumeMounts=[mount("v", "/v", **more)], image=BUSYBOX
-    )
+    container = a_container(script="cat /v/greeting; touch /v/x", volumeMounts=[mount("v", "/v", **more)])
     return a_pod(name, container, volumes=[{"name": "v", "image": {"reference": reference, "pullPolicy": policy}}])
 
 
-def test_an_image_as_a_volume(tmp_path: Path, containerd2: BedContainerd) -> None:
+def read_only_tree(host: Path, name: str, **more: Any) -> Manifest:
+    mounts = [mount("v", "/v", readOnly=True, **more)]
+    volume = {"name": "v", "hostPath": {"path": str(host / "tree")}}
+    script = "touch /v/x; touch /v/inner/x && echo INNER=writable"
+    return a_pod(name, a_container(script=script, volumeMounts=mounts), volumes=[volume])
+
+
+@pytest.fixture(scope="module")
+def younger(tmp_path_factory: pytest.TempPathFactory, containerd2: BedContainerd, host: Path) -> Iterator[Inside]:
     import_image(containerd2, DATA, files={"greeting": b"from an image\n", "sub/greeting": b"deeper\n"})
+    import_image(containerd2, NAMED, user="app")
+    groups = {"supplementalGroupsPolicy": "Strict", "supplementalGroups": [50]}
     pods = [
         image_volume("whole"),
         image_volume("part", subPath="sub"),
@@ -348,14 +363,40 @@ def test_an_image_as_a_volume(tmp_path: Path, containerd2: BedContainerd) -> Non
         image_volume("unreachable", "127.0.0.1:1/absent:1", "IfNotPresent"),
         image_volume("bad-name", "Not A Name"),
         a_pod("bystander", a_container(script="echo up")),
+        a_pod("strict-groups", a_container(image=NAMED, script="id -G"), securityContext=groups),
+        read_only_tree(host, "read-only"),
+        read_only_tree(host, "read-only-all", recursiveReadOnly="Enabled"),
+        read_only_tree(host, "read-only-may", recursiveReadOnly="IfPossible"),
     ]
-    with looking_inside(tmp_path, containerd2, *pods) as inside:
-        assert inside.said("whole").splitlines()[:2] == ["from an image", "touch: /v/x: Read-only file system"]
-        assert inside.said("part").splitlines()[0] == "deeper"
-        text = 'Container image "pykubelet.local/absent:1" is not present with pull policy of Never'
-        assert inside.event("absent", "ErrImageNeverPull") == text
-        assert inside.event("absent", "Failed") == "Error: ErrImageNeverPull"
-        assert inside.event("unreachable", "Failed", "Failed to pull image")
-        assert inside.event("unreachable", "Failed", "Error: ErrImagePull")
-        assert inside.event("bad-name", "Failed") == "Error: InvalidImageName"
-        assert inside.said("bystander") == "up\n"
+    with looking_inside(tmp_path_factory.mktemp("younger"), containerd2, *pods) as found:
+        yield found
+
+
+def test_an_image_as_a_volume(younger: Inside) -> None:
+    assert younger.said("whole").splitlines() == ["from an image", "touch: /v/x: Read-only file system"]
+    assert younger.said("part").splitlines()[0] == "deeper"
+
+
+def test_an_image_volume_that_cannot_be_had(younger: Inside) -> None:
+    text = 'Container image "pykubelet.local/absent:1" is not present with pull policy of Never'
+    assert younger.event("absent", "ErrImageNeverPull") == text
+    assert younger.event("absent", "Failed") == "Error: ErrImageNeverPull"
+    assert younger.event("unreachable", "Failed", 'Failed to pull image "127.0.0.1:1/absent:1": ')
+    assert younger.event("unreachable", "Failed", "Error: ") == "Error: ErrImagePull"
+    assert younger.event("bad-name", "Failed") == "Error: InvalidImageName"
+    assert younger.said("bystander") == "up\n"
+
+
+def test_groups_of_the_image_are_left_out_on_demand(younger: Inside) -> None:
+    assert set(younger.said("strict-groups").split()) == {"1000", "50"}
+
+
+def test_whole_trees_that_are_read_only(younger: Inside, inside: Inside) -> None:
+    assert "INNER=writable" in younger.said("read-only")
+    for pod in ("read-only-all", "read-only-may"):
+        said = younger.said(pod)
+        assert "INNER=writable" not in said and said.count("Read-only file system") == 2
+    assert "INNER=writable" in inside.said("tree-may")
+    assert inside.event("tree-all", "Failed") == (
+        'Error: volume "v" requested recursive read-only mode, but it is not supported by the runtime'
+    )

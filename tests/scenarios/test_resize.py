@@ -354,3 +354,34 @@ async def test_the_size_of_a_whole_pod_changes_in_place(tmp_path: Path) -> None:
             return now is not None and now.status.resources == sized("2", "512Mi")
 
         await node.until(told)
+
+
+async def test_an_agent_killed_right_after_a_wish_still_knows_the_promise(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await started(node, sized("2", "64Mi"))
+        node.bind("other", generation=1, containers=[a_container("app", resources=sized("2", "64Mi"))])
+        await node.until(lambda: node.phase("other") == "Running")
+        resize(node, sized("4", "64Mi"))
+        await node.until(lambda: bool(node.events("ResizeDeferred")))
+        # What is on disk at this very moment is all that a killed agent leaves.
+        record = decode((node.paths.root / "allocated_pods_state").read_bytes())
+        assert {name: held.containers["app"] for name, held in record.items()} == {
+            "uid-web": sized("2", "64Mi"),
+            "uid-other": sized("2", "64Mi"),
+        }
+
+
+async def test_a_running_pod_that_no_longer_fits_after_a_restart_can_still_be_deleted(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await started(node, sized("2", "64Mi"))
+        await started(node, sized("2", "64Mi"), name="other")
+        await node.kill()
+        resize(node, sized("4", "64Mi"))
+        (node.paths.root / "allocated_pods_state").unlink()
+        await node.start()
+        await node.until(lambda: "Failed" in (node.phase(), node.phase("other")))
+        rejected = "other" if node.phase("other") == "Failed" else "web"
+        await node.until(lambda: len(node.running()) == 1)
+        await node.clock.sleep(5)
+        await node.delete(rejected)
+        await node.until(lambda: node.shown(rejected) is None, within=60)

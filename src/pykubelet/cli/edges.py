@@ -61,7 +61,8 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
     try:
         version = await _connect(cri, config.runtime.container_runtime_endpoint)
         driver = await _cgroup_driver(cri)
-        async with _cluster(settings, clock, version, paths.root) as cluster:
+        name = settings.node_name(machine.hostname)
+        async with _cluster(settings, clock, version, paths.root, name) as cluster:
             yield Edges(
                 clock=clock,
                 cri=cri,
@@ -90,7 +91,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
 
 @asynccontextmanager
 async def _cluster(
-    settings: Settings, clock: SystemClock, version: RuntimeVersion, root: Path
+    settings: Settings, clock: SystemClock, version: RuntimeVersion, root: Path, node_name: str
 ) -> AsyncIterator[ClusterEdges | None]:
     if settings.flags.standalone:
         yield None
@@ -98,7 +99,7 @@ async def _cluster(
     # Imported late: the HTTP library of the API client costs 9 MiB, which a node without a cluster need not pay.
     from pykubelet.cli.cluster_edges import connected_cluster
 
-    async with connected_cluster(settings, clock=clock, runtime=version, root=root) as cluster:
+    async with connected_cluster(settings, clock=clock, runtime=version, root=root, node_name=node_name) as cluster:
         yield cluster
 
 

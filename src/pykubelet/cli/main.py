@@ -1,47 +1,95 @@
-"""The human commands. Each is imported only when it is asked for."""
+"""The human commands. Each is imported only when it is asked for; the list and its short texts are here.
+
+Whatever goes wrong becomes one line on standard error and an exit status (problems.py); no traceback reaches a user.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-Command = Callable[[Sequence[str]], int]
+import click
 
+from pykubelet.cli.problems import CommandFailed
+from pykubelet.model.errors import PykubeletError
 
-def _check(arguments: Sequence[str]) -> int:
-    from pykubelet.cli.check import run_check
+PROGRAM = "pykubelet"
 
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: pykubelet check FILE…\n\nSay what is wrong with pod manifests, one line a problem.")
-        return 0 if arguments else 2
-    return run_check(arguments, sys.stdout)
-
-
-def _up(arguments: Sequence[str]) -> int:
-    from pykubelet.cli.up import run_up
-
-    return run_up(arguments)
-
-
-COMMANDS: dict[str, tuple[str, Command]] = {
-    "check": ("say what is wrong with pod manifests", _check),
-    "up": ("run pods from files on this machine", _up),
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("up", "run pods from files on this machine"),
+    "down": ("down", "stop the pods, then the runtime that `up` started"),
+    "status": ("status", "say whether an agent runs here, and how its pods are"),
+    "get": ("get", "list pods"),
+    "describe": ("describe", "show a pod in full"),
+    "explain": ("explain", "say why a pod is not well, and what to do"),
+    "logs": ("logs", "print what a container wrote"),
+    "exec": ("exec", "run a command in a container"),
+    "port-forward": ("port_forward", "reach a port of a pod from here"),
+    "top": ("top", "show who uses cpu and memory"),
+    "restart": ("restart", "restart a pod or a container in place"),
+    "events": ("events", "show what happened on this node"),
+    "image": ("image", "list, pull, remove or load images"),
+    "check": ("check", "say what is wrong with pod manifests"),
+    "completion": ("completion", "print completion code for a shell"),
 }
+"""Name to the module that has the command, and what it is for."""
+
+
+class LazyCommands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"pykubelet.cli.{COMMANDS[cmd_name][0]}")
+        found = module.command
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS:
+            raise click.UsageError(f"unknown command {args[0]}; there are: {', '.join(COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyCommands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="With kubelet flags instead of a command it is the node agent: pykubelet --config FILE …",
+)
+def commands() -> None:
+    """Pods on this machine: run them, look at them, find out what is wrong with them."""
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    word, *rest = arguments
-    if word in ("help", "--help"):
-        sys.stdout.write(usage())
-        return 0
-    if word not in COMMANDS:
-        print(f"unknown command {word}", file=sys.stderr)
-        sys.stderr.write(usage())
-        return 2
-    return COMMANDS[word][1](rest)
+    words = ["--help", *arguments[1:]] if arguments[:1] == ["help"] else list(arguments)
+    try:
+        status = commands.main(words, PROGRAM, complete_var=f"_{PROGRAM.upper()}_COMPLETE", standalone_mode=False)
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except CommandFailed as failure:
+        print(f"pykubelet: {failure}", file=sys.stderr)
+        return failure.status
+    except PykubeletError as error:
+        print(f"pykubelet: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing may be flushed into the closed pipe at exit.
+        sys.stdout = None  # type: ignore[assignment]
+        return 141
+    return status if isinstance(status, int) else 0
 
 
-def usage() -> str:
-    lines = ["usage: pykubelet COMMAND …   (or kubelet flags: pykubelet --config FILE …)", ""]
-    lines += [f"  {name:10} {what}" for name, (what, _) in COMMANDS.items()]
-    return "\n".join(lines) + "\n"

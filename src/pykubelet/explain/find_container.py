@@ -29,6 +29,8 @@ SLOW_PULL = 60.0
 SLOW_HOOK = 10.0
 RECENT = 600.0
 """Seconds after which a restart is history."""
+CALM = 60.0
+"""Seconds a container must run again for its last end to be a mere note."""
 PULL_REASONS = (reasons.ERR_IMAGE_PULL, reasons.IMAGE_PULL_BACK_OFF, reasons.REGISTRY_UNAVAILABLE)
 
 
@@ -41,15 +43,16 @@ def _pulls(facts: PodFacts, kind: str) -> Iterator[Finding]:
             continue
         image = container.spec.image or ""
         failed = next(
-            (e for e in reversed(facts.life) if e.step is Step.PULL and e.subject == image and e.outcome is Outcome.FAILED),
+            (
+                e
+                for e in reversed(facts.life)
+                if e.step is Step.PULL and e.subject == image and e.outcome is Outcome.FAILED
+            ),
             None,
         )
         said = failed.message if failed is not None else container.waiting_message
-        if container.waiting_reason == reasons.REGISTRY_UNAVAILABLE:
-            trouble = "unreachable"
-        else:
-            trouble = image_trouble(said)
-        if trouble != kind:
+        silent = container.waiting_reason == reasons.REGISTRY_UNAVAILABLE
+        if ("unreachable" if silent else image_trouble(said)) != kind:
             continue
         since = min((e.at for e in facts.life if e.step is Step.PULL and e.subject == image), default=None)
         words = {"image": image, "said": first_line(said), "reason": container.waiting_reason}
@@ -215,6 +218,8 @@ def _crash(facts: PodFacts, container: ContainerFacts, finished: float | None) -
         "limit": str(limits.get("memory", "none")),
         "message": first_line(ended.message or ""),
         "then": "It runs again now." if container.is_running else "",
+        "calm": "yes" if facts.now - (container.running_since or facts.now) >= CALM else "",
+        "final": "" if _will_restart(facts, container) else "yes",
         "previous": " --previous" if previous else "",
         "policy": container.spec.restart_policy or facts.pod.spec.restart_policy or "Always",
         "finished": str(finished or 0.0),
@@ -264,9 +269,7 @@ def probe_kills(facts: PodFacts) -> Sequence[Finding]:
     for crash in _crashes(facts, lambda c: True) + _restarted_well(facts):
         event = facts.event("Killing", container=crash.subject)
         kind = next((k for k in ("liveness", "startup") if event and f"failed {k} probe" in event.message), "")
-        if event is None or not kind or float(crash.words["finished"]) + RECENT < event.last:
-            continue
-        if abs(event.last - float(crash.words["finished"])) > RECENT:
+        if event is None or not kind or abs(event.last - float(crash.words["finished"])) > RECENT:
             continue
         container = next(c for c in facts.containers() if c.name == crash.subject)
         found.append(_with_probe(facts, container, kind, crash))
@@ -336,7 +339,9 @@ def _probing(facts: PodFacts, kind: str, fits: Callable[[ContainerFacts], bool])
 
 def _with_probe(facts: PodFacts, container: ContainerFacts, kind: str, base: Finding) -> Finding:
     probe = probes_of(container.spec).get(kind, Probe())
-    entry = facts.failing(Step.PROBE, f"{container.name}/{kind}") or facts.newest(Step.PROBE, f"{container.name}/{kind}")
+    entry = facts.failing(Step.PROBE, f"{container.name}/{kind}") or facts.newest(
+        Step.PROBE, f"{container.name}/{kind}"
+    )
     period = float(probe.period_seconds or 10)
     words = {
         **base.words,
@@ -371,7 +376,9 @@ def readiness_gate(facts: PodFacts) -> Sequence[Finding]:
     if facts.phase != "Running" or facts.is_ready:
         return ()
     true = {each.type for each in facts.status.conditions if each.status == "True"}
-    open_gates = [gate.condition_type or "" for gate in facts.pod.spec.readiness_gates if gate.condition_type not in true]
+    open_gates = [
+        gate.condition_type or "" for gate in facts.pod.spec.readiness_gates if gate.condition_type not in true
+    ]
     if not open_gates or "ContainersReady" not in true:
         return ()
     return [Finding(words={"gates": ", ".join(open_gates)})]

@@ -167,7 +167,9 @@ def _sandbox(facts: PodFacts) -> list[Finding]:
         problem = entry.message.removeprefix("Failed to create pod sandbox: ")
         return [Finding(words={"problem": first_line(problem)}, since=since, next_in=facts.next_run_in)]
     if entry.outcome is Outcome.BEGUN and facts.now - entry.at >= SLOW_STEP:
-        problem = f"the runtime has been making the sandbox for {span(facts.now - entry.at)}, which is often the network"
+        problem = (
+            f"the runtime has been making the sandbox for {span(facts.now - entry.at)}, which is often the network"
+        )
         return [Finding(words={"problem": problem}, since=entry.at)]
     return []
 
@@ -199,7 +201,12 @@ def _stopping(facts: PodFacts, *, hooked: bool) -> list[Finding]:
             continue
         grace = float(facts.grace or 30)
         left = max(0.0, grace - (facts.now - entry.at))
-        words = {"container": container.name, "grace": span(grace), "left": span(left), "took": span(facts.now - entry.at)}
+        words = {
+            "container": container.name,
+            "grace": span(grace),
+            "left": span(left),
+            "took": span(facts.now - entry.at),
+        }
         found.append(Finding(subject=container.name, words=words, since=entry.at, next_in=left))
     return found
 

@@ -60,11 +60,14 @@ OBJECT_SIGN: Final = re.compile(
     r"|references non-existent (?P<what>\w+) key",
     re.IGNORECASE,
 )
-UNMOUNTED_SIGN: Final = re.compile(r"^volume (?P<name>[^:]+): (?P<problem>.*?)(?:, (?P<tries>\d+)\w+ try)?(?P<rest>, .*)?$")
+UNMOUNTED_SIGN: Final = re.compile(
+    r"^volume (?P<name>[^:]+): (?P<problem>.*?)(?:, (?P<tries>\d+)\w+ try)?(?P<rest>, .*)?$"
+)
 NEXT_SIGN: Final = re.compile(r"next in (\d+) s")
 BACKOFF_SIGN: Final = re.compile(r"back-off (?P<delay>[\dhms.]+) restarting")
 RESOURCE_SIGN: Final = re.compile(
-    r"resource: (?P<resource>[^,]+), requested: (?P<requested>-?\d+), used: (?P<used>-?\d+), capacity: (?P<capacity>-?\d+)"
+    r"resource: (?P<resource>[^,]+), requested: (?P<requested>-?\d+), used: (?P<used>-?\d+), "
+    r"capacity: (?P<capacity>-?\d+)"
 )
 
 

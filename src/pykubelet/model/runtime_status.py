@@ -211,6 +211,10 @@ class RuntimeConditions:
     def condition(self, kind: str) -> RuntimeCondition | None:
         return next((c for c in self.conditions if c.type == kind), None)
 
+    def supports_recursive_read_only(self, handler: str | None) -> bool:
+        """Whether that handler, None = one not known, can make whole mount trees read-only."""
+        return any(each.name == handler and each.recursive_read_only_mounts for each in self.handlers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -33,6 +33,10 @@ FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 7.0
 
 
+async def nobody_cares() -> None:
+    """Nobody wants to hear of silence."""
+
+
 class LeaseKeeper:
     name = "node-lease"
 
@@ -44,14 +48,17 @@ class LeaseKeeper:
         clock: Clock,
         duration: int,
         timeout: float,
+        on_silence: Callable[[], Awaitable[None]] = nobody_cares,
         rng: random.Random | None = None,
     ) -> None:
-        """`timeout` bounds each request; a heartbeat that hangs is worse than one that fails."""
+        """`timeout` bounds each request; a heartbeat that hangs is worse than one that fails. `on_silence` hears of
+        requests without any answer: other connections to the same server are probably dead, too."""
         self._client = client
         self._own = own
         self._clock = clock
         self._duration = duration
         self._timeout = timeout
+        self._on_silence = on_silence
         self._rng = rng or random.Random()
         self._lease: Lease | None = None
         self._failing = False
@@ -149,6 +156,7 @@ class LeaseKeeper:
             async with asyncio.timeout(self._timeout):
                 yield
         except TimeoutError as error:
+            await self._on_silence()
             raise ApiDown(f"no answer within {self._timeout:g}s") from error
 
     def _failed(self, error: ApiError) -> None:

@@ -49,6 +49,14 @@ class RuntimeClasses:
             return ""
         return (await self.find(name)).handler or ""
 
+    def handler_now(self, pod: Pod) -> str | None:
+        """As far as it is known here; once `handler_for` answered, it is."""
+        name = pod.spec.runtime_class_name
+        if not name:
+            return ""
+        found = self._live.get(name)
+        return (found.handler or "") if found is not None else None
+
     async def find(self, name: str) -> RuntimeClass:
         self._wanted.set()
         await self._live.wait_synced(FIRST_READ_WITHIN)

@@ -239,6 +239,16 @@ def needed_features(pod: Pod) -> list[str]:
     return needed
 
 
+def check_resource_claims(pod: Pod, _context: AdmissionContext) -> Rejection | None:
+    """Without dynamic resource allocation the containers would start and lack their devices."""
+    if not pod.spec.resource_claims:
+        return None
+    return Rejection(
+        reason="PodFeatureUnsupported",
+        message="Pod requires node features that are not available: DynamicResourceAllocation (spec.resourceClaims)",
+    )
+
+
 def check_shutdown(_pod: Pod, context: AdmissionContext) -> Rejection | None:
     if not context.shutting_down:
         return None
@@ -255,6 +265,7 @@ _AFTER_ALLOCATION: Final[tuple[Check, ...]] = (
     check_apparmor,
     check_pod_level_resources,
     check_declared_features,
+    check_resource_claims,
     check_shutdown,
 )
 

@@ -15,9 +15,6 @@ from pykubelet.model.pod import AnyContainer, deletion_requested, is_terminal_ph
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING
 from pykubelet.model.results import ProbeKind, ProbeOutcome
 
-RESTART_GRACE: Final = 10.0
-"""A container this much older than the agent was there before it."""
-
 INITIAL: Final = {
     ProbeKind.READINESS: ProbeOutcome.FAILURE,
     ProbeKind.LIVENESS: ProbeOutcome.SUCCESS,
@@ -84,23 +81,14 @@ def next_step(
     return Step(Act.WAIT, left) if left > 0 else Step(Act.PROBE)
 
 
-def first_outcome(
-    kind: ProbeKind, told: ContainerStatus, *, sidecar: bool, agent_started: float
-) -> ProbeOutcome | None:
+def first_outcome(kind: ProbeKind, told: ContainerStatus, *, sidecar: bool) -> ProbeOutcome | None:
     """What counts before the first answer; None leaves what was told before a restart of the agent standing."""
-    if not predates(told, agent_started):
-        return INITIAL[kind]
-    # A sidecar that had started tells the plan that the pod is initialised; without a result it would not.
-    if sidecar and kind is ProbeKind.STARTUP and told.started:
-        return ProbeOutcome.SUCCESS
-    return None
-
-
-def predates(told: ContainerStatus, agent_started: float) -> bool:
-    running = told.state.running if told.state is not None else None
-    if running is None or running.started_at is None:
-        return False
-    return running.started_at.timestamp() < agent_started - RESTART_GRACE
+    if kind is ProbeKind.READINESS and told.ready:
+        return None
+    if kind is ProbeKind.STARTUP and told.started:
+        # A sidecar that had started tells the plan that the pod is initialised; without a result it would not.
+        return ProbeOutcome.SUCCESS if sidecar else None
+    return INITIAL[kind]
 
 
 def ends_all(status: PodStatus) -> bool:

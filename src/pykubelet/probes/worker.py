@@ -250,7 +250,7 @@ class ProbeWorker:
         self._noted = ""
         self._tally.clear()
         sidecar = self._container_kind is ContainerKind.INIT
-        outcome = first_outcome(self.kind, told, sidecar=sidecar, agent_started=self._tools.agent_started)
+        outcome = first_outcome(self.kind, told, sidecar=sidecar)
         if outcome is not None:
             self._publish(outcome)
 

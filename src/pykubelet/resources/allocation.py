@@ -38,8 +38,9 @@ logger = logging.getLogger(__name__)
 
 RETRY_UNTIL_READY: Final = 30.0
 RETRY_EVERY: Final = 180.0
-SETTLE: Final = 1.0
-"""Seconds to gather changes before the records are written; resizes do not wait for it."""
+SETTLE: Final = 0.25
+"""Seconds to gather changes before the records are written, so that fifty pods starting together do not cost fifty
+writes. A record matters only once a spec asks for something else, and that writes at once."""
 
 # Why pending resizes are judged again: labels of a metric.
 POD_RESIZED: Final = "pod_resized"
@@ -190,6 +191,8 @@ class Allocations:
             return
         for change in changes_between(old, new):
             self._requested.inc(*change)
+        # From here on the spec no longer tells what was promised: only the record does.
+        self._save()
         if self.allocated(new) is new:
             # The wish was taken back, or was granted before.
             self._conditions.clear_pending(uid_of(new))

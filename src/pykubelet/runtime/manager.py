@@ -53,6 +53,10 @@ class RuntimeHandlers(Protocol):
         """The runtime handler of the pod's RuntimeClass; '' for the default one."""
         ...
 
+    def handler_now(self, pod: Pod) -> str | None:
+        """The same as far as it is known without asking anybody; None when it is not."""
+        ...
+
 
 class Resizer(Protocol):
     def begin(self, pod: Pod) -> Mapping[str, ResourceRequirements]:

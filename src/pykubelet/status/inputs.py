@@ -50,8 +50,6 @@ class StatusInputs:
     """The node's addresses, preferred one first; empty when unknown or without an API server."""
     prefers_ipv6: bool = False
     """The node's first address is an IPv6 one."""
-    agent_started: float = 0.0
-    """Wall time at which this agent started."""
     recursive_read_only: bool = False
     """The pod's runtime handler can make mounts recursively read-only."""
 

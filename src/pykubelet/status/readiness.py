@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from pykubelet.api.types import Container, ContainerStatus, PodStatus
 from pykubelet.model.pod import is_sidecar
-from pykubelet.model.reasons import POD_READY
 from pykubelet.model.results import ProbeKind, ProbeOutcome
 from pykubelet.status.containers import bare_id
 from pykubelet.status.inputs import StatusInputs
-
-RESTART_GRACE = 10.0
-"""A container this much older than the agent was there before it."""
 
 
 def set_readiness(inputs: StatusInputs, status: PodStatus) -> None:
@@ -51,13 +47,11 @@ def _is_ready(inputs: StatusInputs, container: Container, status: ContainerStatu
     outcome = inputs.probes.get(ProbeKind.READINESS, bare_id(status.container_id))
     if outcome is ProbeOutcome.SUCCESS or container.readiness_probe is None:
         return True
-    if outcome is not None or not _predates_agent(inputs, status):
-        return False
-    return any(c.type == POD_READY and c.status == "True" for c in inputs.pod.status.conditions)
+    return outcome is None and _was_ready(inputs.old, status)
 
 
-def _predates_agent(inputs: StatusInputs, status: ContainerStatus) -> bool:
-    running = status.state.running if status.state is not None else None
-    if running is None or running.started_at is None:
-        return False
-    return running.started_at.timestamp() < inputs.agent_started - RESTART_GRACE
+def _was_ready(old: PodStatus, status: ContainerStatus) -> bool:
+    """Whether this very run of the container was told to be ready before. (Going by its age instead would cut off
+    what started shortly before the agent was restarted.)"""
+    told = (*old.container_statuses, *old.init_container_statuses)
+    return any(each.container_id == status.container_id and each.ready for each in told)

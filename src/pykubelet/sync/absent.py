@@ -36,6 +36,9 @@ class OneHandler:
             )
         return ""
 
+    def handler_now(self, pod: Pod) -> str | None:
+        return None if pod.spec.runtime_class_name else ""
+
 
 class NoAddresses:
     """Upstream reports host addresses only when a Node object exists."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.pod import PodUID, uid_of
+from pykubelet.model.pod import PodUID, deletion_requested, uid_of
 from pykubelet.pods.manager import PodManager
 from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.worker import Orphan, PodWorkers, UpdateKind
@@ -88,6 +88,7 @@ class Housekeeping:
         self._end_unwanted(wanted)
         self._forget_finished(wanted)
         self._start_missing()
+        self._see_off_deleted()
         self._kill_orphans()
         known = wanted | {state.uid for state in self._phases}
         for holder in self._holders:
@@ -107,8 +108,16 @@ class Housekeeping:
 
     def _forget_finished(self, wanted: set[PodUID]) -> None:
         for state in self._phases:
-            if state.phase is Phase.FINISHED and (state.uid not in wanted or state.restart_requested):
+            # A rejected pod may have been stopped as an orphan: that says nothing about its own end.
+            orphan = state.pod is None
+            if state.phase is Phase.FINISHED and (state.uid not in wanted or state.restart_requested or orphan):
                 self._workers.forget(state.uid)
+
+    def _see_off_deleted(self) -> None:
+        """A rejected pod has no worker; when it is deleted somebody must give back what it may hold and say so."""
+        for pod in self._pods.pods():
+            if deletion_requested(pod) and self._phases.get(uid_of(pod)) is None:
+                self._workers.update(UpdateKind.UPDATE, pod)
 
     def _start_missing(self) -> None:
         for uid in self._workers.take_restarts():

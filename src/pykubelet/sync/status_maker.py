@@ -6,7 +6,7 @@ told before. It decides nothing itself except whether the active deadline has pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -69,7 +69,7 @@ class PodStatusMaker:
         events: EventSink,
         clock: Clock,
         runtime_name: str,
-        started: float,
+        recursive_read_only: Callable[[Pod], bool] = lambda pod: False,
     ) -> None:
         self._told = told
         self._probes = probes
@@ -81,7 +81,7 @@ class PodStatusMaker:
         self._events = events
         self._clock = clock
         self._runtime_name = runtime_name
-        self._started = started
+        self._recursive_read_only = recursive_read_only
         self._messages: dict[str, dict[str, str]] = {}
 
     def make(self, pod: Pod, seen: PodRuntimeStatus, *, terminal: bool) -> PodStatus:
@@ -105,7 +105,7 @@ class PodStatusMaker:
                 runtime_name=self._runtime_name,
                 host_ips=addresses,
                 prefers_ipv6=bool(addresses) and ":" in addresses[0],
-                agent_started=self._started,
+                recursive_read_only=self._recursive_read_only(pod),
             )
         )
         if has_pod_level_resources(pod) and pod.spec.resources is not None:

@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ConfigMap, Node, Pod, RuntimeClass, Secret, Service
+from pykubelet.certs.files import CertificateFiles
+from pykubelet.certs.pem import Pair, Wanted
+from pykubelet.certs.rotation import CertificateRotation, RotationSeams
+from pykubelet.certs.signing import CLIENT_SIGNER
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.kube.events import ApiEvents
@@ -30,7 +34,7 @@ from pykubelet.node.addresses import AddressFinder, HostNetwork, provided_node_i
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
 from pykubelet.node.gather import FactsGatherer, RuntimeView
 from pykubelet.node.images import ImageList
-from pykubelet.node.lease import LeaseKeeper
+from pykubelet.node.lease import LeaseKeeper, nobody_cares
 from pykubelet.node.own import OwnNode
 from pykubelet.node.register import NodeIdentity
 from pykubelet.node.runtime_classes import RuntimeClasses
@@ -68,6 +72,14 @@ class ClusterEdges:
     """Bytes of the filesystem that holds the root folder."""
     runtime_version: str
     """`<name>://<version>` of the runtime."""
+    renew: Callable[[], Awaitable[None]] = nobody_cares
+    """Have every client make new connections, because there is a new certificate."""
+    abandon: Callable[[], Awaitable[None]] = nobody_cares
+    """End every client's connections, because nothing is heard on them."""
+    certificates: CertificateFiles | None = None
+    """Where renewed client certificates go; None when nobody renews them."""
+    locked_out: Callable[[str], None] = lambda why: None
+    """Told when no certificate can be had any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +249,12 @@ def assemble_cluster(
     )
     lease_seconds = settings.config.node.node_lease_duration_seconds
     lease = LeaseKeeper(
-        client=edges.heartbeat, own=own, clock=clock, duration=lease_seconds, timeout=_heartbeat_timeout(settings)
+        client=edges.heartbeat,
+        own=own,
+        clock=clock,
+        duration=lease_seconds,
+        timeout=_heartbeat_timeout(settings),
+        on_silence=edges.abandon,
     )
     api_pods = Reflector(
         client=client,
@@ -287,10 +304,29 @@ def assemble_cluster(
         runtime_classes=classes,
         api_pods=api_pods,
         sinks=[local.sent_events, sender],
-        managers=[node_watch, reporter, lease, mirrors, objects, tokens, services, classes],
+        managers=[
+            *(node_watch, reporter, lease, mirrors, objects, tokens, services, classes),
+            *_rotation(edges, name, clock, local.metrics),
+        ],
         sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
         chores=[mirrors.remove_orphans],
     )
+
+
+def _rotation(edges: ClusterEdges, name: str, clock: Clock, metrics: Registry) -> list[tasks.Service]:
+    if edges.certificates is None:
+        return []
+
+    async def renewed(pair: Pair) -> None:
+        await edges.renew()
+
+    seams = RotationSeams(kube=edges.client, files=edges.certificates, clock=clock, metrics=metrics)
+    wanted = Wanted(node_name=name)
+    return [
+        CertificateRotation(
+            seams, signer=CLIENT_SIGNER, wanted=lambda: wanted, on_new=renewed, on_lost=edges.locked_out
+        )
+    ]
 
 
 def _reporter(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from pykubelet.api.types import NodeAddress
-from pykubelet.node.addresses import AddressFinder, NoNodeAddress, internal_ips, provided_node_ip
+from pykubelet.node.addresses import AddressFinder, LocalAddresses, NoNodeAddress, internal_ips, provided_node_ip
 from pykubelet.settings.node_flags import IPAddress
 from tests.unit.node.making import FakeNetwork, ip
 
@@ -100,3 +100,19 @@ async def test_with_a_cloud_controller_its_addresses_stay() -> None:
 def test_internal_addresses_are_those_pods_show() -> None:
     known = [NodeAddress(type="Hostname", address="box"), NodeAddress(type="InternalIP", address="10.1.0.5")]
     assert internal_ips(known) == ("10.1.0.5",)
+
+
+@pytest.mark.parametrize(
+    ("node_ips", "expected"),
+    [
+        ((), ("10.1.0.5",)),
+        (("::",), ("fd00::5",)),
+        (("10.7.0.1", "fd00::7"), ("10.7.0.1", "fd00::7")),
+    ],
+)
+def test_addresses_of_a_machine_without_a_node(node_ips: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    assert LocalAddresses(network=FakeNetwork(), node_ips=[*map(ip, node_ips)]).host_ips() == expected
+
+
+def test_a_machine_without_any_address() -> None:
+    assert LocalAddresses(network=FakeNetwork(route=()), node_ips=()).host_ips() == ()

@@ -134,3 +134,25 @@ async def test_a_request_that_hangs_is_given_up() -> None:
         await bed.clock.sleep(10.5)
     found = kube.find(Lease, "box", NAMESPACE)
     assert found is not None and found.spec.holder_identity == "box"
+
+
+async def test_silence_is_told_so_that_other_connections_are_left_too() -> None:
+    bed = Bed()
+    bed.node_appears()
+    told: list[float] = []
+
+    async def heard() -> None:
+        told.append(bed.clock.monotonic())
+
+    class Hanging(FakeKube):
+        async def update(self, obj: Any, *, subresource: str = "") -> Any:
+            await asyncio.sleep(3600)
+
+    bed.kube.add(Lease(metadata=ObjectMeta(name="box", namespace=NAMESPACE)))
+    hanging = Hanging(bed.clock)
+    hanging.store = bed.kube.store
+    keeper = LeaseKeeper(client=hanging, own=bed.own, clock=bed.clock, duration=40, timeout=10.0, on_silence=heard)
+    began = bed.clock.monotonic()
+    async with running(keeper):
+        await bed.clock.sleep(25)
+    assert [round(at - began) for at in told] == [10, 20]

@@ -107,17 +107,28 @@ class Bench:
 
     # --- what happens to the pod ------------------------------------------------------------------
 
-    def runs(self, container_id: str = "c1", *, name: str = "app", started: bool = True, ago: float = 0.0) -> None:
+    def runs(
+        self,
+        container_id: str = "c1",
+        *,
+        name: str = "app",
+        started: bool = True,
+        ago: float = 0.0,
+        was_ready: bool = False,
+    ) -> None:
         since = at(self.clock.now() - ago)
-        self.tell(name, container_id, ContainerState(running=ContainerStateRunning(started_at=since)), started)
+        running = ContainerState(running=ContainerStateRunning(started_at=since))
+        self.tell(name, container_id, running, started, ready=was_ready)
 
     def ends(self, container_id: str = "c1", *, code: int = 1, name: str = "app") -> None:
         self.tell(name, container_id, ContainerState(terminated=ContainerStateTerminated(exit_code=code)), False)
 
-    def tell(self, name: str, container_id: str, state: ContainerState, started: bool) -> None:
+    def tell(self, name: str, container_id: str, state: ContainerState, started: bool, *, ready: bool = False) -> None:
         old = self.statuses.get(uid_of(self.pod), PodStatus())
         others = [each for each in old.container_statuses if each.name != name]
-        mine = ContainerStatus(name=name, container_id=f"containerd://{container_id}", state=state, started=started)
+        mine = ContainerStatus(
+            name=name, container_id=f"containerd://{container_id}", state=state, started=started, ready=ready
+        )
         status = PodStatus(phase="Running", pod_ip="10.0.0.5", container_statuses=[*others, mine])
         self.statuses[uid_of(self.pod)] = status
         self.manager.container_changed(uid_of(self.pod))

@@ -50,7 +50,7 @@ async def test_initial_delay_ends_exactly() -> None:
 async def test_containers_older_than_the_agent_are_spread_and_keep_their_state() -> None:
     bench = Bench(a_pod(containers=[ready(period_seconds=10)]), spread=0.7)
     async with bench.up():
-        bench.runs(ago=100)
+        bench.runs(ago=100, was_ready=True)
         await bench.clock.sleep(6)
         assert bench.outcome(READY) is None
         await bench.clock.sleep(12)

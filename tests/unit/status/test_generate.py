@@ -35,7 +35,6 @@ from tests.builders import (
     a_sandbox_status,
     a_sidecar,
     at,
-    ns,
 )
 
 RUNNING, EXITED = rt.ContainerState.RUNNING, rt.ContainerState.EXITED
@@ -372,24 +371,22 @@ def test_started_survives_a_restart_of_the_agent_for_the_same_run(
 
 
 @pytest.mark.parametrize(
-    ("age", "api_ready", "outcome", "ready"),
+    ("container_id", "was_ready", "outcome", "ready"),
     [
-        (60, "True", None, True),
-        (60, "False", None, False),
-        (60, "True", ProbeOutcome.FAILURE, False),
-        (9, "True", None, False),
+        ("containerd://app-0", True, None, True),
+        ("containerd://app-0", False, None, False),
+        ("containerd://app-0", True, ProbeOutcome.FAILURE, False),
+        ("containerd://old", True, None, False),
     ],
 )
 def test_ready_survives_a_restart_of_the_agent_until_the_first_outcome(
-    age: float, api_ready: str, outcome: ProbeOutcome | None, ready: bool
+    container_id: str, was_ready: bool, outcome: ProbeOutcome | None, ready: bool
 ) -> None:
-    pod = a_pod(
-        containers=[a_container(readiness_probe=Probe())],
-        status=PodStatus(conditions=[PodCondition(type="Ready", status=api_ready)]),
-    )
+    before = running_before(container_id, started=True)
+    before.container_statuses[0].ready = was_ready
+    pod = a_pod(containers=[a_container(readiness_probe=Probe())], status=before)
     results = told(ProbeKind.READINESS, "app-0", outcome) if outcome else ProbeResults()
-    run = a_container_status(pod, started_at=ns(NOW - age))
-    status = generate(pod, run, probes=results, agent_started=NOW)
+    status = generate(pod, a_container_status(pod), probes=results)
     assert status.container_statuses[0].ready is ready
 
 

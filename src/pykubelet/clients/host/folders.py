@@ -113,7 +113,8 @@ class DiskFolders:
 
     def pod_uids(self) -> Sequence[str]:
         try:
-            return [entry.name for entry in os.scandir(self._paths.pods) if entry.is_dir(follow_symlinks=False)]
+            with os.scandir(self._paths.pods) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return ()
 

@@ -47,6 +47,10 @@ class RestKubeClient:
         """Leave all connections; watches start again by themselves."""
         await self._transport.renew()
 
+    async def abandon(self) -> None:
+        """End all connections, since nothing is heard on them; watches start again by themselves."""
+        await self._transport.abandon()
+
     async def close(self) -> None:
         await self._transport.close()
 

@@ -109,6 +109,15 @@ class _Connections:
         if self._users == 0:
             await self.close()
 
+    async def abort(self) -> None:
+        """End everything now, without a farewell that nobody would answer."""
+        self.retired = True
+        for response in list(self._open_streams):
+            # By hand: closing the session would leave whoever reads a stream waiting for ever.
+            if response.connection is not None and response.connection.transport is not None:
+                response.connection.transport.abort()
+        await self.close()
+
     async def close(self) -> None:
         await self.calls.close()
         await self.streams.close()
@@ -153,10 +162,16 @@ class Transport:
             await connections.close()
 
     async def renew(self) -> None:
-        """Leave all connections, e.g. because a new certificate is there or the server seems gone."""
+        """Leave all connections, e.g. because a new certificate is there; running requests may finish."""
         if self._connections is not None:
             connections, self._connections = self._connections, None
             await connections.retire()
+
+    async def abandon(self) -> None:
+        """End all connections at once: the peer is silent. Requests that can be repeated are, on new ones."""
+        if self._connections is not None:
+            connections, self._connections = self._connections, None
+            await connections.abort()
 
     async def request(
         self,

@@ -30,6 +30,7 @@ from pykubelet.model.errors import (
     TooManyRequests,
     Unauthorized,
 )
+from tests.bed.silence import silent_wire
 from tests.unit.clients.kube.api_server import LEAVING, ApiServer, an_authority, ok, serving
 
 pytestmark = pytest.mark.real_loop
@@ -246,6 +247,29 @@ async def test_renewed_connections_end_streams_without_error() -> None:
                 await anext(stream)
             await asyncio.gather(*renewing)
         await transport.close()
+
+
+async def test_abandoned_connections_end_at_once_though_the_peer_is_silent(tmp_path: Path) -> None:
+    authority, tls = an_authority(tmp_path)
+    async with serving(silent, tls=tls) as server:
+        with silent_wire(server.port) as wire:
+            cluster = ClusterEntry(server=f"https://127.0.0.1:{wire.port}", ca_file=authority.pair.certificate)
+            transport = Transport(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock(), agent="test")
+            stream = transport.stream("/x", silence=30)
+            async with aclosing(stream):
+                assert await anext(stream) == b"first"
+                wire.cut()
+                loop = asyncio.get_running_loop()
+                leaving: list[asyncio.Task[None]] = []
+                loop.call_later(0.05, lambda: leaving.append(loop.create_task(transport.abandon())))
+                async with asyncio.timeout(5):
+                    with pytest.raises(StopAsyncIteration):
+                        await anext(stream)
+                await asyncio.gather(*leaving)
+            again = transport.stream("/x", silence=30)
+            async with aclosing(again):
+                assert await anext(again) == b"first"
+            await transport.close()
 
 
 async def test_token_file_is_read_again_as_soon_as_the_server_refuses_the_old_one(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""The API server is away, or the wire to it goes silent: pods live on, nothing is lost, both sides agree soon after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bed.cluster import Cluster
+from tests.bed.runtime import BedContainerd
+from tests.bed.silence import SilentWire, silent_wire
+from tests.cluster.joined import Joined, Manifest, a_pod, condition, is_ready, joined, phase, state_of
+
+pytestmark = pytest.mark.cluster
+
+AWAY = 20.0
+"""Seconds without an API server; 60 was tried by hand."""
+AGREE_WITHIN = 10.0
+SILENT_FOR = 45.0
+"""The agent must notice a dead connection within 30 s, and then catch up."""
+ONCE = "[ -e /keep/tried ] || { touch /keep/tried; sleep 4; exit 9; }; trap 'exit 0' TERM; sleep 100000 & wait"
+"""Crashes once, after a while."""
+
+
+def keeping(pod: Manifest) -> Manifest:
+    pod["spec"]["volumes"] = [{"name": "keep", "emptyDir": {}}]
+    pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "keep", "mountPath": "/keep"}]
+    return pod
+
+
+def test_api_server_away_while_containers_crash_and_pods_are_deleted(node: Joined) -> None:
+    here = node.agent.node
+    names = [f"calm{number}" for number in range(5)]
+    node.apply(*[a_pod(name, node=here) for name in names])
+    node.apply(a_pod("leaving", node=here, terminationGracePeriodSeconds=3))
+    for name in (*names, "leaving"):
+        node.wait_running(name)
+    calm = {state_of(node.pod(name))["containerID"] for name in names}
+    # The end is asked for, the crash and the end of a job are near when the server goes away.
+    node.apply(
+        keeping(a_pod("crasher", ONCE, node=here)), a_pod("ender", "sleep 5", node=here, restartPolicy="Never")
+    )
+    for name in ("crasher", "ender"):
+        node.wait_running(name)
+    node.cluster.kubectl("delete", "pod", "leaving", "--wait=false")
+    node.cluster.stop_apiserver()
+    began = time.monotonic()
+    time.sleep(AWAY)
+    assert {f"containerd://{id}" for id in node.running_ids()} >= calm, "pods live on"
+    node.cluster.start_apiserver()
+    back = time.monotonic()
+    node.wait_gone("leaving", within=AGREE_WITHIN)
+    node.wait_pod(
+        "crasher", lambda pod: is_ready(pod) and state_of(pod)["restartCount"] == 1, "told", within=AGREE_WITHIN
+    )
+    node.wait_pod("ender", lambda pod: phase(pod) == "Succeeded", "told", within=AGREE_WITHIN)
+    node.wait_node("True", within=AGREE_WITHIN)
+    node.wait("all ready", lambda pods: all(is_ready(pods[f"default/{n}"]) for n in names), within=AGREE_WITHIN)
+    print(f"agreed {time.monotonic() - back:.1f} s after an outage of {back - began:.0f} s")
+    assert {state_of(node.pod(name))["containerID"] for name in names} == calm
+    assert sum(state_of(node.pod(name))["restartCount"] for name in names) == 0
+    # And it works on as before.
+    node.apply(a_pod("after", node=here))
+    node.wait_running("after", within=10)
+
+
+def test_agent_started_while_the_api_server_is_away(node: Joined) -> None:
+    """Nothing is touched before the API server was heard."""
+    node.apply(a_pod("held", node=node.agent.node))
+    node.wait_running("held")
+    before = node.running_ids()
+    node.cluster.stop_apiserver()
+    node.agent.kill9()
+    node.agent.start()
+    time.sleep(4)
+    assert node.agent.status is None, node.agent.tail()
+    assert node.running_ids() == before
+    node.cluster.start_apiserver()
+    node.wait_node("True", within=AGREE_WITHIN)
+    node.apply(a_pod("new", node=node.agent.node))
+    node.wait_running("new", within=AGREE_WITHIN)
+    assert before <= node.running_ids()
+
+
+@pytest.fixture
+def wire(cluster: Cluster) -> Iterator[SilentWire]:
+    with silent_wire(cluster.port) as made:
+        yield made
+
+
+def test_a_connection_that_goes_silent_is_left(
+    cluster: Cluster, containerd: BedContainerd, wire: SilentWire, tmp_path: Path
+) -> None:
+    login = cluster.node_kubeconfig("quiet", port=wire.port)
+    with joined(cluster, containerd, tmp_path, name="quiet", kubeconfig=login) as node:
+        node.apply(a_pod("first", node="quiet"))
+        node.wait_running("first")
+        assert wire.cut() >= 2, "watches and requests"
+        began = time.monotonic()
+        node.apply(a_pod("unheard", node="quiet"))
+        node.wait_running("unheard", within=SILENT_FOR)
+        print(f"recovered {time.monotonic() - began:.1f} s after the wire went silent")
+        assert condition(node.pod("first"), "Ready") == "True"
+        node.clean()

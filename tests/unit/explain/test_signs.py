@@ -1,0 +1,55 @@
+"""What other programs' words mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from pykubelet.explain.signs import exit_words, image_trouble, is_command_trouble, is_network_trouble, missing_object
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('failed to resolve reference "docker.io/library/nope:1": docker.io/library/nope:1: not found', "missing"),
+        ("manifest unknown: manifest unknown", "missing"),
+        ("no match for platform in manifest: not found", "missing"),
+        ("pull access denied, repository does not exist or may require authorization: authorization failed", "denied"),
+        ("unexpected status code 401 Unauthorized", "denied"),
+        ("failed to do request: Head: dial tcp 10.0.0.1:443: i/o timeout", "unreachable"),
+        ("dial tcp: lookup registry on 1.1.1.1:53: no such host", "unreachable"),
+        ("x509: certificate signed by unknown authority", "unreachable"),
+        ("unexpected status code 503 Service Unavailable", "unreachable"),
+        ("failed to extract layer: write: no space left on device", "disk"),
+        ("pull QPS exceeded", "other"),
+    ],
+)
+def test_pull_errors(text: str, kind: str) -> None:
+    assert image_trouble(text) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ('secret "db" not found', "secret db"),
+        ("configmap default/web not found", "configmap default/web"),
+        ("persistentvolumeclaim default/data not found", "persistentvolumeclaim default/data"),
+        ("couldn't find key PORT in ConfigMap default/web", "key PORT in ConfigMap default/web"),
+        ("permission denied", ""),
+    ],
+)
+def test_missing_objects(text: str, missing: str) -> None:
+    assert missing_object(text) == missing
+
+
+def test_runtime_errors() -> None:
+    assert is_command_trouble('exec: "nope": executable file not found in $PATH: unknown')
+    assert is_command_trouble('exec: "/x": stat /x: no such file or directory: unknown')
+    assert not is_command_trouble("mkdir /sys/fs/cgroup: permission denied")
+    assert is_network_trouble('failed to setup network for sandbox "x": plugin type="bridge" failed (add)')
+    assert not is_network_trouble("failed to get sandbox image")
+
+
+def test_exit_codes() -> None:
+    assert exit_words(137) == "exit code 137, it was killed (SIGKILL)"
+    assert exit_words(3) == "exit code 3"
+    assert exit_words(141) == "exit code 141, ended by signal 13"
