@@ -36,7 +36,7 @@ Manifest = dict[str, Any]
 DONE = "--told--"
 REST = "trap 'exit 0' TERM; sleep 100000 & wait"
 """Waits for the end without using up the grace: a first process has no default signal handlers."""
-DEADLINE = 30.0
+DEADLINE = 60.0
 _EVENT = re.compile(
     r'"event" .*?\bobject="(?P<object>[^"]*)" reason="(?P<reason>[^"]*)" message_text=(?P<text>"(?:[^"\\]|\\.)*")'
 )

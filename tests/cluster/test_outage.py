@@ -39,9 +39,7 @@ def test_api_server_away_while_containers_crash_and_pods_are_deleted(node: Joine
         node.wait_running(name)
     calm = {state_of(node.pod(name))["containerID"] for name in names}
     # The end is asked for, the crash and the end of a job are near when the server goes away.
-    node.apply(
-        keeping(a_pod("crasher", ONCE, node=here)), a_pod("ender", "sleep 5", node=here, restartPolicy="Never")
-    )
+    node.apply(keeping(a_pod("crasher", ONCE, node=here)), a_pod("ender", "sleep 5", node=here, restartPolicy="Never"))
     for name in ("crasher", "ender"):
         node.wait_running(name)
     node.cluster.kubectl("delete", "pod", "leaving", "--wait=false")

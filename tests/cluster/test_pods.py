@@ -39,9 +39,7 @@ def test_init_sidecar_and_two_containers(node: Joined) -> None:
                 a_container(name="sidecar", restartPolicy="Always"),
             ],
             containers=[
-                a_container(
-                    "cat /shared/file; " + STAY, volumeMounts=[{"name": "s", "mountPath": "/shared"}]
-                ),
+                a_container("cat /shared/file; " + STAY, volumeMounts=[{"name": "s", "mountPath": "/shared"}]),
                 a_container(name="other"),
             ],
             volumes=[{"name": "s", "emptyDir": {}}],
@@ -169,7 +167,12 @@ def test_environment_from_config_maps_secrets_services_and_fields(node: Joined) 
         },
     )
     address = node.cluster.get("service", "front-door")["spec"]["clusterIP"]
-    fields = {"LABEL": "metadata.labels['kind']", "NODE": "spec.nodeName", "IP": "status.podIP", "HOST": "status.hostIP"}
+    fields = {
+        "LABEL": "metadata.labels['kind']",
+        "NODE": "spec.nodeName",
+        "IP": "status.podIP",
+        "HOST": "status.hostIP",
+    }
     env = [env_from(name, fieldRef={"fieldPath": path}) for name, path in fields.items()]
     env += [
         env_from("WORD", secretKeyRef={"name": "hidden", "key": "word"}),

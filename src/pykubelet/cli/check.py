@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+import click
+
 from pykubelet.api.manifest import InvalidManifest, document_problems, read_documents
 from pykubelet.api.validation.findings import one_line
 
@@ -85,3 +87,10 @@ def _problems(source: BinaryIO) -> list[str]:
 def _reason(error: Exception) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return one_line(f"cannot be read: {text[:1].lower()}{text[1:]}")
+
+
+@click.command("check", short_help="say what is wrong with pod manifests")
+@click.argument("files", metavar="FILE…", nargs=-1, required=True)
+def command(files: Sequence[str]) -> int:
+    """Say what is wrong with pod manifests, one line a problem; folders and - (standard input) work, too."""
+    return run_check(files, sys.stdout)

@@ -88,8 +88,6 @@ def run_command(arguments: Sequence[str]) -> int:
         return 1
     except BrokenPipeError:
         # Whoever read our output has seen enough; nothing may be flushed into the closed pipe at exit.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 141
     return status if isinstance(status, int) else 0
-
-

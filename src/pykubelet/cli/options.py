@@ -35,7 +35,9 @@ def sockets(state: str | None) -> tuple[Path, ...]:
 
 NODE_OPTIONS = (
     click.option("--state-dir", metavar="FOLDER", envvar="PYKUBELET_STATE_DIR", help="State folder of `up`."),
-    click.option("--socket", "socket_path", metavar="FILE", envvar="PYKUBELET_SOCKET", help="Local socket of the agent."),
+    click.option(
+        "--socket", "socket_path", metavar="FILE", envvar="PYKUBELET_SOCKET", help="Local socket of the agent."
+    ),
     click.option("--node", "url", metavar="URL", help="Another node's server, https://HOST[:10250]."),
     click.option("--client-certificate", metavar="FILE", help="Who we are, for --node."),
     click.option("--client-key", metavar="FILE", help="Key of the certificate."),
@@ -82,7 +84,11 @@ def pod_argument(command: F) -> F:
 
 def container_option(command: F) -> F:
     option = click.option(
-        "-c", "--container", metavar="NAME", help="Container; the first one by default.", shell_complete=complete_containers
+        "-c",
+        "--container",
+        metavar="NAME",
+        help="Container; the first one by default.",
+        shell_complete=complete_containers,
     )
     return option(command)
 

@@ -75,11 +75,7 @@ def restarts(pod: Pod) -> tuple[int, datetime | None]:
 def status_text(pod: Pod) -> str:
     """The STATUS column."""
     text = pod.status.reason or pod.status.phase or "Pending"
-    init = _init_text(pod)
-    if init:
-        text = init
-    else:
-        text = _regular_text(pod, text)
+    text = _init_text(pod) or _regular_text(pod, text)
     if pod.metadata.deletion_timestamp is not None and pod.status.phase not in ("Succeeded", "Failed"):
         return "Unknown" if pod.status.reason == "NodeLost" else "Terminating"
     return text

@@ -11,14 +11,16 @@ import click
 GAP = "   "
 SHORTEST = 8
 GOOD = frozenset({"Running", "Succeeded", "Completed", "healthy", "done", "Normal"})
-PENDING = frozenset({"Pending", "ContainerCreating", "PodInitializing", "Terminating", "starting", "ending", "not ready"})
+PENDING = frozenset(
+    {"Pending", "ContainerCreating", "PodInitializing", "Terminating", "starting", "ending", "not ready"}
+)
 
 
 def colour_of(word: str) -> str | None:
     """green, yellow, red or none, by what a status says."""
     if word in GOOD:
         return "green"
-    if word in PENDING or word.startswith("Init:") and word[5:6].isdigit():
+    if word in PENDING or (word.startswith("Init:") and word[5:6].isdigit()):
         return "yellow"
     return "red" if word and word != "<none>" else None
 
@@ -69,6 +71,8 @@ def _flat(cell: str) -> str:
     return " ".join(cell.split())
 
 
-def show(head: Sequence[str], rows: Sequence[Sequence[str]], *, coloured: int | None = None, no_head: bool = False) -> None:
+def show(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, coloured: int | None = None, no_head: bool = False
+) -> None:
     for line in lines(head, rows, limit=width(), coloured=coloured)[1 if no_head else 0 :]:
         click.echo(line)

@@ -1,142 +1,122 @@
-"""`pykubelet up PATH`: keep the pods of a file or folder running on this machine, in the foreground.
+"""`pykubelet up [FILE|FOLDER]…`: keep the pods of files running on this machine, with a runtime of its own.
 
 Supervises a private containerd under the state folder and feeds the very same agent that joins clusters; there is
-no second way of running pods. Ctrl-C leaves the agent; pods keep running until they are no longer wanted.
+no second way of running pods. Ctrl-C leaves the agent and keeps the pods; `pykubelet down` ends both. What is shown
+meanwhile is in up_view.py, the work itself in up_run.py.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pykubelet.api.types import PodStatus
-from pykubelet.app import Node, assemble, live
-from pykubelet.cli.agent import stop_requested
-from pykubelet.cli.edges import connected_edges
-from pykubelet.kit import log
-from pykubelet.kit.clock import SystemClock
-from pykubelet.kit.tasks import running
-from pykubelet.model.errors import PykubeletError
-from pykubelet.model.pod import readable
-from pykubelet.settings.load import LoadedSettings, load_settings
-from pykubelet.settings.problems import SettingsError
-from pykubelet.settings.settings import Settings
-from pykubelet.standalone.containerd import PrivateContainerd
-from pykubelet.standalone.errors import StandaloneError
-from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, ensure_images
-from pykubelet.standalone.layout import Layout
-from pykubelet.standalone.programs import find_runtime
+import click
 
-logger = logging.getLogger(__name__)
+from pykubelet.cli.client import NodeClient, Target
+from pykubelet.cli.options import DEFAULT_STATE
+from pykubelet.cli.problems import CommandFailed
+from pykubelet.cli.up_state import UpState, need_root
 
-DEFAULT_STATE = Path("/var/lib/pykubelet")
+DETACH_WITHIN = 120.0
+LAST_LINES = 12
 
 
-def run_up(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pykubelet up", description="Keep pods from files running on this machine.")
-    parser.add_argument("path", metavar="PATH", type=Path, help="a manifest, or a folder of manifests")
-    parser.add_argument("--state-dir", type=Path, default=DEFAULT_STATE, help="where everything is kept (%(default)s)")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show the agent's log too")
-    chosen = parser.parse_args(arguments)
-    log.set_up(verbosity=4 if chosen.verbose else 0)
-    if not chosen.verbose:
-        logging.getLogger("pykubelet").setLevel(logging.ERROR)
-    try:
-        if not chosen.path.exists():
-            raise StandaloneError(f"{chosen.path}: no such file or folder")
-        return asyncio.run(_up(chosen.path.resolve(), chosen.state_dir.resolve()))
-    except SettingsError as error:
-        print("\n".join(error.problems), file=sys.stderr)
-    except PykubeletError as error:
-        print(f"pykubelet: {error}", file=sys.stderr)
-    return 1
+@click.command("up", short_help="run pods from files on this machine")
+@click.argument("paths", metavar="[FILE|FOLDER]…", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_STATE,
+    show_default=True,
+    envvar="PYKUBELET_STATE_DIR",
+    help="Where everything is kept.",
+)
+@click.option("-d", "--detach", is_flag=True, help="Go on in the background.")
+@click.option("--container-runtime-endpoint", "endpoint", default="", help="Use this runtime instead of an own one.")
+@click.option("--logs/--no-logs", default=True, help="Show what containers write.", show_default=True)
+@click.option("--plain", is_flag=True, help="Lines instead of the live view.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the agent's own log, too.")
+def command(
+    paths: Sequence[Path], state_dir: Path, detach: bool, endpoint: str, logs: bool, plain: bool, verbose: bool
+) -> int:
+    """Run the pods of manifest files, and of all manifests in folders, and follow the files as they change.
+
+    Without a path it watches the folder `manifests` below the state folder.
+    """
+    state = UpState(state_dir.resolve())
+    absolute = check_paths(paths)
+    need_root()
+    if not absolute:
+        state.manifests.mkdir(mode=0o755, parents=True, exist_ok=True)
+        absolute = [state.manifests]
+    if detach:
+        return start_detached(state, absolute, endpoint)
+    from pykubelet.cli.up_run import Wishes, run_up
+
+    wishes = Wishes(
+        paths=absolute,
+        endpoint=endpoint,
+        logs=logs,
+        live=sys.stdout.isatty() and not plain and not verbose,
+        verbose=verbose,
+    )
+    return run_up(state, wishes)
 
 
-async def _up(path: Path, state: Path) -> int:
-    clock = SystemClock()
-    begun = clock.monotonic()
-    private = PrivateContainerd(Layout(state / "runtime"), find_runtime(), clock=clock)
-    say("starting the private container runtime" if not private.layout.socket.exists() else "looking for the runtime")
-    async with private:
-        imported = await ensure_images(private.ctr, [PAUSE, BUSYBOX, TESTSERVER], clock=clock)
-        if imported:
-            say(f"prepared images offline: {', '.join(imported)}")
-        settings = standalone_settings(path, state, private.endpoint)
-        async with connected_edges(settings) as edges, running(private):
-            node = assemble(settings, edges)
-            say(f"runtime {edges.runtime_name} is up after {clock.monotonic() - begun:.1f} s; watching {path}")
-            show_changes(node)
-            stop = stop_requested()
-            async with live(node):
-                await stop.wait()
-            say("leaving; pods keep running (start again to take them over)")
+def check_paths(paths: Sequence[Path]) -> list[Path]:
+    for path in paths:
+        if not path.exists():
+            raise CommandFailed(f"{path}: no such file or folder")
+    # Not resolve(): a path that is a link is followed when it is switched to another target.
+    return list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths))
+
+
+def start_detached(state: UpState, paths: Sequence[Path], endpoint: str) -> int:
+    from pykubelet.standalone import daemon
+
+    other = state.agent()
+    if other is not None:
+        raise CommandFailed(f"`pykubelet up` runs already on {state.folder} (pid {other.pid}); see `pykubelet status`")
+    state.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    begin = state.agent_log.stat().st_size if state.agent_log.exists() else 0
+    words = [sys.executable, "-m", "pykubelet", "up", "--plain", "--no-logs", "--state-dir", str(state.folder)]
+    words += ["--container-runtime-endpoint", endpoint] if endpoint else []
+    begun = time.monotonic()
+    process = daemon.spawn(
+        [*words, *(str(path) for path in paths)],
+        environment=dict(os.environ),
+        log=state.agent_log,
+        config_digest="",
+    )
+    node = NodeClient(Target(sockets=(state.socket,)))
+    while not _answers(node, process.pid):
+        if not process.alive():
+            raise CommandFailed(
+                f"the agent ended at once; the end of {state.agent_log}:{_tail(state.agent_log, begin)}"
+            )
+        if time.monotonic() - begun > DETACH_WITHIN:
+            raise CommandFailed(f"the agent does not answer after {DETACH_WITHIN:g} s; see {state.agent_log}")
+        time.sleep(0.05)
+    took = time.monotonic() - begun
+    click.echo(
+        f"the agent runs in the background (pid {process.pid}) after {took:.1f} s; `pykubelet get pods` shows its pods"
+    )
     return 0
 
 
-def standalone_settings(path: Path, state: Path, endpoint: str) -> Settings:
-    loaded = load_settings(
-        [
-            f"--pod-manifest-path={path}",
-            f"--root-dir={state / 'kubelet'}",
-            f"--container-runtime-endpoint={endpoint}",
-            "--fail-swap-on=false",
-            "--fail-cgroupv1=false",
-            f"--config={_config_file(state)}",
-        ],
-        environ=os.environ,
-    )
-    assert isinstance(loaded, LoadedSettings)
-    return loaded.settings
+def _answers(node: NodeClient, pid: int) -> bool:
+    try:
+        answer = node.ask("GET", "/healthz/ping", timeout=2.0)
+    except CommandFailed:
+        return False
+    return answer.status == 200 and pid > 0
 
 
-def _config_file(state: Path) -> Path:
-    """Settings that have no flag go through a file, as for any other agent."""
-    state.mkdir(mode=0o750, parents=True, exist_ok=True)
-    path = state / "config.yaml"
-    path.write_text(
-        "apiVersion: kubelet.config.k8s.io/v1beta1\n"
-        "kind: KubeletConfiguration\n"
-        f"podLogsDir: {state / 'logs' / 'pods'}\n"
-        "serializeImagePulls: false\n"
-    )
-    return path
-
-
-def show_changes(node: Node) -> None:
-    """One line whenever a pod's phase or what it waits for changes."""
-    shown: dict[str, str] = {}
-
-    def changed(uid: str) -> None:
-        entry = node.statuses.entry(uid)
-        if entry is None:
-            return
-        text = describe(entry.status)
-        if shown.get(uid) != text:
-            shown[uid] = text
-            say(f"{readable(entry.pod)}: {text}")
-
-    node.statuses.listen(changed)
-
-
-def describe(status: PodStatus) -> str:
-    waiting = []
-    for container in (*status.init_container_statuses, *status.container_statuses):
-        state = container.state
-        if state is not None and state.waiting is not None and state.waiting.reason:
-            waiting.append(f"{container.name} {state.waiting.reason}")
-    ready = any(c.type == "Ready" and c.status == "True" for c in status.conditions)
-    text = f"{status.phase}{' and ready' if ready else ''}"
-    if status.pod_ip:
-        text += f" at {status.pod_ip}"
-    if status.reason:
-        text += f" ({status.reason}: {status.message})"
-    return text + (f", waiting: {', '.join(waiting)}" if waiting else "")
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
+def _tail(log: Path, begin: int) -> str:
+    with log.open("rb") as file:
+        file.seek(begin)
+        lines = file.read().decode(errors="replace").splitlines()
+    return "".join(f"\n  {line[:400]}" for line in lines[-LAST_LINES:]) or " (empty)"

@@ -64,7 +64,7 @@ def _view(facts: PodFacts, cause: Cause, finding: Finding) -> CauseView:
     state, next_text = cause.state, words.fill(cause.next)
     if cause.state is State.RESTARTING and words.get("final"):
         state, next_text = State.FAILED, NO_MORE
-    elif words.get("then"):
+    elif words.get("then") and cause.state is not State.NOTE:
         state, next_text = (State.NOTE if words["calm"] and facts.is_ready else state), RUNS_AGAIN
     return CauseView(
         id=cause.id,

@@ -31,6 +31,8 @@ RECENT = 600.0
 """Seconds after which a restart is history."""
 CALM = 60.0
 """Seconds a container must run again for its last end to be a mere note."""
+ASKED = "a restart was asked for"
+"""In the event of a container that server/restart.py stops."""
 PULL_REASONS = (reasons.ERR_IMAGE_PULL, reasons.IMAGE_PULL_BACK_OFF, reasons.REGISTRY_UNAVAILABLE)
 
 
@@ -285,6 +287,16 @@ def _restarted_well(facts: PodFacts) -> list[Finding]:
         if ended is not None and finished is not None and (ended.exit_code or 0) == 0 and facts.now - finished < RECENT:
             known.append(_crash(facts, container, finished))
     return known
+
+
+def restarted_by_hand(facts: PodFacts) -> Sequence[Finding]:
+    """Stopped because a person asked for a restart: no crash, whatever the program ended with."""
+    found = []
+    for crash in _crashes(facts, lambda c: True) + _restarted_well(facts):
+        event = facts.event("Killing", container=crash.subject)
+        if event is not None and ASKED in event.message and abs(event.last - float(crash.words["finished"])) <= RECENT:
+            found.append(crash)
+    return found
 
 
 def init_failed(facts: PodFacts) -> Sequence[Finding]:

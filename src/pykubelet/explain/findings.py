@@ -29,9 +29,9 @@ Finder = Callable[[PodFacts], Sequence[Finding]]
 
 
 def span(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`, `4 d 3 h`: two units at most."""
-    if seconds < 0:
-        seconds = 0.0
+    """`40 ms`, `4.5 s`, `12 s`, `3 min 5 s`, `2 h 10 min`, `4 d 3 h`: two units at most."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)} ms" if seconds > 0 else "0 s"
     if seconds < 10:
         return f"{seconds:.1f} s".replace(".0 s", " s")
     whole = int(seconds)

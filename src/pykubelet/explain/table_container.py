@@ -214,6 +214,16 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
     ),
     # --- crashes --------------------------------------------------------------------------------
     Cause(
+        id="restarted-by-hand",
+        title="A person restarted the container",
+        state=State.NOTE,
+        find=container.restarted_by_hand,
+        chain=("{kind} {container} ended and was started again", "somebody asked for it with `pykubelet restart`"),
+        next="Nothing: it runs on.",
+        advice=("the log before the restart: `pykubelet logs {name} -c {container} --previous`",),
+        shown="Running with restarts",
+    ),
+    Cause(
         id="out-of-memory",
         title="The kernel killed the container for its memory",
         state=State.RESTARTING,

@@ -300,6 +300,23 @@ CASES = [
         since=NOW - 75,
     ),
     Case(
+        "restarted-by-hand",
+        facts(
+            running(ago=5, restart_count=1, last_state=crashed(ended(137)).last_state),
+            phase="Running",
+            ready=True,
+            events=[
+                Event(
+                    reason="Killing",
+                    message="Stopping container app: a restart was asked for",
+                    field_path="spec.containers{app}",
+                    last=NOW - 14,
+                )
+            ],
+        ),
+        ("somebody asked for it", "--previous"),
+    ),
+    Case(
         "out-of-memory",
         facts(
             crashed(ended(137, reason="OOMKilled")),
@@ -412,7 +429,7 @@ def test_the_cause_is_found_and_told(case: Case) -> None:
         assert view.since == pytest.approx(case.since, abs=1)
     if case.next_in is not None:
         assert view.next_in == pytest.approx(case.next_in, abs=1)
-    assert found.healthy is (case.cause == "memory-child")
+    assert found.healthy is (case.cause in ("memory-child", "restarted-by-hand"))
 
 
 def test_every_row_has_a_case() -> None:

@@ -100,7 +100,7 @@ def test_the_timeline_has_durations_and_repeats() -> None:
         failed(Step.PROBE, "app/readiness", "503", ago=5, repeats=4, last_at=NOW),
     ]
     text = explained(facts(life=life)).to_text()
-    assert "+1.00 s  making the sandbox: done in 0.2 s" in text
+    assert "+1.00 s  making the sandbox: done in 250 ms" in text
     assert "+2.00 s  getting the image (busybox:1): failed after 2 s — no such host" in text
     assert "again 4×" in text
 
@@ -108,7 +108,7 @@ def test_the_timeline_has_durations_and_repeats() -> None:
 def test_spans_are_short() -> None:
     given = [0.04, 0.42, 5.0, 12.7, 60, 185, 7800, 90000, -3]
     assert [span(each) for each in given] == [
-        "0 s", "0.4 s", "5 s", "12 s", "1 min", "3 min 5 s", "2 h 10 min", "1 d 1 h", "0 s",
+        "40 ms", "420 ms", "5 s", "12 s", "1 min", "3 min 5 s", "2 h 10 min", "1 d 1 h", "0 s",
     ]  # fmt: skip
 
 

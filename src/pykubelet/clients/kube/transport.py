@@ -113,10 +113,12 @@ class _Connections:
         """End everything now, without a farewell that nobody would answer."""
         self.retired = True
         for response in list(self._open_streams):
-            # By hand: closing the session would leave whoever reads a stream waiting for ever.
+            # By hand: closing their session now would leave whoever reads a stream waiting for ever.
             if response.connection is not None and response.connection.transport is not None:
                 response.connection.transport.abort()
-        await self.close()
+        await self.calls.close()
+        if self._users == 0:
+            await self.streams.close()
 
     async def close(self) -> None:
         await self.calls.close()

@@ -1,0 +1,284 @@
+"""The work behind `up` and `down`: the private runtime, the agent on top of it, and the way out.
+
+Told to stop, the agent leaves and pods keep running; told to go down (SIGUSR1, which `down` sends), pods end by their
+grace first and the runtime after them. Also ends what an agent left behind that is no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pykubelet.app import Node, assemble, live
+from pykubelet.cli.agent import stop_requested
+from pykubelet.cli.edges import connected_edges
+from pykubelet.cli.problems import CommandFailed
+from pykubelet.cli.up_state import UpState
+from pykubelet.cli.up_view import LiveView, LogTails, PlainView, View, explainer_of, rows_of
+from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.kit import log
+from pykubelet.kit.clock import Clock, SystemClock
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import gather_all, running
+from pykubelet.model.container_keys import termination_grace_of
+from pykubelet.model.errors import CriError, PykubeletError
+from pykubelet.settings.load import LoadedSettings, load_settings
+from pykubelet.settings.problems import SettingsError
+from pykubelet.settings.settings import Settings
+from pykubelet.sources.loading import file_loader
+from pykubelet.sources.merged import MergedSets
+from pykubelet.sources.static import StaticSource
+from pykubelet.standalone.cleanup import unmount_below
+from pykubelet.standalone.containerd import PrivateContainerd
+from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, ensure_images
+from pykubelet.standalone.programs import find_runtime
+from pykubelet.sync.phases import Phase
+from pykubelet.wiring.edges import Edges
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 0.25
+"""Seconds between looks at logs and ages; changes of pods are shown at once."""
+DOWN_PATIENCE = 60.0
+"""Seconds that pods get beyond the longest grace."""
+DEFAULT_GRACE = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What was asked for on the command line."""
+
+    paths: Sequence[Path]
+    endpoint: str = ""
+    logs: bool = True
+    live: bool = False
+    verbose: bool = False
+
+
+def run_up(state: UpState, wishes: Wishes) -> int:
+    state.enter(wishes.paths, wishes.endpoint)
+    _set_up_log(state, wishes)
+    try:
+        return on_a_loop(_Up(state, wishes).run())
+    finally:
+        state.leave()
+
+
+def on_a_loop(work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end on the loop the agent uses; what it cannot go on after becomes one line."""
+    import uvloop
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work)
+    except SettingsError as error:
+        raise CommandFailed("\n".join(error.problems)) from error
+    except ExceptionGroup as group:
+        known, unknown = group.split(PykubeletError)
+        if unknown is not None or known is None:
+            raise
+        raise CommandFailed(str(_first(known))) from group
+    except KeyboardInterrupt:
+        return 130
+
+
+def _first(group: BaseExceptionGroup[PykubeletError]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _set_up_log(state: UpState, wishes: Wishes) -> None:
+    """The agent's log goes to a file, or to the terminal when asked for; detached, standard error is that file."""
+    if wishes.verbose or not sys.stderr.isatty():
+        log.set_up(verbosity=4 if wishes.verbose else 0)
+    else:
+        log.set_up(stream=state.agent_log.open("a"))
+    if not wishes.verbose:
+        logging.getLogger("pykubelet").setLevel(logging.INFO if not sys.stderr.isatty() else logging.WARNING)
+
+
+class _Up:
+    def __init__(self, state: UpState, wishes: Wishes) -> None:
+        self._state = state
+        self._wishes = wishes
+        self._clock: Clock = SystemClock()
+        self._wake = Signal()
+        self._down = False
+
+    async def run(self) -> int:
+        begun = self._clock.monotonic()
+        stop = stop_requested()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_down, stop)
+        private = None if self._wishes.endpoint else make_runtime(self._state, self._clock)
+        if private is None:
+            await self._serve(self._wishes.endpoint, stop, begun, [])
+            return 0
+        async with private:
+            imported = await ensure_images(private.ctr, [PAUSE, BUSYBOX, TESTSERVER], clock=self._clock)
+            async with running(private):
+                await self._serve(private.endpoint, stop, begun, imported)
+            if self._down:
+                await private.stop(containers=True)
+                print("the runtime is stopped; images and logs stay", flush=True)
+        return 0
+
+    def _ask_down(self, stop: asyncio.Event) -> None:
+        self._down = True
+        stop.set()
+        self._wake.set()
+
+    async def _serve(self, endpoint: str, stop: asyncio.Event, begun: float, imported: Sequence[str]) -> None:
+        settings = standalone_settings(self._wishes.paths[0], self._state, endpoint)
+        async with connected_edges(settings) as edges:
+            node = assemble(settings, edges)
+            merged = watch_paths(node, settings, edges, self._wishes.paths)
+            node.statuses.listen(lambda uid: self._wake.set())
+            async with live(node):
+                view = self._view(edges)
+                try:
+                    if imported:
+                        view.say(f"prepared images offline: {', '.join(imported)}")
+                    took = self._clock.monotonic() - begun
+                    shown = ", ".join(str(path) for path in self._wishes.paths)
+                    view.say(f"{edges.runtime_name} is up after {took:.1f} s; watching {shown}")
+                    await self._show(node, view, stop, begun)
+                    if self._down:
+                        await self._end_pods(node, view, merged)
+                    else:
+                        view.say("leaving; pods keep running (start again to take them over, or: pykubelet down)")
+                finally:
+                    view.close()
+
+    def _view(self, edges: Edges) -> View:
+        if not self._wishes.live:
+            return PlainView(lambda text: print(text, flush=True))
+        from rich.console import Console
+
+        return LiveView(Console(), f"pykubelet up · {edges.runtime_name} · Ctrl-C leaves, pods keep running")
+
+    async def _show(self, node: Node, view: View, stop: asyncio.Event, begun: float) -> None:
+        explainer, tails = explainer_of(node, self._clock), LogTails()
+        greeted = False
+        while not stop.is_set():
+            rows = rows_of(node, explainer)
+            view.show(rows, tails.fresh(node) if self._wishes.logs else [])
+            if not greeted and rows and all(not row.note for row in rows):
+                greeted = True
+                view.say(f"all {len(rows)} pods are well after {self._clock.monotonic() - begun:.1f} s")
+            await self._wake.wait(at_most=LOOK_EVERY)
+
+    async def _end_pods(self, node: Node, view: View, merged: MergedSets) -> None:
+        """Every pod gets its grace; who does not end by then is ended with the runtime."""
+        graces = [pod.spec.termination_grace_period_seconds or DEFAULT_GRACE for pod in node.pods.pods()]
+        view.say(f"stopping {len(graces)} pods")
+        merged.close()
+        deadline = self._clock.monotonic() + max(graces, default=0) + DOWN_PATIENCE
+        explainer = explainer_of(node, self._clock)
+        while node.pods.pods() or any(state.phase is not Phase.FINISHED for state in node.phases):
+            if self._clock.monotonic() > deadline:
+                view.say("some pods do not end; they are ended with the runtime")
+                return
+            view.show(rows_of(node, explainer), [])
+            await self._wake.wait(at_most=LOOK_EVERY)
+        view.show([], [])
+        await until_tidy(self._state, self._clock, within=10.0)
+
+
+async def until_tidy(state: UpState, clock: Clock, *, within: float) -> None:
+    """Housekeeping removes pod folders a moment after the pods; leaving before that would only delay it."""
+    deadline = clock.monotonic() + within
+    pods = state.root / "pods"
+    while pods.is_dir() and any(pods.iterdir()) and clock.monotonic() < deadline:
+        await clock.sleep(0.05)
+
+
+def make_runtime(state: UpState, clock: Clock) -> PrivateContainerd:
+    return PrivateContainerd(state.runtime, find_runtime(), clock=clock)
+
+
+def watch_paths(node: Node, settings: Settings, edges: Edges, paths: Sequence[Path]) -> MergedSets:
+    """One source for each path, all of them together the pods of the files."""
+    merged = MergedSets(node.mux, len(paths))
+    own = [
+        StaticSource(
+            path=path,
+            check_period=settings.config.sources.file_check_frequency,
+            load=file_loader(settings.node_name(edges.machine.hostname)),
+            sets=merged.part(number),
+            events=node.events,
+            clock=edges.clock,
+        )
+        for number, path in enumerate(paths)
+    ]
+    group = node.services[-1]
+    group[:] = [service for service in group if not isinstance(service, StaticSource)] + list(own)
+    return merged
+
+
+def standalone_settings(path: Path, state: UpState, endpoint: str) -> Settings:
+    loaded = load_settings(
+        [
+            f"--pod-manifest-path={path}",
+            f"--root-dir={state.root}",
+            f"--cert-dir={state.root / 'pki'}",
+            f"--container-runtime-endpoint={endpoint}",
+            "--fail-swap-on=false",
+            "--fail-cgroupv1=false",
+            f"--config={_config_file(state)}",
+        ],
+        environ=os.environ,
+    )
+    assert isinstance(loaded, LoadedSettings)
+    return loaded.settings
+
+
+def _config_file(state: UpState) -> Path:
+    """Settings that have no flag go through a file, as for any other agent. Only the local socket is served."""
+    state.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    path = state.folder / "config.yaml"
+    path.write_text(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\n"
+        "kind: KubeletConfiguration\n"
+        f"podLogsDir: {state.logs}\n"
+        "serializeImagePulls: false\n"
+        "enableServer: false\n"
+        "healthzPort: 0\n"
+    )
+    return path
+
+
+# --- what an agent that is no more left behind ----------------------------------------------------
+
+
+async def end_leftovers(state: UpState, say: View) -> None:
+    """Stop the containers of a state folder without an agent: by their grace, then everything else of theirs."""
+    clock = SystemClock()
+    private = make_runtime(state, clock)
+    async with private:
+        async with _polite(private.endpoint, clock) as cri:
+            found = await cri.list_containers(running_only=True)
+            say.say(f"stopping {len(found)} containers")
+            await gather_all(
+                *(cri.stop_container(each.id, termination_grace_of(each) or DEFAULT_GRACE) for each in found)
+            )
+        await private.stop(containers=True)
+    await asyncio.to_thread(unmount_below, state.root)
+
+
+@asynccontextmanager
+async def _polite(endpoint: str, clock: Clock) -> AsyncIterator[GrpcCriClient]:
+    try:
+        async with GrpcCriClient(endpoint, clock=clock) as cri:
+            yield cri
+    except CriError as error:
+        logger.warning("the runtime does not stop its containers politely", extra={"error": str(error)})
