@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.events import ApiEvents
+from pykubelet.kit.memory import give_back
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
 from pykubelet.model.events import EventSink
@@ -302,6 +303,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     async def collect_backoff() -> None:
         side.backoff.collect(clock.now())
 
+    async def return_memory() -> None:
+        give_back()
+
     async def remove_orphan_cgroups() -> None:
         await held.cgroups.remove_orphans({state.uid for state in phases}, still_held=volumes.has_mounts)
 
@@ -323,7 +327,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             held.allocations,
             held.user_namespaces,
         ],
-        chores=[collect_backoff, remove_orphan_cgroups, *(cluster.chores if cluster is not None else [])],
+        chores=[
+            collect_backoff,
+            remove_orphan_cgroups,
+            return_memory,
+            *(cluster.chores if cluster is not None else []),
+        ],
         period=HOUSEKEEPING_PERIOD,
         has_mounts=volumes.has_mounts,
     )
@@ -337,10 +346,16 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     held.allocations.preempt = loop.preempt
     workers.on_finished = finished
     statuses.listen(probes.container_changed)
+
+    def object_changed(kind: str, namespace: str, name: str, uids: Sequence[str]) -> None:
+        volumes.poke(kind, namespace, name)
+        for uid in uids:
+            workers.retry_now(uid)
+
     volumes.on_mounted = workers.sync_now
     volumes.on_released = lambda uid: housekeeping.soon()
     if cluster is not None:
-        cluster.objects.listen_objects(volumes.poke)
+        cluster.objects.listen_objects(object_changed)
     pleg.listen(loop.handle)
     results.listen(lambda kind, cid, uid, outcome: loop.handle(_probe_changed(kind, cid, uid, outcome)))
 

@@ -74,7 +74,7 @@ def test_delete_gives_the_grace_that_was_asked_for(node: Joined) -> None:
     node.wait_gone("polite", within=15)
     assert time.monotonic() - began < 12, "it left by itself long before its 30 s were over"
     node.wait_gone("stubborn", within=15)
-    assert 4 <= time.monotonic() - began
+    assert time.monotonic() - began >= 4
     last = [seen.object for seen in node.pods.history if seen.object["metadata"]["name"] == "polite"][-1]
     assert state_of(last)["state"]["terminated"]["exitCode"] == 0
     deadline = time.monotonic() + 10
@@ -226,7 +226,7 @@ def test_a_missing_secret_is_waited_for(node: Joined) -> None:
     )
     assert pod["status"]["phase"] == "Pending"
     node.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "late"}, "stringData": {"word": "now"}})
-    node.wait_running("waits")
+    node.wait_running("waits", within=5)
     node.wait_log("waits", "WORD=now")
     node.delete("secret/late")
 

@@ -7,17 +7,18 @@ import time
 
 import pytest
 
-from tests.cluster.joined import Joined, a_container, a_pod, a_workload, condition, is_ready, of_app, state_of
+from tests.cluster.joined import STAY, Joined, a_container, a_pod, a_workload, condition, is_ready, of_app, state_of
 
 pytestmark = pytest.mark.cluster
 
 PODS = 50
 LATE = "late"
-PROBED = {"exec": {"command": ["true"]}, "periodSeconds": 2}
+SERVE = "httpd -p 8080; " + STAY
+PROBED = {"tcpSocket": {"port": 8080}, "periodSeconds": 2}
 
 
 def fill(node: Joined) -> set[str]:
-    probed = a_container(readinessProbe=PROBED, livenessProbe=PROBED)
+    probed = a_container(SERVE, readinessProbe=PROBED, livenessProbe=PROBED)
     node.apply(
         a_workload("Deployment", "many", replicas=PODS - 10),
         a_workload("Deployment", "probed", pod={"containers": [probed]}, replicas=10),

@@ -6,7 +6,19 @@ from pathlib import Path
 
 import msgspec
 
-from pykubelet.api.types import Event, Pod, PodCondition, PodReadinessGate, PodStatus, ResourceRequirements
+from pykubelet.api.types import (
+    EnvVar,
+    EnvVarSource,
+    Event,
+    ObjectMeta,
+    Pod,
+    PodCondition,
+    PodReadinessGate,
+    PodStatus,
+    ResourceRequirements,
+    Secret,
+    SecretKeySelector,
+)
 from pykubelet.model.pod import MIRROR_ANNOTATION
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import Behaviour
@@ -251,3 +263,14 @@ async def test_a_pod_whose_containers_vanished_is_reported_by_name(tmp_path: Pat
             e.involved_object.name for e in node.api.everything(Event) if e.involved_object and e.reason == "Started"
         }
         assert about == {"web"}
+
+
+async def test_a_pod_starts_as_soon_as_the_secret_it_waits_for_is_there(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        source = EnvVarSource(secret_key_ref=SecretKeySelector(name="late", key="word"))
+        node.bind(containers=[a_container("app", env=[EnvVar(name="WORD", value_from=source)])])
+        await node.until(lambda: "Failed" in node.event_reasons())
+        await node.clock.sleep(100)
+        node.api.add(Secret(metadata=ObjectMeta(name="late", namespace="default"), data={"word": "eA=="}))
+        await node.until(lambda: node.phase() == "Running", within=1)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from pykubelet.kit import log
+from pykubelet.kit.memory import freeze_start_up, limit_arenas
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.load import PrintAndExit, load_settings
 from pykubelet.settings.problems import SettingsError
@@ -42,6 +43,7 @@ def run_agent(arguments: Sequence[str]) -> int:
 def run_settings(settings: Settings) -> int:
     import uvloop
 
+    limit_arenas()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(settings))
@@ -76,6 +78,7 @@ async def _run(settings: Settings) -> int:
 
     async with connected_edges(settings) as edges:
         node = assemble(settings, edges)
+        freeze_start_up()
         stop = stop_requested()
         if settings.config.sources.run_once:
             from pykubelet.cli.run_once import run_once

@@ -70,7 +70,9 @@ def commands() -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    words = ["--help", *arguments[1:]] if arguments[:1] == ["help"] else list(arguments)
+    words = list(arguments)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
         status = commands.main(words, PROGRAM, complete_var=f"_{PROGRAM.upper()}_COMPLETE", standalone_mode=False)
     except click.exceptions.Exit as leave:

@@ -174,13 +174,14 @@ class _Up:
             view.show(rows, tails.fresh(node) if self._wishes.logs else [])
             if not greeted and rows and all(not row.note for row in rows):
                 greeted = True
-                view.say(f"all {len(rows)} pods are well after {self._clock.monotonic() - begun:.1f} s")
+                well = "the pod is well" if len(rows) == 1 else f"all {len(rows)} pods are well"
+                view.say(f"{well} after {self._clock.monotonic() - begun:.1f} s")
             await self._wake.wait(at_most=LOOK_EVERY)
 
     async def _end_pods(self, node: Node, view: View, merged: MergedSets) -> None:
         """Every pod gets its grace; who does not end by then is ended with the runtime."""
         graces = [pod.spec.termination_grace_period_seconds or DEFAULT_GRACE for pod in node.pods.pods()]
-        view.say(f"stopping {len(graces)} pods")
+        view.say(f"stopping {len(graces)} pod{'s' if len(graces) != 1 else ''}")
         merged.close()
         deadline = self._clock.monotonic() + max(graces, default=0) + DOWN_PATIENCE
         explainer = explainer_of(node, self._clock)

@@ -7,6 +7,7 @@ container writes. The live view repaints a few lines at the bottom of the termin
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 FIRST_LINES = 10
 """Of a log that was there before we looked."""
 READ_AT_ONCE = 64 * 1024
+TIMES = re.compile(r"\b[\d.]+ (ms|s|min|h|d)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,11 @@ class LogTails:
                 yield parsed.content.decode(errors="replace").rstrip("\r\n")
 
 
+def essence(line: str) -> str:
+    """The line without times, which change by themselves."""
+    return TIMES.sub("", line)
+
+
 class PlainView:
     """A line for whatever changes."""
 
@@ -156,9 +163,9 @@ class PlainView:
 
     def show(self, rows: list[Row], lines: list[str]) -> None:
         for row in rows:
-            if self._shown.get(row.uid) != row.line:
-                self._shown[row.uid] = row.line
+            if essence(self._shown.get(row.uid, "")) != essence(row.line):
                 self._write(row.line)
+            self._shown[row.uid] = row.line
         here = {row.uid for row in rows}
         for uid in [uid for uid in self._shown if uid not in here]:
             self._write(f"{self._shown.pop(uid).partition(':')[0]}: gone")
@@ -170,14 +177,14 @@ class PlainView:
 
 
 class LiveView:
-    """A table that stays in its place, with the last lines of the logs above it."""
+    """A table that stays in its place, with what is said and what containers write scrolling above it."""
 
     def __init__(self, console: Console, title: str) -> None:
         from rich.live import Live
 
-        self._console = console
         self._title = title
-        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._shown: list[Row] | None = None
+        self._live = Live(console=console, auto_refresh=False)
         self._live.start()
 
     def say(self, text: str) -> None:
@@ -186,22 +193,24 @@ class LiveView:
     def show(self, rows: list[Row], lines: list[str]) -> None:
         for line in lines:
             self._live.console.print(line, highlight=False, markup=False, style="dim")
-        self._live.update(self._table(rows), refresh=True)
+        if rows != self._shown:
+            self._shown = rows
+            self._live.update(self._table(rows), refresh=True)
 
     def _table(self, rows: list[Row]) -> RenderableType:
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        made = Table(box=None, title=self._title, title_justify="left", title_style="bold", padding=(0, 3, 0, 0))
+        made = Table(box=None, padding=(0, 3, 0, 0))
         for head in ("NAME", "READY", "STATUS", "RESTARTS", "AGE"):
             made.add_column(head, no_wrap=True)
-        made.add_column("", ratio=1, overflow="fold")
+        made.add_column("", ratio=1)
         for row in rows:
             status = Text(row.status, style=table.colour_of(row.status) or "")
             made.add_row(row.name, row.ready, status, row.restarts, row.age, Text(row.note, style="yellow"))
-        if not rows:
-            made.add_row("no pods yet", "", "", "", "", "")
-        return made
+        title = Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
+        return Group("", title, made if rows else Text("no pods yet"))
 
     def close(self) -> None:
         self._live.stop()

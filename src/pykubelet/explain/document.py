@@ -40,6 +40,7 @@ PLACES = {
     "problem": "…",
     "message": "…",
     "asks": "what it does",
+    "again": "was restarted N times",
     "then": "",
     "previous": "",
     "volume": "a volume",

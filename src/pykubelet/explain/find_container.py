@@ -216,7 +216,7 @@ def _crash(facts: PodFacts, container: ContainerFacts, finished: float | None) -
         "exit": exit_words(ended.exit_code or 0),
         "code": str(ended.exit_code or 0),
         "lived": lived,
-        "times": times(container.restarts) if container.restarts else "not yet",
+        "again": f"was restarted {times(container.restarts)}" if container.restarts else "was not restarted yet",
         "limit": str(limits.get("memory", "none")),
         "message": first_line(ended.message or ""),
         "then": "It runs again now." if container.is_running else "",

@@ -229,7 +229,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
         state=State.RESTARTING,
         find=container.out_of_memory,
         chain=(
-            "{kind} {container} ended after {lived} and was restarted {times}. {then}",
+            "{kind} {container} ended after {lived} and {again}. {then}",
             "it used more memory than its limit ({limit}) and the kernel killed it (OOMKilled, exit code {code})",
         ),
         next="The agent starts it again {when}; the wait doubles from 10 s up to 5 minutes.",
@@ -245,7 +245,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
         state=State.RESTARTING,
         find=container.probe_kills,
         chain=(
-            "{kind} {container} was restarted {times}. {then}",
+            "{kind} {container} {again}. {then}",
             "its {probe} probe ({asks}) failed {threshold} times in a row, so the agent stopped it",
             "the probe saw: {said}",
         ),
@@ -264,7 +264,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
         find=container.init_failed,
         chain=(
             "the containers of the pod wait for init container {container}",
-            "it ended after {lived} with {exit}, and was restarted {times}",
+            "it ended after {lived} with {exit}, and {again}",
         ),
         next="The agent runs it again {when}; the wait doubles from 10 s up to 5 minutes.",
         advice=(
@@ -295,7 +295,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
         state=State.RESTARTING,
         find=container.crash_loop,
         chain=(
-            "{kind} {container} was restarted {times}. {then}",
+            "{kind} {container} {again}. {then}",
             "its program ended after {lived} with {exit}",
         ),
         next="The agent starts it again {when}; the wait doubles from 10 s up to 5 minutes and is forgotten after 10 "

@@ -230,13 +230,23 @@ class StatusSender:
 
     async def _send(self, told: ToldStatus, there: Pod, record: _Record) -> Pod | None:
         """Write what differs; the object afterwards, or None when the status has no place to go."""
-        could_run = self._could_run(uid_of(told.pod))
-        status = merged_status(there.status, told.status, could_run=could_run)
-        record.held = could_run and ends_pod(there.status, told.status)
-        patch = self._make_patch(there, status)
-        if patch is None:
-            record.sent, record.answer = told.version, there
-            return there
+        sent: dict[str, Any] | None = None
+        while True:
+            could_run = self._could_run(uid_of(told.pod))
+            status = merged_status(there.status, told.status, could_run=could_run)
+            record.held = could_run and ends_pod(there.status, told.status)
+            patch = self._make_patch(there, status)
+            # Another writer may have come between: then the answer differs from what we say, in another way than
+            # before. What the server refuses to take differs in the same way, for ever.
+            if patch is None or patch == sent:
+                record.sent, record.answer = told.version, there
+                return there
+            answer = await self._write(told, there, patch, record)
+            if answer is None:
+                return None
+            there, sent = answer, patch
+
+    async def _write(self, told: ToldStatus, there: Pod, patch: dict[str, Any], record: _Record) -> Pod | None:
         version = told.version
         try:
             answer = await self._client.patch(
@@ -256,7 +266,7 @@ class StatusSender:
             record.sent, record.answer = version, there
             return None
         record.sent, record.answer = version, answer
-        logger.debug("status sent", extra={"pod": readable(there), "phase": status.phase, "version": version})
+        logger.debug("status sent", extra={"pod": readable(there), "version": version})
         return answer
 
     async def _delete(self, pod: Pod) -> None:

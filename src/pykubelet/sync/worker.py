@@ -223,6 +223,12 @@ class PodWorkers:
         if worker is not None:
             worker.wake.set()
 
+    def retry_now(self, uid: str) -> None:
+        """What a failed sync waits for may have come; pods without trouble are left alone."""
+        worker = self._workers.get(PodUID(uid))
+        if worker is not None and worker.last_error:
+            worker.wake.set()
+
     def sync_all(self) -> None:
         """Look at every pod again, for instance because the runtime is back."""
         for worker in self._workers.values():

@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from pykubelet.api.types import ContainerState, ContainerStateRunning, ContainerStatus, Pod, PodStatus
+from pykubelet.api.types import ContainerState, ContainerStateRunning, ContainerStatus, Pod, PodCondition, PodStatus
 from pykubelet.clients.kube.patch import pod_status_patch
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.watch import Query
 from pykubelet.kit.clock import LoopClock, utc
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.errors import ApiServerError, Invalid, TooManyRequests
+from pykubelet.model.errors import ApiDown, ApiServerError, Expired, Invalid, TooManyRequests
 from pykubelet.model.pod import MIRROR_ANNOTATION, uid_of
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
@@ -193,6 +193,25 @@ async def test_a_status_that_somebody_else_overwrote_is_put_right() -> None:
         bed.kube.change(msgspec.structs.replace(shown, status=PodStatus(phase="Pending")))
         await bed.clock.sleep(0.01)
         assert bed.shown().phase == "Running"
+    assert len(bed.patches) == 2
+
+
+async def test_what_somebody_else_wrote_while_the_watch_was_away_is_put_right_too() -> None:
+    """Our patch says only what changed since we looked; when the watch is back it shows nothing but our own answer."""
+    bed = Bed()
+    before = [PodCondition(type="Ready", status="True", last_transition_time=utc(1_700_000_000))]
+    pod = bed.bound(status=PodStatus(phase="Running", conditions=before))
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.fail_next("watch", Expired("too old"))
+        bed.kube.break_watches(ApiDown("connection reset"))
+        await bed.clock.sleep(0.01)
+        theirs = [PodCondition(type="Ready", status="False", last_transition_time=utc(1_700_000_050))]
+        bed.kube.change(msgspec.structs.replace(pod, status=PodStatus(phase="Running", conditions=theirs)))
+        later = [PodCondition(type="Ready", status="True", last_transition_time=utc(1_700_000_100))]
+        bed.tell(pod, "Running", conditions=later)
+        await bed.clock.sleep(60)
+        assert [condition.status for condition in bed.shown().conditions] == ["True"]
     assert len(bed.patches) == 2
 
 

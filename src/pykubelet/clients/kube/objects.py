@@ -35,6 +35,10 @@ FRESH = 5.0
 """Seconds after its first list in which a watch's "absent" is checked: that list may be a little old."""
 
 
+ObjectListener = Callable[[str, str, str, Sequence[PodUID]], None]
+"""(kind, namespace, name, all pods that refer to it)"""
+
+
 class Strategy(enum.Enum):
     WATCH = "Watch"
     CACHE = "Cache"
@@ -91,7 +95,7 @@ class ReferenceWatcher:
         self._entries: dict[ObjectName, _Entry] = {}
         self._pods: dict[PodUID, set[ObjectName]] = {}
         self._listeners: list[Callable[[Sequence[PodUID]], None]] = []
-        self._object_listeners: list[Callable[[str, str, str], None]] = []
+        self._object_listeners: list[ObjectListener] = []
         self._tasks = TaskSet("references")
         self._running = asyncio.Event()
         self._services = Reflector(client=kube, query=Query(kind=Service), clock=clock)
@@ -100,8 +104,8 @@ class ReferenceWatcher:
         """Tell `listener` which pods mount an object that has just changed."""
         self._listeners.append(listener)
 
-    def listen_objects(self, listener: Callable[[str, str, str], None]) -> None:
-        """Tell `listener` the kind, namespace and name of an object whenever it was read, came, changed or went."""
+    def listen_objects(self, listener: ObjectListener) -> None:
+        """Tell `listener` of an object whenever it was first read, came, changed or went."""
         self._object_listeners.append(listener)
 
     def register(self, pod: Pod) -> None:
@@ -228,7 +232,7 @@ class ReferenceWatcher:
             entry.frozen = items[0]
             self._stop(entry)
         for told in self._object_listeners:
-            told(key.kind.__name__, key.namespace, key.name)
+            told(key.kind.__name__, key.namespace, key.name, list(entry.pods))
         if not first:
             pods = [uid for uid, followed in entry.pods.items() if followed]
             for listener in self._listeners:

@@ -11,6 +11,7 @@ from pykubelet.api.types import BoundObjectReference, ObjectMeta, ServiceAccount
 from pykubelet.clients.kube.tokens import TokenManager, TokenUnavailable
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import gather_all, running
+from pykubelet.model.errors import Forbidden
 from tests.fakes.fake_kube import FakeKube
 
 
@@ -93,3 +94,16 @@ async def test_unknown_account_is_an_error_that_says_so() -> None:
     bed = Bed()
     with pytest.raises(TokenUnavailable, match='serviceaccounts "nobody" not found'):
         await bed.tokens.token("shop", "nobody", a_request())
+
+
+async def test_a_server_that_has_not_heard_of_the_pod_yet_is_asked_again_at_once() -> None:
+    """We may be quicker than the part of the server that checks whether the pod is ours."""
+    bed = Bed()
+    bed.kube.fail_next("token", Forbidden("node requested token bound to a pod scheduled on a different node"), times=2)
+    began = bed.clock.monotonic()
+    assert await bed.ask()
+    assert bed.clock.monotonic() - began < 0.2
+    bed.kube.fail_next("token", Forbidden("never"), times=9)
+    with pytest.raises(TokenUnavailable, match="never"):
+        await bed.ask(uid="u2")
+    assert bed.clock.monotonic() - began < 2

@@ -1,0 +1,241 @@
+"""Pods broken on purpose on the real runtime, and what the node says about each of them."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pykubelet.cli.client import NodeClient, Target
+from pykubelet.cli.explain import ask
+from pykubelet.cli.problems import CommandFailed
+from pykubelet.explain.view import Explanation
+from tests.bed.inside import Inside, a_container, a_pod, looking_inside
+from tests.bed.parts import free_port, scratch_folder
+from tests.bed.runtime import BedContainerd
+
+pytestmark = pytest.mark.node
+
+FAILING = "echo starting; echo 'no database at db:5432' >&2; exit 3"
+HUNGRY = "a=x; while true; do a=$a$a$a$a; done"
+STUBBORN = "trap '' TERM; while true; do sleep 1; done"
+PROBE = {"periodSeconds": 1, "failureThreshold": 2}
+NO = {"exec": {"command": ["sh", "-c", "echo the disk is read-only; exit 1"]}}
+
+
+def broken(image: str) -> dict[str, Any]:
+    return a_container(image=image, imagePullPolicy="IfNotPresent")
+
+
+def pods(registry: str) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+    """The cause, the pod that has it, and what the answer must hold."""
+    yield "image-missing", a_pod("missing", broken(f"{registry}/no/such:1")), ["no/such:1 does not exist"]
+    yield "registry-denied", a_pod("denied", broken(f"{registry}/denied/app:1")), ["not allowed", "imagePullSecrets"]
+    yield (
+        "registry-unreachable",
+        a_pod("unreachable", broken(f"127.0.0.1:{free_port()}/x/app:1")),
+        ["cannot be reached", "connection refused"],
+    )
+    yield "image-pulling", a_pod("hanging", broken(f"{registry}/hang/app:1")), ["has been pulled for"]
+    yield "image-never-pulled", a_pod("never", a_container(image="localhost/none:1")), ["imagePullPolicy is Never"]
+    yield "image-name-invalid", a_pod("misnamed", broken("UPPER/Case:1")), ["is not the name of an image"]
+    yield (
+        "mount-failing",
+        a_pod(
+            "mount",
+            a_container(volumeMounts=[{"name": "data", "mountPath": "/data"}]),
+            volumes=[{"name": "data", "hostPath": {"path": "/nonexistent/folder", "type": "Directory"}}],
+        ),
+        ["volume data", "/nonexistent/folder"],
+    )
+    yield (
+        "init-failed",
+        a_pod("init", a_container(), initContainers=[a_container("prepare", FAILING)]),
+        ["init container prepare", "exit code 3", "| no database at db:5432"],
+    )
+    yield "crash-loop", a_pod("crash", a_container(script=FAILING)), ["exit code 3", "| no database at db:5432", "in "]
+    yield (
+        "out-of-memory",
+        a_pod("hungry", a_container(script=HUNGRY, resources={"limits": {"memory": "16Mi"}})),
+        ["more memory than its limit (16Mi)"],
+    )
+    yield (
+        "probe-kills",
+        a_pod("unlively", a_container(livenessProbe=NO | PROBE)),
+        ["liveness probe", "saw: the disk is read-only"],
+    )
+    yield (
+        "probe-readiness",
+        a_pod("unready", a_container(readinessProbe=NO | PROBE)),
+        ["readiness probe of container app", "saw: the disk is read-only"],
+    )
+    yield (
+        "probe-startup",
+        a_pod("slow", a_container(startupProbe=NO | {"periodSeconds": 1, "failureThreshold": 1000})),
+        ["startup probe", "1000 failures in a row"],
+    )
+    yield (
+        "hook-failed",
+        a_pod("hook", a_container(lifecycle={"postStart": {"exec": {"command": ["sh", "-c", "echo no; exit 4"]}}})),
+        ["postStart hook failed", "exited with 4"],
+    )
+    yield (
+        "hook-hangs",
+        a_pod("hanging-hook", a_container(lifecycle={"postStart": {"exec": {"command": ["sleep", "1000"]}}})),
+        ["postStart hook has been running for"],
+    )
+    yield "command-missing", a_pod("command", a_container(command=["/nope"])), ["command is not in image"]
+    yield (
+        "failed-for-good",
+        a_pod("failed", a_container(script=FAILING), restartPolicy="Never"),
+        ["restartPolicy Never", "exit code 3", "| no database at db:5432"],
+    )
+    yield (
+        "node-short",
+        a_pod("large", a_container(resources={"requests": {"cpu": "5000"}})),
+        ["too little cpu", "asks for 5000 cores"],
+    )
+    yield (
+        "not-admitted",
+        a_pod("elsewhere", a_container(), nodeSelector={"disk": "ssd"}),
+        ["NodeAffinity", "not tried again"],
+    )
+    yield "deadline", a_pod("deadline", a_container(), activeDeadlineSeconds=1), ["activeDeadlineSeconds allows (1 s)"]
+
+
+class Registry(http.server.BaseHTTPRequestHandler):
+    """Has nothing; says so, refuses, or hangs, by the first part of the image's name."""
+
+    held = threading.Event()
+
+    def do_GET(self) -> None:
+        status = 200 if self.path in ("/v2/", "/v2") else 404
+        if "/denied/" in self.path:
+            status = 403
+        if "/hang/" in self.path:
+            self.held.wait(120)
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *ignored: object) -> None:
+        return
+
+
+@contextmanager
+def a_registry() -> Iterator[str]:
+    Registry.held.clear()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        Registry.held.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class Asked:
+    def __init__(self, inside: Inside) -> None:
+        self.inside = inside
+        self._node = NodeClient(Target(sockets=(inside.agent.root / "pykubelet.sock",)))
+
+    def explained(self, pod: str, cause: str, within: float = 45.0) -> Explanation:
+        """The node's answer once it is this cause."""
+        last: list[Explanation] = []
+
+        def asked() -> Explanation | None:
+            try:
+                found = ask(self._node, "default", pod)
+            except CommandFailed:
+                return None
+            last[:] = [found]
+            return found if any(view.id == cause for view in found.causes) else None
+
+        try:
+            found = self.inside.wait(asked, f"{pod} is explained by {cause}", within)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{pod} is not explained by {cause}: {last[0].to_text() if last else error}"
+            ) from error
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def asked(containerd: BedContainerd) -> Iterator[Asked]:
+    with scratch_folder("pklx-") as folder, a_registry() as registry:
+        made = [pod for _, pod, _ in pods(registry)]
+        _CASES.update({cause: (pod["metadata"]["name"], says) for cause, pod, says in pods(registry)})
+        with looking_inside(folder, containerd, *made, serializeImagePulls=False) as inside:
+            yield Asked(inside)
+            Registry.held.set()
+
+
+_CASES: dict[str, tuple[str, list[str]]] = {}
+CAUSES = [cause for cause, _, _ in pods("127.0.0.1:1")]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_broken_pod_is_explained(asked: Asked, cause: str) -> None:
+    pod, says = _CASES[cause]
+    found = asked.explained(pod, cause)
+    text = found.to_text()
+    for words in says:
+        assert words in text, text
+    assert found.pod == f"default/{pod}"
+    assert not found.healthy
+    assert found.timeline, text
+    for view in found.causes:
+        assert "?" not in view.next + "".join(view.chain), text
+
+
+def test_a_healthy_pod_is_healthy(asked: Asked) -> None:
+    asked.inside.put(a_pod("fine", a_container()))
+    asked.inside.said("fine")
+    found = asked.inside.wait(lambda: _healthy(asked, "fine"), "fine is healthy")
+    steps = [moment.step for moment in found.timeline]
+    assert steps.index("sandbox") < steps.index("start")
+    assert all(moment.seconds is not None for moment in found.timeline if moment.step == "start")
+
+
+def _healthy(asked: Asked, pod: str) -> Explanation | None:
+    found = ask(asked._node, "default", pod)
+    return found if found.healthy and found.state == "healthy" else None
+
+
+def test_the_end_waits_for_a_hook_and_for_a_container(asked: Asked) -> None:
+    hook = {"preStop": {"exec": {"command": ["sleep", "1000"]}}}
+    asked.inside.put(
+        a_pod("hooked", a_container(lifecycle=hook), terminationGracePeriodSeconds=8),
+        a_pod(
+            "stubborn", a_container(script=STUBBORN, command=["sh", "-c", STUBBORN]), terminationGracePeriodSeconds=8
+        ),
+    )
+    asked.inside.said("hooked")
+    asked.inside.wait(lambda: _healthy(asked, "stubborn"), "stubborn runs")
+    asked.inside.drop("hooked", "stubborn")
+    assert "preStop hook has been running for" in asked.explained("hooked", "stopping-hook").to_text()
+    found = asked.explained("stubborn", "stopping-container")
+    assert found.state == "ending"
+    assert "it is killed" in found.to_text()
+
+
+def test_a_dead_runtime_is_explained(asked: Asked) -> None:
+    asked.inside.put(a_pod("left", a_container()))
+    asked.inside.said("left")
+    asked.inside.containerd.kill()
+    try:
+        assert "does not answer" in asked.explained("left", "runtime-down").to_text()
+    finally:
+        asked.inside.containerd.restart()
+    asked.inside.wait(lambda: _healthy(asked, "left"), "the runtime is back")
