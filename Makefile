@@ -35,6 +35,7 @@ fix: ## format and mend what ruff can mend
 bench: ## measure against the bare runtime and the Go kubelet; see docs/performance.md
 	@tools/setup.sh test
 	@$(PYTHON) -m bench
+	@$(PYTHON) -m bench.api_path
 
 proto: ## generate the gRPC stubs anew
 	@$(PYTHON) tools/gen_protos.py

@@ -97,7 +97,7 @@ def pods(registry: str) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
     yield (
         "node-short",
         a_pod("large", a_container(resources={"requests": {"cpu": "5000"}})),
-        ["too little cpu", "asks for 5000 cores"],
+        ["too little cpu", "cores are missing"],
     )
     yield (
         "not-admitted",

@@ -257,7 +257,7 @@ def test_exec(hello: Machine) -> None:
     assert hello.run("exec", "-i", "hello", "--", "cat", stdin="a\nb\n") == "a\nb\n"
     big = "x" * 2_000_000
     assert hello.run("exec", "-i", "hello", "--", "wc", "-c", stdin=big).strip() == str(len(big))
-    assert "not found" in hello.run("exec", "hello", "--", "/nope", status=1)
+    assert "no such file or directory" in hello.run("exec", "hello", "--", "/nope", status=1)
 
 
 def test_exec_on_a_terminal(hello: Machine) -> None:
@@ -280,6 +280,7 @@ def test_port_forward(hello: Machine) -> None:
     try:
         found = re.search(r"127\.0\.0\.1:(\d+) -> 8080", process.stdout.readline())
         assert found is not None
+        assert "cannot listen" in hello.run("port-forward", "hello", f"{found[1]}:8080", status=1)
         for _ in range(3):
             with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/", timeout=10) as answer:
                 assert answer.read().startswith(b"hello from hello-")

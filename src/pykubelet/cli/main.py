@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from pykubelet.cli.problems import CommandFailed
+from pykubelet.cli.problems import CommandFailed, known_failure
 from pykubelet.model.errors import PykubeletError
 
 PROGRAM = "pykubelet"
@@ -82,12 +82,18 @@ def run_command(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except CommandFailed as failure:
-        print(f"pykubelet: {failure}", file=sys.stderr)
-        return failure.status
+    except CommandFailed as refusal:
+        print(f"pykubelet: {refusal}", file=sys.stderr)
+        return refusal.status
     except PykubeletError as error:
         print(f"pykubelet: {error}", file=sys.stderr)
         return 1
+    except ExceptionGroup as group:
+        failure = known_failure(group)
+        if failure is None:
+            raise
+        print(f"pykubelet: {failure}", file=sys.stderr)
+        return failure.status
     except BrokenPipeError:
         # Whoever read our output has seen enough; nothing may be flushed into the closed pipe at exit.
         sys.stdout = None

@@ -17,3 +17,14 @@ class CommandFailed(PykubeletError):
     def __init__(self, message: str, status: int = FAILED) -> None:
         super().__init__(message)
         self.status = status
+
+
+def known_failure(group: BaseExceptionGroup[BaseException]) -> CommandFailed | None:
+    """The failure behind a group of tasks that ended together; None when one of them is a bug."""
+    known, unknown = group.split(PykubeletError)
+    if known is None or unknown is not None:
+        return None
+    error: BaseException = known
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, CommandFailed) else CommandFailed(str(error))

@@ -29,7 +29,7 @@ from pykubelet.kit.clock import Clock, SystemClock
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import gather_all, running
 from pykubelet.model.container_keys import termination_grace_of
-from pykubelet.model.errors import CriError, PykubeletError
+from pykubelet.model.errors import CriError
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
@@ -73,7 +73,7 @@ def run_up(state: UpState, wishes: Wishes) -> int:
 
 
 def on_a_loop(work: Coroutine[Any, Any, int]) -> int:
-    """Run to the end on the loop the agent uses; what it cannot go on after becomes one line."""
+    """Run to the end on the loop the agent uses."""
     import uvloop
 
     try:
@@ -81,20 +81,8 @@ def on_a_loop(work: Coroutine[Any, Any, int]) -> int:
             return runner.run(work)
     except SettingsError as error:
         raise CommandFailed("\n".join(error.problems)) from error
-    except ExceptionGroup as group:
-        known, unknown = group.split(PykubeletError)
-        if unknown is not None or known is None:
-            raise
-        raise CommandFailed(str(_first(known))) from group
     except KeyboardInterrupt:
         return 130
-
-
-def _first(group: BaseExceptionGroup[PykubeletError]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _set_up_log(state: UpState, wishes: Wishes) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pykubelet.explain.facts import PodFacts, seconds
 from pykubelet.explain.findings import Finding, first_line, span
 from pykubelet.explain.signs import (
+    PREEMPTION_SIGN,
     RESOURCE_SIGN,
     UNMOUNTED_SIGN,
     is_network_trouble,
@@ -41,25 +42,35 @@ def _rejected(facts: PodFacts) -> bool:
 
 
 def node_short(facts: PodFacts) -> Sequence[Finding]:
-    reason = facts.status.reason or ""
-    if not (_rejected(facts) and reason.startswith("OutOf")):
+    if not _rejected(facts):
         return ()
-    message = facts.status.message or ""
+    found = shortage(facts.status.reason or "", facts.status.message or "")
+    if found is None:
+        return ()
+    return [Finding(words={"resource": found[0], "shown": found[1]}, since=_started(facts))]
+
+
+def shortage(reason: str, message: str) -> tuple[str, str] | None:
+    """Of what the node has too little, and how much; None when admission failed for another reason."""
+    if preempting := PREEMPTION_SIGN.search(message):
+        # Critical pods, and static ones are, may have others stopped for them; there was nobody to stop.
+        resource, missing = preempting["resource"], int(preempting["missing"])
+        return resource, f"{amount(resource, missing)} are missing, and no lesser pod could be stopped for it"
+    if not reason.startswith("OutOf"):
+        return None
     found = RESOURCE_SIGN.search(message)
-    resource = found["resource"] if found else reason.removeprefix("OutOf")
-    shown = "the node has too little"
-    if found:
-        free = int(found["capacity"]) - int(found["used"])
-        asked, left = amount(resource, int(found["requested"])), amount(resource, free)
-        shown = f"it asks for {asked} and {left} of {amount(resource, int(found['capacity']))} are free"
-    return [Finding(words={"resource": resource, "shown": shown}, since=_started(facts))]
+    if found is None:
+        return reason.removeprefix("OutOf"), "the node has too little"
+    resource, capacity = found["resource"], int(found["capacity"])
+    asked, left = amount(resource, int(found["requested"])), amount(resource, capacity - int(found["used"]))
+    return resource, f"it asks for {asked} and {left} of {amount(resource, capacity)} are free"
 
 
 def not_admitted(facts: PodFacts) -> Sequence[Finding]:
     reason = facts.status.reason or ""
-    if not _rejected(facts) or reason.startswith("OutOf"):
-        return ()
     message = (facts.status.message or "").removeprefix("Pod was rejected: ")
+    if not _rejected(facts) or shortage(reason, message) is not None:
+        return ()
     return [Finding(words={"reason": reason, "message": first_line(message)}, since=_started(facts))]
 
 

@@ -69,6 +69,7 @@ RESOURCE_SIGN: Final = re.compile(
     r"resource: (?P<resource>[^,]+), requested: (?P<requested>-?\d+), used: (?P<used>-?\d+), "
     r"capacity: (?P<capacity>-?\d+)"
 )
+PREEMPTION_SIGN: Final = re.compile(r"\(res: (?P<resource>[^,]+), q: (?P<missing>\d+)\)")
 
 
 def is_network_trouble(text: str) -> bool:

@@ -105,6 +105,14 @@ def test_the_timeline_has_durations_and_repeats() -> None:
     assert "again 4×" in text
 
 
+def test_a_critical_pod_that_found_no_victim_is_told_what_is_missing() -> None:
+    message = "Pod was rejected: … no set of running pods found to reclaim resources: [(res: cpu, q: 4998000), ]"
+    life = [failed(Step.ADMISSION, "", message, reason="UnexpectedAdmissionError")]
+    view = only(facts(phase="Failed", reason="UnexpectedAdmissionError", message=message, life=life))
+    assert view.id == "node-short"
+    assert "too little cpu: 4998 cores are missing" in view.chain[1]
+
+
 def test_spans_are_short() -> None:
     given = [0.04, 0.42, 5.0, 12.7, 60, 185, 7800, 90000, -3]
     assert [span(each) for each in given] == [
