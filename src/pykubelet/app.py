@@ -66,6 +66,7 @@ from pykubelet.wiring.cluster import (
     standalone_seams,
 )
 from pykubelet.wiring.edges import Edges
+from pykubelet.wiring.local import LocalNeeds, local_service
 from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
@@ -372,6 +373,25 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     ]
     server: NodeServer | None = None
     if edges.serve is not None:
+        local_side = local_service(
+            settings,
+            edges,
+            LocalNeeds(
+                pods=pods,
+                phases=phases,
+                statuses=statuses,
+                workers=workers,
+                recorder=recorder,
+                volumes=volumes,
+                events=local_events,
+                cache=cache,
+                runtime=runtime_state,
+                pleg=pleg,
+                stopper=side.stopper,
+                started=started,
+                forgive=side.backoff.forget,
+            ),
+        )
         needs = ServerNeeds(
             pods=pods,
             statuses=statuses,
@@ -383,6 +403,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             metrics=metrics,
             spec=spec,
             started=started,
+            explain=local_side.explainer,
+            local_routes=local_side.routes,
         )
         serving = server_parts(settings, edges, edges.serve, needs)
         services[-1].extend([serving.figures, serving.server])

@@ -68,6 +68,10 @@ class CrashBackoff:
         entry.updated = now
         return None
 
+    def forget(self, pod: Pod, container: AnyContainer) -> None:
+        """A person asked for the next start: it does not wait."""
+        self._entries.pop(backoff_key(pod, container), None)
+
     def collect(self, now: float) -> None:
         """Forget containers whose last restart is long past, among them those of pods that are gone."""
         for key in [key for key, entry in self._entries.items() if _is_stale(entry, now)]:

@@ -205,7 +205,10 @@ class Listener:
         finally:
             self.close()
             if self._front is not None:
-                await finish(self._front.shutdown(STOP_WITHIN / 2), within=STOP_WITHIN)
+                try:
+                    await finish(self._front.shutdown(STOP_WITHIN / 2), within=STOP_WITHIN)
+                except TimeoutError:
+                    logger.warning("a connection did not end in time", extra={"server": self.name})
 
     async def _accept(self, listening: socket.socket) -> socket.socket | None:
         try:

@@ -58,6 +58,7 @@ class RuntimeParts:
     images: ImageParts
     remover: ContainerRemover
     backoff: CrashBackoff
+    stopper: Stopper
 
 
 def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> RuntimeParts:
@@ -111,4 +112,4 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
         events=events,
         recorder=recorder,
     )
-    return RuntimeParts(manager=manager, images=images, remover=remover, backoff=backoff)
+    return RuntimeParts(manager=manager, images=images, remover=remover, backoff=backoff, stopper=stopper)

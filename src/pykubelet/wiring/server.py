@@ -6,6 +6,7 @@ somebody asks and shared for a second, so a node that nobody scrapes pays nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pykubelet.kit.metrics import Registry
@@ -18,6 +19,7 @@ from pykubelet.server.app import NodeServer, ServerViews
 from pykubelet.server.configz import Explain
 from pykubelet.server.health import HealthCheck
 from pykubelet.server.make import flag_values, make_server, set_verbosity
+from pykubelet.server.routing import Route
 from pykubelet.settings.settings import Settings
 from pykubelet.stats.inventory import GroupNames
 from pykubelet.stats.provider import StatsProvider, StatsSettings
@@ -42,6 +44,7 @@ class ServerNeeds:
     spec: NodeSpec
     started: float
     explain: Explain | None = None
+    local_routes: Sequence[Route] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,7 @@ def server_parts(settings: Settings, edges: Edges, serve: ServeEdges, needs: Ser
         clock=edges.clock,
         kube=edges.cluster.client if edges.cluster is not None else None,
         local_socket=serve.local_socket,
+        local_routes=needs.local_routes,
     )
     return ServerParts(server=server, figures=figures)
 
