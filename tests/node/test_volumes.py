@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import stat
 import subprocess
@@ -260,13 +261,14 @@ def test_a_race_between_folder_and_link_never_leads_out(tmp_path: Path) -> None:
     secret.mkdir()
     (secret / "flag").write_text("!")
     (volume / "link").symlink_to(secret)
-    stop = threading.Event()
+    stop, chance = threading.Event(), random.Random(1)
     exchange = ctypes.CDLL(None).renameat2
     here, two = os.fsencode(volume / "spot"), os.fsencode(volume / "link")
 
     def swap() -> None:
         while not stop.is_set():
             exchange(-100, here, -100, two, 2)  # RENAME_EXCHANGE: one of the two is always there
+            time.sleep(chance.random() / 2000)  # both sides must get a turn, on any machine
 
     thread = threading.Thread(target=swap)
     thread.start()

@@ -15,7 +15,7 @@ from pykubelet.api.types import BoundObjectReference, TokenRequest
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.clients.kube.watch import QUICK_DELAYS
 from pykubelet.kit.clock import Clock
-from pykubelet.model.errors import ApiError, Forbidden, PykubeletError
+from pykubelet.model.errors import ApiError, Forbidden, NotFound, PykubeletError
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class TokenManager:
         for delay in QUICK_DELAYS:
             try:
                 return await self._kube.create_token(namespace, service_account, request)
-            except Forbidden:
-                # The server may not have heard yet, where it checks this, that the pod is bound to our node.
+            except (Forbidden, NotFound):
+                # The server may not have heard yet, where it checks this, of the pod or that it is bound to our node.
                 await self._clock.sleep(delay)
         return await self._kube.create_token(namespace, service_account, request)
 

@@ -11,7 +11,7 @@ from pykubelet.api.types import BoundObjectReference, ObjectMeta, ServiceAccount
 from pykubelet.clients.kube.tokens import TokenManager, TokenUnavailable
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import gather_all, running
-from pykubelet.model.errors import Forbidden
+from pykubelet.model.errors import Forbidden, NotFound
 from tests.fakes.fake_kube import FakeKube
 
 
@@ -99,7 +99,8 @@ async def test_unknown_account_is_an_error_that_says_so() -> None:
 async def test_a_server_that_has_not_heard_of_the_pod_yet_is_asked_again_at_once() -> None:
     """We may be quicker than the part of the server that checks whether the pod is ours."""
     bed = Bed()
-    bed.kube.fail_next("token", Forbidden("node requested token bound to a pod scheduled on a different node"), times=2)
+    bed.kube.fail_next("token", NotFound('pod "p" not found'))
+    bed.kube.fail_next("token", Forbidden("node requested token bound to a pod scheduled on a different node"))
     began = bed.clock.monotonic()
     assert await bed.ask()
     assert bed.clock.monotonic() - began < 0.2
