@@ -141,6 +141,8 @@ def joined(
             with bed_agent(folder, containerd, node=name, kubeconfig=login, **changes) as agent:
                 made = Joined(cluster, containerd, agent, pods, nodes)
                 made.wait_node("True", ready_within)
+                # The control plane takes its mark off a little later; until then nothing is scheduled here.
+                nodes.wait(f"{name} without taints", lambda found: not found[name]["spec"].get("taints"), 60)
                 yield made
         finally:
             cluster.kubectl("delete", "pod", "--all", "--force", "--grace-period=0", check=False)

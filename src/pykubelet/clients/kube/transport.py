@@ -8,6 +8,7 @@ Does not cover: what the requests mean (client.py).
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -70,7 +71,9 @@ class _Connections:
         self.calls = self._session(context, PARALLEL_CALLS)
         self.streams = self._session(context, 0)
         self._open_streams: set[aiohttp.ClientResponse] = set()
+        self._open_calls: set[asyncio.Timeout] = set()
         self._users = 0
+        self.aborted = False
 
     @staticmethod
     def _session(context: ssl.SSLContext | bool, limit: int) -> aiohttp.ClientSession:
@@ -88,6 +91,16 @@ class _Connections:
             self._users -= 1
             if self.retired and self._users == 0:
                 await self.close()
+
+    @asynccontextmanager
+    async def calling(self) -> AsyncIterator[None]:
+        """Ends with a TimeoutError when the connections are aborted."""
+        async with asyncio.timeout(None) as scope:
+            self._open_calls.add(scope)
+            try:
+                yield
+            finally:
+                self._open_calls.discard(scope)
 
     @asynccontextmanager
     async def streaming(self, response: aiohttp.ClientResponse) -> AsyncIterator[None]:
@@ -111,14 +124,16 @@ class _Connections:
 
     async def abort(self) -> None:
         """End everything now, without a farewell that nobody would answer."""
-        self.retired = True
+        self.retired = self.aborted = True
+        # By hand: closing the sessions would leave whoever waits for an answer, or reads a stream, waiting.
+        now = asyncio.get_running_loop().time()
+        for scope in list(self._open_calls):
+            scope.reschedule(now)
         for response in list(self._open_streams):
-            # By hand: closing their session now would leave whoever reads a stream waiting for ever.
             if response.connection is not None and response.connection.transport is not None:
                 response.connection.transport.abort()
-        await self.calls.close()
         if self._users == 0:
-            await self.streams.close()
+            await self.close()
 
     async def close(self) -> None:
         await self.calls.close()
@@ -259,25 +274,28 @@ class Transport:
             headers.append(("Content-Type", content_type))
         async with connections.in_use():
             try:
-                async with connections.calls.request(
-                    method,
-                    self._url(path, query),
-                    data=body or None,
-                    headers=headers,
-                    timeout=aiohttp.ClientTimeout(
-                        total=max(0.1, deadline - started), sock_connect=min(CONNECT_TIMEOUT, self._timeout)
-                    ),
-                    server_hostname=self._server_name,
-                    proxy=self._proxy,
-                    allow_redirects=False,
-                ) as response:
+                async with (
+                    connections.calling(),
+                    connections.calls.request(
+                        method,
+                        self._url(path, query),
+                        data=body or None,
+                        headers=headers,
+                        timeout=aiohttp.ClientTimeout(
+                            total=max(0.1, deadline - started), sock_connect=min(CONNECT_TIMEOUT, self._timeout)
+                        ),
+                        server_hostname=self._server_name,
+                        proxy=self._proxy,
+                        allow_redirects=False,
+                    ) as response,
+                ):
                     answer = await response.read()
                     code = str(response.status)
                     if response.status >= 300:
                         raise error_of(response.status, answer, response.headers.get("Retry-After", ""))
                     return answer
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                kind = _Broken if _is_broken(error) else ApiDown
+                kind = _Broken if connections.aborted or _is_broken(error) else ApiDown
                 raise kind(f"{self._host}: {_what(error)}") from error
             finally:
                 self._note(method, code, started)

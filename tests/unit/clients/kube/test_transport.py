@@ -272,6 +272,23 @@ async def test_abandoned_connections_end_at_once_though_the_peer_is_silent(tmp_p
             await transport.close()
 
 
+async def test_a_request_without_an_answer_is_repeated_when_its_connection_is_abandoned(tmp_path: Path) -> None:
+    authority, tls = an_authority(tmp_path)
+    async with serving(ok, tls=tls) as server:
+        with silent_wire(server.port) as wire:
+            cluster = ClusterEntry(server=f"https://127.0.0.1:{wire.port}", ca_file=authority.pair.certificate)
+            transport = Transport(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock(), agent="test")
+            await transport.request("GET", "/x")
+            wire.cut()
+            async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+                patched = tasks.create_task(transport.request("PATCH", "/x", body=b"{}"))
+                await asyncio.sleep(0.1)
+                assert not patched.done()
+                await transport.abandon()
+            assert patched.result() == b'{"ok": true}'
+            await transport.close()
+
+
 async def test_token_file_is_read_again_as_soon_as_the_server_refuses_the_old_one(tmp_path: Path) -> None:
     good = "Bearer one"
 
