@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from pykubelet.certs.serving import self_signed_files
+from pykubelet.certs.self_signed import ensure_self_signed
 from pykubelet.kit.clock import Clock
 from pykubelet.server.app import NodeServer, ServerGates, ServerViews
 from pykubelet.server.reviews import Creates, KubeReviewer
@@ -45,7 +45,7 @@ def make_server(
         views=views,
         node_name=node_name,
         clock=clock,
-        serving=serving_files(settings, node_name, node_ips, clock),
+        serving=serving_files(settings, node_name, node_ips),
         reviewer=KubeReviewer(kube=kube, clock=clock) if kube is not None else None,
         gates=server_gates(settings.gates),
         local_socket=local_socket,
@@ -65,7 +65,7 @@ def servable(settings: ServerSettings, *, alone: bool) -> ServerSettings:
     return replace(settings, enable_server=False)
 
 
-def serving_files(settings: Settings, host: str, ips: Sequence[str], clock: Clock) -> FindServing:
+def serving_files(settings: Settings, host: str, ips: Sequence[str]) -> FindServing:
     """Upstream's order: from the cluster's signer, from the operator, self-signed. Nothing is made before asked."""
     server, folder = settings.config.server, Path(settings.flags.cert_dir)
     if server.server_tls_bootstrap:
@@ -78,7 +78,7 @@ def serving_files(settings: Settings, host: str, ips: Sequence[str], clock: Cloc
 
     def own() -> ServingFiles:
         if not made:
-            made.append(ServingFiles(*self_signed_files(folder, host, ips, clock)))
+            made.append(ServingFiles(*ensure_self_signed(folder, host, ips)))
         return made[0]
 
     return own

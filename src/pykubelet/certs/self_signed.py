@@ -1,0 +1,43 @@
+"""`python -m pykubelet.certs.self_signed FOLDER HOST [IP…]`: make the serving certificate in a process of its own.
+
+The library that makes certificates costs 15 MiB, which an agent that made one once would carry for ever.
+"""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pykubelet.kit.clock import SystemClock
+from pykubelet.model.errors import PykubeletError
+
+LIMIT_SECONDS = 30
+
+
+def ensure_self_signed(folder: Path, host: str, ips: Sequence[str]) -> tuple[Path, Path]:
+    """`kubelet.crt` and `kubelet.key` in the folder, made when they are missing or of no use. Blocks for a moment."""
+    certificate, key = folder / "kubelet.crt", folder / "kubelet.key"
+    if not _usable(certificate, key):
+        command = [sys.executable, "-m", __name__, str(folder), host, *ips]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+        if done.returncode != 0:
+            said = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+            raise PykubeletError(f"the serving certificate {certificate} could not be made: {said[0]}")
+    return certificate, key
+
+
+def _usable(certificate: Path, key: Path) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError:  # ssl.SSLError is one, too
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    from pykubelet.certs.serving import self_signed_files
+
+    self_signed_files(Path(sys.argv[1]), sys.argv[2], sys.argv[3:], SystemClock())
