@@ -60,9 +60,9 @@ def test_alone_the_https_server_stays_off(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_where_the_certificate_is(tmp_path: Path) -> None:
     clock = SystemClock()
-    given = serving_files(settings(tmp_path, tls_cert_file="/a", tls_private_key_file="/b"), "node", (), clock)()
+    given = serving_files(settings(tmp_path, tls_cert_file="/a", tls_private_key_file="/b"), "node", ())()
     assert given is not None and (str(given.certificate), str(given.key)) == ("/a", "/b")
-    waiting = serving_files(settings(tmp_path, server_tls_bootstrap=True), "node", (), clock)
+    waiting = serving_files(settings(tmp_path, server_tls_bootstrap=True), "node", ())
     assert waiting() is None
     (tmp_path / "kubelet-server-current.pem").touch()
     found = waiting()
@@ -75,7 +75,7 @@ async def test_a_self_signed_certificate_serves(tmp_path: Path) -> None:
     world.reviewer.tokens = {"t": "ada"}
     world.reviewer.everything = {"ada"}
     folder = tmp_path / "pki"
-    find = serving_files(settings(folder), "node", ("127.0.0.1",), SystemClock())
+    find = serving_files(settings(folder), "node", ("127.0.0.1",))
     assert not folder.exists()
     server = world.server(serving=find, settings=replace(world.settings))
     async with serving(server) as port:
