@@ -59,7 +59,6 @@ def test_alone_the_https_server_stays_off(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_where_the_certificate_is(tmp_path: Path) -> None:
-    clock = SystemClock()
     given = serving_files(settings(tmp_path, tls_cert_file="/a", tls_private_key_file="/b"), "node", ())()
     assert given is not None and (str(given.certificate), str(given.key)) == ("/a", "/b")
     waiting = serving_files(settings(tmp_path, server_tls_bootstrap=True), "node", ())
