@@ -26,7 +26,7 @@ lint:
 
 check: ## quick: format, lint, types, layers, unit and scenario tests (no root needed)
 	@$(MAKE) --no-print-directory lint
-	@$(PYTEST) -q -m "not node and not cluster" tests/unit tests/scenarios tests/contracts tests/test_layers.py
+	@$(PYTEST) -q -n 2 -m "not node and not cluster" tests/unit tests/scenarios tests/contracts tests/test_layers.py
 
 fix: ## format and mend what ruff can mend
 	@.venv/bin/ruff format --quiet .
