@@ -8,13 +8,10 @@ Does not cover: its configuration (provider_config.py), the order among other lo
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +26,7 @@ from pykubelet.images.provider_config import ProviderSpec, TokenAttributes
 from pykubelet.images.sharing import SharedCalls
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.programs import run_program
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import namespace_of, readable
 
@@ -278,31 +276,16 @@ def _read_auth(value: object) -> dict[str, Entry]:
 
 
 class HostPrograms:
-    """Runs programs as processes of their own session, so that nothing they started outlives the time limit."""
+    """Runs the programs of the plugin folder on this machine."""
 
     async def run(self, command: Sequence[str], *, env: Mapping[str, str], stdin: bytes, seconds: float) -> bytes:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                env={**os.environ, **env},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise PluginProblem(f"{command[0]} cannot be run: {error.strerror or error}") from None
-        try:
-            async with asyncio.timeout(seconds):
-                printed, complaint = await process.communicate(stdin)
+            finished = await run_program(command, env={**os.environ, **env}, stdin=stdin, seconds=seconds)
         except TimeoutError:
             raise PluginProblem(f"{command[0]} did not answer within {seconds:g} s") from None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        if process.returncode != 0:
-            said = complaint.decode(errors="replace").strip()[-SHOWN_OF_STDERR:]
-            raise PluginProblem(f"{command[0]} ended with status {process.returncode}: {said}")
-        return printed
+        except OSError as error:
+            raise PluginProblem(f"{command[0]} cannot be run: {error.strerror or error}") from None
+        if finished.status != 0:
+            said = finished.complaint(SHOWN_OF_STDERR)
+            raise PluginProblem(f"{command[0]} ended with status {finished.status}: {said}")
+        return finished.out

@@ -158,7 +158,7 @@ class PrivateContainerd:
             os.close(self._lock)
             self._lock = None
 
-    async def ctr(self, *words: str, stdin: bytes | None = None, within: float = 60.0) -> str:
+    async def ctr(self, *words: str, stdin: bytes = b"", within: float = 60.0) -> str:
         """Run containerd's own client in the namespace that the CRI uses."""
         command = [str(self._programs.ctr), "-a", str(self.layout.socket), "-n", NAMESPACE, *words]
         return (await run(command, stdin=stdin, within=within))[1]

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from pykubelet.kit.programs import run_program
 from pykubelet.standalone.errors import StandaloneError
 
 
 async def run(
     command: Sequence[str | Path],
     *,
-    stdin: bytes | None = None,
+    stdin: bytes = b"",
     within: float = 60.0,
     check: bool = True,
 ) -> tuple[int, str]:
     """Run to the end; give the exit status and stdout. With `check` a failure raises with the program's own words."""
     words = [str(word) for word in command]
     try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-    except OSError as error:
-        raise StandaloneError(f"{words[0]}: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(within):
-            out, err = await process.communicate(stdin)
+        finished = await run_program(words, stdin=stdin, seconds=within)
     except TimeoutError as error:
         raise StandaloneError(f"{' '.join(words)}: not finished after {within:g} s") from error
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    status = process.returncode or 0
-    if check and status != 0:
-        said = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
-        raise StandaloneError(f"{' '.join(words)}: exit status {status}: {said}")
-    return status, out.decode(errors="replace")
+    except OSError as error:
+        raise StandaloneError(f"{words[0]}: {error.strerror}") from error
+    if check and finished.status != 0:
+        raise StandaloneError(f"{' '.join(words)}: exit status {finished.status}: {finished.complaint()}")
+    return finished.status, finished.out.decode(errors="replace")

@@ -18,6 +18,7 @@ from pykubelet.api.codec import encode_json
 from pykubelet.api.times import TimeError, parse_nano_time
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, KubeconfigError
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.programs import run_program
 
 TIME_LIMIT = 60.0
 """Seconds a plugin may take; upstream waits for ever, but a hung one must not hang the node."""
@@ -60,30 +61,15 @@ class ExecPlugin:
     async def _ask(self) -> ExecCredential:
         environment = {**os.environ, **dict(self._entry.env), "KUBERNETES_EXEC_INFO": self._request()}
         try:
-            process = await asyncio.create_subprocess_exec(
-                self._entry.command,
-                *self._entry.args,
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
+            finished = await run_program([self._entry.command, *self._entry.args], env=environment, seconds=TIME_LIMIT)
+        except TimeoutError:
+            raise KubeconfigError(f"{self._what}: no answer within {TIME_LIMIT:g} s") from None
         except OSError as error:
             hint = f"; {self._entry.install_hint}" if self._entry.install_hint else ""
             raise KubeconfigError(f"{self._what}: {error.strerror or error}{hint}") from None
-        try:
-            async with asyncio.timeout(TIME_LIMIT):
-                printed, complaint = await process.communicate()
-        except TimeoutError:
-            raise KubeconfigError(f"{self._what}: no answer within {TIME_LIMIT:g} s") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode != 0:
-            said = complaint.decode(errors="replace").strip()[-500:]
-            raise KubeconfigError(f"{self._what}: exit status {process.returncode}: {said}")
-        return self._read(printed)
+        if finished.status != 0:
+            raise KubeconfigError(f"{self._what}: exit status {finished.status}: {finished.complaint()}")
+        return self._read(finished.out)
 
     def _request(self) -> str:
         spec: dict[str, Any] = {"interactive": False}
