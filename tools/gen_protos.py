@@ -26,16 +26,16 @@ MODULES = {
     "cri": "cri-v1.tsv",
     "containerd_events": "containerd-events.tsv",
     "containerd_events_service": "containerd-events-service-v1.tsv",
-}
-"""Stub module -> table, for what is committed."""
-
-LATER = {
     "csi": "csi-v1.tsv",
     "deviceplugin": "deviceplugin-v1beta1.tsv",
     "dra_health_v1alpha1": "dra-health-v1alpha1.tsv",
     "dra_v1": "dra-v1.tsv",
     "dra_v1beta1": "dra-v1beta1.tsv",
     "pluginregistration": "pluginregistration-v1.tsv",
+}
+"""Stub module -> table, for what is committed."""
+
+LATER = {
     "podresources_v1": "podresources-v1.tsv",
     "podresources_v1alpha1": "podresources-v1alpha1.tsv",
     "pods_v1alpha1": "pods-v1alpha1.tsv",

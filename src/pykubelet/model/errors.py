@@ -56,6 +56,18 @@ class ExecTimedOut(CriError):
     """A command run inside a container did not finish in its time."""
 
 
+class PluginError(PykubeletError):
+    """A plugin refused or failed a call, or could not be reached. `words` are the plugin's own."""
+
+    def __init__(self, words: str, *, code: str, call: str, socket: str) -> None:
+        super().__init__(f"{call} at {socket}: {words} ({code})")
+        self.words = words
+        self.code = code
+        """The gRPC code's name, such as DEADLINE_EXCEEDED."""
+        self.call = call
+        self.socket = socket
+
+
 class IllegalMove(PykubeletError):
     """A lifecycle was asked for a transition its table does not have; a bug, shown with its story."""
 

@@ -38,7 +38,7 @@ CallObserver = Callable[[str, float, CriError | None], None]
 
 MAX_RECEIVE_BYTES = 16 * 1024 * 1024
 
-_OPTIONS: Sequence[tuple[str, Any]] = (
+CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -82,7 +82,7 @@ def translate(error: grpc.aio.AioRpcError) -> CriError:
     return _ERRORS.get(error.code(), CriError)(details)
 
 
-async def _cancelled(call: Any) -> None:
+async def let_go(call: Any) -> None:
     """End a stream that was left early, and wait until grpc has let go of it.
 
     grpc counts the call as done at once, but a task of its own waits on for the word of its thread; if the
@@ -104,7 +104,7 @@ class Connection:
         self.endpoint = endpoint
         self._clock = clock
         self._observe = observe
-        self._channel = grpc.aio.insecure_channel(target_of(endpoint), options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(target_of(endpoint), options=CHANNEL_OPTIONS)
         self._methods: dict[str, Any] = {}
 
     async def close(self) -> None:
@@ -159,7 +159,7 @@ class Connection:
             failure = translate(error)
             raise failure from error
         finally:
-            await _cancelled(call)
+            await let_go(call)
             self._done(rpc.verb, started, failure)
 
     def _done(self, verb: str, started: float, failure: CriError | None) -> None:

@@ -1,0 +1,216 @@
+"""Plugins come and go by their sockets: each is asked who it is, checked, registered, and told so.
+
+Every socket has a task of its own that brings what is registered in line with what is there, with its own
+back-off: a plugin that hangs or talks nonsense delays nobody. What registering means is for the handler of its
+type (devices, dynamic resources, storage). Socket names carry no meaning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.clients.plugins.port import PluginInfo, Registrations
+from pykubelet.kit.backoff import Backoff
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.errors import PluginError, PykubeletError
+from pykubelet.plugins.sockets import Identity, OpenSocketWatch, open_tree_watch
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY = 0.5
+LAST_RETRY = 122.0
+LOOK_AGAIN = 60.0
+"""Seconds between looks at the folder when the kernel told of nothing."""
+
+
+class PluginRefused(PykubeletError):
+    """A handler does not take this plugin; the plugin is told why."""
+
+
+class PluginHandler(Protocol):
+    """What one type of plugin means. Any PykubeletError refuses; the plugin is told the text and tried again."""
+
+    async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
+        """Check it and take it into use."""
+        ...
+
+    async def deregister(self, name: str, endpoint: Path) -> None:
+        """Its socket is gone or belongs to a new plugin. May not fail."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginState:
+    """What a person may want to know of one socket."""
+
+    socket: Path
+    type: str = ""
+    name: str = ""
+    problem: str = ""
+    """Why it is not in use; empty when it is."""
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class _Plugin:
+    """One socket: what is wanted and what is registered."""
+
+    socket: Path
+    wanted: Identity | None
+    woken: Signal = field(default_factory=Signal)
+    registered: tuple[Identity, PluginInfo] | None = None
+    state: PluginState | None = None
+
+    def want(self, identity: Identity | None) -> None:
+        if identity != self.wanted:
+            self.wanted = identity
+            self.woken.set()
+
+
+class PluginManager:
+    name = "plugin manager"
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        registrations: Registrations,
+        handlers: Mapping[str, PluginHandler],
+        clock: Clock,
+        metrics: Registry,
+        may_start: Callable[[], bool] = lambda: True,
+        open_watch: OpenSocketWatch = open_tree_watch,
+    ) -> None:
+        self._folder = folder
+        self._registrations = registrations
+        self._handlers = handlers
+        self._clock = clock
+        self._may_start = may_start
+        self._open_watch = open_watch
+        self._plugins: dict[Path, _Plugin] = {}
+        self._woken = Signal()
+        total = metrics.gauge(
+            "plugin_manager_total_plugins",
+            "Plugins by socket, in the desired and in the actual state of the world",
+            labels=("socket_path", "state"),
+        )
+        metrics.on_scrape(lambda: total.replace(self._series()))
+
+    def states(self) -> list[PluginState]:
+        """All sockets, those in trouble with their reason."""
+        return [
+            plugin.state or PluginState(socket=path, problem="not asked yet") for path, plugin in self._plugins.items()
+        ]
+
+    def soon(self) -> None:
+        """Look again: whatever kept us from starting may be over."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        while not self._may_start():
+            await self._woken.wait(1.0)
+        watch = self._open_watch(self._folder)
+        try:
+            async with TaskSet("plugins") as tasks:
+                while True:
+                    self._compare(watch.sockets(), tasks)
+                    await watch.wait(LOOK_AGAIN)
+        finally:
+            watch.close()
+
+    def _compare(self, sockets: Mapping[Path, Identity], tasks: TaskSet) -> None:
+        for path, plugin in self._plugins.items():
+            if path not in sockets:
+                plugin.want(None)
+        for path, identity in sockets.items():
+            known = self._plugins.get(path)
+            if known is not None:
+                known.want(identity)
+            else:
+                new = self._plugins[path] = _Plugin(path, identity)
+                tasks.spawn(self._live(new), name=f"plugin {path.name}")
+
+    async def _live(self, plugin: _Plugin) -> None:
+        backoff = Backoff(initial=FIRST_RETRY, maximum=LAST_RETRY)
+        tried: Identity | None = None
+        while True:
+            wanted = plugin.wanted
+            if plugin.registered is not None and plugin.registered[0] != wanted:
+                await self._deregister(plugin)
+                continue  # it took a while: what is wanted may have changed
+            if wanted is None:
+                del self._plugins[plugin.socket]
+                return
+            if wanted != tried:
+                tried = wanted
+                backoff.reset()
+            wait: float | None = None
+            if plugin.registered is None and not await self._register(plugin, wanted, backoff.failures):
+                wait = backoff.next()
+            await plugin.woken.wait(wait)
+
+    async def _register(self, plugin: _Plugin, identity: Identity, failures: int) -> bool:
+        info: PluginInfo | None = None
+        try:
+            info = await self._registrations.info(plugin.socket)
+            handler = self._handlers.get(info.type)
+            if handler is None:
+                known = ", ".join(sorted(self._handlers)) or "none"
+                raise PluginRefused(f'no handler registered for plugin type "{info.type}" (known: {known})')
+            await handler.register(info.name, self._endpoint(plugin, info), info.versions)
+        except PykubeletError as error:
+            await self._refused(plugin, info, error, failures)
+            return False
+        plugin.registered = (identity, info)
+        plugin.state = PluginState(socket=plugin.socket, type=info.type, name=info.name)
+        logger.info("plugin registered", extra={"type": info.type, "plugin": info.name, "socket": str(plugin.socket)})
+        try:
+            await self._registrations.notify(plugin.socket, None)
+        except PluginError as error:
+            # It is in use all the same: only its own picture of that is missing.
+            logger.warning("plugin not told of its registration", extra={"plugin": info.name, "problem": str(error)})
+        return True
+
+    async def _refused(self, plugin: _Plugin, info: PluginInfo | None, error: PykubeletError, failures: int) -> None:
+        state = PluginState(
+            socket=plugin.socket,
+            type=info.type if info else "",
+            name=info.name if info else "",
+            problem=str(error),
+            failures=failures + 1,
+        )
+        if plugin.state is None or plugin.state.problem != state.problem:
+            logger.warning("plugin not registered", extra={"socket": str(plugin.socket), "problem": str(error)})
+        plugin.state = state
+        if info is None:
+            return  # it did not answer the first question; it will not hear the answer either
+        try:
+            await self._registrations.notify(plugin.socket, str(error))
+        except PluginError as silent:
+            logger.debug("refused plugin not told", extra={"socket": str(plugin.socket), "problem": str(silent)})
+
+    async def _deregister(self, plugin: _Plugin) -> None:
+        if plugin.registered is None:
+            return
+        info, plugin.registered = plugin.registered[1], None
+        logger.info("plugin gone", extra={"type": info.type, "plugin": info.name, "socket": str(plugin.socket)})
+        await self._handlers[info.type].deregister(info.name, self._endpoint(plugin, info))
+
+    def _endpoint(self, plugin: _Plugin, info: PluginInfo) -> Path:
+        return Path(info.endpoint) if info.endpoint else plugin.socket
+
+    def _series(self) -> dict[tuple[str, ...], float]:
+        series: dict[tuple[str, ...], float] = {}
+        for path, plugin in self._plugins.items():
+            if plugin.wanted is not None:
+                series[(str(path), "desired_state_of_world")] = 1
+            if plugin.registered is not None:
+                series[(str(path), "actual_state_of_world")] = 1
+        return series
