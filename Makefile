@@ -4,7 +4,11 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 EXAMPLE ?= examples/hello.yaml
 
-.PHONY: run test check fix bench proto types docs setup clean
+AGENT ?= pykubelet
+RUNTIME ?= 1.6
+FOCUS ?=
+
+.PHONY: run test check fix bench conformance proto types docs setup clean
 
 run: ## set up, then run the example pod in the foreground until Ctrl-C
 	@tools/setup.sh run
@@ -35,7 +39,17 @@ fix: ## format and mend what ruff can mend
 bench: ## measure against the bare runtime and the Go kubelet; see docs/performance.md
 	@tools/setup.sh test
 	@$(PYTHON) -m bench
+	@$(PYTHON) -m bench.probes
 	@$(PYTHON) -m bench.api_path
+	@$(PYTHON) -m bench.volumes
+	@$(PYTHON) -m bench.streams
+	@$(PYTHON) -m bench.standalone
+	@$(PYTHON) -m bench.eviction
+	@$(PYTHON) -m bench.stats_cost
+
+conformance: ## Kubernetes' own node tests; AGENT=pykubelet|go, RUNTIME=1.6|2, FOCUS=part of names; see docs/conformance.md
+	@tools/setup.sh test
+	@$(PYTHON) -m conformance --agent=$(AGENT) --runtime=$(RUNTIME) --focus='$(FOCUS)'
 
 proto: ## generate the gRPC stubs anew
 	@$(PYTHON) tools/gen_protos.py

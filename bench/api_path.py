@@ -67,15 +67,16 @@ def measure(cluster: Cluster, containerd: BedContainerd, folder: Path, *, pods: 
     """Figures by agent: `go` and `pykubelet`."""
     found = {}
     for name, kind in (("go", GoAgent), ("pykubelet", BedAgent)):
-        with _agent(kind, name, cluster, containerd, folder / name) as (agent, shown):
+        with joined_agent(kind, name, cluster, containerd, folder / name) as (agent, shown):
             found[name] = _pods(cluster, agent, shown, pods)
     return found
 
 
 @contextmanager
-def _agent(
+def joined_agent(
     kind: type[BedAgent], name: str, cluster: Cluster, containerd: BedContainerd, folder: Path
 ) -> Iterator[tuple[BedAgent, Watching]]:
+    """One agent, a ready node of the cluster, and a view of all pods; nothing is left of it afterwards."""
     groups = CgroupTree(f"/pklapi-{os.getpid()}")
     groups.make()
     node = f"bench-{name}"
@@ -122,14 +123,14 @@ def _one(cluster: Cluster, agent: BedAgent, shown: Watching, name: str) -> tuple
     """When one pod was bound, ran, and was shown running; nanoseconds of the wall clock."""
     offset = time.time_ns() - int(time.monotonic() * 1e9)
     cluster.apply(_manifest(name, agent.node))
-    shown.wait(f"{name} running", lambda found: _phase(found, name) == "Running", 60)
+    shown.wait(f"{name} running", lambda found: phase_of(found, name) == "Running", 60)
     states = [seen for seen in shown.history if seen.object["metadata"]["name"] == name]
     bound = states[0].at
     visible = next(seen.at for seen in states if seen.object["status"].get("phase") == "Running")
-    return int(bound * 1e9) + offset, _first_line(agent, name), int(visible * 1e9) + offset
+    return int(bound * 1e9) + offset, first_line(agent, name), int(visible * 1e9) + offset
 
 
-def _first_line(agent: BedAgent, name: str) -> int:
+def first_line(agent: BedAgent, name: str) -> int:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         for path in agent.pod_logs.glob(f"default_{name}_*/app/0.log"):
@@ -145,7 +146,7 @@ def _manifest(name: str, node: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def _phase(found: Objects, name: str) -> str:
+def phase_of(found: Objects, name: str) -> str:
     return str(found.get(f"default/{name}", {}).get("status", {}).get("phase", ""))
 
 

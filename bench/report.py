@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +44,8 @@ class Budget:
     title: str
     show: Callable[[float], str]
     limits: tuple[Limit, ...] = ()
+    either: bool = False
+    """One of the limits is enough."""
 
 
 def seconds(value: float) -> str:
@@ -97,10 +99,10 @@ class Row:
         return {True: "pass", False: "FAIL", None: "–"}[self.verdict]
 
 
-def judge(results: Mapping[str, Figures]) -> list[Row]:
+def judge(results: Mapping[str, Figures], budgets: Sequence[Budget] = BUDGETS) -> list[Row]:
     """One row for each figure that somebody has."""
     rows = []
-    for budget in BUDGETS:
+    for budget in budgets:
         values = {name: f.values[budget.figure] for name, f in results.items() if budget.figure in f.values}
         if values:
             rows.append(_row(budget, values))
@@ -119,9 +121,13 @@ def _row(budget: Budget, values: Mapping[str, float]) -> Row:
             rules.append(f"{sign} {budget.show(limit.factor)}")
         if own is not None and yardstick is not None:
             verdicts.append(limit.holds(own, yardstick))
-    complete = verdicts and len(verdicts) == len(budget.limits)
-    verdict = False if False in verdicts else True if complete else None
-    return Row(budget, {name: budget.show(value) for name, value in values.items()}, ", ".join(rules), verdict)
+    complete = bool(verdicts) and len(verdicts) == len(budget.limits)
+    if budget.either:
+        verdict = True if True in verdicts else False if complete else None
+    else:
+        verdict = False if False in verdicts else True if complete else None
+    joint = " or " if budget.either else ", "
+    return Row(budget, {name: budget.show(value) for name, value in values.items()}, joint.join(rules), verdict)
 
 
 def text_table(rows: list[Row]) -> str:
@@ -155,14 +161,14 @@ def containerd_version(program: Path) -> str:
     return next((word for word in said.split() if word[:1].isdigit() or word[:2] in ("v1", "v2")), said.strip())
 
 
-def write_json(results: Mapping[str, Figures], where: Mapping[str, Any], rows: list[Row]) -> None:
-    RESULTS.parent.mkdir(exist_ok=True)
+def write_json(results: Mapping[str, Figures], where: Mapping[str, Any], rows: list[Row], path: Path = RESULTS) -> None:
+    path.parent.mkdir(exist_ok=True)
     content = {
         "machine": where,
         "subjects": {name: figures.as_json() for name, figures in results.items()},
         "verdicts": {row.budget.figure: row.verdict for row in rows},
     }
-    RESULTS.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def markdown(rows: list[Row], where: Mapping[str, Any]) -> str:
@@ -180,11 +186,12 @@ def markdown(rows: list[Row], where: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def update_document(text: str, path: Path = DOCUMENT) -> None:
+def update_document(text: str, path: Path = DOCUMENT, marks: tuple[str, str] = (BEGIN, END)) -> None:
     """Put the table between the marks of docs/performance.md."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    begin, end = marks
+    before, _, rest = path.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def _read(path: str) -> list[str]:

@@ -24,9 +24,16 @@ from tests.bed.cgroups import CgroupTree, cgroup_mounts
 from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.machine import read_machine
+from pykubelet.clients.host.memory_alarms import KernelMemoryAlarms
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
+from pykubelet.eviction.board import PressureBoard
+from pykubelet.eviction.manager import EvictionManager, EvictionRules
+from pykubelet.eviction.pace import SHORTEST
+from pykubelet.eviction.signals import ALLOCATABLE, MEMORY
+from pykubelet.eviction.storage import StorageLimits
 from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_names import parent_for_runtime
 from pykubelet.model.figures import NetworkFigures
 from pykubelet.model.runtime_status import (
@@ -37,6 +44,8 @@ from pykubelet.model.runtime_status import (
     PodRuntimeStatus,
     SandboxStatus,
 )
+from pykubelet.settings.schema_resources import EvictionSettings
+from pykubelet.settings.thresholds import eviction_thresholds
 from pykubelet.stats.inventory import GroupNames
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.signals import EvictionFigures
@@ -45,6 +54,10 @@ from pykubelet.wire import cri_pb2
 
 ROUNDS = 12
 SCRAPE_EVERY = 10.0
+LOOK = "eviction look"
+LIMITS = "disk limits of all pods"
+WATCH_BUDGET = 0.5
+"""Percent of a core, with 100 pods."""
 
 
 class ManyPods:
@@ -206,8 +219,48 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     costs["metrics/cadvisor gzip"], _ = await measured(zipped)
     costs["eviction signals"], _ = await measured(signals.node)
     costs["eviction ranking"], _ = await measured(lambda: signals.pods(disks=True))
+    costs[LOOK], _ = await measured(_watcher(many, signals, clock).look)
+    costs[LIMITS], _ = await measured(lambda: signals.files(many.uids()))
     print(f"{count} pods, {len(text.splitlines())} cadvisor lines, {len(text) / 1e6:.1f} MB")
     return costs
+
+
+class Nobody:
+    """No volumes, and nobody who would be evicted."""
+
+    async def usage(self, pod: Pod, /) -> Sequence[Any]:
+        return ()
+
+    async def evict(self, pod: Pod, order: object) -> None:
+        raise AssertionError("nothing is short here")
+
+    async def cleaned_up(self, pod: Pod, *, within: float) -> bool:
+        return True
+
+    def is_leaving(self, pod: Pod) -> bool:
+        return False
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None: ...
+
+    def node_event(self, kind: str, reason: str, message: str) -> None: ...
+
+
+def _watcher(many: ManyPods, signals: EvictionFigures, clock: SystemClock) -> EvictionManager:
+    """Eviction with the default thresholds; what it does when nothing is short."""
+    nobody = Nobody()
+    return EvictionManager(
+        figures=signals,
+        storage=StorageLimits(volumes=nobody, uses=signals, clock=clock, period=0.0),
+        active=many.pods,
+        evictor=nobody,
+        reclaimers={},
+        board=PressureBoard(),
+        alarms=KernelMemoryAlarms(),
+        rules=EvictionRules(thresholds=eviction_thresholds(EvictionSettings()), groups={MEMORY: "/", ALLOCATABLE: "/"}),
+        events=nobody,
+        clock=clock,
+        metrics=Registry(),
+    )
 
 
 def main() -> None:
@@ -221,6 +274,10 @@ def main() -> None:
         tree.remove(within=60.0)
     for what, milliseconds in costs.items():
         print(f"{what:24s} {milliseconds:8.2f} ms  {milliseconds / SCRAPE_EVERY / 10:6.3f} % of a core")
+    watching = (costs[LOOK] / SHORTEST + costs[LIMITS] / SCRAPE_EVERY) / 10
+    print(f"watching at its busiest (a look every {SHORTEST:g} s, disk limits every 10 s): {watching:.3f} % of a core")
+    if watching > WATCH_BUDGET:
+        raise SystemExit(f"more than {WATCH_BUDGET:g} % of a core")
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ def containerd() -> Iterator[BedContainerd]:
 
 @pytest.fixture(scope="session")
 def containerd2() -> Iterator[BedContainerd]:
-    """The same with containerd 2.x, built on first use."""
+    """The same with containerd 2.x and the runc of its time, built on first use."""
     from tests.bed.cluster import go_programs
     from tests.bed.runtime import running_containerd
 
-    with running_containerd(go_programs("containerd2")) as running:
+    with running_containerd(go_programs("containerd2"), runc=go_programs("runc") / "runc") as running:
         yield running
 
 

@@ -16,6 +16,7 @@ from pykubelet.api.defaults import default_pod
 from pykubelet.api.manifest import static_pod_defaults
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.app import Node, assemble, live
+from pykubelet.clients.dbus.port import Logind
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
@@ -25,11 +26,12 @@ from pykubelet.model.http import HttpAnswer, HttpRequest
 from pykubelet.model.pod import Source, name_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, SandboxState
 from pykubelet.pleg.events import EventSource
+from pykubelet.resources.cgroups import Slices
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.node_flags import IPAddress
 from pykubelet.sources.url import Fetched
 from pykubelet.wiring.cluster import ClusterEdges
-from pykubelet.wiring.edges import Edges
+from pykubelet.wiring.edges import Edges, GuardEdges
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_kube import FakeKube
@@ -86,6 +88,9 @@ class NodeHarness:
         self.cri = FakeCri(self.clock, images=[IMAGE])
         self.cgroups = FakeCgroups()
         self.mounts = FakeMounts()
+        self.machine = MACHINE
+        self.logind: Logind | None = None
+        self.slices: Slices | None = None
         self.paths = NodePaths(
             root=folder / "kubelet", pod_logs=folder / "log" / "pods", container_logs=folder / "log" / "containers"
         )
@@ -98,6 +103,8 @@ class NodeHarness:
         self.settings = loaded.settings
         self.wanted: dict[str, Pod] = {}
         self.kube: FakeKube | None = FakeKube(self.clock) if cluster else None
+        self.guard: GuardEdges | None = None
+        """Set before the start, the node watches itself."""
         self._node: Node | None = None
         self._stack = AsyncExitStack()
 
@@ -117,11 +124,14 @@ class NodeHarness:
             paths=self.paths,
             cgroups=self.cgroups,
             mounts=self.mounts,
-            machine=MACHINE,
+            machine=self.machine,
+            logind=self.logind,
+            slices=self.slices,
             network=DeafNetwork(),
             fetch=no_fetch,
             event_sources=[EventSource(name="fake", open=self.cri.container_events)],
             cluster=self._cluster_edges(),
+            guard=self.guard,
         )
         self._node = assemble(self.settings, edges)
         # The file source is replaced by `deliver`: inotify has no place in jumping time.

@@ -19,10 +19,17 @@ MANAGERS = frozenset(
         "status",
         "volumes",
         "resources",
+        "pinning",
         "node",
         "explain",
         "certs",
         "stats",
+        "shutdown",
+        "eviction",
+        "oom",
+        "plugins",
+        "devices",
+        "dra",
     }
 )
 LAYERS: list[frozenset[str]] = [

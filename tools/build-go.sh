@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build the Go programs that tests need, once, into a cache outside the tree.
 #
-#   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | crictl
+#   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | runc | crictl | metricsserver | e2e | plugins
 #
 # The last line on stdout is the folder that holds the programs; everything else goes to stderr. With --print nothing is
 # built: the folder is named when it is there and up to date, otherwise the exit status is 1.
@@ -17,6 +17,9 @@ die() { say "$*"; exit 1; }
 target=${1:-}
 mode=${2:-build}
 flags="-s -w"
+cgo=0
+tags=""
+tests=""  # packages whose tests become programs, named after the package
 case $target in
   controlplane)
     version=v1.36.4
@@ -32,17 +35,45 @@ case $target in
     packages=$(printf 'github.com/containerd/containerd/v2/cmd/%s ' $programs)
     flags+=" -X github.com/containerd/containerd/v2/version.Version=$version"
     hint="about 1 minute on 2 cores" ;;
+  runc)
+    version=v1.3.4
+    programs="runc"
+    packages=github.com/opencontainers/runc
+    cgo=1  # it enters namespaces before Go's runtime starts threads, and filters system calls by libseccomp
+    tags=seccomp
+    hint="about half a minute on 2 cores" ;;
   crictl)
     version=v1.36.0
     programs="crictl"
     packages=sigs.k8s.io/cri-tools/cmd/crictl
     flags+=" -X sigs.k8s.io/cri-tools/pkg/version.Version=$version"
     hint="about half a minute on 2 cores" ;;
-  *) die "usage: tools/build-go.sh controlplane|containerd2|crictl [--print]" ;;
+  metricsserver)
+    version=v0.9.0
+    programs="metrics-server"
+    packages=sigs.k8s.io/metrics-server/cmd/metrics-server
+    hint="about 1 minute on 2 cores" ;;
+  e2e)
+    version=v1.36.4
+    programs="e2e.test ginkgo agnhost nonewprivs sh"
+    packages="github.com/onsi/ginkgo/v2/ginkgo k8s.io/kubernetes/test/images/agnhost"
+    packages+=" k8s.io/kubernetes/test/images/nonewprivs ./sh"
+    tests=k8s.io/kubernetes/test/e2e
+    for base in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+      flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
+    done
+    hint="about 6 minutes on 2 cores" ;;
+  plugins)
+    version=v1.36.4
+    programs="sample-device-plugin test-driver csi-sanity csimock"
+    packages="k8s.io/kubernetes/test/images/sample-device-plugin k8s.io/kubernetes/test/e2e/dra/test-driver"
+    packages+=" github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity ./csimock"
+    hint="about 2 minutes on 2 cores" ;;
+  *) die "usage: tools/build-go.sh controlplane|containerd2|runc|crictl|metricsserver|e2e|plugins [--print]" ;;
 esac
 
 sources=$root/tests/$target
-key=$({ echo "$version $packages $flags"; cat "$sources/go.mod" "$sources/go.sum"; } | sha256sum | cut -c1-12)
+key=$({ echo "$version $packages$tests $flags"; cat "$sources"/go.{mod,sum} $(compgen -G "$sources/*/*.go" || true); } | sha256sum | cut -c1-12)
 home=$cache/$target-$version
 stamp=$home/stamp
 if [ "$(cat "$stamp" 2>/dev/null || true)" = "$key" ]; then
@@ -92,7 +123,9 @@ say "building $target $version with $("$go" env GOVERSION) ($hint)"
 new=$home.new
 rm -rf "$new"
 mkdir -p "$new/bin"
-( cd "$sources" && CGO_ENABLED=0 nice -n 10 "$go" build -mod=readonly -trimpath -ldflags "$flags" -o "$new/bin/" $packages ) >&2 \
+export CGO_ENABLED=$cgo
+( cd "$sources" && nice -n 10 "$go" build -mod=readonly -trimpath -tags "$tags" -ldflags "$flags" -o "$new/bin/" $packages ) >&2 \
+  && { [ -z "$tests" ] || ( cd "$sources" && nice -n 10 "$go" test -c -vet=off -mod=readonly -trimpath -ldflags "$flags" -o "$new/bin/" $tests ) >&2; } \
   || die "$target $version could not be built, see the lines above"
 for program in $programs; do
   [ -x "$new/bin/$program" ] || die "$program was not built"

@@ -58,6 +58,16 @@ missing_packages() {
   if [ "$purpose" = test ]; then
     has etcd || echo etcd-server
     has docker-registry || echo docker-registry
+    has dbus-daemon || echo dbus-daemon
+    has mkfs.xfs || echo xfsprogs
+    # runc is partly written in C.
+    has gcc || echo gcc libc6-dev
+    has pkg-config || echo pkg-config
+    [ -e /usr/include/seccomp.h ] || echo libseccomp-dev
+    # Programs of the machine that go into the images of Kubernetes' own tests.
+    has curl || echo curl
+    has ip || echo iproute2
+    has nc.openbsd || echo netcat-openbsd
   fi
 }
 
@@ -107,8 +117,8 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$key" ] || ! "$venv/bin/python" -
 fi
 
 if [ "$purpose" = test ]; then
-  for target in controlplane containerd2; do
+  for target in controlplane containerd2 runc metricsserver e2e plugins; do
     "$root/tools/build-go.sh" "$target" >/dev/null || die "tests need $target, which could not be built"
   done
 fi
-say "ready to $purpose"
+say "ready to $purpose after $SECONDS s"

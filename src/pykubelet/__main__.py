@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> int:
+    # gRPC prepares for children that go on using its channels, and complains when it cannot. Ours only run programs.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     arguments = sys.argv[1:]
     if arguments and not arguments[0].startswith("-"):
         # Imported late: the agent must not carry what only people need.

@@ -14,16 +14,15 @@ from dataclasses import dataclass, field, replace
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.events import ApiEvents
-from pykubelet.kit.memory import give_back
+from pykubelet.eviction.board import PressureBoard
+from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
-from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
-from pykubelet.model.pod import AnyContainer
-from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
-from pykubelet.node.addresses import LocalAddresses
-from pykubelet.node.event_fan import EventFan
+from pykubelet.model.results import ProbeResults
+from pykubelet.node.event_fan import AnnotatedSink, EventFan
 from pykubelet.node.local_events import LocalEvents
+from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
 from pykubelet.pods.manager import PodManager
@@ -31,51 +30,52 @@ from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.resources.allocation import POD_TERMINATED
-from pykubelet.runtime.gc import ContainerGc
-from pykubelet.runtime.gc_plan import GcPolicy
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import PodSpecBuilder
-from pykubelet.runtime.spec.collaborators import NodeAddresses
-from pykubelet.runtime.spec.env import literal_env
-from pykubelet.runtime.spec.expand import expand
+from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
+from pykubelet.shutdown.manager import ShutdownManager
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
-from pykubelet.sync.loop import ProbeChanged, RuntimeBack, SyncLoop
+from pykubelet.sync.loop import RuntimeBack, SyncLoop
 from pykubelet.sync.node_facts import node_spec
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_fields import PodFields
+from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
-from pykubelet.volumes.manager import VolumeManager, VolumeRules
+from pykubelet.volumes.manager import VolumeManager
+from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
+from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.cluster import (
     Cluster,
     LocalParts,
     NodeHooks,
-    Seams,
     api_events,
     assemble_cluster,
     standalone_seams,
 )
 from pykubelet.wiring.edges import Edges
-from pykubelet.wiring.local import LocalNeeds, local_service
-from pykubelet.wiring.resources import Surroundings, resource_parts
-from pykubelet.wiring.runtime import RuntimeNeeds, runtime_parts
+from pykubelet.wiring.eviction import GuardNeeds, guard_parts
+from pykubelet.wiring.explaining import explaining
+from pykubelet.wiring.local import LocalNeeds, local_routes
+from pykubelet.wiring.pinning import pinning_parts
+from pykubelet.wiring.plugins import PluginParts, plugin_parts
+from pykubelet.wiring.resources import ActivePods, Surroundings, resource_parts
+from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
+from pykubelet.wiring.shutdown import shutdown_parts
 from pykubelet.wiring.sources import make_sources, source_kinds
+from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
-
-HOUSEKEEPING_PERIOD = 30.0
-"""Seconds between passes when nothing signalled one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +97,10 @@ class Node:
     metrics: Registry
     probes: ProbeManager
     housekeeping: Housekeeping
+    pinning: PinningManager
+    extensions: PluginParts
+    shutdown: ShutdownManager
+    explainer: Explainer
     cluster: Cluster | None = None
     server: NodeServer | None = None
 
@@ -104,10 +108,10 @@ class Node:
 def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri = settings.config, edges.clock, edges.cri
     node_name = settings.node_name(edges.machine.hostname)
-    metrics = Registry()
+    metrics = edges.metrics
     local_events = LocalEvents(clock=clock, node_name=node_name)
     sent_events: ApiEvents | None = None
-    events: EventSink = local_events
+    events: AnnotatedSink = local_events
     if edges.cluster is not None:
         sent_events = api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics)
         events = EventFan(local_events, sent_events)
@@ -118,6 +122,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = PodMux(sources=source_kinds(settings, edges), events=events, clock=clock)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
+    board = PressureBoard()
+    shutdown = shutdown_parts(settings, edges, phases=phases, events=events, metrics=metrics)
     cluster: Cluster | None = None
     if edges.cluster is not None and sent_events is not None:
         parts = LocalParts(
@@ -133,16 +139,45 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             clock=clock,
             metrics=metrics,
         )
-        hooks_of_node = NodeHooks(runtime_problems=lambda: pleg_problems(pleg))
+        hooks_of_node = NodeHooks(
+            pressures=board.held,
+            runtime_problems=pleg.problems,
+            other_problems=shutdown.manager.problems,
+            volumes_in_use=lambda: volumes.volumes_in_use(),
+            devices=lambda: extensions.amounts(),
+            reset_extended=lambda: extensions.has_no_history(),
+        )
         cluster = assemble_cluster(settings, edges.cluster, parts, hooks_of_node)
     seams = cluster.seams if cluster is not None else standalone_seams()
-    spec = node_spec(settings, edges.machine, edges.paths, cgroup_driver=edges.cgroup_driver)
+    spec = node_spec(
+        settings,
+        edges.machine,
+        edges.paths,
+        cgroup_driver=edges.cgroup_driver,
+        in_cluster=edges.cluster is not None,
+    )
     image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
         return runtime_state.conditions.supports_recursive_read_only(seams.handlers.handler_now(pod))
 
+    def node_now() -> NodeInfo:
+        known = cluster.node_info(local) if cluster is not None else with_features(local, runtime_state)
+        return extensions.with_devices(known)
+
+    local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
+    extensions = plugin_parts(
+        edges,
+        cluster,
+        node_name=node_name,
+        pods=pods,
+        phases=phases,
+        cache=cache,
+        events=events,
+        sources_ready=mux.all_ready,
+    )
     volumes = VolumeManager(
+        more_plugins=extensions.volumes,
         mounts=edges.mounts,
         paths=edges.paths,
         clock=clock,
@@ -150,17 +185,17 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=recorder,
         metrics=metrics,
         objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
-        rules=VolumeRules(
-            allocatable_memory=lambda: spec.memory_bytes,
-            selinux=spec.selinux,
-            supports_recursive_read_only=recursive_read_only,
-        ),
+        rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
-    local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
+    pinning = pinning_parts(settings, edges, pods=pods, phases=phases, cache=cache, sources_ready=mux.all_ready)
     admission = AdmissionGate(
-        node=lambda: cluster.node_info(local) if cluster is not None else _with_features(local, runtime_state),
+        node=node_now,
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
         apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
+        gates=settings.gates,
+        pressure=board.held,
+        shutting_down=shutdown.is_on,
+        allocator=pinning.allocator,
     )
     held = resource_parts(
         settings,
@@ -169,6 +204,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             cri=cri,
             runtime=runtime_state,
             cgroups=edges.cgroups,
+            slices=edges.slices,
+            machine=edges.machine,
             paths=edges.paths,
             pods=pods,
             phases=phases,
@@ -176,6 +213,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             handlers=seams.handlers,
             sources_ready=mux.all_ready,
             host_ids=edges.host_ids,
+            unthrottled=pinning.manager.has_exclusive_cpus,
             events=events,
             clock=clock,
             metrics=metrics,
@@ -188,8 +226,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         volumes=volumes,
         references=seams.references,
         events=events,
-        addresses=_told_addresses(settings, edges, seams),
+        addresses=told_addresses(settings, edges, seams),
         user_namespaces=held.user_namespaces,
+        devices=pinning.devices(extensions.granted()),
     )
     side = runtime_parts(
         settings,
@@ -219,7 +258,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
         clock=clock,
-        expand_command=expand_literal,
+        expand_command=expand_command,
         started=started,
     )
     maker = PodStatusMaker(
@@ -234,6 +273,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         runtime_name=edges.runtime_name,
         recursive_read_only=recursive_read_only,
+        health=extensions.health,
     )
     steps = PodSync(
         runtime=side.manager,
@@ -253,38 +293,17 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
         clock=clock,
+        claims=extensions.claims,
     )
     workers = PodWorkers(
         phases=phases,
-        steps=steps,
+        steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
         statuses=WorkerStatuses(pleg=pleg, cache=cache),
         recorder=recorder,
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = ContainerGc(
-        cri=cri,
-        remover=side.remover,
-        fate=phases,
-        statuses=cache,
-        sources_ready=mux.all_ready,
-        events=events,
-        clock=clock,
-        pod_logs=edges.paths.pod_logs,
-        container_logs=edges.paths.container_logs,
-        policy=GcPolicy(),
-        busy=phases.any_terminating,
-    )
-    rotation = LogRotation(
-        cri=cri,
-        clock=clock,
-        policy=RotationPolicy(
-            max_bytes=config.container_logs.max_size_bytes,
-            max_files=config.container_logs.max_files,
-            workers=config.container_logs.max_workers,
-            period=config.container_logs.monitor_interval,
-        ),
-    )
+    gc = container_gc(edges, side, phases=phases, cache=cache, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
         pods=pods,
@@ -299,13 +318,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=recorder,
         clock=clock,
         tidy=lambda: housekeeping.soon(),
+        metrics=metrics,
     )
-
-    async def collect_backoff() -> None:
-        side.backoff.collect(clock.now())
-
-    async def return_memory() -> None:
-        give_back()
 
     async def remove_orphan_cgroups() -> None:
         await held.cgroups.remove_orphans({state.uid for state in phases}, still_held=volumes.has_mounts)
@@ -329,23 +343,27 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             held.user_namespaces,
         ],
         chores=[
-            collect_backoff,
+            side.forget,
             remove_orphan_cgroups,
-            return_memory,
+            pinning.sweep,
+            shutdown.sweep,
             *(cluster.chores if cluster is not None else []),
+            *extensions.chores,
         ],
-        period=HOUSEKEEPING_PERIOD,
+        metrics=metrics,
         has_mounts=volumes.has_mounts,
     )
 
     def finished(uid: str) -> None:
         housekeeping.soon()
         gc.collect_pod_soon(uid)
+        pinning.manager.release(uid)
         held.allocations.retry(POD_TERMINATED)
 
     held.allocations.on_change = workers.sync_now
     held.allocations.preempt = loop.preempt
     workers.on_finished = finished
+    workers.on_restart = statuses.begin_anew
     statuses.listen(probes.container_changed)
 
     def object_changed(kind: str, namespace: str, name: str, uids: Sequence[str]) -> None:
@@ -354,11 +372,17 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             workers.retry_now(uid)
 
     volumes.on_mounted = workers.sync_now
+    extensions.join(volumes, workers, pinning.manager, cluster)
     volumes.on_released = lambda uid: housekeeping.soon()
     if cluster is not None:
-        cluster.objects.listen_objects(object_changed)
+        cluster.listen_objects(object_changed)
+        board.on_change = cluster.reporter.soon
     pleg.listen(loop.handle)
-    results.listen(lambda kind, cid, uid, outcome: loop.handle(_probe_changed(kind, cid, uid, outcome)))
+    pleg.listen(count_pods(node_name, edges, pods=pods, phases=phases, cache=cache, recorder=recorder).ended)
+    add_agent_metrics(metrics, settings)
+    pleg.listen(pinning.heard)
+    results.listen(loop.probe_result)
+    shutdown.bind(workers, cluster, edges.cluster.client if edges.cluster is not None else None)
 
     def runtime_back() -> None:
         loop.handle(RuntimeBack())
@@ -367,30 +391,56 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
-        [runtime_state, pleg],
-        [held.allocations, held.cgroups, volumes, workers, probes, gc, side.images.gc, rotation, housekeeping],
-        [loop, *make_sources(settings, edges, mux, events)],
+        [runtime_state, pleg, pinning.manager],
+        [
+            *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
+            *(side.images.gc, log_rotation(settings, edges), housekeeping),
+        ],
+        [loop, *make_sources(settings, edges, mux, events), *extensions.finders],
     ]
+    explainer = explaining(
+        edges,
+        pods=pods,
+        phases=phases,
+        statuses=statuses,
+        workers=workers,
+        recorder=recorder,
+        volumes=volumes,
+        remembered=local_events,
+        events=events,
+        cache=cache,
+        runtime=runtime_state,
+    )
     server: NodeServer | None = None
-    if edges.serve is not None:
-        local_side = local_service(
-            settings,
-            edges,
-            LocalNeeds(
-                pods=pods,
-                phases=phases,
-                statuses=statuses,
-                workers=workers,
-                recorder=recorder,
-                volumes=volumes,
-                events=local_events,
-                cache=cache,
-                runtime=runtime_state,
-                pleg=pleg,
-                stopper=side.stopper,
-                started=started,
-                forgive=side.backoff.forget,
-            ),
+    if edges.guard is not None:
+        guard_needs = GuardNeeds(
+            pods=pods,
+            phases=phases,
+            cache=cache,
+            volumes=volumes,
+            workers=workers,
+            containers=gc,
+            images=side.images.gc,
+            allocations=held.allocations,
+            spec=spec,
+            board=board,
+            events=events,
+            recorder=recorder,
+            metrics=metrics,
+        )
+        guard = guard_parts(settings, edges, edges.guard, guard_needs)
+        services[1].extend(guard.services)
+    if edges.serve is not None and edges.guard is not None:
+        local_needs = LocalNeeds(
+            explainer=explainer,
+            phases=phases,
+            statuses=statuses,
+            events=local_events,
+            runtime=runtime_state,
+            pleg=pleg,
+            stopper=side.stopper,
+            started=started,
+            forgive=side.backoff.forget,
         )
         needs = ServerNeeds(
             pods=pods,
@@ -399,15 +449,17 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             pleg=pleg,
             runtime=runtime_state,
             probes=probes,
-            volumes=volumes,
             metrics=metrics,
-            spec=spec,
+            provider=guard.provider,
+            volume_figures=guard.volumes,
             started=started,
-            explain=local_side.explainer,
-            local_routes=local_side.routes,
+            explain=explainer,
+            local_routes=[*local_routes(settings, edges, local_needs), *shutdown.routes],
+            active=ActivePods(pods=pods, phases=phases),
+            assigned=pinning.assigned(extensions.assigned()),
         )
         serving = server_parts(settings, edges, edges.serve, needs)
-        services[-1].extend([serving.figures, serving.server])
+        services[-1].extend(serving.services)
         server = serving.server
     return Node(
         services=cluster.joined(services) if cluster is not None else services,
@@ -424,41 +476,20 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         metrics=metrics,
         probes=probes,
         housekeeping=housekeeping,
+        pinning=pinning.manager,
+        extensions=extensions,
+        shutdown=shutdown.manager,
+        explainer=explainer,
         cluster=cluster,
         server=server,
     )
 
 
-def expand_literal(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
-    """A probe's command with `$(VAR)` filled in; probes see only the values written out in the spec."""
-    values = literal_env(container)
-    return [expand(word, values.get) for word in command]
-
-
-def _probe_changed(kind: ProbeKind, container_id: str, uid: str, outcome: ProbeOutcome) -> ProbeChanged:
-    return ProbeChanged(kind=kind, container_id=container_id, pod_uid=uid, outcome=outcome)
-
-
-def pleg_problems(pleg: Pleg) -> list[str]:
-    healthy, why = pleg.healthy()
-    return [] if healthy else [f"PLEG is not healthy: {why}"]
-
-
-def _with_features(local: NodeInfo, runtime: RuntimeState) -> NodeInfo:
-    """Where no Node tells what the runtime can do, the runtime itself is asked."""
-    return replace(local, supplemental_groups_policy=runtime.conditions.supplemental_groups_policy)
-
-
-def _told_addresses(settings: Settings, edges: Edges, seams: Seams) -> NodeAddresses:
-    """Containers learn the node's address even where no Node exists; statuses, as upstream, do not."""
-    if edges.cluster is not None or edges.host_network is None:
-        return seams.addresses
-    return LocalAddresses(network=edges.host_network, node_ips=settings.node_ips)
-
-
 @asynccontextmanager
 async def live(node: Node) -> AsyncIterator[None]:
     """The agent runs for as long as the block lasts. An address that is taken is told before anything starts."""
+    node.pinning.open()
+    node.extensions.open()
     if node.server is not None:
         node.server.open()
     first, second, third = node.services

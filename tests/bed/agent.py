@@ -39,9 +39,11 @@ class BedAgent:
         node: str = NODE,
         kubeconfig: Path | None = None,
         flags: Sequence[str] = (),
+        program: Path | None = None,
         **changes: Any,
     ) -> None:
         self.folder = folder
+        self._program = program or Path(sys.executable).with_name("pykubelet")
         self.node = node
         self._flags = list(flags)
         if kubeconfig is not None:
@@ -58,7 +60,8 @@ class BedAgent:
         self._drafts = folder / "drafts"
         self._drafts.mkdir(exist_ok=True)
         self._config = folder / "config.json"
-        self._config.write_text(json.dumps(self._settings(containerd) | changes, indent=2))
+        self.settings = self._settings(containerd) | changes
+        self._config.write_text(json.dumps(self.settings, indent=2))
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -84,7 +87,7 @@ class BedAgent:
         guard = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL"]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*guard, str(Path(sys.executable).with_name("pykubelet")), *self.arguments],
+                [*guard, str(self._program), *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -156,17 +159,19 @@ def bed_agent(
     node: str = NODE,
     kubeconfig: Path | None = None,
     flags: Sequence[str] = (),
+    program: Path | None = None,
     **changes: Any,
 ) -> Iterator[BedAgent]:
     """A started agent with a cgroup of its own; `changes` replace fields of its configuration, `flags` are added.
 
-    When the block ends, the pods it still runs are removed.
+    `program` is another kubelet to compare with. When the block ends, the pods it still runs are removed.
     """
     cgroups = CgroupTree(f"/{containerd.state_dir.name}-{os.getpid()}")
     cgroups.make()
     try:
         others = blocking(_sandboxes(containerd.endpoint))
-        agent = BedAgent(folder, containerd, cgroups, node=node, kubeconfig=kubeconfig, flags=flags, **changes)
+        login: dict[str, Any] = {"node": node, "kubeconfig": kubeconfig, "flags": flags, "program": program}
+        agent = BedAgent(folder, containerd, cgroups, **login, **changes)
         agent.start()
         try:
             yield agent

@@ -27,6 +27,10 @@ PREFIX = "pklcp-"
 BOOTSTRAP_ID, BOOTSTRAP_SECRET = "bed000", "0123456789abcdef"
 SERVICE_RANGE = "10.204.0.0/24"
 MASTERS = ["system:masters"]
+CERTIFICATE_GATES = ("ClusterTrustBundle", "ClusterTrustBundleProjection", "PodCertificateRequest")
+"""Off by default: trust and certificates in projected volumes."""
+FRONT_PROXY = "front-proxy-client"
+"""Who the API server is to servers that extend it."""
 SIGNED_FOR = 60.0
 """Seconds from now that signed certificates are good for; the signer lets them begin five minutes ago."""
 NODE_SILENCE = 10.0
@@ -54,8 +58,9 @@ def go_programs(target: str) -> Path:
 class Cluster:
     """The running control plane. Every method blocks."""
 
-    def __init__(self, folder: Path, programs: Path, etcd: Path) -> None:
+    def __init__(self, folder: Path, programs: Path, etcd: Path, *, node_silence: float = NODE_SILENCE) -> None:
         self.folder = folder
+        self._node_silence = node_silence
         self.programs = programs
         """Folder of kube-apiserver, kubectl, kubelet and so on."""
         self.authority = Authority(folder, "cluster-ca")
@@ -181,6 +186,7 @@ class Cluster:
             "kube-apiserver", hosts=["127.0.0.1", "localhost", "kubernetes.default.svc", "10.204.0.1"]
         )
         to_kubelets = self.authority.issue("kube-apiserver-kubelet-client", MASTERS)
+        to_extensions = self.authority.issue(FRONT_PROXY)
         return [
             self.programs / "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{etcd_port}",
@@ -193,6 +199,13 @@ class Cluster:
             f"--kubelet-client-certificate={to_kubelets.certificate}",
             f"--kubelet-client-key={to_kubelets.key}",
             "--kubelet-preferred-address-types=InternalIP,Hostname",
+            f"--proxy-client-cert-file={to_extensions.certificate}",
+            f"--proxy-client-key-file={to_extensions.key}",
+            f"--requestheader-client-ca-file={self.ca_file}",
+            f"--requestheader-allowed-names={FRONT_PROXY}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--service-account-key-file={self.service_account_key}",
             f"--service-account-signing-key-file={self.service_account_key}",
             "--service-account-issuer=https://kubernetes.default.svc",
@@ -201,6 +214,8 @@ class Cluster:
             "--enable-admission-plugins=NodeRestriction",
             "--enable-bootstrap-token-auth",
             "--allow-privileged",
+            "--runtime-config=certificates.k8s.io/v1beta1=true",
+            f"--feature-gates={','.join(f'{gate}=true' for gate in CERTIFICATE_GATES)}",
         ]
 
     def _manager_command(self, port: int) -> list[str | Path]:
@@ -220,7 +235,7 @@ class Cluster:
             f"--cluster-signing-key-file={self.authority.pair.key}",
             f"--cluster-signing-duration={SIGNED_FOR:g}s",
             "--node-monitor-period=1s",
-            f"--node-monitor-grace-period={NODE_SILENCE:g}s",
+            f"--node-monitor-grace-period={self._node_silence:g}s",
         ]
 
     def _scheduler_command(self, port: int) -> list[str | Path]:
@@ -279,12 +294,12 @@ def _bootstrap_secret() -> dict[str, Any]:
 
 
 @contextmanager
-def running_cluster() -> Iterator[Cluster]:
-    """A control plane for as long as the block lasts."""
+def running_cluster(*, node_silence: float = NODE_SILENCE) -> Iterator[Cluster]:
+    """A control plane for as long as the block lasts; nodes silent for `node_silence` seconds are not ready."""
     etcd = need_program("etcd", "etcd-server")
     programs = go_programs("controlplane")
     with scratch_folder(PREFIX) as folder:
-        cluster = Cluster(folder, programs, etcd)
+        cluster = Cluster(folder, programs, etcd, node_silence=node_silence)
         try:
             cluster.start()
             yield cluster

@@ -161,6 +161,12 @@ class Inside:
                 )
         return sorted(found, key=lambda run: run.number)
 
+    def first_process(self, pod: str, container: str = "app") -> int:
+        """The first process of a running container, as this machine numbers it."""
+        ids = [run.id for run in self.runs(pod, container) if run.running]
+        (file,) = self.containerd.state_dir.glob(f"**/io.containerd.runtime.v2.task/k8s.io/{ids[0]}/init.pid")
+        return int(file.read_text())
+
     # --- waiting --------------------------------------------------------------------------------
 
     def wait(self, question: Callable[[], T], what: str, within: float = DEADLINE) -> T:

@@ -57,7 +57,13 @@ class BarePod:
 
 @contextmanager
 def bare_pod(
-    socket: Path, folder: Path, name: str, *, share_processes: bool = False, ports: Mapping[int, int] | None = None
+    socket: Path,
+    folder: Path,
+    name: str,
+    *,
+    share_processes: bool = False,
+    ports: Mapping[int, int] | None = None,
+    privileged: bool = False,
 ) -> Iterator[BarePod]:
     """A sandbox for as long as the block lasts; `folder` takes the logs, `ports` are container -> host."""
     mode = cri.NamespaceMode.POD if share_processes else cri.NamespaceMode.CONTAINER
@@ -70,7 +76,9 @@ def bare_pod(
             for inside, outside in (ports or {}).items()
         ],
         linux=cri.LinuxPodSandboxConfig(
-            security_context=cri.LinuxSandboxSecurityContext(namespace_options=cri.NamespaceOption(pid=mode))
+            security_context=cri.LinuxSandboxSecurityContext(
+                namespace_options=cri.NamespaceOption(pid=mode), privileged=privileged
+            )
         ),
     )
     with grpc.insecure_channel(f"unix:{socket}") as channel:

@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pykubelet.kit.clock import SystemClock
@@ -65,9 +66,9 @@ class BedContainerd:
     def log(self) -> str:
         return self._private.layout.log.read_text(errors="replace")
 
-    def ctr(self, *words: str) -> str:
+    def ctr(self, *words: str, stdin: bytes = b"") -> str:
         """`ctr -n k8s.io WORDS`, and its output."""
-        return blocking(self._private.ctr(*words))
+        return blocking(self._private.ctr(*words, stdin=stdin))
 
     def kill(self) -> None:
         """End containerd the hard way; containers go on running. Follow with `restart`."""
@@ -79,14 +80,19 @@ class BedContainerd:
 
 
 @contextmanager
-def running_containerd(folder: Path | None = None) -> Iterator[BedContainerd]:
-    """A containerd for as long as the block lasts; `folder` holds another version's programs."""
+def running_containerd(
+    folder: Path | None = None, *, runc: Path | None = None, below: Path | None = None
+) -> Iterator[BedContainerd]:
+    """A containerd for as long as the block lasts; `folder` and `runc` hold another version's programs, `below` is
+    where it keeps its things (a temporary folder otherwise)."""
     need_root()
     sweep()
     before = leaks.snapshot()
-    state_dir = Path(tempfile.mkdtemp(prefix=PREFIX))
+    state_dir = Path(tempfile.mkdtemp(prefix=PREFIX, dir=below))
     try:
-        private = PrivateContainerd(Layout(state_dir), programs.find_runtime(folder=folder), clock=SystemClock())
+        found = programs.find_runtime(folder=folder)
+        found = found if runc is None else replace(found, runc=runc)
+        private = PrivateContainerd(Layout(state_dir), found, clock=SystemClock())
         blocking(private.start())
     except PykubeletError as error:
         shutil.rmtree(state_dir, ignore_errors=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +78,29 @@ def test_labels_of_others_stay_and_a_deleted_node_comes_back(node: Joined) -> No
 def fresh(cluster: Cluster, containerd: BedContainerd, tmp_path: Path) -> Iterator[Joined]:
     with joined(cluster, containerd, tmp_path, name="fresh", nodeStatusUpdateFrequency="2s") as made:
         yield made
+
+
+def test_a_shutdown_is_told_and_can_be_taken_back(node: Joined) -> None:
+    program = str(Path(sys.executable).with_name("pykubelet"))
+    command = [program, "shutdown", "--socket", str(node.agent.root / "pykubelet.sock")]
+    node.wait_node("True", 20)
+    node.apply(a_pod("going"))
+    node.wait_running("going")
+    subprocess.run([*command, "--grace", "20s", "--grace-critical", "10s"], check=True, timeout=60)
+    # The command is through: the API server must know of the pod already.
+    status = node.cluster.get("pod", "going")["status"]
+    # Its container ended well when it was told to, so it counts as done; upstream's rule.
+    assert (status["phase"], status["reason"]) == ("Succeeded", "Terminated")
+    assert status["message"] == "Pod was terminated in response to imminent node shutdown."
+    assert any(each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status["conditions"])
+    found = node.wait_node("False", 10)
+    (ready,) = (each for each in found["status"]["conditions"] if each["type"] == "Ready")
+    assert (ready["reason"], ready["message"]) == ("KubeletNotReady", "node is shutting down")
+    node.apply(a_pod("late"))
+    late = node.wait_pod("late", lambda pod: pod["status"].get("phase") == "Failed", "is refused")
+    assert late["status"]["reason"] == "NodeShutdown"
+    subprocess.run([*command, "--cancel"], check=True, timeout=60)
+    node.wait_node("True", 10)
 
 
 def test_ready_soon_and_missed_when_gone(fresh: Joined) -> None:

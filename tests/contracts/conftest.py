@@ -1,4 +1,4 @@
-"""The subjects of the CRI contract: every test that asks for `subject` runs against the fake and a real containerd."""
+"""The subjects of the CRI contract: tests asking for `subject` run against the fake and two versions of containerd."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import pytest
 from tests.contracts.cri_subjects import ContainerdSubject, FakeSubject, Subject
 
 
-@pytest.fixture(params=["fake", pytest.param("containerd", marks=pytest.mark.node)])
+@pytest.fixture(
+    params=["fake", *(pytest.param(name, marks=pytest.mark.node) for name in ("containerd", "containerd2"))]
+)
 def subject(request: pytest.FixtureRequest) -> Subject:
     if request.param == "fake":
         return FakeSubject()
-    return ContainerdSubject(request.getfixturevalue("containerd").endpoint)
+    return ContainerdSubject(request.getfixturevalue(request.param).endpoint)

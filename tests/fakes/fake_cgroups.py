@@ -13,6 +13,8 @@ class FakeCgroups:
         self.groups: dict[str, CgroupLimits] = {}
         self.usage: dict[str, int] = {}
         """Bytes of memory in use, by path; the kernel refuses limits below it."""
+        self.members: dict[str, set[int]] = {}
+        """Processes that were moved into a group."""
         self.changes: list[tuple[str, CgroupLimits]] = []
         """Every successful `apply`, oldest first."""
 
@@ -42,6 +44,10 @@ class FakeCgroups:
     def children(self, path: str) -> Sequence[str]:
         prefix = path.rstrip("/") + "/"
         return sorted({p[len(prefix) :].split("/")[0] for p in self.groups if p.startswith(prefix)})
+
+    def join(self, path: str, pid: int) -> None:
+        self.create(path, CgroupLimits())
+        self.members.setdefault(path, set()).add(pid)
 
     async def destroy(self, path: str) -> None:
         for known in [p for p in self.groups if p == path or p.startswith(path + "/")]:

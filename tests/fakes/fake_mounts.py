@@ -54,6 +54,7 @@ class FakeMounts:
 
     def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
         self._mount("tmpfs", target, fs_type="tmpfs", source="tmpfs")
+        target.chmod(0o1777)  # as the kernel makes its root
         self.sizes[str(target)] = size_bytes
 
     def hugetlbfs(self, target: Path, *, page_size: str, size_bytes: int | None) -> None:
@@ -71,6 +72,11 @@ class FakeMounts:
         if fs_type.startswith("nfs") and "mount.nfs" not in self.tools:
             raise ToolMissing("an nfs volume needs the program mount.nfs (package nfs-common), which this host lacks")
         self._mount("tool", target, source=source, fs_type=fs_type, options=tuple(options))
+
+    def make_shared(self, folder: Path) -> None:
+        self._note("share", folder)
+        if not self.is_mounted(folder):
+            self._mount("bind", folder, source=str(folder))
 
     def unmount(self, target: Path) -> bool:
         self._note("unmount", target)

@@ -240,7 +240,7 @@ def test_an_empty_folder(inside: Inside) -> None:
 def test_a_folder_in_memory_with_a_limit(inside: Inside) -> None:
     said = inside.said("memory")
     assert said.startswith("tmpfs /v tmpfs rw,") and "size=1024k" in said.splitlines()[0]
-    assert "MODE=777" in said and "FULL=yes" in said
+    assert "MODE=1777" in said and "FULL=yes" in said
     assert f" {MIB} " in said.splitlines()[-1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import pytest
 
 from pykubelet.cli.client import NodeClient, Target
 from pykubelet.cli.explain import ask
+from pykubelet.cli.pods import find_on
 from pykubelet.cli.problems import CommandFailed
 from pykubelet.explain.view import Explanation
 from tests.bed.inside import Inside, a_container, a_pod, looking_inside
@@ -104,6 +106,40 @@ def pods(registry: str) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
         a_pod("elsewhere", a_container(), nodeSelector={"disk": "ssd"}),
         ["NodeAffinity", "not tried again"],
     )
+    yield (
+        "config-error",
+        a_pod("rootless", a_container(securityContext={"runAsNonRoot": True})),
+        ["CreateContainerConfigError", "run as root"],
+    )
+    yield (
+        "create-failed",
+        a_pod(
+            "covered",
+            a_container(volumeMounts=[{"name": "folder", "mountPath": "/bin/busybox"}]),
+            volumes=[{"name": "folder", "emptyDir": {}}],
+        ),
+        ["the runtime said", "error mounting"],
+    )
+    yield (
+        "sandbox-failed",
+        a_pod("untuned", a_container(), securityContext={"sysctls": [{"name": "fs.mqueue.none", "value": "1"}]}),
+        ["cannot make its sandbox", "mqueue/none"],
+    )
+    yield (
+        "init-running",
+        a_pod("busy", a_container(), initContainers=[a_container("prepare")]),
+        ["wait for init container prepare", "has been running for"],
+    )
+    yield (
+        "probe-liveness",
+        a_pod("ailing", a_container(livenessProbe=NO | {"periodSeconds": 1, "failureThreshold": 1000})),
+        ["will soon be restarted", "1000 failures in a row"],
+    )
+    yield (
+        "readiness-gate",
+        a_pod("gated", a_container(), readinessGates=[{"conditionType": "example.com/up"}]),
+        ["somebody else must set the condition: example.com/up"],
+    )
     yield "deadline", a_pod("deadline", a_container(), activeDeadlineSeconds=1), ["activeDeadlineSeconds allows (1 s)"]
 
 
@@ -171,13 +207,19 @@ class Asked:
         assert found is not None
         return found
 
+    def unready(self, pod: str) -> str:
+        """The message of the pod's Ready condition."""
+        found = find_on(self._node, "default", pod)
+        return next((each.message or "" for each in found.status.conditions if each.type == "Ready"), "")
+
 
 @pytest.fixture(scope="module")
 def asked(containerd: BedContainerd) -> Iterator[Asked]:
     with scratch_folder("pklx-") as folder, a_registry() as registry:
         made = [pod for _, pod, _ in pods(registry)]
         _CASES.update({cause: (pod["metadata"]["name"], says) for cause, pod, says in pods(registry)})
-        with looking_inside(folder, containerd, *made, serializeImagePulls=False) as inside:
+        changes = {"serializeImagePulls": False, "allowedUnsafeSysctls": ["fs.mqueue.none"]}
+        with looking_inside(folder, containerd, *made, **changes) as inside:
             yield Asked(inside)
             Registry.held.set()
 
@@ -195,6 +237,7 @@ def test_a_broken_pod_is_explained(asked: Asked, cause: str) -> None:
     assert not found.healthy
     assert found.timeline, text
     for view in found.causes:
+        assert view.brief and "?" not in view.brief, text
         assert "?" not in view.next + "".join(view.chain), text
 
 
@@ -227,6 +270,39 @@ def test_the_end_waits_for_a_hook_and_for_a_container(asked: Asked) -> None:
     found = asked.explained("stubborn", "stopping-container")
     assert found.state == "ending"
     assert "it is killed" in found.to_text()
+
+
+def test_the_cause_is_in_the_conditions_and_events_too(asked: Asked) -> None:
+    said = asked.inside.event("crash", "Explained")
+    assert "The program of container app keeps ending (exit code 3" in said
+    assert "You can: see what it said" in said
+    asked.inside.wait(lambda: "keeps ending (exit code 3" in asked.unready("crash"), "the Ready condition says why")
+    assert asked.unready("crash").startswith("containers with unready status: [app]: ")
+    assert "no/such:1 does not exist in its registry" in asked.unready("missing")
+
+
+def test_a_broken_pod_network_is_explained(asked: Asked) -> None:
+    """First plugins that fail, then none at all; both as a person would break them."""
+    folder = asked.inside.containerd.state_dir / "cni"
+    (real,) = folder.glob("*.conflist")
+    broken = folder / "00-broken.conflist"
+    plugin = {"type": "no-such-plugin"}
+    broken.write_text(json.dumps({"cniVersion": "0.4.0", "name": "broken", "plugins": [plugin]}))
+    text = real.read_text()
+    try:
+        asked.inside.put(a_pod("unplugged", a_container()))
+        asked.explained("unplugged", "sandbox-network", ["the network plugin failed", "no-such-plugin"])
+        real.unlink()
+        broken.unlink()
+        asked.inside.put(a_pod("offline", a_container()))
+        asked.explained("offline", "network-not-ready", ["no pod with a network of its own can start"])
+    finally:
+        broken.unlink(missing_ok=True)
+        # containerd looks again when a file is written, not when one is moved in.
+        real.write_text(text)
+    asked.inside.wait(lambda: _healthy(asked, "offline"), "the network is back")
+    asked.inside.wait(lambda: _healthy(asked, "unplugged"), "its sandbox is made at last")
+    asked.inside.drop("offline", "unplugged")
 
 
 def test_a_dead_runtime_is_explained(asked: Asked) -> None:

@@ -289,3 +289,14 @@ async def test_logs_are_followed_until_the_end(containerd: BedContainerd, tmp_pa
         assert [line.split(" ", 1)[1] for line in lines] == [f"line {n}" for n in range(1, 6)]
         answer = await client.ask("GET", "/containerLogs/default/streams/main?tailLines=2")
         assert answer.text == "line 4\nline 5\n"
+
+
+async def test_a_runtime_without_checkpoints_says_so(containerd: BedContainerd, tmp_path: Path) -> None:
+    async with (
+        served(containerd, tmp_path, BUSYBOX, "sleep", "1000") as node,
+        connected(node.port, node.context) as client,
+    ):
+        answer = await client.ask("POST", "/checkpoint/default/streams/main")
+        assert answer.status == 500
+        assert "checkpointing of default/streams/main failed (the container runtime does not offer it" in answer.text
+        assert (await client.ask("POST", "/checkpoint/default/streams/nobody")).status == 404

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,125 +10,20 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
-from pykubelet.cli.up_state import UpState
-from pykubelet.standalone.cleanup import unmount_below
-from tests.bed import leaks
+from pykubelet.standalone import bridge
+from pykubelet.standalone.cleanup import children, shims, unmount_below
 from tests.bed.inside import a_container, a_pod
-from tests.bed.parts import need_root
+from tests.bed.machine import HELLO, PYKUBELET, REPO, Machine, a_machine, wait_for
+from tests.bed.parts import free_port
 
 pytestmark = pytest.mark.node
-
-REPO = Path(__file__).parents[2]
-PYKUBELET = [sys.executable, "-m", "pykubelet"]
-HELLO = REPO / "examples" / "hello.yaml"
-T = TypeVar("T")
-
-
-class Machine:
-    """One state folder; every command runs in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.state = UpState(folder / "s")
-        self.folder = folder
-        self.manifests = folder / "manifests"
-        self.manifests.mkdir()
-        self.environment = {**os.environ, "PYKUBELET_STATE_DIR": str(self.state.folder)}
-        self._foreground: subprocess.Popen[str] | None = None
-
-    def run(self, *words: str, status: int | None = 0, stdin: str = "", within: float = 90.0) -> str:
-        """What the command said; standard error follows standard output."""
-        done = subprocess.run(
-            [*PYKUBELET, *words], input=stdin, capture_output=True, text=True, timeout=within, env=self.environment,
-            cwd=REPO, check=False,
-        )  # fmt: skip
-        said = done.stdout + done.stderr
-        assert "Traceback" not in said, said
-        assert status is None or done.returncode == status, f"{words} ended with {done.returncode}: {said}"
-        return said
-
-    def start(self, *paths: Path) -> subprocess.Popen[str]:
-        """`up` in the foreground, its output in a file."""
-        with (self.folder / "out").open("a") as out:
-            self._foreground = subprocess.Popen(
-                [*PYKUBELET, "up", *(str(path) for path in paths)], stdout=out, stderr=out, text=True,
-                env=self.environment, cwd=REPO,
-            )  # fmt: skip
-        return self._foreground
-
-    def said(self) -> str:
-        return (self.folder / "out").read_text()
-
-    def put(self, pod: dict[str, Any]) -> None:
-        draft = self.folder / "draft"
-        draft.write_text(json.dumps(pod))
-        draft.rename(self.manifests / f"{pod['metadata']['name']}.json")
-
-    def pods(self) -> dict[str, dict[str, Any]]:
-        listed = json.loads(self.run("get", "pods", "-o", "json"))
-        return {pod["metadata"]["name"].rpartition("-")[0]: pod for pod in listed["items"]}
-
-    def container_ids(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for name, pod in self.pods().items():
-            found[name] = [each.get("containerID", "") for each in pod["status"].get("containerStatuses", [])]
-        return found
-
-    def until_running(self, *names: str, within: float = 40.0) -> None:
-        def all_run() -> bool:
-            try:
-                pods = self.pods()
-            except AssertionError:
-                return False
-            return all(
-                name in pods
-                and any(c["type"] == "Ready" and c["status"] == "True" for c in pods[name]["status"]["conditions"])
-                for name in names
-            )
-
-        wait_for(all_run, f"{names} run", within)
-
-    def clean(self) -> None:
-        agent = self.state.agent()
-        if agent is not None:
-            os.kill(agent.pid, signal.SIGKILL)
-        if self._foreground is not None:
-            self._foreground.wait(20)
-        self.run("down", status=None)
-        unmount_below(self.state.folder)
-
-
-def wait_for(question: Callable[[], T], what: str, within: float = 30.0) -> T:
-    end = time.monotonic() + within
-    while not (answer := question()):
-        assert time.monotonic() < end, f"not within {within:g} s: {what}"
-        time.sleep(0.05)
-    return answer
-
-
-@contextmanager
-def a_machine() -> Iterator[Machine]:
-    need_root()
-    before = leaks.snapshot()
-    folder = Path(tempfile.mkdtemp(prefix="pklup-"))
-    machine = Machine(folder)
-    try:
-        yield machine
-    finally:
-        machine.clean()
-        network = machine.state.runtime.network_name
-        shutil.rmtree(folder, ignore_errors=True)
-    leaks.check(folder, network, before)
 
 
 @pytest.fixture
@@ -195,6 +91,62 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(machine: Machine) -> No
     )
     wait_for(lambda: "ready" in machine.run("status"), "the runtime answers again")
     assert machine.container_ids() == before
+
+
+def switch_off(machine: Machine, *, rebooted: bool) -> None:
+    """All that runs is gone at once. After a reboot so are mounts, network and rules, but not the state folder."""
+    state = machine.state
+    agent, containerd = state.agent(), state.containerd()
+    assert agent is not None and containerd is not None
+    found = shims(state.runtime.socket)
+    inside = [pid for shim in found for pid in children(shim)]
+    for pid in (agent.pid, containerd.pid, *found, *inside):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in inside), "no process of a pod is left")
+    assert (state.runtime.run / "runc").exists(), "what a reboot leaves on disk"
+    if rebooted:
+        unmount_below(state.folder)
+        bridge.remove(state.runtime.network_name)
+        rule = ["iptables", "-w", "-t", "nat", "-S", "POSTROUTING"]
+        listed = subprocess.run(rule, capture_output=True, text=True, check=False).stdout.splitlines()
+        for line in (line for line in listed if state.runtime.network_name in line):
+            subprocess.run(["iptables", "-w", "-t", "nat", "-D", *shlex.split(line)[1:]], check=True)
+        state.runtime.boot_file.write_text("another boot")
+
+
+def test_after_a_reboot_and_after_a_clean_sweep_of_processes_it_comes_up_clean(machine: Machine) -> None:
+    mounts = [{"name": "memory", "mountPath": "/memory"}, {"name": "disk", "mountPath": "/disk"}]
+    script = "echo x >> /disk/starts; echo x >> /memory/starts; wc -l < /disk/starts; wc -l < /memory/starts"
+    volumes = [{"name": "memory", "emptyDir": {"medium": "Memory"}}, {"name": "disk", "emptyDir": {}}]
+    machine.put(a_pod("one", a_container(script=script, volumeMounts=mounts), volumes=volumes))
+    ports = [{"containerPort": 80, "hostPort": free_port()}]
+    machine.put(a_pod("two", a_container(ports=ports)))
+    machine.run("up", "-d", str(machine.manifests))
+    machine.until_running("one", "two")
+    for restarts, rebooted in enumerate((True, False), start=1):
+        before = machine.container_ids()
+        switch_off(machine, rebooted=rebooted)
+        machine.run("up", "-d", str(machine.manifests))
+        wait_for(lambda before=before: _all_new(before, machine.container_ids()), "new containers")  # type: ignore[misc]
+        machine.until_running("one", "two")
+        pods = machine.pods()
+        assert [pods[name]["status"]["containerStatuses"][0]["restartCount"] for name in pods] == [restarts, restarts]
+        layout = machine.state.runtime
+        wait_for(lambda layout=layout: len(shims(layout.socket)) == 2, "one shim a pod")  # type: ignore[misc]
+        addresses = {pod["status"]["podIP"] for pod in pods.values()}
+        leases = {path.name for path in (layout.ipam_dir / layout.network_name).glob("10.*")}
+        assert leases == addresses, "no address is held for what is gone"
+        assert len(list(layout.run.glob("*/netns/*"))) == 2, "one network namespace a pod"
+        assert len(list(layout.runc_root.glob("k8s.io/*"))) == 4, "a pause container and an app a pod"
+        # What was in memory went with a reboot; while the machine is up, the volume lives as long as the pod.
+        kept = {True: "1", False: "2"}[rebooted]
+        assert machine.run("logs", "one").split()[:2] == [str(restarts + 1), kept]
+    machine.run("down")
+
+
+def _all_new(before: dict[str, list[str]], now: dict[str, list[str]]) -> bool:
+    return now.keys() == before.keys() and all(now[pod] and all(now[pod]) and now[pod] != before[pod] for pod in before)
 
 
 def test_files_and_folders_together_and_as_they_change(machine: Machine) -> None:
@@ -316,17 +268,3 @@ def test_images_are_loaded(hello: Machine, tmp_path: Path) -> None:
     assert "localhost/loaded:1" in hello.run("image", "load", str(tar))
     assert "localhost/loaded" in hello.run("image", "ls")
     assert "removed localhost/loaded:1" in hello.run("image", "rm", "localhost/loaded:1")
-
-
-def test_the_page_about_standalone_works_as_written(machine: Machine) -> None:
-    """Every command of docs/standalone.md, in its order."""
-    text = (REPO / "docs" / "standalone.md").read_text()
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    commands = [line.partition("#")[0].strip() for line in lines if line.startswith("pykubelet ")]
-    assert len(commands) > 10
-    for words in (shlex.split(line)[1:] for line in commands):
-        if words[0] in ("exec", "logs", "explain", "describe", "restart", "top", "port-forward"):
-            machine.until_running("hello")
-        if words[0] == "port-forward" or "-w" in words or "-f" in words or "-it" in words:
-            continue  # these wait for a person
-        machine.run(*words, status=4 if words[:2] == ["explain", "crashing"] else 0)

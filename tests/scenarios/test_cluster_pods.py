@@ -119,6 +119,18 @@ async def test_an_end_is_not_told_while_another_container_stops(tmp_path: Path) 
         assert shown is not None and shown.status.reason == "DeadlineExceeded"
 
 
+async def test_a_pod_past_its_deadline_has_failed_even_if_its_containers_end_well(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.cri.program(Behaviour(stop_code=0), name="app")
+        node.bind(active_deadline_seconds=10)
+        await node.until(lambda: node.phase() in ("Failed", "Succeeded"), within=30)
+        shown = node.shown()
+        assert shown is not None and (shown.status.phase, shown.status.reason) == ("Failed", "DeadlineExceeded")
+        await node.clock.sleep(100)
+        shown = node.shown()
+        assert shown is not None and (shown.status.phase, shown.status.reason) == ("Failed", "DeadlineExceeded")
+
+
 async def test_a_pod_that_does_not_fit_is_rejected_with_upstreams_reason(tmp_path: Path) -> None:
     async with a_cluster_node(tmp_path) as node:
         await node.until(node.is_ready)

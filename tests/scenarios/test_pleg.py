@@ -68,9 +68,9 @@ async def test_first_relist_tells_of_what_is_there() -> None:
     node = Node()
     await start_pod(node.cri, "web")
     async with running(node.pleg):
-        status = await node.cache.wait_newer_than("uid-web", 0.0)
+        status = await node.pleg.status_newer_than("uid-web", 0.0)
         assert [c.name for c in status.running()] == ["app"]
-        assert (await node.cache.wait_newer_than("uid-none", 0.0)).sandboxes == ()
+        assert (await node.pleg.status_newer_than("uid-none", 0.0)).sandboxes == ()
         assert len(node.events(ContainerStarted, "web")) == 2
 
 

@@ -85,3 +85,27 @@ async def test_a_runtime_without_user_namespaces_refuses_the_pod_and_says_why(tm
         text = "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
         assert text in node.events("FailedCreatePodSandBox")[0]
         assert node.ready_sandboxes() == ["fine"]
+
+
+async def test_a_pod_that_makes_room_says_so_in_its_status(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        most = ResourceRequirements(requests={"cpu": "3"})
+        lesser = node.run(a_pod("lesser", containers=[a_container("app", resources=most)], priority=1))
+        await node.until_running(lesser)
+        greater = node.run(a_pod("greater", containers=[a_container("app", resources=most)], priority=2))
+        await node.until_running(greater)
+        assert node.events("Preempting") == ["Preempted in order to admit critical pod"]
+        await node.until(lambda: node.running() == ["greater/app"])
+        status = node.status(lesser)
+        assert (status.phase, status.reason, status.message) == (
+            "Failed",
+            "Preempting",
+            "Preempted in order to admit critical pod",
+        )
+        (told,) = [each for each in status.conditions if each.type == "DisruptionTarget"]
+        assert (told.status, told.reason, told.message) == (
+            "True",
+            "TerminationByKubelet",
+            "Pod was preempted by Kubelet to accommodate a critical pod.",
+        )
+        assert told.last_transition_time is not None

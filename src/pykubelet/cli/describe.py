@@ -10,13 +10,13 @@ import click
 import msgspec
 
 from pykubelet.api.codec import encode_json
-from pykubelet.api.types import ContainerState, Pod, Probe
+from pykubelet.api.types import ContainerState, EnvVarSource, Pod, Probe
 from pykubelet.cli import table
 from pykubelet.cli.client import NodeClient
 from pykubelet.cli.events import fetch, row
 from pykubelet.cli.explain import ask
 from pykubelet.cli.options import bare_pod, complete_pods, namespace_option, on_node
-from pykubelet.cli.pods import find_on, status_text, told_container
+from pykubelet.cli.pods import find_on, told_container
 from pykubelet.cli.problems import CommandFailed
 from pykubelet.model.pod import AnyContainer, ContainerKind, all_containers, name_of, namespace_of, qos_class
 
@@ -52,7 +52,8 @@ def described(pod: Pod) -> Iterator[str]:
     yield _pair("Start Time", _time(pod.status.start_time))
     yield from _map("Labels", pod.metadata.labels)
     yield from _map("Annotations", pod.metadata.annotations)
-    yield _pair("Status", status_text(pod))
+    ending = pod.metadata.deletion_timestamp is not None and pod.status.phase not in ("Succeeded", "Failed")
+    yield _pair("Status", "Terminating" if ending else pod.status.phase or "Pending")
     if pod.status.reason:
         yield _pair("Reason", pod.status.reason)
     if pod.status.message:
@@ -68,8 +69,8 @@ def described(pod: Pod) -> Iterator[str]:
             yield f"{shown}:"
         yield from _container(pod, container)
     yield "Conditions:"
-    rows = [[c.type or "", c.status or "", c.reason or ""] for c in pod.status.conditions]
-    yield from (f"  {line}" for line in table.lines(["Type", "Status", "Reason"], rows, limit=None))
+    rows = [[c.type or "", c.status or "", c.reason or "", c.message or ""] for c in pod.status.conditions]
+    yield from (f"  {line}" for line in table.lines(["Type", "Status", "Reason", "Message"], rows, limit=None))
     yield from _volumes(pod)
 
 
@@ -92,7 +93,7 @@ def _container(pod: Pod, container: AnyContainer) -> Iterator[str]:
         yield _pair("Restart Count", str(told.restart_count or 0), 4)
     for title, values in _amounts(container):
         yield f"    {title}:"
-        yield from (f"      {name + ':':16}{value}" for name, value in values.items())
+        yield from (_pair(name, str(value), 6) for name, value in values.items())
     for title, probe in (
         ("Liveness", container.liveness_probe),
         ("Readiness", container.readiness_probe),
@@ -101,8 +102,8 @@ def _container(pod: Pod, container: AnyContainer) -> Iterator[str]:
         if probe is not None:
             yield _pair(title, probe_text(probe), 4)
     yield from _hooks(container)
-    yield from _environment(container)
-    yield "    Mounts:" + ("" if container.volume_mounts else " <none>")
+    yield from _environment(pod, container)
+    yield _pair("Mounts", "" if container.volume_mounts else "<none>", 4)
     for mount in container.volume_mounts:
         yield f"      {mount.mount_path} from {mount.name} ({'ro' if mount.read_only else 'rw'})"
 
@@ -122,16 +123,41 @@ def _hooks(container: AnyContainer) -> Iterator[str]:
                 yield _pair(title, encode_json(hook).decode(), 4)
 
 
-def _environment(container: AnyContainer) -> Iterator[str]:
+def _environment(pod: Pod, container: AnyContainer) -> Iterator[str]:
     if not container.env and not container.env_from:
-        yield "    Environment: <none>"
+        yield _pair("Environment", "<none>", 4)
         return
     yield "    Environment:"
     for source in container.env_from:
-        yield f"      from {encode_json(source).decode()}"
+        kind, ref = (
+            ("Secret", source.secret_ref) if source.secret_ref is not None else ("ConfigMap", source.config_map_ref)
+        )
+        prefix = f", each name after {source.prefix!r}" if source.prefix else ""
+        yield f"      all of {kind} {ref.name if ref is not None else ''}{prefix}"
     for variable in container.env:
-        origin = encode_json(variable.value_from).decode() if variable.value_from is not None else ""
-        yield f"      {variable.name}: {variable.value if variable.value is not None else origin}"
+        value = variable.value or "" if variable.value_from is None else _origin(pod, variable.value_from)
+        yield f"      {variable.name}: {' '.join(value.split())}".rstrip()
+
+
+def _origin(pod: Pod, source: EnvVarSource) -> str:
+    """Where a variable's value is from, in kubectl's words."""
+    if source.field_ref is not None:
+        path = source.field_ref.field_path or ""
+        values = {
+            "metadata.name": name_of(pod),
+            "metadata.namespace": namespace_of(pod),
+            "metadata.uid": pod.metadata.uid,
+            "spec.nodeName": pod.spec.node_name,
+            "status.podIP": pod.status.pod_ip,
+            "status.hostIP": pod.status.host_ip,
+        }
+        return f"{values.get(path) or ''} (v1:{path})".strip()
+    if source.resource_field_ref is not None:
+        return f"({source.resource_field_ref.resource})"
+    for kind, ref in (("secret", source.secret_key_ref), ("config map", source.config_map_key_ref)):
+        if ref is not None:
+            return f"<set to the key '{ref.key}' in {kind} '{ref.name}'> Optional: {str(bool(ref.optional)).lower()}"
+    return encode_json(source).decode()
 
 
 def _state(title: str, state: ContainerState | None) -> Iterator[str]:
@@ -206,7 +232,9 @@ def _events(node: NodeClient, pod: Pod) -> None:
 
 
 def _pair(title: str, value: str, indent: int = 0) -> str:
-    return f"{' ' * indent}{title + ':':{max(LABEL - indent, len(title) + 2)}}{value}".rstrip()
+    # Two more for what is indented, or "Restart Count:" would push its value out of the column.
+    room = LABEL - indent + (2 if indent else 0)
+    return f"{' ' * indent}{title + ':':{max(room, len(title) + 2)}}{value}".rstrip()
 
 
 def _map(title: str, values: dict[str, str]) -> Iterator[str]:

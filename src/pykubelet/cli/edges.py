@@ -7,36 +7,53 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
+from pykubelet.cli.systemd import connected_slices, logind_for
 from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.clients.cri.metrics import operation_metrics
+from pykubelet.clients.cri.port import CgroupDriver
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
+from pykubelet.clients.host.kernel_log import DeviceKernelLog
 from pykubelet.clients.host.machine import read_machine
+from pykubelet.clients.host.memory_alarms import KernelMemoryAlarms
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.host.node_stats import NodeStats
+from pykubelet.clients.host.own_process import set_oom_score
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
+from pykubelet.clients.host.quotas import ProjectQuotas
 from pykubelet.clients.host.subids import subordinate_ids
+from pykubelet.clients.host.topology import read_topology
 from pykubelet.clients.http.client import ShortCalls
+from pykubelet.clients.plugins.csi import GrpcCsiNode
+from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_handed
+from pykubelet.clients.plugins.dra import GrpcDraDriver
+from pykubelet.clients.plugins.registration import GrpcRegistrations
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import CriError, Unimplemented
 from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
+from pykubelet.node.capacity import machine_capacity, reservation_problem, reserved
 from pykubelet.pleg.events import EventSource
 from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.validate_host import HostFacts, host_problems
 from pykubelet.sources.url import Fetched, FetchFailed
 from pykubelet.wiring.cluster import ClusterEdges
-from pykubelet.wiring.edges import Edges, ServeEdges
+from pykubelet.wiring.edges import Edges, GuardEdges, PluginEdges, ServeEdges
 
 logger = logging.getLogger(__name__)
 
 CONTAINER_LOGS = Path("/var/log/containers")
 LOCAL_SOCKET = "pykubelet.sock"
+NEEDS_RUNTIME_CONFIG = "1.37.0"
+"""The Kubernetes version whose kubelet no longer works with a runtime that cannot say its cgroup driver."""
 """Below the root folder; only root may connect."""
 
 
@@ -49,38 +66,65 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
         container_logs=container_logs_beside(Path(config.container_logs.pod_logs_dir)),
     )
     machine = read_machine()
-    refuse_host(settings, machine)
+    topology = read_topology(machine)
+    refuse_host(settings, machine, topology.all_cpus)
+    figures, host = CgroupStats(hugepage_sizes=machine.hugepage_sizes), NodeStats()
     folders = DiskFolders(paths)
     folders.make_roots()
+    metrics = Registry()
     cri = GrpcCriClient(
         config.runtime.container_runtime_endpoint,
         image_endpoint=config.runtime.image_service_endpoint,
         clock=clock,
         request_timeout=config.runtime.runtime_request_timeout,
+        observe=operation_metrics(metrics),
     )
     try:
         version = await _connect(cri, config.runtime.container_runtime_endpoint)
-        driver = await _cgroup_driver(cri)
+        driver = await cgroup_driver(cri, metrics)
         name = settings.node_name(machine.hostname)
-        async with _cluster(settings, clock, version, paths.root, name) as cluster:
+        async with (
+            connected_slices(settings, told=driver, unified=machine.cgroup_v2) as slices,
+            _cluster(settings, clock, version, paths.root, name) as cluster,
+        ):
             yield Edges(
                 clock=clock,
+                metrics=metrics,
                 cri=cri,
                 runtime_name=version.name,
                 folders=folders,
                 paths=paths,
                 cgroups=CgroupTree(clock=clock),
                 mounts=HostMounts(),
+                quotas=ProjectQuotas(),
                 machine=machine,
+                topology=topology,
                 network=ShortCalls(),
                 fetch=fetch,
                 cgroup_driver=driver,
+                slices=slices,
+                logind=logind_for(settings),
                 host_ids=subordinate_ids(),
                 host_network=InterfaceNetwork(),
                 cluster=cluster,
+                plugins=PluginEdges(
+                    registrations=GrpcRegistrations(),
+                    csi=GrpcCsiNode,
+                    devices=GrpcDevicePlugin,
+                    read_handed=read_handed,
+                    dra=GrpcDraDriver,
+                    device_registry=DeviceRegistry,
+                ),
+                guard=GuardEdges(
+                    cgroups=figures,
+                    host=host,
+                    kernel_log=DeviceKernelLog(),
+                    alarms=KernelMemoryAlarms(),
+                    set_oom_score=set_oom_score,
+                ),
                 serve=ServeEdges(
-                    cgroup_stats=CgroupStats(hugepage_sizes=machine.hugepage_sizes),
-                    node_stats=NodeStats(),
+                    cgroup_stats=figures,
+                    node_stats=host,
                     local_socket=paths.root / LOCAL_SOCKET,
                 ),
                 event_sources=[EventSource(name="runtime", open=cri.container_events)],
@@ -103,21 +147,30 @@ async def _cluster(
         yield cluster
 
 
-def refuse_host(settings: Settings, machine: Machine) -> None:
+def refuse_host(settings: Settings, machine: Machine, online: frozenset[int]) -> None:
     """End here, with every reason at once, on a machine that these settings cannot run on."""
-    facts = HostFacts(
-        cgroup_v1=not machine.cgroup_v2, swap_on=machine.swap_bytes > 0, online_cpus=frozenset(range(machine.cpus))
-    )
+    facts = HostFacts(cgroup_v1=not machine.cgroup_v2, swap_on=machine.swap_bytes > 0, online_cpus=online)
     problems = host_problems(settings.config, facts)
+    capacity = machine_capacity(machine, settings.config.cgroups, None)
+    if too_much := reservation_problem(capacity, reserved(settings.config.reservations)):
+        problems.append(f"systemReserved, kubeReserved: {too_much}")
     if problems:
         raise SettingsError(problems)
 
 
-async def _cgroup_driver(cri: GrpcCriClient) -> str:
-    """The runtime's own word on its cgroup driver; '' when it is too old to say."""
+class RuntimeConfig(Protocol):
+    async def runtime_config(self) -> CgroupDriver: ...
+
+
+async def cgroup_driver(cri: RuntimeConfig, metrics: Registry) -> str:
+    """The runtime's own word on its cgroup driver; '' when it is too old to say, which dashboards show."""
     try:
         return await cri.runtime_config()
     except Unimplemented:
+        losing = metrics.gauge(
+            "kubelet_cri_losing_support", "1 for the version from which this runtime is too old.", ("version",)
+        )
+        losing.set(1, NEEDS_RUNTIME_CONFIG)
         return ""
 
 

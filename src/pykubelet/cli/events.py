@@ -57,15 +57,21 @@ def command(
     if not events and not watch:
         click.echo("No events found.", err=True)
         return
-    table.show(HEAD, [row(event) for event in events], coloured=1)
+    # As with kubectl, the namespace is a column only when there may be several.
+    place = ["NAMESPACE"] if all_namespaces else []
+
+    def cells(event: dict[str, Any]) -> list[str]:
+        return ([event["namespace"] or "<node>"] if place else []) + row(event)
+
+    table.show([*place, *HEAD], [cells(event) for event in events], coloured=1 + len(place))
     seen = {_key(event) for event in events}
     while watch:
         time.sleep(WATCH_EVERY)
         fresh = [event for event in asked() if _key(event) not in seen]
         seen.update(_key(event) for event in fresh)
         for event in fresh:
-            head = [HEAD[0], HEAD[1].ljust(7), HEAD[2].ljust(16), HEAD[3].ljust(20), HEAD[4]]
-            click.echo(table.lines(head, [row(event)], limit=table.width(), coloured=1)[1])
+            head = [*place, HEAD[0], HEAD[1].ljust(7), HEAD[2].ljust(16), HEAD[3].ljust(20), HEAD[4]]
+            click.echo(table.lines(head, [cells(event)], limit=table.width(), coloured=1 + len(place))[1])
 
 
 def _full_name(node: NodeClient, namespace: str, name: str) -> str:

@@ -17,12 +17,14 @@ from pykubelet.cli.client import NodeClient
 from pykubelet.cli.options import bare_pod, complete_pods, namespace_option, on_node
 from pykubelet.cli.pods import age_text, born, find, list_pods, ready_text, restarts, status_text
 from pykubelet.cli.problems import CommandFailed
+from pykubelet.cli.selector import parse
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 
 WATCH_EVERY = 0.5
 """Seconds between looks: any kubelet can be watched this way."""
 KINDS = ("pods", "pod", "po", "events", "images")
 STATUS = "STATUS"
+FIRM = ("RESTARTS", "AGE", "IP")
 
 
 @click.command("get", short_help="list pods")
@@ -31,6 +33,7 @@ STATUS = "STATUS"
 @click.option("-o", "--output", type=click.Choice(["wide", "json", "yaml", "name"]), help="Form of the answer.")
 @click.option("-w", "--watch", is_flag=True, help="Go on with every change.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Pods of every namespace.")
+@click.option("-l", "--selector", default="", metavar="LABELS", help="Only pods with these labels: app=web,tier!=db.")
 @click.option("--no-headers", is_flag=True, help="Rows only.")
 @namespace_option
 @on_node
@@ -41,20 +44,25 @@ def command(
     output: str | None,
     watch: bool,
     all_namespaces: bool,
+    selector: str,
     no_headers: bool,
     namespace: str,
 ) -> None:
     """List the pods of this node: pykubelet get pods [POD…]."""
+    labelled = parse(selector)
     word, _, first = kind.partition("/")
     if word not in KINDS[:3]:
         raise click.UsageError(f"get knows pods, not {word}; see also: pykubelet events, pykubelet image ls")
     wanted = [bare_pod(name) for name in ((first, *names) if first else names)]
 
+    def fits(pod: Pod) -> bool:
+        return (all_namespaces or namespace_of(pod) == namespace) and labelled(pod.metadata.labels)
+
     def chosen() -> list[Pod]:
         pods = list_pods(node)
         if wanted:
             return [find(pods, namespace, name) for name in wanted]
-        here = [pod for pod in pods if all_namespaces or namespace_of(pod) == namespace]
+        here = [pod for pod in pods if fits(pod)]
         return sorted(here, key=lambda pod: (namespace_of(pod), name_of(pod)))
 
     if output in ("json", "yaml"):
@@ -69,9 +77,10 @@ def command(
     if not pods and not watch:
         click.echo("No resources found" + ("" if all_namespaces else f" in {namespace} namespace") + ".", err=True)
         return
-    table.show(form.head, [form.row(pod) for pod in pods], coloured=form.status_column, no_head=no_headers)
+    rows = [form.row(pod) for pod in pods]
+    table.show(form.head, rows, coloured=form.status_column, firm=FIRM, no_head=no_headers)
     if watch:
-        _watch(node, form, pods, lambda pod: all_namespaces or namespace_of(pod) == namespace, wanted)
+        _watch(node, form, pods, fits, wanted)
 
 
 class Form:
@@ -110,7 +119,7 @@ def _watch(node: NodeClient, form: Form, pods: Sequence[Pod], fits: Any, wanted:
                 row = form.row(pod)
                 widths = [max(room, len(cell)) for room, cell in zip(widths, row, strict=True)]
                 head = [title.ljust(room) for title, room in zip(form.head, widths, strict=True)]
-                click.echo(table.lines(head, [row], limit=table.width(), coloured=form.status_column)[1])
+                click.echo(table.lines(head, [row], limit=table.width(), coloured=form.status_column, firm=FIRM)[1])
 
 
 def _essence(form: Form, pod: Pod) -> tuple[str, ...]:

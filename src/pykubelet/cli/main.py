@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "restart": ("restart", "restart a pod or a container in place"),
     "events": ("events", "show what happened on this node"),
     "image": ("image", "list, pull, remove or load images"),
+    "shutdown": ("shutdown", "end all pods in order before this machine goes down"),
     "check": ("check", "say what is wrong with pod manifests"),
     "completion": ("completion", "print completion code for a shell"),
 }

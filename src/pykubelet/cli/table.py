@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import click
 
@@ -36,26 +36,37 @@ def width() -> int | None:
 
 
 def lines(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, limit: int | None, coloured: int | None = None
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    limit: int | None,
+    coloured: int | None = None,
+    firm: Collection[str] = (),
 ) -> list[str]:
-    """The table's lines, the head first. `coloured` is the column whose words get colours."""
+    """The table's lines, the head first. `coloured` is the column whose words get colours.
+
+    Columns that are `firm`, and the coloured one, are cut only when nothing else is left to cut: half a status or an
+    address is worth nothing.
+    """
     cells = [[_flat(cell) for cell in row] for row in rows]
     widths = [max([len(head[i]), *(len(row[i]) for row in cells)]) for i in range(len(head))]
     if limit is not None:
-        widths = fitted(widths, limit)
+        kept = [number for number, title in enumerate(head) if title.strip() in firm or number == coloured]
+        widths = fitted(widths, limit, kept)
     made = [_line(head, widths, None)]
     return made + [_line(row, widths, coloured) for row in cells]
 
 
-def fitted(widths: list[int], limit: int) -> list[int]:
-    """Narrower columns so that a line fits: the widest gives first, none below a few letters."""
-    widths = list(widths)
-    while sum(widths) + len(GAP) * (len(widths) - 1) > limit:
-        widest = max(range(len(widths)), key=lambda i: widths[i])
-        if widths[widest] <= SHORTEST:
+def fitted(widths: Sequence[int], limit: int, firm: Collection[int] = ()) -> list[int]:
+    """Narrower columns so that a line fits: the widest gives first, firm ones last, none below a few letters."""
+    made = list(widths)
+    while sum(made) + len(GAP) * (len(made) - 1) > limit:
+        soft = [i for i in range(len(made)) if i not in firm and made[i] > SHORTEST]
+        widest = max(soft or range(len(made)), key=lambda i: made[i])
+        if made[widest] <= SHORTEST:
             break
-        widths[widest] -= 1
-    return widths
+        made[widest] -= 1
+    return made
 
 
 def _line(row: Sequence[str], widths: Sequence[int], coloured: int | None) -> str:
@@ -72,7 +83,12 @@ def _flat(cell: str) -> str:
 
 
 def show(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, coloured: int | None = None, no_head: bool = False
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    coloured: int | None = None,
+    firm: Collection[str] = (),
+    no_head: bool = False,
 ) -> None:
-    for line in lines(head, rows, limit=width(), coloured=coloured)[1 if no_head else 0 :]:
+    for line in lines(head, rows, limit=width(), coloured=coloured, firm=firm)[1 if no_head else 0 :]:
         click.echo(line)

@@ -22,7 +22,7 @@ from pykubelet.cli.agent import stop_requested
 from pykubelet.cli.edges import connected_edges
 from pykubelet.cli.problems import CommandFailed
 from pykubelet.cli.up_state import UpState
-from pykubelet.cli.up_view import LiveView, LogTails, PlainView, View, explainer_of, rows_of
+from pykubelet.cli.up_view import LiveView, LogTails, PlainView, View, rows_of
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
@@ -155,10 +155,10 @@ class _Up:
         return LiveView(Console(), f"pykubelet up · {edges.runtime_name} · Ctrl-C leaves, pods keep running")
 
     async def _show(self, node: Node, view: View, stop: asyncio.Event, begun: float) -> None:
-        explainer, tails = explainer_of(node, self._clock), LogTails()
+        tails = LogTails()
         greeted = False
         while not stop.is_set():
-            rows = rows_of(node, explainer)
+            rows = rows_of(node)
             view.show(rows, tails.fresh(node) if self._wishes.logs else [])
             if not greeted and rows and all(not row.note for row in rows):
                 greeted = True
@@ -172,12 +172,11 @@ class _Up:
         view.say(f"stopping {len(graces)} pod{'s' if len(graces) != 1 else ''}")
         merged.close()
         deadline = self._clock.monotonic() + max(graces, default=0) + DOWN_PATIENCE
-        explainer = explainer_of(node, self._clock)
         while node.pods.pods() or any(state.phase is not Phase.FINISHED for state in node.phases):
             if self._clock.monotonic() > deadline:
                 view.say("some pods do not end; they are ended with the runtime")
                 return
-            view.show(rows_of(node, explainer), [])
+            view.show(rows_of(node), [])
             await self._wake.wait(at_most=LOOK_EVERY)
         view.show([], [])
         await until_tidy(self._state, self._clock, within=10.0)

@@ -20,8 +20,6 @@ from pykubelet.api.types import Pod
 from pykubelet.app import Node
 from pykubelet.cli import table
 from pykubelet.cli.pods import age_text, ready_text, restarts, short_name, status_text
-from pykubelet.explain.service import Explainer
-from pykubelet.kit.clock import Clock
 from pykubelet.model.pod import namespace_of, uid_of
 from pykubelet.runtime.logs import LogFiles, open_log, parse_line
 
@@ -61,29 +59,14 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def explainer_of(node: Node, clock: Clock) -> Explainer:
-    return Explainer(
-        pods=node.pods,
-        states=node.phases,
-        status=node.statuses.get,
-        seen=node.cache.last_known,
-        lives=node.recorder,
-        workers=node.workers,
-        events=node.events,
-        runtime=node.runtime,
-        logs=LogFiles(),
-        clock=clock,
-    )
-
-
-def rows_of(node: Node, explainer: Explainer) -> list[Row]:
+def rows_of(node: Node) -> list[Row]:
     now = datetime.now(UTC)
     rows = []
-    for pod in sorted(explainer.pods(), key=lambda each: (namespace_of(each), short_name(each))):
+    for pod in sorted(node.explainer.pods(), key=lambda each: (namespace_of(each), short_name(each))):
         status = node.statuses.get(uid_of(pod))
         if status is not None:
             pod = msgspec.structs.replace(pod, status=status)
-        found = explainer.explain(pod)
+        found = node.explainer.explain(pod)
         count, _ = restarts(pod)
         ending = found.state == "ending"
         rows.append(

@@ -33,5 +33,8 @@ class Cause:
     advice: tuple[str, ...]
     shown: str
     """What `get pods` shows for it."""
+    brief: str = ""
+    """One sentence for conditions and events. Without one it is made of the lines of the chain that stay the same from
+    one look to the next."""
     final: bool = False
     """Nothing after it in the table matters once it is found."""

@@ -27,6 +27,7 @@ OTHER_CAUSES: Final[tuple[Cause, ...]] = (
         next="The agent tries again {when}.",
         advice=("look at the agent's log for this pod", "`pykubelet events {name}`"),
         shown="any",
+        brief="the pod cannot be brought to what its spec says: {problem}",
     ),
     Cause(
         id="waits-for-turn",

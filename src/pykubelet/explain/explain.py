@@ -6,6 +6,7 @@ that is final ends the walk; notes and mere progress appear only when nothing is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from pykubelet.explain.cause import Cause, State
@@ -19,6 +20,11 @@ from pykubelet.model.pod import namespace_of
 
 NO_MORE = "Nothing: it is not started again, and the pod stays as it is until it is made anew."
 RUNS_AGAIN = "It runs again; should it end once more, the agent starts it anew, later each time."
+PASSING = frozenset({"took", "again", "then", "lived", "failures", "left", "tries", "when"})
+"""Words that say something else at every look; a brief goes without them, or it would be news all the time."""
+PASSING_PARTS = re.compile(r'\s*"?\b(?=\w*\d)[0-9a-f]{12,}\b"?')
+"""Ids of sandboxes and containers in other programs' texts: new at every try."""
+GAP = re.compile(r"\{(\w+)\}")
 OUTCOMES = {Outcome.BEGUN: "under way", Outcome.DONE: "done", Outcome.FAILED: "failed", Outcome.NOTED: ""}
 
 
@@ -76,7 +82,13 @@ def _view(facts: PodFacts, cause: Cause, finding: Finding) -> CauseView:
         next=next_text,
         next_in=finding.next_in,
         advice=tuple(words.fill(line) for line in cause.advice),
+        brief=_brief(cause, words),
     )
+
+
+def _brief(cause: Cause, words: _Words) -> str:
+    lines = [cause.brief] if cause.brief else [line for line in cause.chain if PASSING.isdisjoint(GAP.findall(line))]
+    return PASSING_PARTS.sub("", "; ".join(words.fill(line) for line in lines or [cause.title]))
 
 
 class _Words(dict[str, str]):

@@ -122,14 +122,7 @@ def config_error(facts: PodFacts) -> Sequence[Finding]:
 
 
 def command_missing(facts: PodFacts) -> Sequence[Finding]:
-    found = list(_creating(facts))
-    for container in facts.containers():
-        # Some runtimes let the container end with the runtime's error instead of failing the start.
-        ended = container.last_end
-        if ended is not None and ended.reason in ("StartError", "ContainerCannotRun"):
-            words = {"said": first_line(ended.message or ""), "image": container.spec.image or ""}
-            found.append(_found(facts, container, words, since=seconds(ended.finished_at)))
-    return [f for f in found if is_command_trouble(f.words["said"])]
+    return [f for f in _creating(facts) if is_command_trouble(f.words["said"])]
 
 
 def create_failed(facts: PodFacts) -> Sequence[Finding]:
@@ -137,7 +130,20 @@ def create_failed(facts: PodFacts) -> Sequence[Finding]:
 
 
 def _creating(facts: PodFacts) -> Sequence[Finding]:
-    return _waiting(facts, reasons.CREATE_CONTAINER_ERROR, reasons.RUN_CONTAINER_ERROR)
+    """The start failed just now, or it did before and the next try has to wait (CrashLoopBackOff)."""
+    found = _waiting(facts, reasons.CREATE_CONTAINER_ERROR, reasons.RUN_CONTAINER_ERROR)
+    for container in facts.containers():
+        ended = container.last_end
+        known = container.is_running or any(each.subject == container.name for each in found)
+        if not known and ended is not None and ended.reason in ("StartError", "ContainerCannotRun"):
+            words = {
+                "said": first_line(ended.message or ""),
+                "image": container.spec.image or "",
+                "reason": container.waiting_reason or ended.reason,
+            }
+            due = _restart_in(facts, container, seconds(ended.finished_at))
+            found.append(_found(facts, container, words, since=seconds(ended.finished_at), next_in=due))
+    return found
 
 
 def _waiting(facts: PodFacts, *wanted: str) -> list[Finding]:
@@ -258,9 +264,16 @@ def memory_child(facts: PodFacts) -> Sequence[Finding]:
     found = []
     for container in facts.containers():
         run = facts.seen.container(container.name) if facts.seen is not None else None
-        if run is not None and run.state is ContainerState.RUNNING and run.reason == reasons.OOM_KILLED:
-            limits = container.spec.resources.limits if container.spec.resources is not None else {}
-            words = {"limit": str(limits.get("memory", "none"))}
+        if run is None or run.state is not ContainerState.RUNNING:
+            continue
+        limits = container.spec.resources.limits if container.spec.resources is not None else {}
+        limit = f"its memory limit is {limits.get('memory', 'not set')}"
+        kill = facts.failing(Step.OOM, container.name)
+        if kill is not None and kill.reason == "ChildKilled" and kill.last_at >= run.started_at / 1e9:
+            words = {"killed": kill.message, "limit": limit}
+            found.append(_found(facts, container, words, since=kill.at, next_in=None))
+        elif run.reason == reasons.OOM_KILLED:
+            words = {"killed": "a process was killed: its processes together hit a memory limit", "limit": limit}
             found.append(_found(facts, container, words, since=run.started_at / 1e9, next_in=None))
     return found
 
@@ -426,6 +439,7 @@ STEP_WORDS = {
     Step.ADMISSION: "admission",
     Step.CGROUP: "making its cgroup",
     Step.VOLUMES: "mounting volumes",
+    Step.CLAIMS: "preparing its resource claims",
     Step.SANDBOX: "making the sandbox",
     Step.PULL: "getting the image",
     Step.CREATE: "creating the container",
@@ -434,6 +448,8 @@ STEP_WORDS = {
     Step.PROBE: "probing",
     Step.EXIT: "a container ended",
     Step.BACKOFF: "waiting before the next start",
+    Step.OOM: "the kernel killed a process",
+    Step.EVICTION: "eviction",
     Step.KILL: "stopping",
     Step.CLEANUP: "giving back what it held",
     Step.SYNC: "bringing it to what its spec says",

@@ -74,6 +74,19 @@ def not_admitted(facts: PodFacts) -> Sequence[Finding]:
     return [Finding(words={"reason": reason, "message": first_line(message)}, since=_started(facts))]
 
 
+def evicted_measured(facts: PodFacts) -> Sequence[Finding]:
+    """Ended by this agent's own eviction, which wrote down what it had measured."""
+    entry = facts.failing(Step.EVICTION)
+    if entry is None or facts.phase != "Failed" or facts.status.reason != "Evicted":
+        return ()
+    own = entry.subject.endswith(".limit")
+    words = {
+        "why": entry.message.strip(),
+        "short": "a limit of its own on the node's disk" if own else f"the node ran short ({entry.subject})",
+    }
+    return [Finding(words=words, since=entry.at)]
+
+
 def evicted(facts: PodFacts) -> Sequence[Finding]:
     if facts.phase != "Failed" or facts.status.reason not in ("Evicted", "Preempting", "Preempted", "Terminated"):
         return ()

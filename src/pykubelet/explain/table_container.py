@@ -134,6 +134,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
             "containerd)",
         ),
         shown="ContainerCreating",
+        brief="{kind} {container} waits for image {image}, and the pull does not end",
     ),
     # --- configuration and creation -------------------------------------------------------------
     Cause(
@@ -211,6 +212,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
             "correct the hook so that it ends; `pykubelet restart {name}/{container}` starts over",
         ),
         shown="ContainerCreating",
+        brief="the postStart hook of {kind} {container} does not end",
     ),
     # --- crashes --------------------------------------------------------------------------------
     Cause(
@@ -238,6 +240,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
             "files in emptyDir volumes with medium Memory count, too",
         ),
         shown="OOMKilled, CrashLoopBackOff",
+        brief="{kind} {container} used more memory than its limit ({limit}) and the kernel killed it",
     ),
     Cause(
         id="probe-kills",
@@ -256,6 +259,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
             "the log before the restart: `pykubelet logs {name} -c {container} --previous`",
         ),
         shown="Running with restarts, CrashLoopBackOff",
+        brief="{kind} {container} is restarted because its {probe} probe ({asks}) fails",
     ),
     Cause(
         id="init-failed",
@@ -272,6 +276,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
             "correct what it complains about",
         ),
         shown="Init:Error, Init:CrashLoopBackOff",
+        brief="init container {container} keeps failing ({exit})",
     ),
     Cause(
         id="failed-for-good",
@@ -288,6 +293,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
             "to have it tried again, set restartPolicy: OnFailure",
         ),
         shown="Error",
+        brief="{kind} {container} has failed ({exit}) and will not run again (restartPolicy {policy})",
     ),
     Cause(
         id="crash-loop",
@@ -305,6 +311,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
             "a program that ends with 0 and should not be started again needs restartPolicy: OnFailure or Never",
         ),
         shown="Error, Completed, CrashLoopBackOff",
+        brief="the program of {kind} {container} keeps ending ({exit})",
     ),
     # --- running, not ready ---------------------------------------------------------------------
     Cause(
@@ -320,6 +327,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
         next="The agent probes again {when}.",
         advice=("raise failureThreshold × periodSeconds above the time the program needs to come up",),
         shown="Running, not ready",
+        brief="the startup probe of {kind} {container} ({asks}) has not passed yet",
     ),
     Cause(
         id="probe-readiness",
@@ -337,6 +345,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
             "check port and path of the probe, and that the program listens on all addresses, not only on 127.0.0.1",
         ),
         shown="Running, not ready",
+        brief="the readiness probe of {kind} {container} ({asks}) fails",
     ),
     Cause(
         id="probe-liveness",
@@ -351,6 +360,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
         next="The agent probes again {when}.",
         advice=("see what it says: `pykubelet logs {name} -c {container}`",),
         shown="Running",
+        brief="the liveness probe of {kind} {container} ({asks}) fails",
     ),
     Cause(
         id="readiness-gate",
@@ -369,7 +379,7 @@ CONTAINER_CAUSES: Final[tuple[Cause, ...]] = (
         find=container.memory_child,
         chain=(
             "{kind} {container} runs, but a process inside it was killed by the kernel",
-            "together its processes used more memory than the limit ({limit})",
+            "{killed}; {limit}",
         ),
         next="Nothing: the container's first process goes on.",
         advice=("raise resources.limits.memory or run fewer workers",),

@@ -126,6 +126,21 @@ POD_CAUSES: Final[tuple[Cause, ...]] = (
         final=True,
     ),
     Cause(
+        id="evicted-measured",
+        title="The node ended the pod because it ran short, or because the pod broke a limit of its own",
+        state=State.FAILED,
+        find=pod.evicted_measured,
+        chain=("the node ended the pod (Evicted): {short}", "{why}"),
+        next="Nothing: an evicted pod stays ended until it is made anew.",
+        advice=(
+            "give the pod requests that cover what it really uses, so that it is among the last to be evicted",
+            "free what is short on the node: disk (`pykubelet image ls`), memory (`pykubelet top pods`)",
+            "if it broke a limit of its own, raise that limit or have it write less",
+        ),
+        shown="Evicted",
+        final=True,
+    ),
+    Cause(
         id="evicted",
         title="The node ended the pod to save itself or a more important pod",
         state=State.FAILED,

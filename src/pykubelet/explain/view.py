@@ -25,6 +25,8 @@ class CauseView:
     next: str
     next_in: float | None
     advice: tuple[str, ...]
+    brief: str = ""
+    """In one sentence, without anything that changes while the trouble stays the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,7 +138,11 @@ class ImageGc:
             return freed + gained
 
     async def remove_unused(self) -> int:
-        """Remove every image that may go, whatever the disk says; bytes freed. Raises CriError when none could be."""
+        """Remove every image that may go, whatever the disk says; bytes freed. Raises CriError when none could be.
+
+        However young: an image that was pulled for a container to come is in use already, because its pod names it,
+        and a pod must not go for an image that nobody wants.
+        """
         async with self._lock:
             began = await self._look()
             freed, stuck = await self._remove_for_space(began, None)
@@ -248,7 +252,8 @@ class ImageGc:
     async def _remove_for_space(self, now: float, wanted: int | None) -> tuple[int, dict[str, str]]:
         """Remove until `wanted` bytes are free, None = all that may go; bytes freed, and what the runtime refused."""
         freed, stuck = 0, {}
-        for image in old_enough(removable(self._known.values(), now), self._policy, now):
+        free = removable(self._known.values(), now)
+        for image in old_enough(free, self._policy, now) if wanted is not None else free:
             if wanted is not None and freed >= wanted:
                 break
             if (problem := await self._remove(image, "space")) is None:

@@ -144,6 +144,37 @@ async def gather_all(*work: Coroutine[Any, Any, T]) -> list[T]:
     return [task.result() for task in tasks]
 
 
+async def first_of(*work: Coroutine[Any, Any, T]) -> T:
+    """Run all until one ends; its result or error. The others are cancelled and waited for."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()
+
+
+class Ending:
+    """The end of something that has no callback for it, as an event for any number of waiters.
+
+    `work` must end by itself when its owner closes; whatever it raises only means the end.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, Any], *, name: str) -> None:
+        self._task = asyncio.create_task(work, name=name)
+
+    async def wait(self) -> None:
+        """Cancelling this leaves the work alone."""
+        await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            self._task.exception()
+
+
 async def periodic(clock: Clock, period: float, work: Callable[[], Awaitable[None]]) -> None:
     """Do `work` now and then again `period` seconds after each pass ended, until cancelled."""
     while True:

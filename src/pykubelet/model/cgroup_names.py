@@ -27,10 +27,23 @@ def cgroupfs_path(parts: tuple[str, ...], root: str = "/") -> str:
 
 
 def systemd_path(parts: tuple[str, ...], root: str = "/") -> str:
-    """`/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice`"""
-    escaped = [part.replace("-", "_") for part in parts]
-    slices = ["-".join(escaped[: index + 1]) + ".slice" for index in range(len(escaped))]
-    return "/".join((root.rstrip("/"), *slices))
+    """`/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice`; parts of a root come first."""
+    above = tuple(part.removesuffix(".slice") for part in root.split("/") if part)
+    # A root given as systemd shows it repeats its parents already: only its last name counts.
+    above = tuple(above[-1].split("-")) if root.endswith(".slice") else tuple(_escaped(part) for part in above)
+    names = (*above, *(_escaped(part) for part in parts))
+    return "".join(f"/{'-'.join(names[: index + 1])}.slice" for index in range(len(names)))
+
+
+def _escaped(part: str) -> str:
+    return part.replace("-", "_")
+
+
+def named_path(name: str, *, driver: str) -> str:
+    """Where a group is that an administrator named: a path, or for systemd a slice with or without its parents."""
+    if driver == "systemd":
+        return systemd_path((), name if name.endswith(".slice") else f"/{name.strip('/')}")
+    return f"/{name.strip('/')}"
 
 
 def driver_path(parts: tuple[str, ...], *, driver: str, root: str = "/") -> str:

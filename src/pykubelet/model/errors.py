@@ -52,6 +52,10 @@ class InvalidArgument(CriError):
     """The runtime says that the request itself is wrong."""
 
 
+class Exhausted(CriError):
+    """The runtime has too much to do at once; later it may have room again."""
+
+
 class ExecTimedOut(CriError):
     """A command run inside a container did not finish in its time."""
 

@@ -17,6 +17,8 @@ from pykubelet.kit.clock import Clock
 
 ENTRIES_PER_POD = 48
 PODS_KEPT = 500
+QUICK = 0.5
+"""Seconds; a routine step that takes longer is worth a line."""
 
 
 class Step(enum.Enum):
@@ -26,6 +28,7 @@ class Step(enum.Enum):
     ADMISSION = "admission"
     CGROUP = "cgroup"
     VOLUMES = "volumes"
+    CLAIMS = "claims"
     SANDBOX = "sandbox"
     PULL = "pull"
     CREATE = "create"
@@ -34,6 +37,8 @@ class Step(enum.Enum):
     PROBE = "probe"
     EXIT = "exit"
     BACKOFF = "backoff"
+    OOM = "oom"
+    EVICTION = "eviction"
     KILL = "kill"
     CLEANUP = "cleanup"
     SYNC = "sync"
@@ -94,8 +99,12 @@ class LifeRecorder:
         self._add(uid, step, subject, Outcome.FAILED, reason, message)
 
     @contextlib.contextmanager
-    def step(self, uid: str, step: Step, subject: str = "") -> Iterator[LifeEntry]:
-        """Record a step that takes time; an exception marks it failed with its text and passes on."""
+    def step(self, uid: str, step: Step, subject: str = "", *, routine: bool = False) -> Iterator[LifeEntry]:
+        """Record a step that takes time; an exception marks it failed with its text and passes on.
+
+        A `routine` step is taken at every sync: once it was done, doing it again is not worth a line as long as it is
+        quick, or a day of syncs would push out everything else.
+        """
         entry = self._append(uid, LifeEntry(at=self._clock.now(), step=step, subject=subject, outcome=Outcome.BEGUN))
         begun = self._clock.monotonic()
         try:
@@ -108,6 +117,9 @@ class LifeRecorder:
             entry.outcome = Outcome.DONE
         finally:
             entry.seconds = self._clock.monotonic() - begun
+            if routine and entry.seconds < QUICK and self._was_done(uid, entry):
+                life = self._life(uid)
+                life.entries = deque((each for each in life.entries if each is not entry), maxlen=ENTRIES_PER_POD)
             self._tell(uid, entry)
 
     def life(self, uid: str) -> PodLife | None:
@@ -132,6 +144,12 @@ class LifeRecorder:
         entry = LifeEntry(at=now, step=step, subject=subject, outcome=outcome, reason=reason, message=message)
         self._append(uid, entry)
         self._tell(uid, entry)
+
+    def _was_done(self, uid: str, entry: LifeEntry) -> bool:
+        """Whether the same step was done before, and this one is, too."""
+        earlier = (each for each in reversed(self._life(uid).entries) if each is not entry)
+        same = next((each for each in earlier if (each.step, each.subject) == (entry.step, entry.subject)), None)
+        return entry.outcome is Outcome.DONE and same is not None and same.outcome is Outcome.DONE
 
     def _append(self, uid: str, entry: LifeEntry) -> LifeEntry:
         entry.last_at = entry.at

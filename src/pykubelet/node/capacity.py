@@ -58,12 +58,15 @@ def pod_capacity(cpus: int, settings: CgroupSettings) -> int:
     return settings.max_pods
 
 
+def quantities(texts: Mapping[str, str]) -> Amounts:
+    return {name: Quantity.parse(text) for name, text in texts.items()}
+
+
 def reserved(settings: ReservationSettings) -> Amounts:
     """What is kept for the system and for Kubernetes' own programs together."""
     total: Amounts = {}
-    for amounts in (settings.system_reserved, settings.kube_reserved):
-        for name, text in amounts.items():
-            amount = Quantity.parse(text)
+    for texts in (settings.system_reserved, settings.kube_reserved):
+        for name, amount in quantities(texts).items():
             total[name] = total[name] + amount if name in total else amount
     if settings.reserved_system_cpus:
         # Whole CPUs kept by number: their count stands in for whatever both reservations say.

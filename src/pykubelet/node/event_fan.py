@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 from pykubelet.api.types import Pod
-from pykubelet.model.events import EventSink
+
+
+class AnnotatedSink(Protocol):
+    def pod_event(
+        self,
+        pod: Pod,
+        kind: str,
+        reason: str,
+        message: str,
+        *,
+        field_path: str = "",
+        annotations: Mapping[str, str] | None = None,
+    ) -> None: ...
+
+    def node_event(self, kind: str, reason: str, message: str) -> None: ...
 
 
 class EventFan:
-    def __init__(self, *sinks: EventSink) -> None:
+    def __init__(self, *sinks: AnnotatedSink) -> None:
         self._sinks = sinks
 
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+    def pod_event(
+        self,
+        pod: Pod,
+        kind: str,
+        reason: str,
+        message: str,
+        *,
+        field_path: str = "",
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         for sink in self._sinks:
-            sink.pod_event(pod, kind, reason, message, field_path=field_path)
+            sink.pod_event(pod, kind, reason, message, field_path=field_path, annotations=annotations)
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         for sink in self._sinks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pykubelet.api.types import Pod
@@ -47,7 +47,16 @@ class LocalEvents:
     def listen(self, listener: Callable[[LocalEvent], None]) -> None:
         self._listeners.append(listener)
 
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+    def pod_event(
+        self,
+        pod: Pod,
+        kind: str,
+        reason: str,
+        message: str,
+        *,
+        field_path: str = "",
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         self._note(
             LocalEvent(
                 kind=kind,

@@ -21,12 +21,14 @@ from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, ApiNotFound, CriError, Forbidden
 from pykubelet.model.events import EventSink
 from pykubelet.model.reasons import NORMAL
 from pykubelet.node.own import OwnNode
 from pykubelet.node.register import NodeIdentity, adopt, initial_node, with_own_annotations, with_platform_labels
 from pykubelet.node.setters import NodeFacts, is_ready, node_status, now_is, same_status, transitions
+from pykubelet.node.startup import StartupTimes
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class NodeReporter:
         reset_extended: Callable[[], bool] = lambda: False,
         volumes_reported: Callable[[Sequence[str]], None] = lambda names: None,
         set_pod_cidr: SetPodCidr = ignore_pod_cidr,
+        startup: StartupTimes | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`reset_extended`: whether vendors' resources listed by an existing Node are stale (no device checkpoint)."""
@@ -94,6 +97,7 @@ class NodeReporter:
         self._reset_extended = reset_extended
         self._volumes_reported = volumes_reported
         self._set_pod_cidr = set_pod_cidr
+        self._startup = startup or StartupTimes(clock=clock, metrics=Registry())
         self._rng = rng or random.Random()
         self._due = Signal()
         self._was_ready = False
@@ -158,12 +162,14 @@ class NodeReporter:
 
     async def _try_register(self) -> None:
         status = node_status(NodeStatus(), await self._gather.facts(()))
+        self._startup.attempted()
         try:
             created = await self._in_time(self._client.create(initial_node(self._identity, status)))
         except (ApiAlreadyExists, Forbidden):
             # Forbidden too: a node may be allowed to change itself and not to make itself.
             await self._adopt()
             return
+        self._startup.registered()
         logger.info("node registered", extra={"node": self._identity.name})
         self._reported(NodeStatus(), created, changed=True)
 
@@ -229,6 +235,7 @@ class NodeReporter:
             self._events.node_event(each.kind, each.reason, each.message)
         if is_ready(answer.status) and not self._was_ready:
             self._was_ready = True
+            self._startup.ready()
             logger.info("the node is ready", extra={"node": self._identity.name})
         self._volumes_reported(answer.status.volumes_in_use)
 

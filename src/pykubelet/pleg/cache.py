@@ -1,4 +1,4 @@
-"""The newest known runtime status of every pod, and a way to wait for a newer one.
+"""The newest known runtime status of every pod, and how new it is.
 
 PLEG writes, workers read. A status is as new as the moment its listing was started. A full relist that
 found a pod unchanged makes its status that much newer, and says that unknown pods have nothing in the
@@ -8,7 +8,6 @@ Does not cover: how statuses are obtained (inspect.py) and when (relist.py).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,16 +25,9 @@ class _Entry:
     """When the listing behind the status, or the attempt that failed, was started."""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    wanted: float
-    answer: asyncio.Future[None]
-
-
 class PodStatusCache:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
-        self._waiters: dict[str, list[_Waiter]] = {}
         self._stale: dict[str, float] = {}
         """Pods that a relist found changed, with the time it was started; they wait for an inspection."""
         self._global = NEVER
@@ -89,7 +81,6 @@ class PodStatusCache:
         """Forget the pod; from now on it is one the runtime does not know."""
         self._entries.pop(uid, None)
         self._stale.pop(uid, None)
-        self._wake(uid)
 
     def relisted(self, started: float, *, changed: Iterable[str]) -> None:
         """A full listing that was started at `started` has ended; `changed` pods are yet to be inspected."""
@@ -98,19 +89,6 @@ class PodStatusCache:
         for uid, entry in list(self._entries.items()):
             if entry.at <= started and uid not in self._stale and _is_empty(entry.status):
                 del self._entries[uid]  # the listing says the same about it as about any unknown pod
-        for uid in list(self._waiters):
-            self._wake(uid)
-
-    async def wait_newer_than(self, uid: str, observed_at: float) -> PodRuntimeStatus:
-        """The first status known to hold at or after `observed_at`; raises if that inspection failed."""
-        while self.age_of(uid) < observed_at:
-            waiter = _Waiter(observed_at, asyncio.get_running_loop().create_future())
-            self._waiters.setdefault(uid, []).append(waiter)
-            try:
-                await waiter.answer
-            finally:
-                self._forget(uid, waiter)
-        return self.get(uid)
 
     def _empty(self, uid: str) -> PodRuntimeStatus:
         return PodRuntimeStatus(uid=uid, observed_at=self._global)
@@ -119,23 +97,6 @@ class PodStatusCache:
         # An inspection begun before the relist may not have seen what the relist saw.
         if at >= self._stale.get(uid, NEVER):
             self._stale.pop(uid, None)
-        self._wake(uid)
-
-    def _wake(self, uid: str) -> None:
-        waiting = self._waiters.get(uid)
-        if not waiting:
-            return
-        age = self.age_of(uid)
-        for waiter in waiting:
-            if waiter.wanted <= age and not waiter.answer.done():
-                waiter.answer.set_result(None)
-
-    def _forget(self, uid: str, waiter: _Waiter) -> None:
-        waiting = self._waiters.get(uid, [])
-        if waiter in waiting:
-            waiting.remove(waiter)
-        if not waiting:
-            self._waiters.pop(uid, None)
 
 
 def _is_empty(status: PodRuntimeStatus) -> bool:

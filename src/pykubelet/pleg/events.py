@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import CriError, Unimplemented
 from pykubelet.model.runtime_status import ContainerEvent
 
@@ -43,6 +44,7 @@ class EventFeed:
         clock: Clock,
         on_event: Callable[[ContainerEvent], None],
         on_change: Callable[[bool], None],
+        metrics: Registry | None = None,
     ) -> None:
         self._sources = tuple(sources)
         self._clock = clock
@@ -51,6 +53,7 @@ class EventFeed:
         self._pause = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._source = ""
         self._complained = False
+        self._measure = _Measures(metrics or Registry())
 
     @property
     def active(self) -> bool:
@@ -93,6 +96,8 @@ class EventFeed:
         try:
             async for event in stream:
                 self._believe(source)
+                if event.created_at:
+                    self._measure.latency.observe(max(0.0, self._clock.now() - event.created_at / 1e9))
                 self._on_event(event)
         finally:
             trial.cancel()
@@ -104,6 +109,7 @@ class EventFeed:
         if self._source != source.name:
             self._pause.reset()
             self._complained = False
+            self._measure.opened.inc()
             logger.info("runtime events are followed", extra={"source": source.name})
             self._set_source(source.name)
 
@@ -114,7 +120,16 @@ class EventFeed:
             self._on_change(bool(name))
 
     def _complain(self, source: EventSource, error: CriError | None) -> None:
+        self._measure.broken.inc()
         level = logging.DEBUG if self._complained else logging.WARNING
         self._complained = True
         problem = str(error) if error is not None else "the runtime ended it"
         logger.log(level, "event stream broke, will be opened again", extra={"source": source.name, "problem": problem})
+
+
+class _Measures:
+    def __init__(self, metrics: Registry) -> None:
+        prefix = "kubelet_evented_pleg_connection"
+        self.opened = metrics.counter(f"{prefix}_success_count", "Event streams of the runtime that worked.")
+        self.broken = metrics.counter(f"{prefix}_error_count", "Event streams of the runtime that broke.")
+        self.latency = metrics.histogram(f"{prefix}_latency_seconds", "From an event in the runtime to its arrival.")

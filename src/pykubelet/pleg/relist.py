@@ -108,7 +108,9 @@ class Pleg:
             begun=self._begun,
             inspected=self._inspected,
         )
-        self._feed = EventFeed(sources=sources, clock=clock, on_event=self.hint, on_change=self._stream_changed)
+        self._feed = EventFeed(
+            sources=sources, clock=clock, on_event=self.hint, on_change=self._stream_changed, metrics=metrics
+        )
         self._wants: dict[str, _Want] = {}
         self._unknown: dict[str, tuple[float, EventKind]] = {}
         self._due_changed = Signal()
@@ -152,6 +154,11 @@ class Pleg:
             return True, ""
         threshold = format_duration(self._settings.unhealthy_after)
         return False, f"pleg was last seen active {format_duration(elapsed)} ago; threshold is {threshold}"
+
+    def problems(self) -> list[str]:
+        """What the Node's Ready condition says about us; nothing while we are well."""
+        well, why = self.healthy()
+        return [] if well else [f"PLEG is not healthy: {why}"]
 
     def snapshot(self) -> PlegSnapshot:
         return PlegSnapshot(

@@ -78,6 +78,8 @@ class Verdict:
     rejection: Rejection | None = None
     victims: tuple[Pod, ...] = ()
     """Pods to stop first; only ever for an admitted critical pod."""
+    short_of: str = ""
+    """The resource for want of which; the first when there are several."""
 
     @property
     def admitted(self) -> bool:
@@ -239,16 +241,6 @@ def needed_features(pod: Pod) -> list[str]:
     return needed
 
 
-def check_resource_claims(pod: Pod, _context: AdmissionContext) -> Rejection | None:
-    """Without dynamic resource allocation the containers would start and lack their devices."""
-    if not pod.spec.resource_claims:
-        return None
-    return Rejection(
-        reason="PodFeatureUnsupported",
-        message="Pod requires node features that are not available: DynamicResourceAllocation (spec.resourceClaims)",
-    )
-
-
 def check_shutdown(_pod: Pod, context: AdmissionContext) -> Rejection | None:
     if not context.shutting_down:
         return None
@@ -265,7 +257,6 @@ _AFTER_ALLOCATION: Final[tuple[Check, ...]] = (
     check_apparmor,
     check_pod_level_resources,
     check_declared_features,
-    check_resource_claims,
     check_shutdown,
 )
 
@@ -287,4 +278,6 @@ def decide_admission(pod: Pod, context: AdmissionContext, chain: Sequence[Check]
     if not is_critical(pod):
         return Verdict()
     lacking = _lacking(_failures(pod, context))
-    return Verdict(victims=tuple(choose_victims(pod, context.others, lacking)) if lacking else ())
+    if not lacking:
+        return Verdict()
+    return Verdict(victims=tuple(choose_victims(pod, context.others, lacking)), short_of=lacking[0].resource)

@@ -16,6 +16,7 @@ import msgspec
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import (
     Container,
+    NodeSelector,
     NodeSelectorRequirement,
     NodeSelectorTerm,
     Pod,
@@ -192,9 +193,12 @@ def matches_node(pod: Pod, node: NodeInfo) -> bool:
         return False
     affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
-    if required is None:
-        return True
-    return any(_term_matches(term, node) for term in required.node_selector_terms)
+    return required is None or matches_selector(required, node)
+
+
+def matches_selector(selector: NodeSelector, node: NodeInfo) -> bool:
+    """Any of its terms."""
+    return any(_term_matches(term, node) for term in selector.node_selector_terms)
 
 
 def _term_matches(term: NodeSelectorTerm, node: NodeInfo) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, assert_never
 
 from pykubelet.api.types import ContainerStatus, Pod, PodStatus, Probe
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.log import current_pod
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.life import Step as LifeStep
@@ -123,6 +124,8 @@ class ProbeWorker:
         """Something changed, or time passed: decide anew. Never waits."""
         if self._asking is not None or self._ended:
             return
+        # Timers and tasks made from here on inherit it; the caller may have been about another pod.
+        current_pod.set(readable(self.pod))
         self._disarm()
         status = self._tools.statuses.get(uid_of(self.pod))
         if status is None:

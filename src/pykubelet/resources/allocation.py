@@ -63,6 +63,9 @@ class Verdict(Protocol):
     @property
     def victims(self) -> Sequence[Pod]: ...
 
+    @property
+    def short_of(self) -> str: ...
+
 
 class Admission(Protocol):
     def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict: ...
@@ -102,7 +105,7 @@ class Allocations:
         self._unsaved = Signal()
         self.on_change: Callable[[str], None] = lambda uid: None
         """Told which pod has a new promise or a new word about its resize."""
-        self.preempt: Callable[[Pod], None] = lambda victim: None
+        self.preempt: Callable[[Pod, str], None] = lambda victim, short_of: None
         allocated.on_change = actuated.on_change = self._unsaved.set
         self._requested = metrics.counter(
             "kubelet_container_requested_resizes_total",
@@ -271,7 +274,7 @@ class Allocations:
             return False
         self._promise(pod)
         for victim in verdict.victims:
-            self.preempt(victim)
+            self.preempt(victim, verdict.short_of)
         self._conditions.clear_pending(uid)
         self._conditions.clear_in_progress(uid)
         self._conditions.set_in_progress(pod)

@@ -1,8 +1,8 @@
 """Cgroups of pods and of the service classes above them: made before a pod's sandbox, removed after it.
 
 The class groups follow the pods: they are brought up to date when a pod comes or goes and once a minute. Limits
-come from `pod_limits.py`; writing files is the host's business. What kubepods itself is limited to (node
-allocatable) comes from `node_limits`.
+come from `pod_limits.py`; writing files is the host's business, and with systemd each group is a slice of it too.
+Does not cover what all pods together are limited to (node_allocatable.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from pykubelet.api.types import Pod, PodSpec
 from pykubelet.kit.clock import Clock
 from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits
-from pykubelet.model.cgroup_names import class_parts, driver_path, pod_parts, uid_from_name
+from pykubelet.model.cgroup_names import class_parts, driver_path, named_path, pod_parts, uid_from_name
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import QosClass, uid_of
 from pykubelet.resources.pod_limits import CgroupRules, PodShare, class_limits, pod_limits, share_of
@@ -46,7 +46,41 @@ class CgroupHost(Protocol):
 
     def children(self, path: str) -> Sequence[str]: ...
 
+    def join(self, path: str, pid: int) -> None:
+        """Move a process into a group, which is made if missing. OSError when the host refuses."""
+        ...
+
     async def destroy(self, path: str) -> None: ...
+
+
+class Existing(Protocol):
+    def exists(self, path: str) -> bool: ...
+
+
+def lacks_root(host: Existing, rules: CgroupRules) -> bool:
+    """Whether the group that all pods are to be in was named and is not there; it must not be made by accident."""
+    named = bool(rules.root.strip("/"))
+    return named and not host.exists(named_path(rules.root, driver=rules.driver))
+
+
+class Slices(Protocol):
+    """Who must agree before a group is made, changed or removed (systemd). OSError when it does not."""
+
+    async def hold(self, path: str, limits: CgroupLimits) -> None:
+        """Have the group with these limits, whether it was there or not."""
+        ...
+
+    async def drop(self, path: str) -> None:
+        """Give the group up; not there is success."""
+        ...
+
+
+class NoSlices:
+    """Plain cgroupfs: nobody is asked."""
+
+    async def hold(self, path: str, limits: CgroupLimits) -> None: ...
+
+    async def drop(self, path: str) -> None: ...
 
 
 class PodCgroups:
@@ -62,14 +96,16 @@ class PodCgroups:
         active: Callable[[], Iterable[Pod]],
         in_force: Callable[[Pod], Pod],
         clock: Clock,
-        node_limits: Callable[[], CgroupLimits] = CgroupLimits,
+        slices: Slices | None = None,
     ) -> None:
         self._host = host
         self._rules = rules
         self._active = active
         self._in_force = in_force
         self._clock = clock
-        self._node_limits = node_limits
+        self._slices: Slices = slices or NoSlices()
+        self._refreshing = asyncio.Lock()
+        """Around the class groups: an older sum must not be written after a newer one."""
         self._made: dict[str, str] = {}
         self._classes: dict[QosClass, CgroupLimits] = {}
         self._shares: dict[str, tuple[PodSpec, PodShare]] = {}
@@ -77,25 +113,28 @@ class PodCgroups:
     async def run(self) -> None:
         if not self._rules.enabled:
             await asyncio.Event().wait()
-        root = self._rules.root
-        if root.strip("/") and not self._host.exists(root):
-            raise PykubeletError(f"cgroupRoot (--cgroup-root): the cgroup {root} does not exist")
+        if lacks_root(self._host, self._rules):
+            raise PykubeletError(f"cgroupRoot (--cgroup-root): the cgroup {self._rules.root} does not exist")
         while True:
             self._classes.clear()
             try:
-                self.refresh()
+                await self.refresh()
             except OSError as error:
                 logger.warning("cgroups of the service classes cannot be kept, will retry", extra={"error": str(error)})
             await self._clock.sleep(REFRESH_EVERY)
 
-    def refresh(self) -> None:
+    async def refresh(self) -> None:
         """Bring the groups of the classes to what the active pods ask for."""
-        wanted = class_limits([self._share(pod) for pod in self._active()], self._rules)
-        wanted[QosClass.GUARANTEED] = wanted[QosClass.GUARANTEED].over(self._node_limits())
-        for qos, limits in wanted.items():
-            if self._classes.get(qos) != limits:
-                self._host.create(self._path(class_parts(qos)), limits)
-                self._classes[qos] = limits
+        async with self._refreshing:
+            wanted = class_limits([self._share(pod) for pod in self._active()], self._rules)
+            for qos, limits in wanted.items():
+                if self._classes.get(qos) != limits:
+                    await self._create(self._path(class_parts(qos)), limits)
+                    self._classes[qos] = limits
+
+    async def _create(self, path: str, limits: CgroupLimits) -> None:
+        await self._slices.hold(path, limits)
+        self._host.create(path, limits)
 
     def _share(self, pod: Pod) -> PodShare:
         """Kept while the spec is the same object: a burst of pods would add up all pods for each of them."""
@@ -119,10 +158,10 @@ class PodCgroups:
         there = self._host.exists(path)
         if there and uid in self._made:
             return
-        self.refresh()
+        await self.refresh()
         # A group from before may hold containers in the middle of a resize: it gets what is in force, not what
         # is to come. And it may have been made by an agent that was killed before it wrote the limits.
-        self._host.create(path, pod_limits(self._in_force(pod) if there else pod, self._rules))
+        await self._create(path, pod_limits(self._in_force(pod) if there else pod, self._rules))
         self._made[uid] = path
 
     async def remove(self, uid: str) -> None:
@@ -130,10 +169,11 @@ class PodCgroups:
             return
         known = self._made.get(uid)
         for path in [known] if known else self._paths_of(uid):
+            await self._slices.drop(path)
             await self._host.destroy(path)
         self._made.pop(uid, None)
         self._shares.pop(uid, None)
-        self.refresh()
+        await self.refresh()
 
     # --- resizes --------------------------------------------------------------------------------
 
@@ -147,9 +187,12 @@ class PodCgroups:
     def memory_usage(self, pod: Pod) -> int | None:
         return self._host.memory_usage(self._path(pod_parts(pod))) if self._rules.enabled else None
 
-    def change(self, pod: Pod, limits: CgroupLimits) -> None:
+    async def change(self, pod: Pod, limits: CgroupLimits) -> None:
         """OSError when the kernel refuses, for instance a memory limit below what is in use."""
-        self._host.apply(self._path(pod_parts(pod)), limits)
+        path = self._path(pod_parts(pod))
+        # The kernel first: systemd would take what the kernel refuses, and write it again at its next reload.
+        self._host.apply(path, limits)
+        await self._slices.hold(path, limits)
 
     # --- leftovers ------------------------------------------------------------------------------
 

@@ -36,6 +36,10 @@ class CgroupRules:
     """Gate MemoryQoS on a cgroup v2 host."""
     tiered_reservation: bool = False
     """With `memory_qos`: memory that was requested is protected from reclaim, class by class."""
+    memory_reserve_percent: int = 0
+    """Gate QOSReserved: how much of what a class requested is kept from the classes below it."""
+    allocatable_memory_bytes: int = 0
+    """What all pods together may use; only for `memory_reserve_percent`."""
     unthrottled: Callable[[Pod], bool] = lambda pod: False
     """Pods with exclusive CPUs, which no quota may slow down."""
 
@@ -113,10 +117,32 @@ def class_limits(shares: Iterable[PodShare], rules: CgroupRules) -> dict[QosClas
             milli += share.milli_cpu
     hugepages = dict.fromkeys(rules.hugepage_sizes, UNBOUNDED_HUGEPAGES)
     upper, lower = _class_protection(memory, rules)
+    most = _class_ceilings(memory, rules)
     return {
         QosClass.GUARANTEED: CgroupLimits(unified=upper),
-        QosClass.BURSTABLE: CgroupLimits(cpu_shares=milli_to_shares(milli), hugepages=hugepages, unified=lower),
-        QosClass.BEST_EFFORT: CgroupLimits(cpu_shares=MIN_SHARES, hugepages=hugepages),
+        QosClass.BURSTABLE: CgroupLimits(
+            cpu_shares=milli_to_shares(milli),
+            memory_bytes=most[QosClass.BURSTABLE],
+            hugepages=hugepages,
+            unified=lower,
+        ),
+        QosClass.BEST_EFFORT: CgroupLimits(
+            cpu_shares=MIN_SHARES, memory_bytes=most[QosClass.BEST_EFFORT], hugepages=hugepages
+        ),
+    }
+
+
+def _class_ceilings(memory: dict[QosClass, int], rules: CgroupRules) -> dict[QosClass, int | None]:
+    """Memory of the lower classes, where part of what the higher ones requested is kept from them."""
+    if not rules.memory_reserve_percent:
+        return dict.fromkeys(QosClass)
+    kept = {qos: asked * rules.memory_reserve_percent // 100 for qos, asked in memory.items()}
+    burstable = max(0, rules.allocatable_memory_bytes - kept[QosClass.GUARANTEED])
+    # 0 would mean "no limit" to whoever writes it.
+    return {
+        QosClass.GUARANTEED: None,
+        QosClass.BURSTABLE: max(1, burstable),
+        QosClass.BEST_EFFORT: max(1, burstable - kept[QosClass.BURSTABLE]),
     }
 
 

@@ -6,12 +6,14 @@ may take as long as it likes, as upstream lets it. Any HTTP answer counts as suc
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from typing import Protocol
 
 from pykubelet.api.types import ExecAction, HTTPGetAction, LifecycleHandler, Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import CriError, PykubeletError
 from pykubelet.model.pod import AnyContainer, log_form
 
@@ -29,10 +31,13 @@ class HookHttp(Protocol):
 
 
 class LifecycleHooks:
-    def __init__(self, *, cri: CriClient, http: HookHttp, clock: Clock) -> None:
+    def __init__(self, *, cri: CriClient, http: HookHttp, clock: Clock, metrics: Registry) -> None:
         self._cri = cri
         self._http = http
         self._clock = clock
+        self._cut_short = metrics.counter(
+            "kubelet_sleep_action_terminated_early_total", "Sleep hooks that ended before their time was over."
+        )
 
     async def run(self, pod: Pod, container: AnyContainer, container_id: str, hook: LifecycleHandler) -> None:
         if hook.exec is not None:
@@ -40,12 +45,19 @@ class LifecycleHooks:
         elif hook.http_get is not None:
             await self._http_get(pod, container, hook.http_get)
         elif hook.sleep is not None:
-            await self._clock.sleep(hook.sleep.seconds or 0)
+            await self._sleep(hook.sleep.seconds or 0)
         else:
             raise HookFailed(
                 f'Lifecycle hook for Container "{container.name}" in Pod "{log_form(pod)}" failed - '
                 "error: only exec, httpGet and sleep hooks can be run"
             )
+
+    async def _sleep(self, seconds: int) -> None:
+        try:
+            await self._clock.sleep(seconds)
+        except asyncio.CancelledError:
+            self._cut_short.inc()
+            raise
 
     async def _exec(self, pod: Pod, container: AnyContainer, container_id: str, action: ExecAction) -> None:
         command = shlex.join(action.command)

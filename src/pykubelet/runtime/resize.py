@@ -55,7 +55,7 @@ class PodGroups(Protocol):
 
     def memory_usage(self, pod: Pod) -> int | None: ...
 
-    def change(self, pod: Pod, limits: CgroupLimits) -> None:
+    async def change(self, pod: Pod, limits: CgroupLimits) -> None:
         """OSError when the kernel refuses."""
         ...
 
@@ -206,7 +206,7 @@ class PodResizer:
         # The runtime hears first: it may refuse, and then nothing has changed yet.
         await self._tell_sandbox(work, after)
         try:
-            self._groups.change(work.pod, limits)
+            await self._groups.change(work.pod, limits)
         except OSError:
             await self._tell_sandbox(work, before)
             raise

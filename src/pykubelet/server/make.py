@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from pykubelet.certs.self_signed import ensure_self_signed
+from pykubelet.certs.serving import SERVING_PREFIX
 from pykubelet.kit.clock import Clock
 from pykubelet.server.app import NodeServer, ServerGates, ServerViews
 from pykubelet.server.reviews import Creates, KubeReviewer
@@ -24,7 +25,7 @@ from pykubelet.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-BOOTSTRAPPED = "kubelet-server-current.pem"
+BOOTSTRAPPED = f"{SERVING_PREFIX}-current.pem"
 DEBUG_FROM = 4
 
 

@@ -7,6 +7,7 @@ those paths answer 503. Only the text format is offered; every scraper takes it.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -16,6 +17,8 @@ from pykubelet.server.calls import Answer, Call, Refused, Reply
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 COMPRESS_FROM = 1024
+THREAD_FROM = 32 * 1024
+"""Bytes whose compression takes so long that others should not wait for it."""
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -52,16 +55,16 @@ class MetricRoutes:
         self._checks: dict[tuple[str, str], int] = {}
 
     async def metrics(self, call: Call) -> Reply:
-        return exposition(call, self._agent.expose())
+        return await exposition(call, self._agent.expose())
 
     async def probes(self, call: Call) -> Reply:
-        return exposition(call, self._probes())
+        return await exposition(call, self._probes())
 
     async def cadvisor(self, call: Call) -> Reply:
-        return exposition(call, await self._source().cadvisor())
+        return await exposition(call, await self._source().cadvisor())
 
     async def resource(self, call: Call) -> Reply:
-        return exposition(call, await self._source().resource())
+        return await exposition(call, await self._source().resource())
 
     async def summary(self, call: Call) -> Reply:
         only = call.get("only_cpu_and_memory").lower() in ("true", "1", "t")
@@ -89,17 +92,19 @@ class MetricRoutes:
         for (name, status), count in self._checks.items():
             labels = render_labels(("name", "type", "status"), (name, "healthz", status))
             lines.append(f"kubernetes_healthchecks_total{labels} {count}")
-        return exposition(call, "\n".join(lines) + "\n")
+        return await exposition(call, "\n".join(lines) + "\n")
 
 
-def exposition(call: Call, text: str) -> Answer:
-    body = text.encode()
+async def exposition(call: Call, text: str) -> Answer:
     encodings = [word.partition(";")[0].strip() for word in call.tokens("accept-encoding")]
-    if "gzip" not in encodings or len(body) < COMPRESS_FROM:
-        return Answer(body=body, content_type=CONTENT_TYPE)
-    return Answer(
-        body=gzip.compress(body, compresslevel=1), content_type=CONTENT_TYPE, headers={"Content-Encoding": "gzip"}
-    )
+    if "gzip" not in encodings or len(text) < COMPRESS_FROM:
+        return Answer(body=text.encode(), content_type=CONTENT_TYPE)
+    body = _packed(text) if len(text) < THREAD_FROM else await asyncio.to_thread(_packed, text)
+    return Answer(body=body, content_type=CONTENT_TYPE, headers={"Content-Encoding": "gzip"})
+
+
+def _packed(text: str) -> bytes:
+    return gzip.compress(text.encode(), compresslevel=1)
 
 
 class RequestMetrics:

@@ -16,7 +16,7 @@ from pykubelet.api.codec import encode_json
 from pykubelet.api.times import format_time
 from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec, PodStatus
 from pykubelet.kit.clock import Clock, utc
-from pykubelet.model.errors import CriError, CriNotFound
+from pykubelet.model.errors import CriError, CriNotFound, Unimplemented
 from pykubelet.model.pod import PodUID, find_container, uid_of
 from pykubelet.model.runtime_status import ContainerRecord, ExecResult, SandboxRecord
 from pykubelet.server.calls import JSON, Answer, Call, Refused, Reply
@@ -141,6 +141,10 @@ class PodRoutes:
             await self._runtime.checkpoint_container(container, str(location), timeout)
         except CriNotFound as error:
             raise Refused(404, str(error)) from error
+        except Unimplemented as error:
+            why = f"the container runtime does not offer it: {error}"
+            problem = f"checkpointing of {call.params['namespace']}/{call.params['pod']}/{name} failed ({why})"
+            raise Refused(500, problem) from error
         except (CriError, OSError) as error:
             problem = f"checkpointing of {call.params['namespace']}/{call.params['pod']}/{name} failed ({error})"
             raise Refused(500, problem) from error

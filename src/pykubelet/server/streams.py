@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pykubelet.model.errors import CriError, NotFound
+from pykubelet.model.errors import CriError, Exhausted, NotFound
 from pykubelet.model.pod import find_container, uid_of
 from pykubelet.server.calls import Bridging, Call, Refused, Reply, Upgraded
 from pykubelet.server.pods import Pods, Runtime, find_pod, running_container
@@ -19,6 +19,7 @@ CHANNELS_V5 = "v5.channel.k8s.io"
 TUNNEL_PROTOCOL = "SPDY/3.1+portforward.k8s.io"
 SPDY = "spdy/3.1"
 WEBSOCKET = "websocket"
+RETRY_AFTER = "60"
 
 
 class StreamingRuntime(Runtime, Protocol):
@@ -173,9 +174,10 @@ async def _url(asked: Awaitable[str]) -> str:
     try:
         return await asked
     except NotFound as error:
-        raise Refused(404, str(error)) from error
+        raise Refused(404, f"rpc error: code = NotFound desc = {error}") from error
+    except Exhausted as error:
+        # Its table of streams that wait for their caller is full; an entry lives for a minute.
+        text = f"rpc error: code = ResourceExhausted desc = {error}"
+        raise Refused(429, text, {"Retry-After": RETRY_AFTER}) from error
     except CriError as error:
-        if "too many active requests" in str(error) or "maximum number of in-flight requests" in str(error):
-            # The runtime's way to say ResourceExhausted: its table of waiting streams is full.
-            raise Refused(429, str(error), {"Retry-After": "60"}) from error
         raise Refused(500, str(error)) from error

@@ -8,74 +8,21 @@ root cgroup (facts/node.md 4.1).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from pykubelet.kit.clock import Clock
-from pykubelet.model.figures import CgroupBounds, CgroupUsage, Figures, FsFigures, TaskFigures
+from pykubelet.model.errors import CriError
+from pykubelet.model.figures import CgroupBounds, CgroupUsage, TaskFigures
 from pykubelet.model.runtime_status import ImageFilesystems
-from pykubelet.stats.disk import DiskHost, Run
+from pykubelet.model.signals import ContainerUse, MemorySignal, NodeSignals, PodUse
+from pykubelet.stats.disk import DiskFigures, DiskHost, Run
+from pykubelet.stats.inventory import PodItem
 from pykubelet.stats.provider import ROOT, StatsProvider
 from pykubelet.stats.snapshot import PodFigures
 from pykubelet.stats.volumes import VolumeFigures
 
 IMAGE_FS_EVERY = 10.0
-
-
-class MemorySignal(Figures, frozen=True, kw_only=True):
-    time_ns: int
-    available: int
-    capacity: int
-    working_set: int
-
-
-class NodeSignals(Figures, frozen=True, kw_only=True):
-    """None: not to be had on this host, which means no pressure is ever seen there."""
-
-    memory: MemorySignal | None = None
-    allocatable_memory: MemorySignal | None = None
-    """Limit and working set of the group above all pods; None when it has no limit."""
-    node_fs: FsFigures | None = None
-    image_fs: FsFigures | None = None
-    container_fs: FsFigures | None = None
-    tasks: TaskFigures | None = None
-
-    @property
-    def pids_available(self) -> int | None:
-        return self.tasks.limit - self.tasks.tasks if self.tasks is not None else None
-
-    @property
-    def has_own_image_fs(self) -> bool:
-        return self._apart(self.image_fs)
-
-    @property
-    def has_own_container_fs(self) -> bool:
-        """Writable layers are not on the node's filesystem."""
-        return self._apart(self.container_fs)
-
-    def _apart(self, fs: FsFigures | None) -> bool:
-        return fs is not None and self.node_fs is not None and fs.device != self.node_fs.device
-
-
-class ContainerUse(Figures, frozen=True, kw_only=True):
-    memory: int | None = None
-    """Working set."""
-    layer: int = 0
-    layer_inodes: int = 0
-    logs: int = 0
-    logs_inodes: int = 0
-
-
-class PodUse(Figures, frozen=True, kw_only=True):
-    memory: int | None = None
-    processes: int = 0
-    containers: dict[str, ContainerUse]
-    volumes: int = 0
-    """Bytes of the local volumes that lie on the node's disk."""
-    volumes_inodes: int = 0
-    other: int = 0
-    """Pod-level logs and the hosts file."""
-    other_inodes: int = 0
 
 
 class SignalCgroups(Protocol):
@@ -134,15 +81,25 @@ class EvictionFigures:
             return None
         used = usage.memory.working_set
         return MemorySignal(
-            time_ns=usage.time_ns, available=max(0, capacity - used), capacity=capacity, working_set=used
+            time_ns=usage.time_ns,
+            available=max(0, capacity - used),
+            capacity=capacity,
+            working_set=used,
+            usage=usage.memory.usage,
         )
 
     async def node(self) -> NodeSignals:
-        """Every signal, measured now. Raises CriError when the runtime cannot say where its images are."""
+        """Every signal, measured now. Raises CriError when the runtime never said where its images are."""
         if self._clock.monotonic() - self._points_at >= IMAGE_FS_EVERY:
-            told = await self._cri.image_fs_info()
-            images = told.images[0].mountpoint if told.images else ""
-            self._points = (images, told.containers[0].mountpoint if told.containers else images)
+            try:
+                told = await self._cri.image_fs_info()
+            except CriError:
+                if self._points_at == float("-inf"):
+                    raise
+                # Where images are does not change; memory must be watched even while the runtime is away.
+            else:
+                images = told.images[0].mountpoint if told.images else ""
+                self._points = (images, told.containers[0].mountpoint if told.containers else images)
             self._points_at = self._clock.monotonic()
         found: NodeSignals = await self._run(self._read)
         return found
@@ -161,16 +118,41 @@ class EvictionFigures:
         )
 
     async def pods(self, *, disks: bool) -> Mapping[str, PodUse]:
-        """What each pod uses, by uid. Without `disks` only memory, which is quicker."""
+        """What each pod uses, by uid. Without `disks` only memory, which is quicker.
+
+        A pod of which nothing runs yet is known to use nothing but its volumes; left out are those whose figures
+        cannot be had.
+        """
         snapshot = await self._provider.look(full=disks, at_most=0.0)
         found = {}
+        for uid in self._provider.idle():
+            size, inodes = self._on_node_disk(uid)
+            found[uid] = PodUse(memory=0, containers={}, volumes=size, volumes_inodes=inodes)
         for pod in snapshot.pods:
-            volumes = self._volumes.of_pod(pod.item.uid) if self._volumes is not None else None
-            local = [each for each in volumes.volumes if each.on_node_disk] if volumes is not None else []
-            found[pod.item.uid] = pod_use(
-                pod, sum(each.used_bytes for each in local), sum(each.inodes_used for each in local)
-            )
+            found[pod.item.uid] = pod_use(pod, *self._on_node_disk(pod.item.uid))
         return found
+
+    def _on_node_disk(self, uid: str) -> tuple[int, int]:
+        """Bytes and inodes of the pod's local volumes."""
+        volumes = self._volumes.of_pod(uid) if self._volumes is not None else None
+        local = [each for each in volumes.volumes if each.on_node_disk] if volumes is not None else []
+        return sum(each.used_bytes for each in local), sum(each.inodes_used for each in local)
+
+    async def files(self, uids: Collection[str]) -> Mapping[str, PodUse]:
+        """What the containers of some pods have on disk, volumes left out; by uid, measured now."""
+        disk = await self._provider.disks(uids)
+        return {pod.uid: _files(pod, disk) for pod in disk.pods}
+
+
+def _files(pod: PodItem, disk: DiskFigures) -> PodUse:
+    containers = {}
+    for each in pod.containers:
+        layer, logs = disk.layers.get(each.id), disk.logs.get((pod.uid, each.name))
+        containers[each.name] = ContainerUse(
+            layer=layer.used if layer is not None else 0, logs=logs.bytes if logs is not None else 0
+        )
+    others = [found for found in (disk.own_logs.get(pod.uid), disk.etc_hosts.get(pod.uid)) if found is not None]
+    return PodUse(containers=containers, other=sum(each.bytes for each in others))
 
 
 def pod_use(pod: PodFigures, volume_bytes: int, volume_inodes: int) -> PodUse:

@@ -33,6 +33,8 @@ class ToldStatus:
     pod: Pod
     status: PodStatus
     version: int
+    plain: PodStatus
+    """The status before it was explained; what is made anew from a part of it begins here."""
     finished: bool = False
     """Nothing of the pod is left on this node; the API object may be deleted."""
 
@@ -42,6 +44,8 @@ class StatusManager:
         self._clock = clock
         self._told: dict[str, ToldStatus] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self.explained: Callable[[Pod, PodStatus], PodStatus] = lambda pod, status: status
+        """Adds to a status why the pod is not ready; set where the agent is wired."""
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener(uid)` after each change. Must be quick."""
@@ -75,11 +79,17 @@ class StatusManager:
             return
         good = outcome is ProbeOutcome.SUCCESS
         if kind is ProbeKind.READINESS:
-            changed = with_container_ready(pod, told.status, container_id, good, self._clock.now())
+            changed = with_container_ready(pod, told.plain, container_id, good, self._clock.now())
         else:
-            changed = with_container_started(told.status, container_id, good)
+            changed = with_container_started(told.plain, container_id, good)
         if changed is not None:
             self._tell(pod, changed, force=False, finished=False)
+
+    def explain_again(self, uid: str) -> None:
+        """Something went wrong while the pod's sync goes on: say so without waiting for the next status."""
+        told = self._told.get(uid)
+        if told is not None:
+            self._tell(told.pod, told.plain, force=False, finished=told.finished)
 
     def keep_only(self, uids: Iterable[str]) -> None:
         wanted = set(uids)
@@ -89,8 +99,15 @@ class StatusManager:
     def forget(self, uid: str) -> None:
         self._told.pop(uid, None)
 
+    def begin_anew(self, uid: str) -> None:
+        """The pod gets another life under its UID: what was told of the last one binds nobody any more."""
+        told = self._told.get(uid)
+        if told is not None:
+            self._told[uid] = ToldStatus(pod=told.pod, status=PodStatus(), version=told.version + 1, plain=PodStatus())
+
     def _tell(self, pod: Pod, status: PodStatus, *, force: bool, finished: bool) -> None:
-        uid = uid_of(pod)
+        uid, plain = uid_of(pod), status
+        status = self.explained(pod, plain)
         old = self._told.get(uid)
         if old is not None:
             problem = check_transition(pod, old.status, status)
@@ -100,10 +117,12 @@ class StatusManager:
                 )
                 return
             if not force and statuses_equal(old.status, status):
-                old.pod = pod
+                old.pod, old.plain = pod, plain
                 return
         version = old.version + 1 if old is not None else 1
         was_finished = old is not None and old.finished
-        self._told[uid] = ToldStatus(pod=pod, status=status, version=version, finished=finished or was_finished)
+        self._told[uid] = ToldStatus(
+            pod=pod, status=status, version=version, plain=plain, finished=finished or was_finished
+        )
         for listener in self._listeners:
             listener(uid)

@@ -121,6 +121,16 @@ class StatusSender:
         for uid in [uid for uid in self._records if uid not in wanted and uid not in self._busy]:
             del self._records[uid]
 
+    def unsent(self, uids: Iterable[str]) -> list[str]:
+        """Pods among these of whose newest status the API server does not know."""
+        return [uid for uid in uids if self._is_unsent(uid)]
+
+    def _is_unsent(self, uid: str) -> bool:
+        told, record = self._statuses.entry(uid), self._record(uid)
+        if told is None or self._there(told.pod, record) is None:
+            return False  # no place to send it to
+        return record.sent < told.version or record.held
+
     def _ask(self, uid: str) -> None:
         self._pending[uid] = None
         self._wake.set()

@@ -9,10 +9,24 @@ from typing import Protocol
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import PodUID
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus, SandboxState
-from pykubelet.pods.admission import AdmissionContext, Verdict, decide_admission
+from pykubelet.node.gather import declared_features
+from pykubelet.pods.admission import AdmissionContext, Rejection, Verdict, admission_chain, decide_admission
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.settings.gates import Gates
 from pykubelet.sync.worker import Orphan
+
+
+class Allocator(Protocol):
+    """The resource managers that give single containers their own part of the machine."""
+
+    def admit(self, pod: Pod) -> Rejection | None:
+        """Allocate what the pod needs, or say why that cannot be."""
+        ...
+
+    def undo(self, pod: Pod) -> None:
+        """The pod that was asked for last is not to run after all."""
+        ...
 
 
 class AdmissionGate:
@@ -26,12 +40,22 @@ class AdmissionGate:
         apparmor_problem: str | None = None,
         pressure: Callable[[], Sequence[str]] = lambda: (),
         shutting_down: Callable[[], bool] = lambda: False,
+        gates: Gates | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
         self._node = node
         self._sysctls = sysctls
         self._apparmor_problem = apparmor_problem
         self._pressure = pressure
         self._shutting_down = shutting_down
+        self._allocator = allocator
+        self._chain = admission_chain()
+        if allocator is not None:
+            self._chain = admission_chain(lambda pod, context: allocator.admit(pod))
+        gates = gates or Gates({})
+        declares = gates.enabled("NodeDeclaredFeatures")
+        self._declared_features = frozenset(declared_features(gates)) if declares else None
+        self._taint_comparison = gates.enabled("TaintTolerationComparisonOperators")
 
     def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict:
         context = AdmissionContext(
@@ -41,8 +65,13 @@ class AdmissionGate:
             pressure=self._pressure(),
             shutting_down=self._shutting_down(),
             apparmor_problem=self._apparmor_problem,
+            declared_features=self._declared_features,
+            taint_comparison=self._taint_comparison,
         )
-        return decide_admission(pod, context)
+        verdict = decide_admission(pod, context, self._chain)
+        if self._allocator is not None and not verdict.admitted:
+            self._allocator.undo(pod)
+        return verdict
 
 
 class KnownStatuses(Protocol):

@@ -13,14 +13,17 @@ from typing import Protocol
 
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.pod import PodUID, deletion_requested, uid_of
+from pykubelet.model.pod import PodUID, deletion_requested, is_static, uid_of
 from pykubelet.pods.manager import PodManager
 from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.worker import Orphan, PodWorkers, UpdateKind
 
 logger = logging.getLogger(__name__)
 
+PERIOD = 30.0
+"""Seconds between passes when nothing signalled one."""
 SETTLE = 0.1
 """Seconds to gather news before a pass, so that fifty pods ending together cost one pass, not fifty."""
 
@@ -55,7 +58,8 @@ class Housekeeping:
         folders: PodFolders,
         holders: Sequence[PodHolder],
         chores: Sequence[Callable[[], Awaitable[None]]] = (),
-        period: float,
+        metrics: Registry,
+        period: float = PERIOD,
         has_mounts: Callable[[str], bool] = lambda uid: False,
     ) -> None:
         self._sources = sources
@@ -70,6 +74,7 @@ class Housekeeping:
         self._has_mounts = has_mounts
         self._due = Signal()
         self._complained: set[str] = set()
+        self._measure = _Measures(metrics)
 
     def soon(self) -> None:
         self._due.set()
@@ -123,6 +128,7 @@ class Housekeeping:
         for uid in self._workers.take_restarts():
             pod = self._pods.get(uid)
             if pod is not None and self._phases.get(uid) is None:
+                self._measure.restarted.inc("true" if is_static(pod) else "")
                 self._workers.update(UpdateKind.CREATE, pod)
 
     def _kill_orphans(self) -> None:
@@ -132,16 +138,40 @@ class Housekeeping:
                     "pod runs although no source wants it, stopping it",
                     extra={"pod": f"{orphan.namespace}/{orphan.name}", "uid": orphan.uid},
                 )
+                self._measure.orphaned.inc()
                 self._workers.kill_orphan(orphan)
 
     def _remove_folders(self, known: set[PodUID]) -> None:
+        tried = failed = 0
         for uid in self._folders.pod_uids():
             if uid in known or self._has_mounts(uid):
                 continue
+            tried += 1
             try:
                 self._folders.remove_pod(uid)
                 self._complained.discard(uid)
             except OSError as error:
+                failed += 1
                 if uid not in self._complained:
                     self._complained.add(uid)
                     logger.warning("pod folder cannot be removed yet", extra={"uid": uid, "error": str(error)})
+        self._measure.cleaned.set(tried)
+        self._measure.not_cleaned.set(failed)
+
+
+class _Measures:
+    def __init__(self, metrics: Registry) -> None:
+        self.restarted = metrics.counter(
+            "kubelet_restarted_pods_total", "Pods written again under the UID of a life that was ending.", ("static",)
+        )
+        for static in ("", "true"):
+            self.restarted.inc(static, by=0)
+        self.orphaned = metrics.counter(
+            "kubelet_orphaned_runtime_pods_total", "Pods found in the runtime that nobody here wanted."
+        )
+        self.cleaned = metrics.gauge(
+            "kubelet_orphan_pod_cleaned_volumes", "Pods without an owner whose folders the last sweep was to remove."
+        )
+        self.not_cleaned = metrics.gauge(
+            "kubelet_orphan_pod_cleaned_volumes_errors", "Those of them whose folders could not be removed."
+        )

@@ -14,6 +14,8 @@ from typing import Protocol, assert_never
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.clock import Clock, utc
+from pykubelet.kit.metrics import Registry
+from pykubelet.model.disruption import mark_disrupted
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.operations import Operation, PodsChanged
@@ -41,6 +43,7 @@ from pykubelet.pleg.diff import (
 )
 from pykubelet.pods.admission import Rejection, Verdict
 from pykubelet.pods.manager import PodManager
+from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
@@ -134,6 +137,7 @@ class SyncLoop:
         recorder: LifeRecorder,
         clock: Clock,
         tidy: Callable[[], None],
+        metrics: Registry,
     ) -> None:
         self._changes = changes
         self._pods = pods
@@ -148,6 +152,11 @@ class SyncLoop:
         self._recorder = recorder
         self._clock = clock
         self._tidy = tidy
+        self._preemptions = metrics.counter(
+            "kubelet_preemptions",
+            "Pods ended for critical ones, by the resource these were short of.",
+            ("preemption_signal",),
+        )
 
     async def run(self) -> None:
         await self._runtime.wait_up()
@@ -226,7 +235,7 @@ class SyncLoop:
                 return
             self._resizes.admitted(promised)
             for victim in verdict.victims:
-                self.preempt(victim)
+                self.preempt(victim, verdict.short_of)
         self._workers.update(UpdateKind.CREATE, pod)
 
     def _update(self, pod: Pod) -> None:
@@ -273,13 +282,14 @@ class SyncLoop:
         status = self._statuses.get(uid_of(pod))
         return self._phases.get(uid_of(pod)) is None and status is not None and status.phase == "Failed"
 
-    def preempt(self, victim: Pod) -> None:
-        """End a pod for one that matters more."""
-        text = "Preempted in order to admit critical pod"
-        self._events.pod_event(victim, WARNING, "Preempting", text)
+    def preempt(self, victim: Pod, short_of: str) -> None:
+        """End a pod for one that matters more and is short of a resource."""
+        self._preemptions.inc(short_of)
+        self._events.pod_event(victim, WARNING, EVENT_REASON, EVENT_MESSAGE)
 
         def mark(status: PodStatus) -> None:
-            status.phase, status.reason, status.message = "Failed", "Preempting", text
+            status.phase, status.reason, status.message = "Failed", EVENT_REASON, EVENT_MESSAGE
+            mark_disrupted(status, CONDITION_MESSAGE, at=self._clock.now())
 
         self._workers.update(UpdateKind.KILL, victim, KillRequest(evicted=True, change_status=mark))
 
@@ -287,6 +297,10 @@ class SyncLoop:
         return [pod for pod in self._resizes.active_pods() if uid_of(pod) != but]
 
     # --- probes ---------------------------------------------------------------------------------
+
+    def probe_result(self, kind: ProbeKind, container_id: str, uid: str, outcome: ProbeOutcome) -> None:
+        """For ProbeResults.listen."""
+        self.handle(ProbeChanged(kind=kind, container_id=container_id, pod_uid=uid, outcome=outcome))
 
     def _probe_changed(self, event: ProbeChanged) -> None:
         pod = self._pods.get(PodUID(event.pod_uid))

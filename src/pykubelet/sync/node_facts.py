@@ -5,17 +5,23 @@ from __future__ import annotations
 from pykubelet.api.quantity import Quantity
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
+from pykubelet.model.pod_resources import EPHEMERAL_STORAGE
+from pykubelet.node.capacity import allocatable, eviction_reserve, machine_capacity, reserved
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.settings.settings import Settings
+from pykubelet.settings.thresholds import eviction_thresholds
 
 
-def node_spec(settings: Settings, machine: Machine, paths: NodePaths, *, cgroup_driver: str = "") -> NodeSpec:
+def node_spec(
+    settings: Settings, machine: Machine, paths: NodePaths, *, cgroup_driver: str = "", in_cluster: bool = True
+) -> NodeSpec:
     """`cgroup_driver` is what the runtime says, which counts more than the setting."""
     config, gates = settings.config, settings.gates
     single = config.cgroups.single_process_oom_kill
     return NodeSpec(
         cluster_dns=config.network.cluster_dns,
         cluster_domain=config.network.cluster_domain,
+        in_cluster=in_cluster,
         resolv_conf=config.network.resolv_conf,
         cgroups_per_qos=config.cgroups.cgroups_per_qos,
         cgroup_driver=cgroup_driver or config.cgroups.cgroup_driver,
@@ -50,12 +56,8 @@ def local_allocatable(settings: Settings, machine: Machine) -> dict[str, Quantit
 
     Disk space is not counted here: without an API server nobody but eviction asks for it.
     """
-    pods = settings.config.cgroups.max_pods
-    if settings.config.cgroups.pods_per_core > 0:
-        pods = min(pods, settings.config.cgroups.pods_per_core * machine.cpus)
-    return {
-        "cpu": Quantity.of_milli(machine.cpus * 1000),
-        "memory": Quantity.of_bytes(machine.memory_bytes),
-        "pods": Quantity.of(pods),
-        "ephemeral-storage": Quantity.of_bytes(1 << 62),
-    }
+    capacity = machine_capacity(machine, settings.config.cgroups, None)
+    kept = [reserved(settings.config.reservations)]
+    if not settings.flags.experimental_allocatable_ignore_eviction:
+        kept.append(eviction_reserve(eviction_thresholds(settings.config.eviction), capacity))
+    return {**allocatable(capacity, *kept), EPHEMERAL_STORAGE: Quantity.of_bytes(1 << 62)}

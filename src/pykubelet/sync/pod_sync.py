@@ -100,6 +100,24 @@ class PodCgroups(Protocol):
     async def remove(self, uid: str) -> None: ...
 
 
+class PodClaims(Protocol):
+    """Dynamic resources that pods claim."""
+
+    async def prepare(self, pod: Pod) -> None: ...
+
+    async def unprepare(self, uid: str) -> None: ...
+
+
+class NoClaims:
+    """Without an API server there is nobody who could allocate any; such pods are not admitted."""
+
+    async def prepare(self, pod: Pod) -> None:
+        return
+
+    async def unprepare(self, uid: str) -> None:
+        return
+
+
 class Mirrors(Protocol):
     async def reconcile(self, pod: Pod) -> None: ...
 
@@ -141,7 +159,9 @@ class PodSync:
         events: EventSink,
         recorder: LifeRecorder,
         clock: Clock,
+        claims: PodClaims | None = None,
     ) -> None:
+        self._claims = claims or NoClaims()
         self._runtime = runtime
         self._look = look
         self._maker = maker
@@ -218,7 +238,7 @@ class PodSync:
         """What must be there before anything of the pod runs."""
         uid = uid_of(pod)
         try:
-            with self._recorder.step(uid, Step.CGROUP):
+            with self._recorder.step(uid, Step.CGROUP, routine=True):
                 await self._cgroups.ensure(pod)
         except (PykubeletError, OSError) as error:
             text = f"unable to ensure pod container exists: {error}"
@@ -233,8 +253,11 @@ class PodSync:
             self._events.pod_event(pod, WARNING, "Failed", f"error making pod data directories: {error}")
             raise
         if pod.spec.volumes:
-            with self._recorder.step(uid, Step.VOLUMES):
+            with self._recorder.step(uid, Step.VOLUMES, routine=True):
                 await self._volumes.wait_mounted(pod)
+        if pod.spec.resource_claims or pod.status.extended_resource_claim_status is not None:
+            with self._recorder.step(uid, Step.CLAIMS, routine=True):
+                await self._claims.prepare(pod)
 
     def _remember(self, pod: Pod, outcome: SyncOutcome) -> None:
         """Keep why containers did not start; what did start has no reason any more."""
@@ -263,6 +286,7 @@ class PodSync:
         fresh = await self._look.refresh(uid)
         if left := fresh.running():
             raise PykubeletError(f"containers still run after the kill: {', '.join(c.name for c in left)}")
+        await self._claims.unprepare(uid)
         self._statuses.set_status(pod, self._status(pod, fresh, changes, terminal=True))
 
     async def terminating_orphan(self, orphan: Orphan) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements
+from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements, ResourceStatus
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.clock import Clock
 from pykubelet.model.container_keys import TERMINATION_MESSAGE_PATH_KEY, TERMINATION_MESSAGE_POLICY_KEY
@@ -70,7 +70,10 @@ class PodStatusMaker:
         clock: Clock,
         runtime_name: str,
         recursive_read_only: Callable[[Pod], bool] = lambda pod: False,
+        health: Callable[[Pod, str], list[ResourceStatus]] = lambda pod, container: [],
     ) -> None:
+        """`health(pod, container)`: the devices the container holds and how they are."""
+        self._health = health
         self._told = told
         self._probes = probes
         self._reasons = reasons
@@ -111,17 +114,23 @@ class PodStatusMaker:
         if has_pod_level_resources(pod) and pod.spec.resources is not None:
             status.allocated_resources = dict(pod.spec.resources.requests)
             status.resources = self._resizes.pod_level_actuated(uid) or pod.spec.resources
+        for each in (*status.init_container_statuses, *status.container_statuses):
+            each.allocated_resources_status = self._health(pod, each.name or "")
         return status
 
     def _deadline(self, pod: Pod, previous: PodStatus | None) -> StatusOverride | None:
         limit = pod.spec.active_deadline_seconds
         told = previous or pod.status
-        if limit is None or told.start_time is None or is_terminal_phase(told.phase):
+        exceeded = StatusOverride(phase="Failed", reason=DEADLINE_EXCEEDED, message=DEADLINE_MESSAGE)
+        if limit is None or told.start_time is None:
             return None
+        if is_terminal_phase(told.phase):
+            # Containers may end well when they are told to; the pod has failed all the same.
+            return exceeded if told.reason == DEADLINE_EXCEEDED else None
         if self._clock.now() < told.start_time.timestamp() + limit:
             return None
         self._events.pod_event(pod, NORMAL, DEADLINE_EXCEEDED, DEADLINE_MESSAGE)
-        return StatusOverride(phase="Failed", reason=DEADLINE_EXCEEDED, message=DEADLINE_MESSAGE)
+        return exceeded
 
     def _termination_messages(self, seen: PodRuntimeStatus) -> dict[str, str]:
         """Last words of the containers that ended, read once each and kept while the runtime has them."""

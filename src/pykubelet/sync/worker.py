@@ -179,6 +179,8 @@ class PodWorkers:
         self._tasks = TaskSet("pod workers")
         self.on_finished: Callable[[PodUID], None] = lambda uid: None
         """Told when a worker is done with its pod, so that housekeeping need not poll for it."""
+        self.on_restart: Callable[[PodUID], None] = lambda uid: None
+        """Told when a pod whose life is over will get another one under the same UID."""
 
     async def run(self) -> None:
         async with self._tasks:
@@ -190,6 +192,10 @@ class PodWorkers:
         """Merge one more wish for this pod into what its worker will do next."""
         uid = uid_of(pod)
         state = self._phases.get(uid)
+        if state is not None and state.phase is Phase.FINISHED and state.pod is None:
+            # Stopped as an orphan because it was refused; now its source wants something: see it off in full.
+            self._phases.forget(uid)
+            state = None
         if state is None:
             state = self._admit(pod, kind)
         elif state.phase is Phase.FINISHED:
@@ -240,6 +246,7 @@ class PodWorkers:
         if state is not None and state.phase is Phase.FINISHED:
             if state.restart_requested:
                 self._restarts.add(state.uid)
+                self.on_restart(state.uid)
             self._phases.forget(uid)
             self._recorder.note(uid, Step.CLEANUP, reason="Forgotten")
 
@@ -397,7 +404,11 @@ class PodWorkers:
         state = worker.state
         if worker.orphan is not None:
             await self._steps.terminating_orphan(worker.orphan)
-            state.move(Phase.FINISHED, "orphan stopped")
+            worker.orphan = None
+            if state.pod is None:
+                state.move(Phase.FINISHED, "orphan stopped")
+            else:  # its source spoke up meanwhile
+                state.move(Phase.TERMINATED, "nothing runs any more")
             return None
         pod = state.pod
         assert pod is not None

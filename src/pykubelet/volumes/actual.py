@@ -73,6 +73,10 @@ class VolumeEntry:
             return Step.REFRESH if self.stale else None
         return Step.UNMOUNT if self.state is not State.ABSENT else None
 
+    def wait_for(self, whom: str) -> None:
+        """Whom the operation under way waits for; shown until it ends."""
+        self.problem = whom
+
     def retry_now(self) -> None:
         """Something changed for the better: forget the wait."""
         self.failures = 0

@@ -23,7 +23,7 @@ from pykubelet.model.pod import namespace_of, uid_of
 from pykubelet.volumes.desired import Use, claim_name
 from pykubelet.volumes.objects import Claims
 from pykubelet.volumes.problems import ClaimProblem, VolumeProblem
-from pykubelet.volumes.spec import LOCAL, PLUGINS, VolumeSpec, kind_of, wire_name
+from pykubelet.volumes.spec import CSI, LOCAL, PLUGINS, VolumeSpec, kind_of, wire_name
 
 PROTECTION = "kubernetes.io/pvc-protection"
 GID_ANNOTATION = "pv.beta.kubernetes.io/gid"
@@ -91,7 +91,9 @@ def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume) -> Vol
         plugin=plugin,
         volume=shaped,
         local=source.local,
+        csi=source.csi,
         read_only=bool(asked is not None and asked.read_only)
+        or bool(source.csi is not None and source.csi.read_only)
         or bool(getattr(getattr(shaped, kind_of(shaped)), "read_only", False)),
         block=mode == "Block",
         persistent=volume.metadata.name or "",
@@ -109,6 +111,8 @@ def _shape(volume: PersistentVolume, name: str) -> tuple[str, Volume]:
     source = volume.spec
     if source.local is not None:
         return LOCAL, Volume(name=name)
+    if source.csi is not None:
+        return CSI, Volume(name=name)
     if source.iscsi is not None:
         return PLUGINS["iscsi"], Volume(name=name, iscsi=_inline_iscsi(source.iscsi))
     for kind in _SHARED_KINDS:

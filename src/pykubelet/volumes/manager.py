@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pykubelet.api.types import NodeSelector, Pod
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
@@ -33,6 +33,7 @@ from pykubelet.volumes.plugins.registry import make_plugins
 from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.reconciler import Reconciler, found_name
 from pykubelet.volumes.reconstruct import scan
+from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import is_claimed, spec_of
 from pykubelet.volumes.threads import Offload
 from pykubelet.volumes.usage import EmptyDirUse, UsageMeter, VolumeUsage
@@ -52,6 +53,8 @@ class VolumeRules:
     allocatable_memory: Callable[[], int] = lambda: 0
     """Bytes pods may use; bounds memory volumes. 0 = unknown, no bound."""
     selinux: bool = False
+    labels: SelinuxMounts = field(default_factory=SelinuxMounts)
+    """How whole volumes are labelled by their mounts."""
     supports_recursive_read_only: Callable[[Pod], bool] = lambda pod: False
     """Whether the pod's runtime handler can make whole mount trees read-only."""
     fits_node: Callable[[NodeSelector], bool] = lambda selector: True
@@ -59,6 +62,8 @@ class VolumeRules:
     refresh_period: float = 60.0
     """Seconds after which a sync renews content even if nobody poked (tokens grow old, watches may be off)."""
     wait_seconds: float = WAIT_SECONDS
+    quotas: Quotas | None = None
+    """Counts emptyDirs of pods in user namespaces (gate LocalStorageCapacityIsolationFSQuotaMonitoring)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,7 @@ class VolumeManager:
     ) -> None:
         objects, rules = objects or VolumeObjects(), rules or VolumeRules()
         self._mounts, self._paths, self._clock, self._rules = mounts, paths, clock, rules
-        self._tokens = objects.tokens
+        self._tokens, self._certificates = objects.tokens, objects.certificates
         self._table = VolumeTable()
         self._plugins = make_plugins(
             mounts=mounts,
@@ -100,6 +105,7 @@ class VolumeManager:
             objects=objects,
             allocatable_memory=rules.allocatable_memory,
             more=more_plugins,
+            quotas=rules.quotas,
         )
         self._reconciler = Reconciler(
             table=self._table,
@@ -112,6 +118,7 @@ class VolumeManager:
             recorder=recorder,
             metrics=metrics,
             fits_node=rules.fits_node,
+            labels=rules.labels,
             on_settled=self._settled,
         )
         self._builder = MountBuilder(
@@ -121,9 +128,12 @@ class VolumeManager:
             paths=paths,
             images=objects.images,
             selinux=rules.selinux,
+            labels=rules.labels,
             supports_recursive_read_only=rules.supports_recursive_read_only,
         )
-        self._usage = UsageMeter(table=self._table, plugins=self._plugins, mounts=mounts, paths=paths)
+        self._usage = UsageMeter(
+            table=self._table, plugins=self._plugins, mounts=mounts, paths=paths, quotas=rules.quotas
+        )
         self._ready = asyncio.Event()
         self._due = Signal()
         self._totals = metrics.gauge(
@@ -193,6 +203,7 @@ class VolumeManager:
                 await self._until(record, record.leftover, "cannot unmount volumes")
             self._table.forget_empty(uid)
         self._tokens.forget(uid)
+        self._certificates.forget(uid)
 
     async def _until(self, record: PodVolumes, missing: Callable[[], list[VolumeEntry]], what: str) -> None:
         deadline = self._clock.monotonic() + self._rules.wait_seconds
@@ -283,6 +294,14 @@ class VolumeManager:
             for entry in self._table.hanging_on(key):
                 if entry.state is State.MOUNTED or entry.begun_at is not None:
                     entry.stale = self._is_live(entry)  # also what is just being fetched may be old already
+                entry.retry_now()
+                if entry.next_step() is not None:
+                    self._reconciler.begin(entry)
+
+    def retry(self, plugin: str) -> None:
+        """Whatever stood in the way of this kind of volume may be over."""
+        for entry in list(self._table.entries()):
+            if entry.spec is not None and entry.spec.plugin == plugin and entry.failures:
                 entry.retry_now()
                 if entry.next_step() is not None:
                     self._reconciler.begin(entry)

@@ -21,6 +21,7 @@ from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
 from pykubelet.volumes.objects import VolumeImages
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import IMAGE, VolumeSpec
 from pykubelet.volumes.subpath import place_of, show_subpath
 from pykubelet.volumes.threads import Offload
@@ -96,6 +97,7 @@ class MountBuilder:
         paths: VolumePaths,
         images: VolumeImages,
         selinux: bool,
+        labels: SelinuxMounts,
         supports_recursive_read_only: Callable[[Pod], bool],
     ) -> None:
         self._table = table
@@ -104,6 +106,7 @@ class MountBuilder:
         self._paths = paths
         self._images = images
         self._selinux = selinux
+        self._labels = labels
         self._supports_rro = supports_recursive_read_only
         self._offload = Offload()
 
@@ -121,8 +124,11 @@ class MountBuilder:
                 recursive_read_only=is_recursive_read_only(mount, self._supports_rro(pod)),
                 selinux_relabel=self._selinux and plugin.relabels and entry.name not in relabelled,
             )
+            if self._labels.label(pod, entry.spec):
+                built.selinux_relabel = False  # its mount says it already
             relabelled.add(entry.name)
             subpath = subpath_of(mount, env)
+            await self._share(self._place(pod, entry.spec), built.propagation)
             if entry.spec.plugin == IMAGE:
                 built.image.CopyFrom(self._image(pod, entry.spec))
                 built.image_sub_path = subpath
@@ -170,6 +176,15 @@ class MountBuilder:
             return pulled
         reference = (spec.volume.image.reference if spec.volume.image else "") or ""
         return cri_pb2.ImageSpec(image=reference, user_specified_image=reference)
+
+    async def _share(self, place: Path, wanted: cri_pb2.MountPropagation) -> None:
+        """What the host or a container mounts in a volume of ours can only spread from a shared mount.
+
+        A path of the host is left alone: whether it is shared is its owner's business, and the runtime says so.
+        """
+        private = wanted == cri_pb2.MountPropagation.PROPAGATION_PRIVATE
+        if not private and str(place).startswith(f"{self._paths.pods}/"):
+            await self._offload.run(partial(self._mounts.make_shared, place))
 
     async def _shown(
         self, pod: Pod, container: AnyContainer, index: int, spec: VolumeSpec, mount: VolumeMount, subpath: str

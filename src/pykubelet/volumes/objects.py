@@ -62,6 +62,10 @@ class PodCertificates(Protocol):
         """Key and certificates for one projection of one volume, requested when there are none yet."""
         ...
 
+    def forget(self, uid: str) -> None:
+        """The pod's volumes are gone, and so are its keys."""
+        ...
+
 
 class Claims(Protocol):
     """Read from the API server each time, never from a cache that could be old."""

@@ -27,8 +27,9 @@ from pykubelet.volumes.actual import State, Step, VolumeEntry, VolumeTable, tell
 from pykubelet.volumes.claims import resolve_claim
 from pykubelet.volumes.desired import ObjectKey, claim_name, fs_user, nested_folders
 from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.volumes.plugins.plugin import SetUp, VolumePlugin
+from pykubelet.volumes.plugins.plugin import RemotePlugin, SetUp, VolumePlugin
 from pykubelet.volumes.problems import ClaimProblem, VolumeProblem
+from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
 from pykubelet.volumes.threads import Offload
@@ -41,6 +42,9 @@ GATHER_SECONDS = 30.0
 ATTACH_SECONDS = 600.0
 OPERATION_SECONDS = 120.0
 """For the blocking part; what takes longer goes on, but is reported."""
+PATIENCE = (30.0, 60.0, OPERATION_SECONDS - 90.0)
+"""Its parts, in seconds: after the first and second a slow change of owners is told."""
+SLOW_OWNERSHIP = "VolumePermissionChangeInProgress"
 _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
 
@@ -58,6 +62,7 @@ class Reconciler:
         recorder: LifeRecorder,
         metrics: Registry,
         fits_node: Callable[[NodeSelector], bool],
+        labels: SelinuxMounts,
         on_settled: Callable[[VolumeEntry], None],
     ) -> None:
         self._table = table
@@ -69,6 +74,7 @@ class Reconciler:
         self._events = events
         self._recorder = recorder
         self._fits_node = fits_node
+        self._labels = labels
         self._on_settled = on_settled
         self._offload = Offload()
         self.tasks = TaskSet("volumes")
@@ -127,7 +133,11 @@ class Reconciler:
             return False
         plugin = self._plugins[spec.plugin]
         path = self._paths.volume(entry.uid, spec.plugin, spec.folder)
-        if plugin.where(path, spec) == path or (self._paths.subpaths(entry.uid) / spec.folder).exists():
+        if (
+            isinstance(plugin, RemotePlugin)
+            or plugin.where(path, spec) == path
+            or (self._paths.subpaths(entry.uid) / spec.folder).exists()
+        ):
             return False
         self._succeeded(entry, Step.UNMOUNT, self._clock.monotonic())
         self._on_settled(entry)
@@ -176,8 +186,12 @@ class Reconciler:
                 spec = await self._resolve(entry, pod)
                 plugin = self.plugin_of(spec)
                 self._check_alone(entry, spec)
+                self._check_label(entry, pod, spec)
+                if isinstance(plugin, RemotePlugin):
+                    await plugin.ready()
                 if unique := plugin.attached_as(spec):
                     waits_for = f"{unique} is not attached to this node"
+                    entry.wait_for(waits_for)
                     entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
                     await self._objects.attachments.wait_attached(pod, unique)
                 task = self._task(pod, spec)
@@ -194,7 +208,12 @@ class Reconciler:
             return False
         if entry.state is State.ABSENT:
             entry.state = State.UNCERTAIN
-        await self._blocking(entry, partial(plugin.set_up, task, files))
+        if isinstance(plugin, RemotePlugin):
+            await plugin.obtain(task, entry.wait_for)
+        else:
+            await self._blocking(entry, partial(plugin.set_up, task, files), task)
+            for reason, text in task.feedback.warnings:
+                self._events.pod_event(pod, WARNING, reason, text)
         return True
 
     async def _resolve(self, entry: VolumeEntry, pod: Pod) -> VolumeSpec:
@@ -218,6 +237,16 @@ class Reconciler:
             self._table.remove(found)
             entry.state = State.UNCERTAIN
 
+    def _check_label(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec) -> None:
+        """A mount has one label: whoever needs another one waits until it is gone."""
+        wanted = self._labels.label(pod, spec)
+        for other in self._table.entries() if wanted else ():
+            if other.spec is None or other.spec.persistent != spec.persistent or other.uid == entry.uid:
+                continue
+            has = self._labels.label(other.pod, other.spec) if other.pod is not None else wanted
+            if other.state is not State.ABSENT and has != wanted:
+                raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {wanted!r}")
+
     def _check_alone(self, entry: VolumeEntry, spec: VolumeSpec) -> None:
         if spec.access_modes != ("ReadWriteOncePod",):
             return
@@ -233,6 +262,7 @@ class Reconciler:
             path=self._paths.volume(pod.metadata.uid or "", spec.plugin, spec.folder),
             fs_user=fs_user(pod),
             nested=nested_folders(pod, spec.name),
+            label=self._labels.label(pod, spec),
         )
 
     async def _unmount(self, entry: VolumeEntry) -> None:
@@ -240,12 +270,17 @@ class Reconciler:
         if spec is None:  # its claim was never resolved, so nothing can be there
             return
         await self._blocking(entry, partial(self._tear_down, entry.uid, spec))
+        plugin = self.plugin_of(spec)
+        if isinstance(plugin, RemotePlugin):
+            await plugin.give_back(entry.uid, spec, entry.wait_for)
 
     def _tear_down(self, uid: str, spec: VolumeSpec) -> None:
         clean_subpaths(self._mounts, self._paths, uid, spec.folder)
-        self.plugin_of(spec).tear_down(uid, spec.folder)
+        plugin = self.plugin_of(spec)
+        if not isinstance(plugin, RemotePlugin):
+            plugin.tear_down(uid, spec.folder)
 
-    async def _blocking(self, entry: VolumeEntry, work: Callable[[], None]) -> None:
+    async def _blocking(self, entry: VolumeEntry, work: Callable[[], None], task: SetUp | None = None) -> None:
         if entry.stuck is not None:
             await asyncio.wait({entry.stuck}, timeout=OPERATION_SECONDS)
             if not entry.stuck.done():
@@ -253,7 +288,12 @@ class Reconciler:
             entry.stuck = None
         future = self._offload.begin(work)
         future.add_done_callback(_retrieve)
-        await asyncio.wait({future}, timeout=OPERATION_SECONDS)
+        for number, seconds in enumerate(PATIENCE):
+            await asyncio.wait({future}, timeout=seconds)
+            if future.done() or number == len(PATIENCE) - 1:
+                break
+            if task is not None and task.feedback.files:
+                self._events.pod_event(task.pod, WARNING, SLOW_OWNERSHIP, _slow_text(task, first=number == 0))
         if not future.done():
             entry.stuck = future
             raise VolumeProblem(f"the file system has not finished after {OPERATION_SECONDS:.0f} s")
@@ -262,7 +302,7 @@ class Reconciler:
     # --- outcomes -------------------------------------------------------------------------------
 
     def _succeeded(self, entry: VolumeEntry, step: Step, began: float) -> None:
-        if entry.problem:
+        if entry.failures:
             logger.info("volume is fine now", extra={"volume": entry.name, "uid": entry.uid, "was": entry.problem})
         entry.state = State.ABSENT if step is Step.UNMOUNT else State.MOUNTED
         entry.failures, entry.problem, entry.next_try = 0, "", 0.0
@@ -306,6 +346,13 @@ def _retrieve(future: asyncio.Future[None]) -> None:
     """Nobody may be waiting any more when hanging work fails at last."""
     if not future.cancelled():
         future.exception()
+
+
+def _slow_text(task: SetUp, *, first: bool) -> str:
+    where = f"Setting volume ownership for {task.path}"
+    if first:
+        return f"{where} is taking longer than expected, consider using OnRootMismatch"
+    return f"{where}, processed {task.feedback.files} files."
 
 
 def _event_text(entry: VolumeEntry, error: Exception) -> str:

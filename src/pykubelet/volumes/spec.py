@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pykubelet.api.types import LocalVolumeSource, Volume
+from pykubelet.api.types import CSIPersistentVolumeSource, LocalVolumeSource, Volume
 from pykubelet.volumes.problems import VolumeProblem
 
 EMPTY_DIR = "kubernetes.io/empty-dir"
@@ -54,7 +54,9 @@ class VolumeSpec:
     volume: Volume
     """The source, also for persistent volumes, whose sources have the same shape."""
     local: LocalVolumeSource | None = None
-    """The only kind that exists as a persistent volume alone."""
+    """A kind that exists as a persistent volume alone."""
+    csi: CSIPersistentVolumeSource | None = None
+    """A persistent volume of a storage driver; one written in the pod is in `volume`."""
     read_only: bool = False
     block: bool = False
     """Passed on as a device, not as a filesystem."""

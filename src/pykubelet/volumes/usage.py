@@ -2,7 +2,7 @@
 
 A volume that is a filesystem of its own (tmpfs, nfs, a device) is asked in one call. One that shares its disk is
 walked, off the loop, within a budget; when the budget ends the figure so far is a lower bound and says so.
-Project quotas would make walking unnecessary; their place is `UsageMeter._walked`.
+Where a project quota counts a volume (clients/host/quotas.py), nothing is walked.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
 from pykubelet.model.pod import uid_of
 from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
 from pykubelet.volumes.plugins.plugin import VolumePlugin
@@ -112,11 +113,27 @@ def walk_usage(folder: Path, budget: int = WALK_BUDGET) -> Measured:
     return Measured(bytes=used, inodes=inodes, complete=complete)
 
 
+@runtime_checkable
+class Measures(Protocol):
+    """A kind of volume that may know its own figures."""
+
+    async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
+        """None: ask the filesystem."""
+        ...
+
+
 class UsageMeter:
     def __init__(
-        self, *, table: VolumeTable, plugins: Mapping[str, VolumePlugin], mounts: Mounts, paths: VolumePaths
+        self,
+        *,
+        table: VolumeTable,
+        plugins: Mapping[str, VolumePlugin],
+        mounts: Mounts,
+        paths: VolumePaths,
+        quotas: Quotas | None = None,
     ) -> None:
         self._table = table
+        self._quotas = quotas
         self._plugins = plugins
         self._mounts = mounts
         self._paths = paths
@@ -134,7 +151,11 @@ class UsageMeter:
         points = {each.mount_point for each in await self._offload.run(self._mounts.table)}
         found = []
         for name, spec in wanted:
-            path = self._paths.volume(uid_of(pod), spec.plugin, spec.folder)
+            plugin = self._plugins[spec.plugin]
+            if isinstance(plugin, Measures) and (told := await plugin.usage(uid_of(pod), spec)) is not None:
+                found.append(told)
+                continue
+            path = plugin.where(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)
             usage = await self._offload.run(partial(self._one, name, spec, path, str(path) in points))
             if usage is not None:
                 found.append(usage)
@@ -189,4 +210,6 @@ class UsageMeter:
         )
 
     def _walked(self, path: Path) -> Measured:
+        if self._quotas is not None and (counted := self._quotas.counted(path)) is not None:
+            return Measured(bytes=counted.bytes, inodes=counted.inodes)
         return walk_usage(path)

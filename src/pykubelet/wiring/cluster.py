@@ -7,18 +7,18 @@ Made by `assemble_cluster` from the parts every node has; `app.py` then takes th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import ConfigMap, Node, Pod, RuntimeClass, Secret, Service
+from pykubelet.api.types import ConfigMap, CSIDriver, Node, Pod, RuntimeClass, Secret, Service
 from pykubelet.certs.files import CertificateFiles
-from pykubelet.certs.pem import Pair, Wanted
-from pykubelet.certs.rotation import CertificateRotation, RotationSeams
-from pykubelet.certs.signing import CLIENT_SIGNER
+from pykubelet.certs.rotation import RotationSeams
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
+from pykubelet.clients.kube.csi_objects import KubeCsiObjects
+from pykubelet.clients.kube.dra_objects import KubeClaimObjects
 from pykubelet.clients.kube.events import ApiEvents
-from pykubelet.clients.kube.objects import DEFAULT_TTL, ReferenceWatcher, Strategy
+from pykubelet.clients.kube.objects import DEFAULT_TTL, ObjectListener, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
 from pykubelet.clients.kube.port import KubeClient
@@ -31,7 +31,9 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
 from pykubelet.node.addresses import AddressFinder, HostNetwork, provided_node_ip
+from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
+from pykubelet.node.csi_node import CsiNodeKeeper
 from pykubelet.node.gather import FactsGatherer, RuntimeView
 from pykubelet.node.images import ImageList
 from pykubelet.node.lease import LeaseKeeper, nobody_cares
@@ -39,6 +41,7 @@ from pykubelet.node.own import OwnNode
 from pykubelet.node.register import NodeIdentity
 from pykubelet.node.runtime_classes import RuntimeClasses
 from pykubelet.node.services import ServiceLister
+from pykubelet.node.startup import StartupTimes
 from pykubelet.node.status import NodeReporter, ReportTiming
 from pykubelet.pods.manager import PodManager
 from pykubelet.pods.mirrors import MirrorPods
@@ -56,6 +59,8 @@ from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.sync.status_maker import NodeAddresses
 from pykubelet.volumes.objects import VolumeObjects
+from pykubelet.wiring.certificates import client_rotation, serving_rotation
+from pykubelet.wiring.projections import Projections, projections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +115,7 @@ class NodeHooks:
     reset_extended: Callable[[], bool] = lambda: False
     volumes_in_use: Callable[[], Sequence[str] | None] = lambda: None
     volumes_reported: Callable[[Sequence[str]], None] = lambda names: None
+    """Told which of them the API server knows."""
     runtime_problems: Callable[[], Sequence[str]] = lambda: ()
     """Texts such as `PLEG is not healthy: ...`."""
     other_problems: Callable[[], Sequence[str]] = lambda: ()
@@ -178,6 +184,11 @@ class Cluster:
     accounts: ApiServiceAccounts
     claims: ClaimReader
     runtime_classes: RuntimeClasses
+    csi_objects: KubeCsiObjects
+    csi_node: CsiNodeKeeper
+    resource_claims: KubeClaimObjects
+    projections: Projections
+    attachments: NodeAttachments
     api_pods: Reflector[Pod]
     sinks: list[tasks.Service] = field(default_factory=list)
     """Start first and stop last."""
@@ -194,8 +205,20 @@ class Cluster:
             references=self.references,
             handlers=self.runtime_classes,
             addresses=self.own,
-            volume_objects=VolumeObjects(references=self.references, tokens=PodTokens(self.tokens), claims=self.claims),
+            volume_objects=VolumeObjects(
+                references=self.references,
+                tokens=PodTokens(self.tokens),
+                claims=self.claims,
+                attachments=self.attachments,
+                trust=self.projections.trust,
+                certificates=self.projections.certificates,
+            ),
         )
+
+    def listen_objects(self, told: ObjectListener) -> None:
+        """Tell `told` of every object that pods' volumes and variables are made of when it came, changed or went."""
+        self.objects.listen_objects(told)
+        self.projections.listen(lambda name: told("ClusterTrustBundle", "", name, ()))
 
     def joined(self, groups: Sequence[Sequence[tasks.Service]]) -> list[list[tasks.Service]]:
         """The agent's three groups of services with those of the cluster."""
@@ -239,7 +262,17 @@ def assemble_cluster(
 ) -> Cluster:
     name, client, clock = settings.node_name(local.machine.hostname), edges.client, local.clock
     own = OwnNode(name)
-    reporter = _reporter(settings, edges, local, own, hooks or NodeHooks())
+    csi_node = CsiNodeKeeper(client=client, own=own, clock=clock, on_made=lambda: reporter.soon())
+    hooks = hooks or NodeHooks()
+    others = hooks.other_problems
+    attachments = NodeAttachments(own, report=lambda: reporter.soon())
+    own.listen(attachments.changed)
+    hooks = replace(
+        hooks,
+        other_problems=lambda: [*others(), *csi_node.problems()],
+        volumes_reported=attachments.reported,
+    )
+    reporter = _reporter(settings, edges, local, own, hooks)
     own.listen(reporter.observed)
     node_watch = Reflector(
         client=client,
@@ -289,6 +322,20 @@ def assemble_cluster(
         ttl=lambda: object_ttl(own.node),
     )
     tokens = TokenManager(kube=client, clock=clock)
+    extra = projections(
+        settings.gates,
+        kube=client,
+        clock=clock,
+        events=local.events,
+        node=lambda: (name, (own.node.metadata.uid or "") if own.node is not None else ""),
+    )
+    claims = ClaimReader(client)
+    csi_objects = KubeCsiObjects(
+        client=client,
+        drivers=Reflector(client=client, query=Query(kind=CSIDriver), clock=clock),
+        tokens=PodTokens(tokens),
+        claims=claims,
+    )
     classes = RuntimeClasses(live=Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
     return Cluster(
         own=own,
@@ -300,13 +347,20 @@ def assemble_cluster(
         objects=objects,
         tokens=tokens,
         accounts=ApiServiceAccounts(client=edges.client, tokens=tokens),
-        claims=ClaimReader(client),
+        claims=claims,
         runtime_classes=classes,
+        csi_objects=csi_objects,
+        csi_node=csi_node,
+        resource_claims=KubeClaimObjects(client, name),
+        projections=extra,
+        attachments=attachments,
         api_pods=api_pods,
         sinks=[local.sent_events, sender],
         managers=[
-            *(node_watch, reporter, lease, mirrors, objects, tokens, services, classes),
+            *(node_watch, reporter, lease, mirrors, objects, tokens, services, classes, csi_objects, csi_node),
+            *extra.services,
             *_rotation(edges, name, clock, local.metrics),
+            *serving_rotation(settings, own, kube=client, clock=clock, metrics=local.metrics),
         ],
         sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
         chores=[mirrors.remove_orphans],
@@ -316,17 +370,8 @@ def assemble_cluster(
 def _rotation(edges: ClusterEdges, name: str, clock: Clock, metrics: Registry) -> list[tasks.Service]:
     if edges.certificates is None:
         return []
-
-    async def renewed(pair: Pair) -> None:
-        await edges.renew()
-
     seams = RotationSeams(kube=edges.client, files=edges.certificates, clock=clock, metrics=metrics)
-    wanted = Wanted(node_name=name)
-    return [
-        CertificateRotation(
-            seams, signer=CLIENT_SIGNER, wanted=lambda: wanted, on_new=renewed, on_lost=edges.locked_out
-        )
-    ]
+    return [client_rotation(seams, name, renew=edges.renew, locked_out=edges.locked_out)]
 
 
 def _reporter(
@@ -385,6 +430,7 @@ def _reporter(
         reset_extended=hooks.reset_extended,
         volumes_reported=hooks.volumes_reported,
         set_pod_cidr=local.cri.update_runtime_config,
+        startup=StartupTimes(clock=local.clock, metrics=local.metrics, booted=local.machine.booted),
     )
 
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pykubelet.clients.cri.port import CriClient
+from pykubelet.clients.dbus.port import Logind
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine, Mounts, PodFolders
+from pykubelet.clients.host.port import KernelLog, Machine, MemoryAlarms, Mounts, PodFolders, Quotas
 from pykubelet.clients.http.port import PodNetwork
+from pykubelet.clients.plugins.port import (
+    CsiConnect,
+    DeviceConnect,
+    DraConnect,
+    ReadHanded,
+    Registrations,
+    TakeDevicePlugin,
+)
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Service
+from pykubelet.model.topology import Topology
 from pykubelet.node.addresses import HostNetwork
+from pykubelet.oom.watcher import Groups
 from pykubelet.pleg.events import EventSource
-from pykubelet.resources.cgroups import CgroupHost
+from pykubelet.resources.cgroups import CgroupHost, Slices
 from pykubelet.sources.url import Fetch
+from pykubelet.stats.provider import Cgroups, Host
 from pykubelet.wiring.cluster import ClusterEdges
 
 
@@ -28,6 +43,36 @@ class ServeEdges:
     node_stats: NodeStats
     local_socket: Path | None = None
     """Where root's own commands find the agent."""
+
+
+class GuardCgroups(Cgroups, Groups, Protocol):
+    """Figures of cgroups, and who is in them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardEdges:
+    """What the node watches itself with."""
+
+    cgroups: GuardCgroups
+    host: Host
+    kernel_log: KernelLog
+    alarms: MemoryAlarms | None = None
+    """None: the kernel is not asked to tell when memory is short."""
+    set_oom_score: Callable[[int], None] | None = None
+    """None: the agent's own process is left as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginEdges:
+    """How plugins are talked to."""
+
+    registrations: Registrations
+    csi: CsiConnect
+    devices: DeviceConnect
+    read_handed: ReadHanded
+    dra: DraConnect
+    device_registry: Callable[[Path, TakeDevicePlugin], Service]
+    """The socket, in this folder, at which device plugins register."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +89,28 @@ class Edges:
     machine: Machine
     network: PodNetwork
     fetch: Fetch
+    metrics: Registry = field(default_factory=Registry)
+    """Where everything is counted; the edges' own calls, too."""
     event_sources: Sequence[EventSource] = ()
     cgroup_driver: str = ""
     """What the runtime says it uses; '' when it does not say."""
+    logind: Logind | None = None
+    """Who announces shutdowns of the machine and can hold them up; None = nobody."""
+    quotas: Quotas | None = None
+    """Filesystems that count what a folder holds; None = volumes are walked."""
+    slices: Slices | None = None
+    """systemd, where it keeps the cgroups (cgroupDriver systemd)."""
     host_ids: tuple[int, int] | None = None
     """First and length of the ids set aside for pods with user namespaces; None = the usual ones."""
     host_network: HostNetwork | None = None
     """This machine's interfaces; None = pods without an API server are told no host address."""
+    topology: Topology | None = None
+    """Where CPUs and memory sit; None = one flat node."""
+    plugins: PluginEdges | None = None
+    """How to talk to plugins; None = nobody looks for any."""
     cluster: ClusterEdges | None = None
     """The API server; None on a node that has none."""
     serve: ServeEdges | None = None
     """How to serve; None = nobody asks this node anything."""
+    guard: GuardEdges | None = None
+    """How to watch the node; None = nothing is evicted, and nothing can be served."""

@@ -9,13 +9,9 @@ from typing import Any
 
 from pykubelet.api.types import Pod
 from pykubelet.explain.service import Explainer
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import AnyContainer
 from pykubelet.node.local_events import LocalEvents
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
-from pykubelet.pods.manager import PodManager
-from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.stop import Stopper
 from pykubelet.server.local import LocalRoutes
 from pykubelet.server.restart import InPlaceRestart
@@ -24,21 +20,15 @@ from pykubelet.settings.settings import Settings
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.runtime_state import RuntimeState
-from pykubelet.sync.worker import PodWorkers
-from pykubelet.volumes.manager import VolumeManager
 from pykubelet.wiring.edges import Edges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNeeds:
-    pods: PodManager
+    explainer: Explainer
     phases: PodPhases
     statuses: StatusManager
-    workers: PodWorkers
-    recorder: LifeRecorder
-    volumes: VolumeManager
     events: LocalEvents
-    cache: PodStatusCache
     runtime: RuntimeState
     pleg: Pleg
     stopper: Stopper
@@ -47,28 +37,7 @@ class LocalNeeds:
     """Forgets the crashes of a container (runtime/backoff.py)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalService:
-    explainer: Explainer
-    """Also what the server's /explain asks."""
-    routes: list[Route]
-
-
-def local_service(settings: Settings, edges: Edges, needs: LocalNeeds) -> LocalService:
-    explainer = Explainer(
-        pods=needs.pods,
-        states=needs.phases,
-        status=needs.statuses.get,
-        seen=needs.cache.last_known,
-        lives=needs.recorder,
-        workers=needs.workers,
-        events=needs.events,
-        runtime=needs.runtime,
-        logs=LogFiles(),
-        clock=edges.clock,
-        volumes=needs.volumes,
-    )
-
+def local_routes(settings: Settings, edges: Edges, needs: LocalNeeds) -> list[Route]:
     def is_ending(uid: str) -> bool:
         state = needs.phases.get(uid)
         return state is not None and state.is_ending
@@ -85,8 +54,8 @@ def local_service(settings: Settings, edges: Edges, needs: LocalNeeds) -> LocalS
             "networkProblem": needs.runtime.network_problem(),
         }
 
-    routes = LocalRoutes(
-        pods=explainer,
+    return LocalRoutes(
+        pods=needs.explainer,
         status=needs.statuses.get,
         is_ending=is_ending,
         events=needs.events.all,
@@ -95,4 +64,3 @@ def local_service(settings: Settings, edges: Edges, needs: LocalNeeds) -> LocalS
         about=about,
         clock=edges.clock,
     ).routes()
-    return LocalService(explainer=explainer, routes=routes)

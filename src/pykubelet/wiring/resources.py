@@ -7,19 +7,26 @@ only store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import Machine
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import PodUID, uid_of
+from pykubelet.node.capacity import machine_capacity, quantities, reserved
 from pykubelet.pods.manager import PodManager
 from pykubelet.resources.allocation import Admission, Allocations
-from pykubelet.resources.cgroups import CgroupHost, PodCgroups
+from pykubelet.resources.cgroups import CgroupHost, PodCgroups, Slices
 from pykubelet.resources.ledger import ACTUATED_FILE, ALLOCATED_FILE, ResourceLedger
+from pykubelet.resources.node_allocatable import NodeAllocatable, NodeLimits
+from pykubelet.resources.node_limits import PIDS, Enforcement, NodeAmounts, pods_limits, reserved_groups
+from pykubelet.resources.own_group import OwnGroup
 from pykubelet.resources.pod_limits import CgroupRules
 from pykubelet.resources.resize_conditions import ResizeConditions
 from pykubelet.resources.resize_rules import ResizeRules
@@ -36,8 +43,14 @@ from pykubelet.sync.runtime_state import RuntimeState
 class ResourceParts:
     allocations: Allocations
     cgroups: PodCgroups
+    node: NodeAllocatable
+    own: OwnGroup
     resizer: PodResizer
     user_namespaces: PodUserNamespaces
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.allocations, self.cgroups, self.node, self.own]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +74,9 @@ class Surroundings:
     cri: CriClient
     runtime: RuntimeState
     cgroups: CgroupHost
+    slices: Slices | None
+    """Where systemd keeps the cgroups; None with plain cgroupfs."""
+    machine: Machine
     paths: NodePaths
     pods: PodManager
     phases: PodPhases
@@ -69,6 +85,8 @@ class Surroundings:
     sources_ready: Callable[[], bool]
     host_ids: tuple[int, int] | None
     """First and length of the ids that the host set aside for pods; None = the usual ones."""
+    unthrottled: Callable[[Pod], bool] = lambda pod: False
+    """Pods with exclusive CPUs, which no quota may slow down."""
     events: EventSink
     clock: Clock
     metrics: Registry
@@ -90,12 +108,29 @@ def resource_parts(settings: Settings, spec: NodeSpec, around: Surroundings) -> 
         clock=clock,
         metrics=metrics,
     )
+    rules = replace(
+        cgroup_rules(settings, spec),
+        unthrottled=lambda pod: spec.exclusive_cpus_unthrottled and around.unthrottled(pod),
+    )
     cgroups = PodCgroups(
         host=around.cgroups,
-        rules=cgroup_rules(settings, spec),
+        rules=rules,
         active=allocations.active_pods,
         in_force=allocations.in_force,
         clock=clock,
+        slices=around.slices,
+    )
+    node = NodeAllocatable(
+        host=around.cgroups,
+        rules=rules,
+        limits=node_limits(settings, around.machine),
+        events=around.events,
+        clock=clock,
+        slices=around.slices,
+        old_cgroups=not around.machine.cgroup_v2,
+    )
+    own = OwnGroup(
+        host=around.cgroups, group=settings.config.cgroups.kubelet_cgroups, driver=spec.cgroup_driver, clock=clock
     )
     resizer = PodResizer(cri=around.cri, groups=cgroups, record=actuated, node=spec, clock=clock, metrics=metrics)
     ids = id_range(
@@ -107,7 +142,33 @@ def resource_parts(settings: Settings, spec: NodeSpec, around: Surroundings) -> 
         handlers=around.handlers,
         supports=lambda handler: supports_user_namespaces(around.runtime, handler),
     )
-    return ResourceParts(allocations=allocations, cgroups=cgroups, resizer=resizer, user_namespaces=namespaces)
+    return ResourceParts(
+        allocations=allocations, cgroups=cgroups, node=node, own=own, resizer=resizer, user_namespaces=namespaces
+    )
+
+
+def node_limits(settings: Settings, machine: Machine) -> NodeLimits:
+    """What the groups above pods, and those the reservations name, are held to."""
+    reservations = settings.config.reservations
+    capacity = machine_capacity(machine, settings.config.cgroups, None)
+    if machine.pids:
+        capacity[PIDS] = Quantity.of(machine.pids)
+    amounts = NodeAmounts(
+        capacity=capacity,
+        system=quantities(reservations.system_reserved),
+        kube=quantities(reservations.kube_reserved),
+        reserved=reserved(reservations),
+    )
+    enforcement = Enforcement(
+        what=frozenset(reservations.enforce_node_allocatable),
+        system_group=reservations.system_reserved_cgroup,
+        kube_group=reservations.kube_reserved_cgroup,
+    )
+    return NodeLimits(
+        pods=pods_limits(amounts, enforcement),
+        enforced=enforcement.pods,
+        reserved=reserved_groups(amounts, enforcement),
+    )
 
 
 def cgroup_rules(settings: Settings, spec: NodeSpec) -> CgroupRules:
@@ -121,7 +182,15 @@ def cgroup_rules(settings: Settings, spec: NodeSpec) -> CgroupRules:
         hugepage_sizes=spec.hugepage_sizes,
         memory_qos=spec.memory_qos and spec.cgroup_v2,
         tiered_reservation=spec.tiered_memory_reservation,
+        memory_reserve_percent=_qos_reserve(settings),
+        allocatable_memory_bytes=spec.allocatable["memory"].value() if "memory" in spec.allocatable else 0,
     )
+
+
+def _qos_reserve(settings: Settings) -> int:
+    if not settings.gates.enabled("QOSReserved"):
+        return 0
+    return int(settings.config.reservations.qos_reserved.get("memory", "0%").removesuffix("%"))
 
 
 def resize_rules(settings: Settings, spec: NodeSpec) -> ResizeRules:

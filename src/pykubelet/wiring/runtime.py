@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,8 @@ from pykubelet.clients.http.hooks import HookCaller
 from pykubelet.images.gc import wanted_images
 from pykubelet.images.parts import ImageParts, image_parts
 from pykubelet.images.provider import ServiceAccounts
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.memory import give_back
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
@@ -16,9 +19,11 @@ from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.runtime.backoff import MAXIMUM_DELAY, CrashBackoff
-from pykubelet.runtime.gc import ContainerRemover
+from pykubelet.runtime.gc import ContainerGc, ContainerRemover
+from pykubelet.runtime.gc_plan import GcPolicy
 from pykubelet.runtime.hooks import LifecycleHooks
 from pykubelet.runtime.image_volumes import ImageVolumes
+from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.manager import Resizer, RuntimeHandlers, RuntimeManager
 from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.collaborators import References
@@ -59,6 +64,12 @@ class RuntimeParts:
     remover: ContainerRemover
     backoff: CrashBackoff
     stopper: Stopper
+    clock: Clock
+
+    async def forget(self) -> None:
+        """A chore: crashes long past, and memory that nothing uses any more."""
+        self.backoff.collect(self.clock.now())
+        give_back()
 
 
 def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> RuntimeParts:
@@ -81,8 +92,8 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
         ips = needs.cache.last_known(uid).ips or (await needs.look.refresh(uid)).ips
         return ips[0] if ips else ""
 
-    http_hooks = HookCaller(network=edges.network, pod_ip=pod_ip, events=events)
-    hooks = LifecycleHooks(cri=cri, http=http_hooks, clock=clock)
+    http_hooks = HookCaller(network=edges.network, pod_ip=pod_ip, events=events, metrics=needs.metrics)
+    hooks = LifecycleHooks(cri=cri, http=http_hooks, clock=clock, metrics=needs.metrics)
     stopper = Stopper(cri=cri, hooks=hooks, events=events, recorder=recorder, clock=clock)
     longest = settings.config.runtime.crash_loop_back_off.max_container_restart_period
     backoff = CrashBackoff(maximum=longest or MAXIMUM_DELAY)
@@ -112,4 +123,36 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
         events=events,
         recorder=recorder,
     )
-    return RuntimeParts(manager=manager, images=images, remover=remover, backoff=backoff, stopper=stopper)
+    return RuntimeParts(manager=manager, images=images, remover=remover, backoff=backoff, stopper=stopper, clock=clock)
+
+
+def log_rotation(settings: Settings, edges: Edges) -> LogRotation:
+    logs = settings.config.container_logs
+    policy = RotationPolicy(
+        max_bytes=logs.max_size_bytes, max_files=logs.max_files, workers=logs.max_workers, period=logs.monitor_interval
+    )
+    return LogRotation(cri=edges.cri, clock=edges.clock, policy=policy)
+
+
+def container_gc(
+    edges: Edges,
+    side: RuntimeParts,
+    *,
+    phases: PodPhases,
+    cache: PodStatusCache,
+    events: EventSink,
+    sources_ready: Callable[[], bool],
+) -> ContainerGc:
+    return ContainerGc(
+        cri=edges.cri,
+        remover=side.remover,
+        fate=phases,
+        statuses=cache,
+        sources_ready=sources_ready,
+        events=events,
+        clock=edges.clock,
+        pod_logs=edges.paths.pod_logs,
+        container_logs=edges.paths.container_logs,
+        policy=GcPolicy(),
+        busy=phases.any_terminating,
+    )

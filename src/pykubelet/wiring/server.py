@@ -7,27 +7,27 @@ somebody asks and shared for a second, so a node that nobody scrapes pays nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Service
+from pykubelet.model.assigned import Assigned
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
 from pykubelet.pods.manager import PodManager
 from pykubelet.probes.manager import ProbeManager
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.server.app import NodeServer, ServerViews
 from pykubelet.server.configz import Explain
 from pykubelet.server.health import HealthCheck
 from pykubelet.server.make import flag_values, make_server, set_verbosity
+from pykubelet.server.pod_resources import ActivePods, PodResourcesServer
 from pykubelet.server.routing import Route
 from pykubelet.settings.settings import Settings
-from pykubelet.stats.inventory import GroupNames
-from pykubelet.stats.provider import StatsProvider, StatsSettings
+from pykubelet.stats.provider import StatsProvider
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.runtime_state import RuntimeState
-from pykubelet.volumes.manager import VolumeManager
 from pykubelet.wiring.edges import Edges, ServeEdges
 
 
@@ -39,30 +39,31 @@ class ServerNeeds:
     pleg: Pleg
     runtime: RuntimeState
     probes: ProbeManager
-    volumes: VolumeManager
     metrics: Registry
-    spec: NodeSpec
+    provider: StatsProvider
+    volume_figures: VolumeFigures
     started: float
     explain: Explain | None = None
     local_routes: Sequence[Route] = ()
+    active: ActivePods
+    """Pods that may hold something of the machine."""
+    assigned: Assigned = field(default_factory=Assigned)
+    """Who hands out CPUs, memory and devices to single containers; each manager that does takes its place here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerParts:
     server: NodeServer
-    figures: VolumeFigures
+    pod_resources: PodResourcesServer
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.pod_resources, self.server]
 
 
 def server_parts(settings: Settings, edges: Edges, serve: ServeEdges, needs: ServerNeeds) -> ServerParts:
     node_name = settings.node_name(edges.machine.hostname)
-    figures = VolumeFigures(
-        meter=needs.volumes,
-        pods=needs.pods,
-        clock=edges.clock,
-        metrics=needs.metrics,
-        period=settings.config.volumes.volume_stats_agg_period,
-    )
-    stats = _stats(settings, edges, serve, needs, figures, node_name)
+    stats = _stats(settings, edges, serve, needs, node_name)
     views = ServerViews(
         pods=needs.pods,
         status=needs.statuses.get,
@@ -93,7 +94,14 @@ def server_parts(settings: Settings, edges: Edges, serve: ServeEdges, needs: Ser
         local_socket=serve.local_socket,
         local_routes=needs.local_routes,
     )
-    return ServerParts(server=server, figures=figures)
+    pod_resources = PodResourcesServer(
+        socket=edges.paths.root / "pod-resources" / "kubelet.sock",
+        active=needs.active,
+        assigned=needs.assigned,
+        clock=edges.clock,
+        metrics=needs.metrics,
+    )
+    return ServerParts(server=server, pod_resources=pod_resources)
 
 
 def _stats(
@@ -101,31 +109,11 @@ def _stats(
     edges: Edges,
     serve: ServeEdges,
     needs: ServerNeeds,
-    figures: VolumeFigures,
     node_name: str,
 ) -> NodeStatsSource:
-    spec, cgroups = needs.spec, settings.config.cgroups
-    named = {
-        "kubelet": cgroups.kubelet_cgroups,
-        "runtime": settings.flags.runtime_cgroups,
-        "misc": cgroups.system_cgroups,
-    }
-    provider = StatsProvider(
-        cgroups=serve.cgroup_stats,
-        host=serve.node_stats,
-        cri=edges.cri,
-        pods=needs.pods,
-        statuses=needs.cache,
-        paths=edges.paths,
-        clock=edges.clock,
-        settings=StatsSettings(
-            groups=GroupNames(root=spec.cgroup_root, driver=spec.cgroup_driver, per_qos=spec.cgroups_per_qos),
-            system_groups={name: group for name, group in named.items() if group},
-        ),
-    )
     stats = NodeStatsSource(
-        provider=provider,
-        volumes=figures,
+        provider=needs.provider,
+        volumes=needs.volume_figures,
         machine=edges.machine,
         node_name=node_name,
         version=settings.kubernetes_version,

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pykubelet.api.types import ContainerState, ContainerStateRunning, ContainerStatus, Pod, PodCondition, PodStatus
+from pykubelet.api.types import (
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStatus,
+    EnvVar,
+    EnvVarSource,
+    ObjectFieldSelector,
+    Pod,
+    PodCondition,
+    PodStatus,
+    SecretKeySelector,
+)
 from pykubelet.cli.main import COMMANDS
 from pykubelet.explain.explain import explain
 from tests.builders import NOW, a_container, a_pod, at
@@ -149,6 +161,8 @@ def test_events(node: CannedNode, run: Commands) -> None:
     assert node.asked[-1][2] == "namespace=default&pod=web-node1"
     assert "(x3 over" in done.out and "pod/web-node1" in done.out
     assert run("events", "--types", "Normal").err == "No events found.\n"
+    head, row = run("events", "-A").out.splitlines()
+    assert (head.split()[0], row.split()[0]) == ("NAMESPACE", "default")
 
 
 def test_top(node: CannedNode, run: Commands) -> None:
@@ -184,6 +198,30 @@ def test_describe(node: CannedNode, run: Commands) -> None:
     assert done.status == 0
     for words in ("Name:             web-node1", "Status:           Running", "      echo hi", "  Ready   True"):
         assert words in done.out, done.out
+
+
+def test_describe_says_where_variables_come_from_and_what_conditions_mean(node: CannedNode, run: Commands) -> None:
+    pod = web()
+    secret = EnvVarSource(secret_key_ref=SecretKeySelector(name="login", key="password"))
+    field = EnvVarSource(field_ref=ObjectFieldSelector(field_path="metadata.name"))
+    env = [EnvVar(name="A", value="b c"), EnvVar(name="S", value_from=secret), EnvVar(name="F", value_from=field)]
+    pod.spec.containers[0] = a_container(env=env)
+    pod.status.conditions = [PodCondition(type="Ready", status="False", reason="ContainersNotReady", message="why")]
+    node.give_pods(pod)
+    said = run("describe", "pod", "web").out
+    assert "      A: b c\n" in said
+    assert "      S: <set to the key 'password' in secret 'login'> Optional: false\n" in said
+    assert "      F: web-node1 (v1:metadata.name)\n" in said
+    assert re.search(r"  Ready +False +ContainersNotReady +why\n", said), said
+
+
+def test_pods_are_chosen_by_their_labels(node: CannedNode, run: Commands) -> None:
+    pod = web()
+    pod.metadata.labels = {"app": "web"}
+    node.give_pods(pod)
+    assert run("get", "pods", "-l", "app=web", "-o", "name").out == "pod/web-node1\n"
+    assert run("get", "pods", "-l", "app!=web").err == "No resources found in default namespace.\n"
+    assert run("get", "pods", "-l", "a b").status == 2
 
 
 # --- the rest -------------------------------------------------------------------------------------

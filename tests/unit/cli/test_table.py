@@ -32,3 +32,10 @@ def test_line_breaks_do_not_break_the_table() -> None:
 )  # fmt: skip
 def test_colours(word: str, colour: str | None) -> None:
     assert table.colour_of(word) == colour
+
+
+def test_a_status_and_an_address_are_cut_last() -> None:
+    widths = [len("a-pod-with-a-long-name"), len("ImagePullBackOff"), len("10.203.121.3")]
+    assert table.fitted(widths, 46, firm=[1, 2]) == [12, 16, 12]
+    assert sum(table.fitted(widths, 36, firm=[1, 2])) + 2 * len(table.GAP) <= 36
+    assert table.fitted(widths, 46) == [14, 14, 12]

@@ -156,6 +156,16 @@ CASES = [
         ("NodeAffinity: Predicate NodeAffinity failed", "node selector"),
     ),
     Case(
+        "evicted-measured",
+        facts(
+            phase="Failed",
+            reason="Evicted",
+            message="The node was low on resource: memory. ",
+            life=[failed(Step.EVICTION, "memory.available", "memory.available 5Mi is below the hard threshold 1Gi.")],
+        ),
+        ("the node ran short (memory.available)", "5Mi is below the hard threshold 1Gi"),
+    ),
+    Case(
         "evicted",
         facts(phase="Failed", reason="Evicted", message="The node was low on resource: memory."),
         ("low on resource: memory", "stays ended"),
@@ -383,7 +393,7 @@ CASES = [
     Case(
         "memory-child",
         facts(running(), phase="Running", ready=True, seen=seen_out_of_memory()),
-        ("a process inside it was killed by the kernel",),
+        ("a process inside it was killed by the kernel", "its memory limit is not set"),
     ),
     Case(
         "sync-failing",

@@ -123,3 +123,10 @@ def test_spans_are_short() -> None:
 def test_the_page_says_what_the_table_says() -> None:
     written = (ROOT / "docs" / "troubleshooting.md").read_text()
     assert written == troubleshooting(), "run: python -m pykubelet.explain.document > docs/troubleshooting.md"
+
+
+def test_a_start_that_failed_stays_the_cause_while_the_next_one_waits() -> None:
+    end = ended(128, reason="StartError", message="error mounting x: not a directory")
+    view = only(facts(crashed(end)))
+    assert view.id == "create-failed"
+    assert "the runtime said: error mounting x: not a directory" in view.chain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from pykubelet.kit.clock import LoopClock
@@ -52,3 +54,31 @@ async def test_listeners_hear_completed_steps_only() -> None:
     with recorder.step("u1", Step.CREATE, "web"):
         assert heard == []
     assert heard == [("u1", Step.CREATE, Outcome.DONE)]
+
+
+async def test_a_routine_step_is_kept_when_it_is_news() -> None:
+    clock = LoopClock()
+    recorder = LifeRecorder(clock)
+    recorder.note("a", Step.SEEN)
+
+    async def routine(*, takes: float = 0.0, fails: bool = False) -> None:
+        with contextlib.suppress(ValueError), recorder.step("a", Step.CGROUP, routine=True):
+            await clock.sleep(takes)
+            if fails:
+                raise ValueError("no space")
+
+    for _ in range(200):
+        await routine()
+    await routine(takes=1.0)
+    await routine(fails=True)
+    await routine()
+    await routine()
+    life = recorder.life("a")
+    assert life is not None
+    assert [(each.step, each.outcome) for each in life.entries] == [
+        (Step.SEEN, Outcome.NOTED),
+        (Step.CGROUP, Outcome.DONE),
+        (Step.CGROUP, Outcome.DONE),
+        (Step.CGROUP, Outcome.FAILED),
+        (Step.CGROUP, Outcome.DONE),
+    ]

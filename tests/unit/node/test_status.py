@@ -9,6 +9,7 @@ import pytest
 from pykubelet.api.types import Node, NodeCondition, NodeSpec, NodeStatus, ObjectMeta
 from pykubelet.clients.kube.patch import node_status_patch
 from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiServerError, Forbidden
 from pykubelet.node.addresses import AddressFinder
@@ -17,10 +18,13 @@ from pykubelet.node.images import ImageList
 from pykubelet.node.own import OwnNode
 from pykubelet.node.register import NodeIdentity
 from pykubelet.node.setters import find_condition, is_ready
+from pykubelet.node.startup import StartupTimes
 from pykubelet.node.status import NodeReporter, ReportTiming
 from pykubelet.settings.settings import Settings
 from tests.fakes.fake_kube import FakeKube
 from tests.unit.node.making import GIB, FakeNetwork, FakeRuntime, HeardEvents, a_machine
+
+PARTS = ("", "_pre_kubelet", "_pre_registration", "_registration", "_post_registration")
 
 
 class Bed:
@@ -81,6 +85,33 @@ class Bed:
         found = find_condition(self.node.status.conditions, "Ready")
         assert found is not None
         return found
+
+
+async def test_the_start_of_a_new_node_in_parts() -> None:
+    metrics, clock = Registry(), LoopClock()
+    bed = Bed(startup=StartupTimes(clock=clock, metrics=metrics, booted=clock.now() - 40))
+    bed.others = ["not yet"]
+    await clock.sleep(2)
+    async with running(bed.reporter):
+        await clock.sleep(5)
+        bed.others = []
+        await clock.sleep(1)
+    found = {name: metrics.gauge(f"kubelet_node_startup{name}_duration_seconds", "").value() for name in PARTS}
+    assert found[""] == pytest.approx(47, abs=0.3)
+    assert found["_pre_kubelet"] == pytest.approx(40)
+    assert found["_pre_registration"] == pytest.approx(2.3, abs=0.1)
+    assert found["_registration"] == pytest.approx(0, abs=0.1)
+    assert found["_post_registration"] == pytest.approx(4.7, abs=0.3)
+
+
+async def test_a_node_that_was_there_has_no_start_to_tell() -> None:
+    metrics = Registry()
+    bed = Bed(startup=StartupTimes(clock=LoopClock(), metrics=metrics, booted=1.0))
+    bed.kube.add(Node(metadata=ObjectMeta(name="box")))
+    async with running(bed.reporter):
+        await bed.clock.sleep(5)
+        assert is_ready(bed.node.status)
+    assert metrics.gauge("kubelet_node_startup_duration_seconds", "").value() == 0
 
 
 async def test_a_node_whose_runtime_answers_is_ready_from_its_creation() -> None:

@@ -1,8 +1,6 @@
-"""The status cache: what counts as newer, and that waiting needs no polling."""
+"""The status cache: what counts as newer."""
 
 from __future__ import annotations
-
-import asyncio
 
 import pytest
 
@@ -71,49 +69,33 @@ def test_deleted_pod_is_unknown() -> None:
     assert cache.get("u1").sandboxes == ()
 
 
-async def test_wait_returns_at_once_when_new_enough() -> None:
+def test_a_status_is_as_new_as_its_listing() -> None:
     cache = PodStatusCache()
     cache.set(a_status(at=2.0))
-    assert await cache.wait_newer_than("u1", 2.0) == a_status(at=2.0)
+    assert cache.age_of("u1") == 2.0
+    cache.set(a_status("other", at=9.0))
+    assert cache.age_of("u1") == 2.0
 
 
-async def test_wait_is_woken_by_a_newer_status_only() -> None:
+def test_a_relist_makes_unchanged_and_unknown_pods_as_new_as_itself() -> None:
     cache = PodStatusCache()
-    loop = asyncio.get_running_loop()
-    loop.call_later(1.0, cache.set, a_status(at=1.0))
-    loop.call_later(2.0, cache.set, a_status("other", at=9.0))
-    loop.call_later(3.0, cache.set, a_status(at=5.0))
-    assert (await cache.wait_newer_than("u1", 4.0)).observed_at == 5.0
-    assert loop.time() == 3.0
-    assert cache._waiters == {}
+    cache.set(a_status(at=2.0))
+    cache.relisted(5.0, changed=())
+    assert (cache.age_of("u1"), cache.age_of("none")) == (5.0, 5.0)
+    assert cache.get("none") == PodRuntimeStatus(uid="none", observed_at=5.0)
 
 
-async def test_wait_for_unknown_pod_ends_with_a_relist() -> None:
+def test_a_changed_pod_is_not_newer_before_it_was_inspected() -> None:
     cache = PodStatusCache()
-    loop = asyncio.get_running_loop()
-    loop.call_later(1.0, lambda: cache.relisted(0.5, changed=()))
-    assert await cache.wait_newer_than("u1", 0.0) == PodRuntimeStatus(uid="u1", observed_at=0.5)
+    cache.set(a_status(at=0.2))
+    cache.relisted(0.5, changed=["u1"])
+    assert cache.age_of("u1") == 0.2
+    cache.set(a_status(at=0.5))
+    assert cache.age_of("u1") == 0.5
 
 
-async def test_wait_does_not_take_a_changed_pod_for_empty() -> None:
+def test_a_failed_inspection_is_raised_to_whoever_reads() -> None:
     cache = PodStatusCache()
-    loop = asyncio.get_running_loop()
-    loop.call_later(1.0, lambda: cache.relisted(0.5, changed=["u1"]))
-    loop.call_later(2.0, cache.set, a_status(at=0.5))
-    assert await cache.wait_newer_than("u1", 0.0) == a_status(at=0.5)
-
-
-async def test_wait_raises_when_the_inspection_failed() -> None:
-    cache = PodStatusCache()
-    loop = asyncio.get_running_loop()
-    loop.call_later(1.0, lambda: cache.set_error("u1", CallTimedOut("stuck"), observed_at=1.0))
+    cache.set_error("u1", CallTimedOut("stuck"), observed_at=1.0)
     with pytest.raises(CallTimedOut):
-        await cache.wait_newer_than("u1", 0.5)
-
-
-async def test_cancelled_wait_leaves_nothing() -> None:
-    cache = PodStatusCache()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1):
-            await cache.wait_newer_than("u1", 4.0)
-    assert cache._waiters == {}
+        cache.get("u1")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import RuntimeDown, Unimplemented
 from pykubelet.model.runtime_status import ContainerEvent, EventKind
@@ -46,7 +47,9 @@ class Heard:
     def __init__(self, *scripts: Script) -> None:
         self.events: list[ContainerEvent] = []
         self.changes: list[tuple[float, bool]] = []
+        self.metrics = Registry()
         self.feed = EventFeed(
+            metrics=self.metrics,
             sources=[script.source for script in scripts],
             clock=LoopClock(),
             on_event=self.events.append,
@@ -114,3 +117,14 @@ async def test_a_stream_that_just_ends_is_opened_again() -> None:
     heard = Heard(script)
     await heard.during(1)
     assert len(heard.events) == 2
+
+
+async def test_streams_are_counted_and_events_timed() -> None:
+    late = ContainerEvent(container_id="c", kind=EventKind.STARTED, created_at=int((LoopClock().now() - 3) * 1e9))
+    heard = Heard(Script("cri", [late, RuntimeDown("gone")], [EVENT, 1000.0]))
+    await heard.during(1)
+    prefix = "kubelet_evented_pleg_connection"
+    assert heard.metrics.counter(f"{prefix}_success_count", "").value() == 2
+    assert heard.metrics.counter(f"{prefix}_error_count", "").value() == 1
+    exposed = heard.metrics.expose().splitlines()
+    assert f"{prefix}_latency_seconds_sum 3" in exposed and f"{prefix}_latency_seconds_count 1" in exposed

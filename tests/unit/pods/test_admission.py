@@ -197,11 +197,6 @@ def test_pod_level_resources_need_their_gate() -> None:
     )
 
 
-def test_claims_are_refused_rather_than_left_out() -> None:
-    outcome = _outcome(a_pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "gpu"}]))
-    assert outcome is not None and outcome[0] == "PodFeatureUnsupported" and "spec.resourceClaims" in outcome[1]
-
-
 def test_declared_features() -> None:
     rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]
     pod = a_pod(hostNetwork=True, hostUsers=False, initContainers=[a_container("i", restartPolicyRules=rules)])

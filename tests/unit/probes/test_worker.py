@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pykubelet.api.types import Container, ExecAction, PodStatus, Probe
+from pykubelet.kit.log import current_pod
 from pykubelet.model.errors import CriError
 from pykubelet.model.life import Outcome
 from pykubelet.model.results import ProbeKind, ProbeOutcome
@@ -320,3 +321,20 @@ async def test_outputs_that_always_differ_do_not_flood_the_record() -> None:
     life = bench.recorder.life("uid-web")
     assert life is not None
     assert len(life.entries) <= 3
+
+
+async def test_what_a_probe_writes_names_its_own_pod_whoever_made_it_look() -> None:
+    bench = Bench(a_pod(containers=[ready(period_seconds=10)]))
+    named: list[str] = []
+
+    def script(_: str) -> ExecResult:
+        named.append(current_pod.get())
+        return ExecResult()
+
+    bench.script = script
+    current_pod.set("default/other")
+    async with bench.up():
+        bench.runs()
+        await bench.clock.sleep(15)
+    assert named == ["default/web", "default/web"]
+    assert current_pod.get() == "default/other"

@@ -24,6 +24,7 @@ from tests.builders import a_container, a_container_status, a_pod, a_runtime_sta
 class Said:
     rejection: Said | None = None
     victims: tuple[Pod, ...] = ()
+    short_of: str = "cpu"
     message: str = ""
 
 
@@ -180,10 +181,10 @@ async def test_victims_of_a_critical_pod_are_handed_on(tmp_path: Path) -> None:
     bench.run(other)
     bench.run(asking("a", "1"))
     bench.victims = (other,)
-    gone: list[str] = []
-    bench.allocations.preempt = lambda victim: gone.append(uid_of(victim))
+    gone: list[tuple[str, str]] = []
+    bench.allocations.preempt = lambda victim, short_of: gone.append((uid_of(victim), short_of))
     bench.wish(asking("a", "2"))
-    assert gone == ["uid-b"]
+    assert gone == [("uid-b", "cpu")]
 
 
 async def test_conditions_from_before_a_restart_are_kept(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ class Bench:
         self.host = FakeCgroups()
         self.pods: list[Pod] = []
         self.actual: dict[str, Pod] = {}
-        self.node = CgroupLimits()
         self.cgroups = self.again(**rules)
 
     def again(self, **rules: object) -> PodCgroups:
@@ -40,7 +39,6 @@ class Bench:
             active=lambda: self.pods,
             in_force=lambda pod: self.actual.get(pod.metadata.uid or "", pod),
             clock=LoopClock(),
-            node_limits=lambda: self.node,
         )
         return self.cgroups
 
@@ -68,12 +66,10 @@ async def test_the_class_group_follows_its_pods() -> None:
 
 async def test_the_class_groups_exist_from_the_start_and_are_put_right_every_minute() -> None:
     bench = Bench()
-    bench.node = CgroupLimits(memory_bytes=1 << 30)
     async with running(bench.cgroups):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert set(bench.host.groups) == {"/kubepods", "/kubepods/burstable", "/kubepods/besteffort"}
-        assert bench.host.groups["/kubepods"].memory_bytes == 1 << 30
         bench.host.groups["/kubepods/besteffort"] = CgroupLimits(cpu_shares=1024)
         await asyncio.sleep(61)
         assert bench.host.groups["/kubepods/besteffort"].cpu_shares == 2

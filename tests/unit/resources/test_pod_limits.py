@@ -125,6 +125,17 @@ def test_class_groups_add_up_their_pods() -> None:
     assert class_limits([], sizes)[QosClass.BURSTABLE].cpu_shares == 2
 
 
+@pytest.mark.parametrize(("percent", "burstable", "best_effort"), [(0, None, None), (100, 936, 904), (50, 968, 952)])
+def test_part_of_what_a_class_requested_is_kept_from_those_below(
+    percent: int, burstable: int | None, best_effort: int | None
+) -> None:
+    asks = a_pod(containers=[a_container(resources=held({"memory": "32Mi"}))])
+    rules = CgroupRules(memory_reserve_percent=percent, allocatable_memory_bytes=1000 * MIB)
+    classes = class_limits(map(share_of, (GUARANTEED, asks, a_pod())), rules)
+    wanted = [None if each is None else each * MIB for each in (burstable, best_effort)]
+    assert [classes[qos].memory_bytes for qos in (QosClass.BURSTABLE, QosClass.BEST_EFFORT)] == wanted
+
+
 @pytest.mark.parametrize(
     ("driver", "path", "name"),
     [

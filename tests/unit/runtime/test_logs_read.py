@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pykubelet.api.times import format_nano_time
 from pykubelet.kit.clock import LoopClock, SystemClock
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.runtime.logs_read import ReadOptions, later_files, read_logs
+from pykubelet.runtime.logs import parse_line
+from pykubelet.runtime.logs_read import AHEAD, BLOCK, ReadOptions, Selection, later_files, read_logs
 from pykubelet.runtime.logs_rotate import compress
 from pykubelet.runtime.logs_wake import waking
 
@@ -102,6 +105,46 @@ async def test_lines_longer_than_a_block_and_foreign_bytes(log: Log) -> None:
     log.raw(b"\x00\xff garbage\n")
     log.write("after")
     assert await read(log) == "x" * 200_000 + "\nafter\n"
+
+
+RECORDS = st.one_of(
+    st.builds(
+        lambda second, stream, tag, text: f"{stamp(second)} {stream} {tag} {text}".encode(),
+        st.integers(0, 9),
+        st.sampled_from(["stdout", "stderr"]),
+        st.sampled_from(["F", "F", "F", "P", "F:x", "X"]),
+        st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=20),
+    ),
+    st.sampled_from([b"", b"torn", b"a b c d", stamp(1).encode() + b" stdout F", b"\xff stdout F x"]),
+)
+
+
+@given(
+    st.lists(RECORDS, max_size=12).map(lambda records: b"".join(record + b"\n" for record in records)),
+    st.integers(1, 100),
+    st.booleans(),
+    st.sampled_from([None, "stdout", "stderr"]),
+)
+def test_however_the_file_is_cut_the_same_comes_out(
+    raw: bytes, size: int, timestamps: bool, stream: str | None
+) -> None:
+    selection = Selection(ReadOptions(timestamps=timestamps, stream=stream))
+    found = b"".join(selection.take(raw[at : at + size]) for at in range(0, len(raw), size))
+    wanted, fresh = b"", True
+    for line in raw.split(b"\n"):
+        record = parse_line(line + b"\n")
+        if record is None or stream not in (None, record.stream.decode()):
+            continue
+        wanted += (record.time + b" " if timestamps and fresh else b"") + record.content
+        fresh = not record.partial
+    assert found == wanted
+
+
+async def test_a_big_log_is_read_ahead(log: Log) -> None:
+    lines = [f"{n} ".ljust(1000, "x") for n in range((BLOCK + AHEAD + BLOCK // 2) // 1000)]
+    log.write(*lines)
+    assert await read(log) == "\n".join(lines) + "\n"
+    assert await read(log, limit_bytes=BLOCK + 10) == ("\n".join(lines))[: BLOCK + 10]
 
 
 async def test_no_log_is_an_error(log: Log) -> None:

@@ -82,7 +82,7 @@ class Groups:
     def memory_usage(self, pod: Pod) -> int | None:
         return 0
 
-    def change(self, pod: Pod, limits: CgroupLimits) -> None:
+    async def change(self, pod: Pod, limits: CgroupLimits) -> None:
         if self.refuses:
             raise OSError("device or resource busy")
         self.changes.append(limits)

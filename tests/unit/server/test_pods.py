@@ -10,7 +10,7 @@ import pytest
 
 from pykubelet.api.types import PodStatus
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.errors import CriError, CriNotFound
+from pykubelet.model.errors import CriError, CriNotFound, Exhausted
 from pykubelet.model.runtime_status import ContainerRecord, ExecResult, SandboxRecord
 from pykubelet.server.calls import Answer, Bridging, Call, Refused, Upgraded
 from pykubelet.server.pods import PodRoutes
@@ -178,14 +178,14 @@ async def test_port_forward_uses_the_newest_sandbox() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "status"),
+    ("failure", "status", "text"),
     [
-        (CriNotFound("gone"), 404),
-        (CriError("maximum number of in-flight requests exceeded"), 429),
-        (CriError("broken"), 500),
+        (CriNotFound("gone"), 404, "rpc error: code = NotFound desc = gone"),
+        (Exhausted("too many"), 429, "rpc error: code = ResourceExhausted desc = too many"),
+        (CriError("broken"), 500, "broken"),
     ],
 )
-async def test_the_runtimes_errors(failure: Exception, status: int) -> None:
+async def test_the_runtimes_errors(failure: Exception, status: int, text: str) -> None:
     class Failing(FakeRuntime):
         async def exec(self, container_id: str, command: Any, **options: bool) -> str:
             raise failure
@@ -193,5 +193,5 @@ async def test_the_runtimes_errors(failure: Exception, status: int) -> None:
     cri = Failing(containers=runtime().containers)
     with pytest.raises(Refused) as caught:
         await streams(cri).exec(call("output=1"))
-    assert caught.value.status == status
+    assert (caught.value.status, caught.value.text) == (status, text)
     assert caught.value.headers == ({"Retry-After": "60"} if status == 429 else {})

@@ -97,6 +97,8 @@ class FakeRuntime:
         self.stats: list[cri_pb2.ContainerStats] = []
         self.calls = 0
         self.broken = False
+        self.lost = False
+        """Cannot say where its images are."""
         self.mountpoint = mountpoint
 
     async def list_container_stats(
@@ -108,6 +110,8 @@ class FakeRuntime:
         return self.stats
 
     async def image_fs_info(self) -> ImageFilesystems:
+        if self.lost:
+            raise CriError("image_fs_info: the runtime sleeps")
         usage = FilesystemUsage(mountpoint=self.mountpoint, used_bytes=777, inodes_used=7, timestamp=CREATED)
         return ImageFilesystems(images=(usage,))
 

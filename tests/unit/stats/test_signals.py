@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pykubelet.model.figures import FsFigures
-from pykubelet.stats.signals import NodeSignals
-from tests.unit.stats.making import Bed
+from pykubelet.model.runtime_status import ContainerState
+from pykubelet.model.signals import NodeSignals
+from tests.unit.stats.making import Bed, a_container, a_status
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
 
@@ -67,3 +68,32 @@ def test_filesystems_apart() -> None:
     split = NodeSignals(node_fs=fs(1), image_fs=fs(2), container_fs=fs(1))
     assert split.has_own_image_fs and not split.has_own_container_fs
     assert NodeSignals().pids_available is None and not NodeSignals().has_own_image_fs
+
+
+async def test_files_of_some_pods(tmp_path: Path) -> None:
+    bed = Bed(2, tmp_path)
+    bed.add("web")
+    bed.add("other")
+    found = await bed.signals.files({"uid-web"})
+    assert set(found) == {"uid-web"}
+    app = found["uid-web"].containers["app"]
+    assert app.layer == 8192 and app.logs >= 9000 and found["uid-web"].other > 0 and found["uid-web"].memory is None
+
+
+async def test_a_pod_of_which_nothing_runs_uses_nothing(tmp_path: Path) -> None:
+    bed = Bed(2, tmp_path)
+    bed.add("web")
+    bed.add("waits")
+    bed.statuses["uid-waits"] = a_status("waits", a_container("app", "con-waits", ContainerState.EXITED))
+    found = await bed.signals.pods(disks=False)
+    assert found["uid-waits"].memory == 0 and found["uid-waits"].containers == {}
+    assert found["uid-web"].memory == 17_000
+
+
+async def test_where_images_are_is_remembered_while_the_runtime_is_away(tmp_path: Path) -> None:
+    bed = Bed(2, tmp_path)
+    bed.add("web")
+    first = await bed.signals.node()
+    bed.runtime.lost = True
+    await bed.clock.sleep(20)
+    assert (await bed.signals.node()).image_fs is not None and first.image_fs is not None

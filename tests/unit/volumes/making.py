@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,9 +98,11 @@ class Told:
     """Events, as (reason, message)."""
 
     events: list[tuple[str, str]] = field(default_factory=list)
+    on_event: Callable[[], None] = lambda: None
 
     def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
         self.events.append((reason, message))
+        self.on_event()
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         self.events.append((reason, message))

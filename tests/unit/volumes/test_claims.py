@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import (
-    CSIPersistentVolumeSource,
     EphemeralVolumeSource,
     NFSVolumeSource,
     NodeSelector,
     ObjectReference,
     OwnerReference,
+    RBDPersistentVolumeSource,
     Volume,
     VolumeNodeAffinity,
 )
@@ -73,9 +73,9 @@ def _block(objects: Objects) -> None:
     objects.volumes["pv-data"].spec.volume_mode = "Block"
 
 
-def _csi(objects: Objects) -> None:
+def _rbd(objects: Objects) -> None:
     objects.volumes["pv-data"].spec.nfs = None
-    objects.volumes["pv-data"].spec.csi = CSIPersistentVolumeSource(driver="d", volume_handle="h")
+    objects.volumes["pv-data"].spec.rbd = RBDPersistentVolumeSource(image="i")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def _csi(objects: Objects) -> None:
         (_unclaimed, "nil pv.Spec.ClaimRef"),
         (_stolen, "ClaimRef.UID other does not point to claim.UID uid-data"),
         (_block, "volume data has volumeMode Block, but is specified in volumeMounts"),
-        (_csi, "persistent volume pv-data of kind csi is not supported by this agent"),
+        (_rbd, "persistent volume pv-data of kind rbd is not supported by this agent"),
     ],
 )
 async def test_claims_that_cannot_be_used(change: Callable[[Objects], None], text: str) -> None:

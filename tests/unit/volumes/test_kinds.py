@@ -30,6 +30,7 @@ from pykubelet.volumes.plugins.iscsi import portals_of
 from pykubelet.volumes.plugins.mounted import prepare_filesystem
 from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.spec import spec_of
+from pykubelet.volumes.subpath import show_subpath
 from pykubelet.volumes.usage import walk_usage
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_mounts import FakeMounts
@@ -88,6 +89,17 @@ async def test_memory_volume_is_bounded(tmp_path: Path) -> None:
     async with node.running() as manager:
         await manager.wait_mounted(pod)
         assert node.mounts.sizes == {manager.path_of(pod, "mem"): 64 * MI}
+
+
+async def test_a_memory_volume_keeps_the_sticky_bit_and_gives_it_to_its_parts(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    pod = pod_with(empty_dir("mem", medium="Memory"))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        volume = Path(str(manager.path_of(pod, "mem")))
+        assert volume.stat().st_mode & 0o7777 == 0o1777
+        show_subpath(node.mounts, volume, "part", tmp_path / "place")
+        assert (volume / "part").stat().st_mode & 0o7777 == 0o1777
 
 
 async def test_unknown_medium(tmp_path: Path) -> None:

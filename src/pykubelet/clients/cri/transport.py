@@ -24,6 +24,7 @@ from pykubelet.model.errors import (
     CriAlreadyExists,
     CriError,
     CriNotFound,
+    Exhausted,
     InvalidArgument,
     RuntimeDown,
     Unimplemented,
@@ -56,6 +57,7 @@ _ERRORS: dict[grpc.StatusCode, type[CriError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: CallTimedOut,
     grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Exhausted,
 }
 
 _STARTING = "server is not initialized yet"

@@ -35,6 +35,8 @@ class Reader(Protocol):
 
     def bounds(self, path: str) -> CgroupBounds: ...
 
+    def oom_kills(self, path: str) -> int | None: ...
+
 
 class CgroupStats:
     def __init__(
@@ -58,6 +60,10 @@ class CgroupStats:
 
     def bounds(self, path: str) -> CgroupBounds:
         return self._reader.bounds(path)
+
+    def oom_kills(self, path: str) -> int | None:
+        """Processes of the group that the kernel killed for memory, ever."""
+        return self._reader.oom_kills(path)
 
     def exists(self, path: str) -> bool:
         return os.path.isdir(self._reader.folder(path))

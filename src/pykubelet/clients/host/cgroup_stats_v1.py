@@ -67,10 +67,12 @@ class V1Reader:
         return CgroupUsage(time_ns=now_ns, cpu_ns=cpu, memory=memory)
 
     def _memory_usage(self, folder: str) -> MemoryUsage | None:
+        # First the statistics: reading them makes the kernel add up what its CPUs counted, which the root group's
+        # usage is taken from and would otherwise be up to two seconds behind.
+        found = pairs(f"{folder}/memory.stat")
         usage = number(f"{folder}/memory.usage_in_bytes")
         if usage is None:
             return None
-        found = pairs(f"{folder}/memory.stat")
         inactive = int(found.get(b"total_inactive_file", 0))
         swap = found.get(b"total_swap")
         return MemoryUsage(
@@ -111,6 +113,9 @@ class V1Reader:
             memory_pressure=stalls[1],
             io_pressure=stalls[2],
         )
+
+    def oom_kills(self, path: str) -> int | None:
+        return _maybe(pairs(f"{self._memory}{path}/memory.oom_control").get(b"oom_kill"))
 
     def bounds(self, path: str) -> CgroupBounds:
         memory = limit(f"{self._memory}{path}/memory.limit_in_bytes")

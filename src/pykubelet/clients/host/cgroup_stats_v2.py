@@ -95,6 +95,9 @@ class V2Reader:
             io_pressure=pressure(stalls.format("io")) if self._pressure else None,
         )
 
+    def oom_kills(self, path: str) -> int | None:
+        return _scaled(pairs(f"{self._root}{path}/memory.events").get(b"oom_kill"))
+
     def bounds(self, path: str) -> CgroupBounds:
         folder = self._root + path
         weight = number(f"{folder}/cpu.weight")

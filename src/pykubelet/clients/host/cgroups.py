@@ -42,6 +42,7 @@ class CgroupTree:
         self._root = root
         self.unified = (root / "cgroup.controllers").exists()
         self._hierarchies = self._find_hierarchies()
+        self._has_hugetlb = self.unified and "hugetlb" in _text(root / "cgroup.controllers").split()
         self._refused: set[str] = set()
 
     def _find_hierarchies(self) -> dict[str, Path]:
@@ -102,6 +103,14 @@ class CgroupTree:
             except OSError as error:
                 raise OSError(error.errno, f"cannot set {value}: {error.strerror}", str(file)) from error
 
+    def join(self, path: str, pid: int) -> None:
+        """Move a process into the group, which is made if missing. OSError when the host refuses."""
+        self.create(path, CgroupLimits())
+        for folder in self._limited_folders(path):
+            file = folder / "cgroup.procs"
+            if str(pid) not in _text(file).split():
+                _write(file, str(pid))
+
     async def destroy(self, path: str) -> None:
         """Kill what is left inside and remove the group with everything below it; gone already is success."""
         folders = list(self._folders(path))
@@ -141,7 +150,7 @@ class CgroupTree:
             yield folder / "memory.max", str(limits.memory_bytes) if limits.memory_bytes > 0 else "max"
         if limits.pids is not None:
             yield folder / "pids.max", str(limits.pids) if limits.pids > 0 else "max"
-        for size, allowed in limits.hugepages.items():
+        for size, allowed in limits.hugepages.items() if self._has_hugetlb else ():
             yield folder / f"hugetlb.{page_name(size)}.max", str(allowed)
         for name, value in limits.unified.items():
             yield folder / name, value

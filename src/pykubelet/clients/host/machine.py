@@ -31,8 +31,10 @@ def read_machine(root: Path = Path("/")) -> Machine:
         system_uuid=_first_line(root, "sys/class/dmi/id/product_uuid", "etc/machine-id"),
         boot_id=_first_line(root, "proc/sys/kernel/random/boot_id"),
         architecture=ARCHITECTURES.get(platform.machine(), platform.machine()),
+        booted=_booted(root),
         hugepage_sizes=tuple(size for size, _ in hugepages),
         hugepages=hugepages,
+        pids=_pids(root),
         cgroup_v2=(root / "sys/fs/cgroup/cgroup.controllers").exists(),
         apparmor=_first_line(root, "sys/module/apparmor/parameters/enabled") == "Y",
         selinux=(root / "sys/fs/selinux/enforce").exists(),
@@ -52,6 +54,14 @@ def _first_line(root: Path, *places: str) -> str:
         except (OSError, IndexError, UnicodeDecodeError):
             continue
     return ""
+
+
+def _booted(root: Path) -> float:
+    try:
+        lines = (root / "proc/stat").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), 0.0)
 
 
 def _meminfo(root: Path) -> dict[str, int]:
@@ -102,6 +112,11 @@ def _hugepages(root: Path) -> tuple[tuple[int, int], ...]:
             count = _first_line(root, f"sys/kernel/mm/hugepages/{name}/nr_hugepages")
             found.append((int(match.group(1)) * 1024, int(count) if count.isdigit() else 0))
     return tuple(found)
+
+
+def _pids(root: Path) -> int:
+    told = [_first_line(root, f"proc/sys/kernel/{name}") for name in ("pid_max", "threads-max")]
+    return min((int(text) for text in told if text.isdigit()), default=0)
 
 
 def _has_swap_controller(root: Path) -> bool:

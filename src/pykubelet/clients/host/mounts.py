@@ -53,7 +53,7 @@ class HostMounts:
             return False
 
     def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
-        data = "mode=0777" + (f",size={size_bytes}" if size_bytes else "")
+        data = "mode=1777" + (f",size={size_bytes}" if size_bytes else "")
         if self._noswap:
             try:
                 _mount_at("tmpfs", target, "tmpfs", 0, f"{data},noswap")
@@ -129,11 +129,13 @@ class HostMounts:
             raise MountError(f"cannot remove {folder}: {error.strerror or error}") from error
 
     def make_shared(self, folder: Path) -> None:
-        """Let mounts below `folder` reach containers and back (mountPropagation); quick, safe to repeat."""
+        """On hosts whose mounts are shared anyway, as with systemd, nothing is done."""
+        if is_shared(str(folder), Path("/proc/self/mountinfo").read_bytes()):
+            return
         with _explained(str(folder), folder):
             if not self.is_mounted(folder):
-                _mount(str(folder), str(folder), None, MS_BIND | MS_REC, None)
-            _mount(None, str(folder), None, MS_SHARED | MS_REC, None)
+                _mount_at(str(folder), folder, None, MS_BIND | MS_REC, None)
+            _mount_at("none", folder, None, MS_SHARED | MS_REC, None)
 
 
 def parse_mountinfo(raw: bytes) -> list[MountEntry]:
@@ -155,6 +157,18 @@ def parse_mountinfo(raw: bytes) -> list[MountEntry]:
             )
         )
     return found
+
+
+def is_shared(folder: str, raw: bytes) -> bool:
+    """Whether the mount that holds `folder` passes on what is mounted in it."""
+    longest, shared = "", False
+    for line in raw.decode("utf-8", "surrogateescape").splitlines():
+        fields = line.partition(" - ")[0].split(" ")
+        point = _plain(fields[4]) if len(fields) > 5 else ""
+        holds = point == "/" or folder == point or folder.startswith(f"{point}/")
+        if point and holds and len(point) >= len(longest):  # of mounts on one place the last one shows
+            longest, shared = point, any(field.startswith("shared:") for field in fields[6:])
+    return shared
 
 
 def _plain(field: str) -> str:

@@ -65,6 +65,10 @@ class NodePaths:
         return self.root / "plugins_registry"
 
     @property
+    def device_plugins(self) -> Path:
+        return self.root / "device-plugins"
+
+    @property
     def seccomp(self) -> Path:
         return self.root / "seccomp"
 

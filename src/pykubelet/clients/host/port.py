@@ -5,7 +5,7 @@ Managers take the part they need. Implementations are beside this file; tests gi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -74,10 +74,14 @@ class Machine:
     system_uuid: str
     boot_id: str
     architecture: str
+    booted: float = 0.0
+    """When, in seconds since 1970; 0 when the kernel does not say."""
     hugepage_sizes: tuple[int, ...] = ()
     """In bytes."""
     hugepages: tuple[tuple[int, int], ...] = ()
     """(size in bytes, count) that the kernel has set aside."""
+    pids: int = 0
+    """Tasks the kernel lets exist at once; 0 when it does not say."""
     cgroup_v2: bool = False
     apparmor: bool = False
     selinux: bool = False
@@ -126,7 +130,7 @@ class Mounts(Protocol):
         ...
 
     def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
-        """Memory as a filesystem, open to everybody (0777), kept out of swap where the kernel can."""
+        """Memory as a filesystem, open to everybody (1777), kept out of swap where the kernel can."""
         ...
 
     def hugetlbfs(self, target: Path, *, page_size: str, size_bytes: int | None) -> None: ...
@@ -154,8 +158,33 @@ class Mounts(Protocol):
         anything but 0 or one of `allow`."""
         ...
 
+    def make_shared(self, folder: Path) -> None:
+        """Let mounts made in `folder` later reach containers and back (mountPropagation). Makes it a mount point of
+        its own where needed, which `unmount` ends. Safe to repeat."""
+        ...
+
     def remove_tree(self, folder: Path) -> None:
         """Remove a folder and all below; never follows a link, never enters a mount (MountError names it)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What the filesystem itself says a tree holds."""
+
+    bytes: int
+    inodes: int
+
+
+class Quotas(Protocol):
+    """Project quotas as counters (quotas.py). Quick calls."""
+
+    def begin(self, folder: Path, key: str) -> bool:
+        """Count what is made in the empty `folder` from now on; False where that cannot be had."""
+        ...
+
+    def counted(self, folder: Path) -> Counted | None:
+        """None: nobody counts there."""
         ...
 
 
@@ -179,3 +208,35 @@ class VolumePaths(Protocol):
     def volume_devices(self, uid: str) -> Path: ...
 
     def subpaths(self, uid: str) -> Path: ...
+
+
+# --- what the kernel tells by itself (memory_alarms.py, kernel_log.py) ----------------------------------------
+
+
+class AlarmRefused(PykubeletError):
+    """The kernel will not tell; the text says which file and why."""
+
+
+class MemoryAlarms(Protocol):
+    """Has the kernel tell when memory runs short, so that nobody needs to look all the time."""
+
+    @property
+    def by_usage(self) -> bool:
+        """Whether the number given to `watch` counts; else one alarm serves for all."""
+        ...
+
+    def watch(self, group: str, usage_bytes: int, wake: Callable[[], None]) -> MemoryAlarm:
+        """Call `wake` on the loop when the group ('/' = the machine) may have crossed that usage. It may come for
+        other reasons, too: look again. cgroup v1 counts usage; v2 tells that memory is short, whatever the number.
+        Raises AlarmRefused."""
+        ...
+
+
+class MemoryAlarm(Protocol):
+    def close(self) -> None: ...
+
+
+class KernelLog(Protocol):
+    def follow(self, tell: Callable[[str], None]) -> Callable[[], None]:
+        """Call `tell` with each new line of the kernel's log; gives what ends it. Raises AlarmRefused."""
+        ...

@@ -12,6 +12,7 @@ from typing import Final
 
 from pykubelet.api.types import HTTPGetAction, Pod
 from pykubelet.clients.http.port import PodNetwork
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
 from pykubelet.model.http import BadRequest, BodyProblem, HttpRequest, PlainAnswer, get_request
 from pykubelet.model.pod import AnyContainer, uid_of
@@ -26,10 +27,16 @@ PodAddress = Callable[[str], Awaitable[str]]
 class HookCaller:
     """What runtime/hooks.py calls HookHttp."""
 
-    def __init__(self, *, network: PodNetwork, pod_ip: PodAddress, events: EventSink) -> None:
+    def __init__(
+        self, *, network: PodNetwork, pod_ip: PodAddress, events: EventSink, metrics: Registry | None = None
+    ) -> None:
         self._network = network
         self._pod_ip = pod_ip
         self._events = events
+        self._fallbacks = (metrics or Registry()).counter(
+            "kubelet_lifecycle_handler_http_fallbacks_total",
+            "HTTPS hooks answered in HTTP and sent again as that.",
+        )
 
     async def call(self, pod: Pod, container: AnyContainer, action: HTTPGetAction) -> None:
         host = action.host or await self._pod_ip(uid_of(pod))
@@ -47,6 +54,7 @@ class HookCaller:
             await self._send(replace(request, scheme="http", headers=headers))
         except Exception as error:
             raise problem from error
+        self._fallbacks.inc()
         text = f"request to HTTPS lifecycle hook {request.address} got HTTP response, retry with HTTP succeeded"
         self._events.pod_event(pod, WARNING, "LifecycleHTTPFallback", text)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Mapping
 
 from pykubelet.api.types import Event, EventSource, ObjectMeta, ObjectReference, Pod
 from pykubelet.clients.kube.event_correlation import Correlator, Told
@@ -50,7 +51,16 @@ class ApiEvents:
         )
         self._sent = metrics.counter("pykubelet_events_sent_total", "Events created or counted up on the server.")
 
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+    def pod_event(
+        self,
+        pod: Pod,
+        kind: str,
+        reason: str,
+        message: str,
+        *,
+        field_path: str = "",
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         involved = ObjectReference(
             kind="Pod",
             api_version="v1",
@@ -60,7 +70,7 @@ class ApiEvents:
             resource_version=pod.metadata.resource_version,
             field_path=field_path or None,
         )
-        self._put(involved, kind, reason, message)
+        self._put(involved, kind, reason, message, annotations)
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         # The node's name stands for its UID, as tools expect that look for a node's events.
@@ -142,7 +152,14 @@ class ApiEvents:
             extra={"reason": event.reason, "error": str(error), "text": event.message},
         )
 
-    def _put(self, involved: ObjectReference, kind: str, reason: str, message: str) -> None:
+    def _put(
+        self,
+        involved: ObjectReference,
+        kind: str,
+        reason: str,
+        message: str,
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         if len(self._queue) >= QUEUED:
             self._dropped.inc("queue full")
             return
@@ -150,7 +167,11 @@ class ApiEvents:
         namespace = involved.namespace or "default"
         self._queue.append(
             Event(
-                metadata=ObjectMeta(name=self._event_name(involved.name or ""), namespace=namespace),
+                metadata=ObjectMeta(
+                    name=self._event_name(involved.name or ""),
+                    namespace=namespace,
+                    annotations=dict(annotations or {}),
+                ),
                 involved_object=involved,
                 reason=reason,
                 message=message,

@@ -1,9 +1,9 @@
-"""Secrets, config maps and services that pods refer to, kept at hand while the pods live.
+"""Secrets and config maps that pods refer to, kept at hand while the pods live.
 
 Three ways, as configMapAndSecretChangeDetectionStrategy says: Watch follows each referenced object with a watch of
 its own (the only one a node may open), Cache keeps an answer for a while, Get asks every time. An absent object is
 None; trouble is an error. Listeners hear which pods refer to an object that changed.
-Does not cover: service account tokens (tokens.py), which pods are registered when (sync/).
+Does not cover: service account tokens (tokens.py), services (node/services.py), which pods are registered when (sync/).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from pykubelet.api.types import ConfigMap, Pod, Secret, Service
+from pykubelet.api.types import ConfigMap, Pod, Secret
 from pykubelet.clients.kube.object_names import ObjectName, referred
 from pykubelet.clients.kube.port import K, KubeClient
 from pykubelet.clients.kube.reflector import Reflector
@@ -31,6 +31,9 @@ SYNC_WITHIN = 1.0
 DEFAULT_TTL = 60.0
 JANITOR_PERIOD = 30.0
 LEAST_IDLE = 60.0
+WATCH_AFTER = 0.5
+"""Seconds between the first look at an object and its watch. A watch is a connection, whose making costs both sides
+milliseconds of processor time, and a pod with many objects is just then being started."""
 FRESH = 5.0
 """Seconds after its first list in which a watch's "absent" is checked: that list may be a little old."""
 
@@ -85,6 +88,7 @@ class ReferenceWatcher:
         strategy: Strategy = Strategy.WATCH,
         sync_frequency: float = 60.0,
         ttl: Callable[[], float] = lambda: DEFAULT_TTL,
+        watch_after: float = WATCH_AFTER,
     ) -> None:
         """`ttl` is how long strategy Cache keeps an answer; the node's annotation may set it."""
         self._kube = kube
@@ -92,13 +96,13 @@ class ReferenceWatcher:
         self._strategy = strategy
         self._idle_after = max(LEAST_IDLE, 5 * sync_frequency)
         self._ttl = ttl
+        self._watch_after = watch_after
         self._entries: dict[ObjectName, _Entry] = {}
         self._pods: dict[PodUID, set[ObjectName]] = {}
         self._listeners: list[Callable[[Sequence[PodUID]], None]] = []
         self._object_listeners: list[ObjectListener] = []
         self._tasks = TaskSet("references")
         self._running = asyncio.Event()
-        self._services = Reflector(client=kube, query=Query(kind=Service), clock=clock)
 
     def listen(self, listener: Callable[[Sequence[PodUID]], None]) -> None:
         """Tell `listener` which pods mount an object that has just changed."""
@@ -134,19 +138,12 @@ class ReferenceWatcher:
     async def secret(self, namespace: str, name: str) -> Secret | None:
         return await self._read(Secret, namespace, name)
 
-    async def services(self, namespace: str) -> Sequence[Service] | None:
-        """All services of a namespace; None while they have never been read."""
-        if not self._services.synced:
-            return None
-        return [each for (where, _), each in self._services.store.items() if where == namespace]
-
     async def run(self) -> None:
         async with self._tasks:
             self._running.set()
             try:
                 for name, entry in self._entries.items():
                     self._start(name, entry)
-                self._tasks.spawn(self._services.run(), name=self._services.name)
                 while True:
                     await self._clock.sleep(JANITOR_PERIOD)
                     self._stop_idle()
@@ -218,6 +215,7 @@ class ReferenceWatcher:
             query=Query(kind=key.kind, namespace=key.namespace, field_selector=f"metadata.name={key.name}"),
             clock=self._clock,
             on_set=lambda items: self._heard(key, entry, items),
+            rest=self._watch_after,
         )
         entry.reflector, entry.synced_at = reflector, None
         entry.task = self._tasks.spawn(reflector.run(), name=reflector.name)

@@ -17,7 +17,16 @@ from typing import Any
 import msgspec
 
 from pykubelet.api.codec import encode_json
-from pykubelet.api.types import PATCH_MERGE_KEYS, ApiStruct, Node, Pod, PodStatus
+from pykubelet.api.types import (
+    PATCH_MERGE_KEYS,
+    ApiStruct,
+    Node,
+    ObjectMeta,
+    PersistentVolumeClaim,
+    PersistentVolumeClaimStatus,
+    Pod,
+    PodStatus,
+)
 
 Plain = dict[str, Any]
 
@@ -141,10 +150,18 @@ def _diff_lists(name: str, schema: Schema, old: list[Any], new: list[Any]) -> Pl
 
 def pod_status_patch(pod: Pod, status: PodStatus) -> Plain | None:
     """The strategic merge patch that gives the pod this status, with its UID as precondition; None if it has it."""
-    patch = strategic_diff(
-        Pod, {"status": _without_empty(plain(pod.status))}, {"status": _without_empty(plain(status))}
-    )
-    return {"metadata": {"uid": pod.metadata.uid}, **patch} if patch else None
+    return _status_patch(Pod, pod.metadata, pod.status, status)
+
+
+def claim_status_patch(claim: PersistentVolumeClaim, status: PersistentVolumeClaimStatus) -> Plain | None:
+    """The same for a claim."""
+    return _status_patch(PersistentVolumeClaim, claim.metadata, claim.status, status)
+
+
+def _status_patch(kind: type[ApiStruct], metadata: ObjectMeta, old: ApiStruct, new: ApiStruct) -> Plain | None:
+    before, after = {"status": _without_empty(plain(old))}, {"status": _without_empty(plain(new))}
+    patch = strategic_diff(kind, before, after)
+    return {"metadata": {"uid": metadata.uid}, **patch} if patch else None
 
 
 def node_status_patch(old: Node, new: Node) -> Plain | None:

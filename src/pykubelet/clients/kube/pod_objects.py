@@ -27,6 +27,10 @@ class PodTokens:
         self._tokens = tokens
 
     async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> str:
+        return (await self.answer(pod, audience, expiration_seconds)).status.token or ""
+
+    async def answer(self, pod: Pod, audience: str, expiration_seconds: int) -> TokenRequest:
+        """The whole answer, for who must know when the token ends."""
         bound = BoundObjectReference(api_version="v1", kind="Pod", name=name_of(pod), uid=uid_of(pod))
         request = TokenRequest(
             spec=TokenRequestSpec(
@@ -34,8 +38,7 @@ class PodTokens:
             )
         )
         account = pod.spec.service_account_name or "default"
-        answer = await self._tokens.token(namespace_of(pod), account, request)
-        return answer.status.token or ""
+        return await self._tokens.token(namespace_of(pod), account, request)
 
     def forget(self, uid: str) -> None:
         self._tokens.forget_pod(uid)

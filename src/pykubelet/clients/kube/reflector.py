@@ -30,9 +30,10 @@ class Reflector(Generic[K]):
         on_set: Callable[[Sequence[K]], None] | None = None,
         on_change: Callable[[Change[K]], None] | None = None,
         source: random.Random | None = None,
+        rest: float = 0.0,
     ) -> None:
         """`on_set` gets the full set after every list and every change. `on_change` gets single changes; after a
-        list it gets the differences to what was known, deletions too."""
+        list it gets the differences to what was known, deletions too. `rest`: see `list_and_watch`."""
         self.name = f"reflector {query}"
         self._client = client
         self._query = query
@@ -40,6 +41,7 @@ class Reflector(Generic[K]):
         self._on_set = on_set
         self._on_change = on_change
         self._source = source
+        self._rest = rest
         self._store: dict[Key, K] = {}
         self._synced = asyncio.Event()
 
@@ -67,7 +69,7 @@ class Reflector(Generic[K]):
         return self._store
 
     async def run(self) -> None:
-        stream = list_and_watch(self._client, self._query, self._clock, source=self._source)
+        stream = list_and_watch(self._client, self._query, self._clock, source=self._source, rest=self._rest)
         async with aclosing(stream):
             async for item in stream:
                 if isinstance(item, Listed):
@@ -77,7 +79,7 @@ class Reflector(Generic[K]):
 
     async def sets(self) -> AsyncGenerator[Sequence[K], None]:
         """The same as an iterator of full sets, instead of run()."""
-        stream = list_and_watch(self._client, self._query, self._clock, source=self._source)
+        stream = list_and_watch(self._client, self._query, self._clock, source=self._source, rest=self._rest)
         async with aclosing(stream):
             async for item in stream:
                 if isinstance(item, Listed):

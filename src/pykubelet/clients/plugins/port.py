@@ -1,4 +1,4 @@
-"""What managers see of plugins: how one introduces itself, and the failure of a call to one.
+"""What managers see of plugins: how one introduces itself, and what each kind can be asked.
 
 Plugins are programs of others that serve gRPC on a unix socket below our folders. Nothing they say is trusted:
 every call has a deadline, and an answer is only as good as the checks of whoever asked.
@@ -6,7 +6,8 @@ every call has a deadline, and an answer is only as good as the checks of whoeve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -30,3 +31,214 @@ class Registrations(Protocol):
     async def notify(self, socket: Path, problem: str | None) -> None:
         """Tell the plugin that it is registered, or why it is not."""
         ...
+
+
+# --- storage drivers (csi.py) -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsiNodeInfo:
+    node_id: str
+    max_volumes: int = 0
+    """0 = the driver sets no limit."""
+    topology: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsiVolume:
+    """What a driver is told of one volume, whichever call it is for."""
+
+    volume_id: str
+    access_mode: str
+    """By its name in the protocol, such as SINGLE_NODE_WRITER."""
+    block: bool = False
+    fs_type: str = ""
+    mount_flags: tuple[str, ...] = ()
+    mount_group: str = ""
+    publish_context: Mapping[str, str] = field(default_factory=dict)
+    volume_context: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsiUsage:
+    """Bytes and inodes, as far as the driver tells."""
+
+    used_bytes: int = 0
+    total_bytes: int = 0
+    available_bytes: int = 0
+    used_inodes: int = 0
+    total_inodes: int = 0
+    available_inodes: int = 0
+    problem: str = ""
+    """The driver's words when it finds the volume abnormal."""
+
+
+class CsiNode(Protocol):
+    """The node side of one storage driver. Trouble is a PluginError; every call may be repeated."""
+
+    async def info(self) -> CsiNodeInfo: ...
+
+    async def capabilities(self) -> frozenset[str]:
+        """Names such as STAGE_UNSTAGE_VOLUME."""
+        ...
+
+    async def stage(self, volume: CsiVolume, staging: Path) -> None: ...
+
+    async def unstage(self, volume_id: str, staging: Path) -> None: ...
+
+    async def publish(self, volume: CsiVolume, target: Path, *, staging: Path | None, read_only: bool) -> None: ...
+
+    async def unpublish(self, volume_id: str, target: Path) -> None: ...
+
+    async def expand(self, volume: CsiVolume, path: Path, *, staging: Path | None, required_bytes: int) -> int:
+        """The size it has now; 0 when the driver does not say."""
+        ...
+
+    async def usage(self, volume_id: str, path: Path, *, staging: Path | None) -> CsiUsage: ...
+
+
+CsiConnect = Callable[[Path], CsiNode]
+"""The driver that serves on this socket. Connects with each call, so it may be kept while the driver restarts."""
+
+
+# --- device plugins (devices.py) ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    pre_start: bool = False
+    """PreStartContainer wants to be called."""
+    prefers: bool = False
+    """GetPreferredAllocation can be asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    id: str
+    healthy: bool
+    numa: tuple[int, ...] = ()
+    """Empty when the plugin does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedMount:
+    container_path: str
+    host_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedDevice:
+    container_path: str
+    host_path: str
+    permissions: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """What a plugin wants put into a container that has its devices."""
+
+    envs: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[HandedMount, ...] = ()
+    devices: tuple[HandedDevice, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
+    wire: bytes = b""
+    """The plugin's answer as it came, for the checkpoint that upstream reads, too."""
+
+
+class DevicePlugin(Protocol):
+    """One running device plugin. Trouble is a PluginError."""
+
+    async def options(self) -> DeviceOptions: ...
+
+    def watch(self) -> AsyncGenerator[Sequence[Device], None]:
+        """All devices, now and after each change, until the plugin goes."""
+        ...
+
+    async def preferred(self, available: Sequence[str], must_have: Sequence[str], count: int) -> Sequence[str]: ...
+
+    async def allocate(self, ids: Sequence[str]) -> Handed: ...
+
+    async def pre_start(self, ids: Sequence[str]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+DeviceConnect = Callable[[Path], DevicePlugin]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRegistration:
+    """A plugin asks to be used for a resource."""
+
+    version: str
+    endpoint: str
+    """The name of its socket in the folder of device plugins."""
+    resource: str
+    options: DeviceOptions | None = None
+
+
+TakeDevicePlugin = Callable[[DeviceRegistration], Awaitable[None]]
+"""Raises a PykubeletError to refuse; the plugin is told the text."""
+
+ReadHanded = Callable[[bytes], Handed]
+"""A plugin's answer from a checkpoint."""
+
+
+# --- drivers of dynamic resources (dra.py) --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRef:
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedDevice:
+    pool: str
+    device: str
+    requests: tuple[str, ...] = ()
+    """Of the claim, that this device serves; empty = all."""
+    cdi_ids: tuple[str, ...] = ()
+    share_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    devices: tuple[PreparedDevice, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedHealth:
+    pool: str
+    device: str
+    health: str
+    """Healthy, Unhealthy or Unknown."""
+    stale_after: float = 30.0
+    """Seconds after which nothing is known any more."""
+    message: str = ""
+
+
+class DraDriver(Protocol):
+    """One driver of dynamic resources. Trouble of the whole call is a PluginError."""
+
+    async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
+        """By the claim's uid."""
+        ...
+
+    async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
+        """By the claim's uid, what went wrong; empty when nothing did."""
+        ...
+
+    def watch_health(self) -> AsyncGenerator[Sequence[ClaimedHealth], None]:
+        """How devices are, as the driver tells; ends at once with PluginError when it never does."""
+        ...
+
+
+DraConnect = Callable[[Path, str], DraDriver]
+"""The driver at this socket, in this version of the service: v1 or v1beta1."""

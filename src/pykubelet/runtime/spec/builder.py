@@ -76,7 +76,7 @@ class PodSpecBuilder:
         self._env = EnvSources(references=references, volumes=volumes, node=node, addresses=addresses)
         self._image_users = ImageUsers(images)
         self._resolver = HostResolver(node.resolv_conf)
-        self._warnings = DnsWarnings(events)
+        self._warnings = DnsWarnings(events, in_cluster=node.in_cluster)
 
     async def sandbox(self, pod: Pod, attempt: int) -> cri_pb2.PodSandboxConfig:
         """The sandbox's config; raises ConfigProblem. Makes the pod's log folder."""
@@ -186,15 +186,16 @@ def _as_config_problems() -> Iterator[None]:
 class DnsWarnings:
     """Tells each complaint about a pod's resolver settings once, however often its configs are built."""
 
-    def __init__(self, events: EventSink) -> None:
+    def __init__(self, events: EventSink, *, in_cluster: bool = True) -> None:
         self._events = events
+        self._in_cluster = in_cluster
         self._told: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def tell(self, pod: Pod, result: DnsResult) -> None:
         for text in result.warnings:
             if self._is_news(uid_of(pod), text):
                 self._events.pod_event(pod, WARNING, "DNSConfigForming", text)
-        missing = result.missing_cluster_dns
+        missing = result.missing_cluster_dns if self._in_cluster else ""
         if missing and self._is_news(uid_of(pod), missing):
             self._events.pod_event(pod, WARNING, "MissingClusterDNS", missing)
             if self._is_news("", NO_CLUSTER_DNS):

@@ -68,6 +68,12 @@ def literal_env(container: AnyContainer) -> dict[str, str]:
     return {variable.name or "": variable.value or "" for variable in container.env if variable.value_from is None}
 
 
+def expand_command(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
+    """A probe's command with `$(VAR)` filled in; probes see only the values written out in the spec."""
+    values = literal_env(container)
+    return [expand(word, values.get) for word in command]
+
+
 # --- whole objects --------------------------------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ from pykubelet.api.quantity import Quantity
 class NodeSpec:
     cluster_dns: tuple[str, ...] = ()
     cluster_domain: str = ""
+    in_cluster: bool = True
+    """False without an API server: then nobody expects cluster DNS, and its absence is not told."""
     resolv_conf: str = "/etc/resolv.conf"
     """Path of the host's resolver file; '' = pods get none of it."""
     cgroups_per_qos: bool = True

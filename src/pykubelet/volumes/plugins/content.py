@@ -21,6 +21,7 @@ from pykubelet.api.types import (
 )
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import gather_all
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes import atomic
 from pykubelet.volumes.content import (
@@ -150,9 +151,11 @@ class ProjectedVolume(ContentPlugin):
     async def gather(self, task: SetUp) -> Files:
         source = task.spec.volume.projected
         assert source is not None
+        mode = _mode(source.default_mode)
+        parts = await gather_all(*[self._part(task, index, part, mode) for index, part in enumerate(source.sources)])
         files: dict[str, FileContent] = {}
-        for index, part in enumerate(source.sources):
-            files |= await self._part(task, index, part, _mode(source.default_mode))
+        for part in parts:  # of files with one path the last one counts
+            files |= part
         return files
 
     async def _part(self, task: SetUp, index: int, part: VolumeProjection, mode: int) -> dict[str, FileContent]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import EmptyDirVolumeSource, Pod
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import MountError, Mounts, Quotas, VolumePaths
 from pykubelet.model.pod_resources import pod_limits
 from pykubelet.volumes import ownership
 from pykubelet.volumes.plugins.plugin import Files, PluginDefaults, SetUp, make_folder
@@ -69,7 +69,15 @@ def page_size(pod: Pod, medium: str) -> str:
 class EmptyDir(PluginDefaults):
     name = EMPTY_DIR
 
-    def __init__(self, *, mounts: Mounts, paths: VolumePaths, allocatable_memory: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        *,
+        mounts: Mounts,
+        paths: VolumePaths,
+        allocatable_memory: Callable[[], int],
+        quotas: Quotas | None = None,
+    ) -> None:
+        self._quotas = quotas
         self._mounts = mounts
         self._paths = paths
         self._allocatable_memory = allocatable_memory
@@ -83,6 +91,9 @@ class EmptyDir(PluginDefaults):
         if marker.exists() and task.path.is_dir() and (not medium or self._mounts.is_mounted(task.path)):
             return
         self.make(task, task.path, medium)
+        # Root of the host could give its files another project number; root of a user namespace cannot.
+        if self._quotas is not None and not medium and task.pod.spec.host_users is False:
+            self._quotas.begin(task.path, f"{task.uid}/{task.spec.folder}")
         ownership.give(task.path, task.fs_group, on_root_mismatch=task.on_root_mismatch)
         make_folder(marker.parent)
         marker.touch()
@@ -99,16 +110,36 @@ class EmptyDir(PluginDefaults):
                 self._mounts.hugetlbfs(path, page_size=page_size(task.pod, medium), size_bytes=limit or None)
             else:
                 raise VolumeProblem(f"unknown storage medium {medium}")
-        os.chmod(path, OPEN_TO_ALL)
+        # The kernel gives a tmpfs the sticky bit, and parts of the volume (subPath) are made with the same mode.
+        if os.stat(path).st_mode & 0o777 != OPEN_TO_ALL:
+            os.chmod(path, OPEN_TO_ALL)
 
     def tear_down(self, uid: str, folder: str) -> None:
         data = self._paths.plugin_data(uid, EMPTY_DIR, folder)
         with contextlib.suppress(FileNotFoundError):
             (data / "ready").unlink()
         path = self._paths.volume(uid, EMPTY_DIR, folder)
+        try:
+            self._clear(path)
+        except MountError:
+            # A container with Bidirectional propagation may leave mounts in it. The volume was the pod's alone, so
+            # they are ended; what they show is never touched.
+            if not unmount_within(self._mounts, path):
+                raise
+            self._clear(path)
+        self._mounts.remove_tree(data)
+
+    def _clear(self, path: Path) -> None:
         self._mounts.unmount(path)
         self._mounts.remove_tree(path)
-        self._mounts.remove_tree(data)
+
+
+def unmount_within(mounts: Mounts, folder: Path) -> bool:
+    """End the mounts below a folder, the newest first; False when there is none."""
+    below = [entry.mount_point for entry in mounts.table() if entry.mount_point.startswith(f"{folder}/")]
+    for point in reversed(below):
+        mounts.unmount(Path(point))
+    return bool(below)
 
 
 def _medium(spec: VolumeSpec) -> str:

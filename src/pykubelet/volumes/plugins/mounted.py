@@ -18,6 +18,7 @@ from pykubelet.volumes import ownership
 from pykubelet.volumes.plugins.leftover import remove_empty
 from pykubelet.volumes.plugins.plugin import TOOL_SECONDS, Files, PluginDefaults, SetUp, make_folder
 from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.selinux import mount_option
 
 
 class MountedPlugin(PluginDefaults):
@@ -51,10 +52,25 @@ class MountedPlugin(PluginDefaults):
         make_folder(task.path)
         if not mounted:
             self.mount(task, files)
-        if self.owned and not task.spec.read_only and self._is_first(task):
-            ownership.give(task.path, task.fs_group, on_root_mismatch=task.on_root_mismatch)
+        if self.owned and not task.spec.read_only:
+            self._give(task)
         make_folder(marker.parent)
         marker.touch()
+
+    def _give(self, task: SetUp) -> None:
+        if self._is_first(task):
+            ownership.give(
+                task.path,
+                task.fs_group,
+                on_root_mismatch=task.on_root_mismatch,
+                progress=task.feedback.progress,
+            )
+        elif task.fs_group is not None and (found := os.stat(task.path).st_gid) != task.fs_group:
+            text = (
+                f"The requested fsGroup is {task.fs_group}, but the volume {task.spec.name} has GID {found}. "
+                "The volume may not be shareable."
+            )
+            task.feedback.warnings.append(("AlreadyMountedVolume", text))
 
     def tear_down(self, uid: str, folder: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -116,9 +132,11 @@ class DeviceMounts:
         with self._lock(str(place)):
             if not any(entry.mount_point == str(place) for entry in self._mounts.table()):
                 make_folder(place)
-                options = (*spec.mount_options, "ro") if spec.read_only else spec.mount_options or ("defaults",)
+                options = (*spec.mount_options, *mount_option(task.label), *(("ro",) if spec.read_only else ()))
                 prepare_filesystem(self._mounts, device, fs_type, read_only=spec.read_only)
-                self._mounts.by_tool(device, place, fs_type=fs_type, options=options, seconds=TOOL_SECONDS)
+                self._mounts.by_tool(
+                    device, place, fs_type=fs_type, options=options or ("defaults",), seconds=TOOL_SECONDS
+                )
             self._mounts.bind(place, task.path, read_only=spec.read_only)
 
     def free_unused(self) -> list[Path]:

@@ -8,10 +8,10 @@ known. All three may be repeated at any time and after any interruption.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import uid_of
@@ -34,6 +34,19 @@ Files = Mapping[str, FileContent]
 """Content of a volume by relative path."""
 
 
+@dataclass(slots=True)
+class Feedback:
+    """What a set-up tells while it runs in its thread; others only read it."""
+
+    files: int = 0
+    """Changed owner so far."""
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+    """(reason, text) of events about it."""
+
+    def progress(self, files: int) -> None:
+        self.files = files
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetUp:
     pod: Pod
@@ -43,6 +56,9 @@ class SetUp:
     fs_user: int | None = None
     nested: tuple[str, ...] = ()
     """Folders other volumes will be mounted on inside this one."""
+    label: str = ""
+    """SELinux label to mount it with; empty: none."""
+    feedback: Feedback = field(default_factory=Feedback, compare=False)
 
     @property
     def uid(self) -> str:
@@ -93,6 +109,27 @@ class VolumePlugin(Protocol):
     def set_up(self, task: SetUp, files: Files | None) -> None: ...
 
     def tear_down(self, uid: str, folder: str) -> None: ...
+
+
+Say = Callable[[str], None]
+"""Tell whom a volume waits for right now."""
+
+
+@runtime_checkable
+class RemotePlugin(Protocol):
+    """A kind whose volumes a program outside this agent brings and takes: asked on the loop, with deadlines."""
+
+    async def ready(self) -> None:
+        """Until what is asked of this plugin without waiting can be answered."""
+        ...
+
+    async def obtain(self, task: SetUp, say: Say) -> None:
+        """Instead of `set_up`."""
+        ...
+
+    async def give_back(self, uid: str, spec: VolumeSpec, say: Say) -> None:
+        """Instead of `tear_down`."""
+        ...
 
 
 def make_folder(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
 from pykubelet.kit.clock import Clock
 from pykubelet.volumes.objects import VolumeObjects
 from pykubelet.volumes.plugins.content import ConfigMapVolume, DownwardVolume, ProjectedVolume, SecretVolume
@@ -26,8 +26,9 @@ def make_plugins(
     objects: VolumeObjects,
     allocatable_memory: Callable[[], int],
     more: Sequence[VolumePlugin] = (),
+    quotas: Quotas | None = None,
 ) -> dict[str, VolumePlugin]:
-    ground = EmptyDir(mounts=mounts, paths=paths, allocatable_memory=allocatable_memory)
+    ground = EmptyDir(mounts=mounts, paths=paths, allocatable_memory=allocatable_memory, quotas=quotas)
     plugins: list[VolumePlugin] = [ground, HostPath(paths=paths), ImageVolume()]
     for kind in (ConfigMapVolume, SecretVolume, DownwardVolume, ProjectedVolume):
         plugins.append(kind(mounts=mounts, paths=paths, clock=clock, objects=objects, ground=ground))

@@ -51,7 +51,7 @@ def client(endpoint: str, **settings: object) -> GrpcCriClient:
         (Code.INVALID_ARGUMENT, errors.InvalidArgument),
         (Code.UNKNOWN, errors.CriError),
         (Code.INTERNAL, errors.CriError),
-        (Code.RESOURCE_EXHAUSTED, errors.CriError),
+        (Code.RESOURCE_EXHAUSTED, errors.Exhausted),
     ],
 )
 async def test_codes_become_our_errors_with_the_runtimes_words(

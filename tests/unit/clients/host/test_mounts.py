@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.clients.host.mounts import HostMounts, parse_mountinfo
+from pykubelet.clients.host.mounts import HostMounts, is_shared, parse_mountinfo
 from pykubelet.clients.host.port import MountError, ToolMissing
 from pykubelet.clients.host.trees import MAX_OPEN, remove_tree
 
@@ -28,6 +28,14 @@ def test_mountinfo() -> None:
         ("/café", "/", "nfs4", "server:/p q"),
     ]
     assert entries[2].options == ("ro", "relatime") and entries[2].device == "8:1"
+
+
+@pytest.mark.parametrize(
+    ("folder", "shared"),
+    [("/srv", True), ("/run/a b\\c", False), ("/run/a b\\c/d", False), ("/run/a b\\cd", True), ("/var/lib/x/y", True)],
+)
+def test_mounts_that_spread(folder: str, shared: bool) -> None:
+    assert is_shared(folder, TABLE) is shared
 
 
 def test_the_real_table_has_a_root() -> None:

@@ -10,6 +10,7 @@ import pytest
 from pykubelet.api.types import ContainerPort, HTTPGetAction, HTTPHeader, Pod
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.clients.http.hooks import HookCaller
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.http import BadRequest, HttpProblem, HttpRequest, PlainAnswer
 from tests.bed.certificates import Authority
 from tests.builders import a_container, a_pod
@@ -99,13 +100,15 @@ async def test_any_answer_satisfies_a_hook() -> None:
 @pytest.mark.real_loop
 async def test_an_https_hook_answered_in_http_is_sent_again_without_its_secret() -> None:
     told = Told()
-    hooks = HookCaller(network=CALLS, pod_ip=no_address, events=told)
+    metrics = Registry()
+    hooks = HookCaller(network=CALLS, pod_ip=no_address, events=told, metrics=metrics)
     secrets = [HTTPHeader(name="Authorization", value="secret"), HTTPHeader(name="X-Kept", value="1")]
     async with plain_after_hello(OK) as (port, requests):
         action = HTTPGetAction(port=port, host="127.0.0.1", scheme="HTTPS", http_headers=secrets)
         await hooks.call(a_pod(), a_container(), action)
     assert b"secret" not in requests[-1]
     assert b"X-Kept: 1" in requests[-1]
+    assert metrics.counter("kubelet_lifecycle_handler_http_fallbacks_total", "").value() == 1
     assert told.events == [
         f"Warning LifecycleHTTPFallback request to HTTPS lifecycle hook 127.0.0.1:{port} got HTTP response, "
         "retry with HTTP succeeded"

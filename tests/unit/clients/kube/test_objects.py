@@ -26,7 +26,6 @@ from pykubelet.api.types import (
     Secret,
     SecretKeySelector,
     SecretVolumeSource,
-    Service,
     Volume,
     VolumeProjection,
 )
@@ -65,6 +64,7 @@ class Bed:
     def __init__(self, strategy: Strategy = Strategy.WATCH, **options: Any) -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
+        options = {"watch_after": 0.0} | options
         self.references = ReferenceWatcher(kube=self.kube, clock=self.clock, strategy=strategy, **options)
         self.poked: list[list[str]] = []
         self.references.listen(lambda uids: self.poked.append(list(uids)))
@@ -130,6 +130,21 @@ async def test_first_read_waits_for_the_watch() -> None:
         assert found is not None and found.data == {"a": "1"}
         await settle()
         assert bed.watched == ["metadata.name=conf"]
+
+
+async def test_the_watch_begins_a_little_after_the_first_look_and_misses_nothing() -> None:
+    bed = Bed(watch_after=0.5)
+    bed.kube.add(a_map("conf", a="1"))
+    async with bed.live():
+        bed.references.register(a_pod("1", volumes=["conf"]))
+        assert await bed.references.config_map(NS, "conf") is not None
+        await settle(0.4)
+        assert bed.watched == [] and bed.poked == []
+        bed.kube.add(a_map("conf", a="2"))
+        await settle(0.2)
+        assert bed.watched == ["metadata.name=conf"] and bed.poked == [["1"]]
+        found = await bed.references.config_map(NS, "conf")
+        assert found is not None and found.data == {"a": "2"}
 
 
 async def test_pods_share_one_watch_until_the_last_one_leaves() -> None:
@@ -277,13 +292,3 @@ async def test_get_asks_every_time_without_registration() -> None:
     bed.kube.fail_next("get", ApiDown("refused"))
     with pytest.raises(ObjectUnavailable, match='cannot read ConfigMap "shop"/"conf": refused'):
         await bed.references.config_map(NS, "conf")
-
-
-async def test_services_are_unknown_until_read_once() -> None:
-    bed = Bed()
-    bed.kube.add(Service(metadata=ObjectMeta(name="web", namespace=NS)))
-    bed.kube.add(Service(metadata=ObjectMeta(name="kubernetes", namespace="default")))
-    assert await bed.references.services(NS) is None
-    async with bed.live():
-        found = await bed.references.services(NS)
-        assert [each.metadata.name for each in found or ()] == ["web"]

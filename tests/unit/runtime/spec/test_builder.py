@@ -195,6 +195,13 @@ async def test_dns_trouble_is_told_once_per_pod(bed: Bed) -> None:
     ]
 
 
+async def test_without_a_cluster_nobody_misses_its_dns(bed: Bed) -> None:
+    builder = bed.builder(node={"cluster_dns": (), "in_cluster": False})
+    config = await builder.sandbox(a_pod(), 0)
+    assert list(config.dns_config.servers) == ["192.168.0.53"]
+    assert bed.events.told == []
+
+
 async def test_a_changed_resolver_file_reaches_the_next_pod(bed: Bed) -> None:
     builder, pod = bed.builder(), a_pod(dns_policy="Default")
     assert list((await builder.sandbox(pod, 0)).dns_config.servers) == ["192.168.0.53"]

@@ -1,0 +1,162 @@
+"""How long a node stays short of memory: from the moment a threshold is crossed to the pod's eviction.
+
+Both agents, the Go kubelet and pykubelet, in turn on one control plane and one containerd, with the same thresholds.
+A pod fills a volume in memory; the benchmark reads the machine's own figures every few milliseconds to know when the
+threshold is crossed, and a watch of its own stamps when the API server shows the pod as evicted. A second pod that
+keeps to its request must stay. `python -m bench.eviction [ROUNDS]`; `make bench` runs it too.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.bed.cluster import Cluster, running_cluster
+from tests.bed.parts import scratch_folder
+from tests.bed.runtime import BedContainerd, running_containerd
+from tests.cluster.joined import Joined, a_container, a_pod, condition, is_ready, joined, phase
+
+from pykubelet.clients.host.cgroup_stats import CgroupStats
+from pykubelet.clients.host.machine import read_machine
+
+MIB = 1 << 20
+ROUNDS = 5
+ROOM = 1200 * MIB
+EATS = 2500
+MOST = 2.0
+"""Seconds pykubelet may take."""
+STEP = 0.005
+HOLD = "volumes/kubernetes.io~empty-dir/hold/go"
+
+
+@dataclass(slots=True)
+class Samples:
+    """Seconds after the crossing."""
+
+    shown: list[float] = field(default_factory=list)
+    """The API server shows the pod as evicted."""
+    relieved: list[float] = field(default_factory=list)
+    """The memory is back."""
+    innocent: int = 0
+    """Pods that should have stayed and did not."""
+
+
+class Memory:
+    def __init__(self) -> None:
+        self._stats = CgroupStats()
+        self._capacity = read_machine().memory_bytes
+
+    def available(self) -> int:
+        usage = self._stats.usage("/", 0)
+        if usage is None or usage.memory is None:
+            raise SystemExit("bench: this host does not tell how much memory is used")
+        return self._capacity - usage.memory.working_set
+
+
+def measure(cluster: Cluster, containerd: BedContainerd, folder: Path, rounds: int) -> dict[str, Samples]:
+    found = {}
+    for name, program in (("go", cluster.programs / "kubelet"), ("pykubelet", None)):
+        print(f"bench: {name} ...", file=sys.stderr, flush=True)
+        threshold = Memory().available() - ROOM
+        settings: dict[str, Any] = {
+            "program": program,
+            "evictionHard": {"memory.available": f"{threshold // MIB}Mi"},
+            "evictionPressureTransitionPeriod": "1s",
+            "localStorageCapacityIsolation": False,
+            "volumePluginDir": str(folder / name / "volume-plugins"),
+            "imageGCHighThresholdPercent": 100,
+            "maxOpenFiles": 4096,
+        }
+        with joined(cluster, containerd, folder / name, name=f"bench-{name}", ready_within=60, **settings) as node:
+            found[name] = _rounds(node, threshold, rounds)
+    return found
+
+
+def _rounds(node: Joined, threshold: int, rounds: int) -> Samples:
+    samples, pause = Samples(), random.Random(1)
+    for number in range(rounds):
+        time.sleep(pause.uniform(1.0, 4.0))  # an uneven rhythm, so that no agent's polling happens to fit it
+        _one(node, threshold, f"r{number}", samples)
+        node.clean()
+        node.nodes.wait("no pressure", lambda found: condition(found[node.agent.node], "MemoryPressure") != "True", 120)
+        node.nodes.wait("no taints", lambda found: not found[node.agent.node]["spec"].get("taints"), 120)
+    return samples
+
+
+def _one(node: Joined, threshold: int, name: str, samples: Samples) -> None:
+    greedy, modest, memory = f"greedy-{name}", f"modest-{name}", Memory()
+    node.apply(_greedy(greedy, node.agent.node), _modest(modest, node.agent.node))
+    for each in (greedy, modest):
+        node.wait_running(each, within=60)
+    uid = node.pod(greedy)["metadata"]["uid"]
+    (node.agent.root / "pods" / uid / HOLD).touch()
+    crossed = _wait(lambda: memory.available() < threshold, 60)
+    relieved = _wait(lambda: memory.available() >= threshold, 120)
+    node.wait_pod(greedy, lambda pod: phase(pod) == "Failed", "is evicted", within=120)
+    shown = next(
+        seen.at
+        for seen in node.pods.history
+        if seen.object["metadata"]["name"] == greedy and seen.object["status"].get("phase") == "Failed"
+    )
+    samples.shown.append(shown - crossed)
+    samples.relieved.append(relieved - crossed)
+    samples.innocent += not is_ready(node.pod(modest))
+
+
+def _wait(holds: Callable[[], bool], within: float) -> float:
+    """The monotonic time at which it first held."""
+    deadline = time.monotonic() + within
+    while not holds():
+        if time.monotonic() > deadline:
+            raise SystemExit("bench: memory did not change as expected; does something else run on this machine?")
+        time.sleep(STEP)
+    return time.monotonic()
+
+
+def _greedy(name: str, node: str) -> dict[str, Any]:
+    script = (
+        "trap 'exit 0' TERM; while [ ! -e /hold/go ]; do sleep 0.1; done; "
+        f"dd if=/dev/zero of=/hold/x bs=1M count={EATS}; sleep 100000 & wait"
+    )
+    container = a_container(script, volumeMounts=[{"name": "hold", "mountPath": "/hold"}])
+    volumes = [{"name": "hold", "emptyDir": {"medium": "Memory"}}]
+    return a_pod(name, node=node, containers=[container], volumes=volumes)
+
+
+def _modest(name: str, node: str) -> dict[str, Any]:
+    return a_pod(name, node=node, containers=[a_container(resources={"requests": {"memory": "64Mi"}})])
+
+
+def report(found: dict[str, Samples]) -> tuple[list[str], bool]:
+    """Lines of a table, and whether the budget holds."""
+    lines = [
+        f"{'':12} {'crossed -> evicted p50':>23} {'worst':>7} {'-> memory back p50':>19} {'worst':>7} {'innocent':>9}"
+    ]
+    for name, each in found.items():
+        figures = (statistics.median(each.shown), max(each.shown), statistics.median(each.relieved), max(each.relieved))
+        lines.append("{:12} {:23.2f} {:7.2f} {:19.2f} {:7.2f} {:9}".format(name, *figures, each.innocent))
+    own = found["pykubelet"]
+    holds = max(own.shown) <= MOST and own.innocent == 0
+    word = "ok" if holds else "TOO MUCH"
+    lines.append(f"pykubelet's worst: {max(own.shown):.2f} s, at most {MOST:g} s and nobody else: {word}")
+    return lines, holds
+
+
+def main(words: list[str], show: Callable[[str], None] = print) -> int:
+    rounds = int(words[0]) if words else ROUNDS
+    with running_containerd() as containerd, running_cluster() as cluster, scratch_folder("pklevict-") as folder:
+        found = measure(cluster, containerd, folder, rounds)
+    lines, holds = report(found)
+    for line in lines:
+        show(line)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

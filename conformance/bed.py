@@ -1,0 +1,128 @@
+"""What the specs run against: the real control plane, a private containerd with the stand-in images, one agent.
+
+Both agents get the same configuration. Logs stay in the given folder when it is over; everything else is taken away.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance import images
+from tests.bed.agent import BedAgent, bed_agent
+from tests.bed.cluster import Cluster, go_programs, running_cluster
+from tests.bed.parts import free_port
+from tests.bed.runtime import BedContainerd, running_containerd
+
+from pykubelet.standalone.images import parse_listing
+
+NODE = "conformance"
+NODE_SILENCE = 40.0
+"""Kubernetes' default; the specs keep two cores busier than the bed's own tests do."""
+KNOWN_WITHIN = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bed:
+    cluster: Cluster
+    containerd: BedContainerd
+    agent: BedAgent
+    programs: Path
+    """Folder of e2e.test and ginkgo."""
+    foreign: frozenset[str] = frozenset()
+    """Containers that were there before."""
+
+    def gone(self) -> bool:
+        """Whether no pod is left in the cluster."""
+        return not self.cluster.get("pods", "--all-namespaces")["items"]
+
+
+@contextmanager
+def running_bed(agent: str, runtime: str, folder: Path) -> Iterator[Bed]:
+    """A bed of its own with one ready node for as long as the block lasts."""
+    other = go_programs("containerd2") if runtime == "2" else None
+    with running_containerd(other) as containerd, running_cluster(node_silence=NODE_SILENCE) as cluster:
+        kubelet = cluster.programs / "kubelet" if agent == "go" else None
+        with joined_bed(cluster, containerd, folder, kubelet) as bed:
+            yield bed
+
+
+@contextmanager
+def joined_bed(cluster: Cluster, containerd: BedContainerd, folder: Path, kubelet: Path | None = None) -> Iterator[Bed]:
+    """The same with parts that run already; the node is taken out of the cluster at the end."""
+    programs = go_programs("e2e")
+    import_images(containerd, programs, folder)
+    foreign = frozenset(containerd.ctr("containers", "ls", "-q").split())
+    login = cluster.node_kubeconfig(NODE)
+    settings = agent_settings(cluster, containerd, folder)
+    try:
+        with bed_agent(folder, containerd, node=NODE, kubeconfig=login, program=kubelet, **settings) as agent:
+            wait_ready(cluster, agent)
+            yield Bed(cluster, containerd, agent, programs, foreign)
+    finally:
+        cluster.kubectl("delete", "node", NODE, "--ignore-not-found", check=False)
+
+
+def agent_settings(cluster: Cluster, containerd: BedContainerd, folder: Path) -> dict[str, Any]:
+    address = containerd.gateway_ip
+    pair = cluster.serving_certificate(f"system:node:{NODE}", [NODE, address])
+    return {
+        "address": address,
+        "port": free_port(address),
+        "tlsCertFile": str(pair.certificate),
+        "tlsPrivateKeyFile": str(pair.key),
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(cluster.ca_file)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "clusterDomain": "cluster.local",
+        "nodeLeaseDurationSeconds": 40,
+        "volumePluginDir": str(folder / "volume-plugins"),
+        "imageGCHighThresholdPercent": 100,
+        # A Go kubelet may not raise its limit without CAP_SYS_RESOURCE, and does not start then.
+        "maxOpenFiles": min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1_000_000),
+    }
+
+
+def import_images(containerd: BedContainerd, programs: Path, folder: Path) -> None:
+    built = images.build(programs, folder)
+    for each in built:
+        containerd.ctr("images", "import", "-", stdin=each.archive.data)
+        if each.others:
+            containerd.ctr("images", "tag", "--force", each.archive.name, *each.others)
+    wanted = {name for each in built for name in each.names}
+    deadline = time.monotonic() + KNOWN_WITHIN
+    # The CRI part hears of new images by an event and then marks them.
+    while missing := wanted - {
+        name for name, (_, known) in parse_listing(containerd.ctr("images", "ls")).items() if known
+    }:
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"images the runtime does not know after {KNOWN_WITHIN:g} s: {', '.join(sorted(missing))}"
+            )
+        time.sleep(0.1)
+
+
+def wait_ready(cluster: Cluster, agent: BedAgent, within: float = 90.0) -> None:
+    """Until pods can be scheduled to the node."""
+    deadline = time.monotonic() + within
+    while True:
+        found = cluster.get("nodes")["items"]
+        ready = [
+            each
+            for node in found
+            for each in node["status"].get("conditions", ())
+            if each["type"] == "Ready" and each["status"] == "True" and not node["spec"].get("taints")
+        ]
+        if ready:
+            return
+        if agent.status is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the node does not become ready; the end of {agent.log_file}:\n{agent.tail()}")
+        time.sleep(0.5)

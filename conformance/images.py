@@ -1,0 +1,154 @@
+"""The images that the specs ask for, as stand-ins packed from what this machine has, under the names they ask for.
+
+Nothing is pulled. A stand-in holds what the specs use and not more: docs/conformance.md lists what each has. The
+programs of Kubernetes itself (agnhost, nonewprivs) are built by tools/build-go.sh.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.bed.certificates import Authority
+from tests.bed.parts import cannot, need_program
+
+from pykubelet.standalone.images import PATH, busybox_image, find_busybox, pause_image
+from pykubelet.standalone.packer import Archive, Entry, File, Folder, Image, Link, architecture, pack
+
+E2E = "registry.k8s.io/e2e-test-images"
+USERS = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+GROUPS = b"root:x:0:\nnogroup:x:65534:\n"
+IMAGE_USER = b"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"
+IMAGE_GROUPS = b"user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n"
+WELCOME = b"<!DOCTYPE html>\n<html><head><title>Welcome to nginx!</title></head><body>Welcome to nginx!</body></html>\n"
+HOST_PROGRAMS = {
+    "bash": "bash",
+    "curl": "curl",
+    "ip": "iproute2",
+    "nc.openbsd": "netcat-openbsd",
+    "getent": "libc-bin",
+    "hostname": "hostname",
+}
+"""Programs of this machine that the agnhost image has besides busybox -> their Debian packages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One archive and all names the runtime is to know it by; the archive's own is the first."""
+
+    archive: Archive
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.archive.name, *self.others)
+
+
+def build(programs: Path, folder: Path) -> list[Named]:
+    """Every image; `programs` holds what was built of Kubernetes, `folder` takes the key pair of the https specs."""
+    arch = architecture()
+    base = _base(programs)
+    agnhost = _agnhost(programs, folder, base)
+    images: list[tuple[Image, Sequence[str]]] = [
+        (replace(pause_image(arch), name="registry.k8s.io/pause:3.10.2"), _pauses("3.6", "3.7", "3.8", "3.9", "3.10")),
+        (
+            Image(name=f"{E2E}/busybox:1.37.0-1", entries=base, command=["sh"], environment=PATH),
+            ["docker.io/library/busybox:latest"],
+        ),
+        (
+            Image(
+                name=f"{E2E}/agnhost:2.63.0",
+                entries=agnhost,
+                entrypoint=["/agnhost"],
+                command=["pause"],
+                environment=PATH,
+            ),
+            [f"{E2E}/agnhost:2.55"],
+        ),
+        (Image(name=f"{E2E}/glibc-dns-testing:2.0.0", entries=agnhost, command=["sh"], environment=PATH), ()),
+        (
+            Image(
+                name=f"{E2E}/nginx:1.15-4",
+                entries=base | {"www/index.html": File(WELCOME)},
+                entrypoint=["/bin/busybox", "httpd", "-f", "-p", "80", "-h", "/www"],
+                environment=PATH,
+            ),
+            [f"{E2E}/nginx:1.27-0"],
+        ),
+        (Image(name=f"{E2E}/nonroot:1.5", entries=base, command=["sh"], user="1234", environment=PATH), ()),
+        (
+            Image(
+                name=f"{E2E}/nonewprivs:1.4",
+                command=["/nnp"],
+                environment=PATH,
+                entries=base | {"nnp": File((programs / "nonewprivs").read_bytes(), 0o4755)},
+            ),
+            (),
+        ),
+    ]
+    return [Named(pack(image, arch), tuple(others)) for image, others in images]
+
+
+def _pauses(*versions: str) -> list[str]:
+    return [f"registry.k8s.io/pause:{version}" for version in versions] + ["registry.k8s.io/pause:3.10.1"]
+
+
+def _base(programs: Path) -> dict[str, Entry]:
+    """All of busybox, in /bin as its own image has it."""
+    entries = busybox_image(find_busybox()).entries
+    linked = {f"bin/{path.rpartition('/')[2]}": entry for path, entry in entries.items() if isinstance(entry, Link)}
+    plain = {path: entry for path, entry in entries.items() if not isinstance(entry, Link)}
+    return (
+        plain
+        | linked
+        | {
+            "bin/sh": File((programs / "sh").read_bytes(), 0o755),
+            "etc/passwd": File(USERS),
+            "etc/group": File(GROUPS),
+        }
+    )
+
+
+def _agnhost(programs: Path, folder: Path, base: Mapping[str, Entry]) -> dict[str, Entry]:
+    found = {name: need_program(name, package) for name, package in HOST_PROGRAMS.items()}
+    names = {name.partition(".")[0] for name in found}
+    # Whatever busybox has under the same name must not come first on PATH.
+    kept = {path: entry for path, entry in base.items() if path.rpartition("/")[2] not in names}
+    own = {f"bin/{name.partition('.')[0]}": File(path.read_bytes(), 0o755) for name, path in found.items()}
+    program = (programs / "agnhost").read_bytes()
+    pair = Authority(folder, "agnhost-ca").issue("localhost", hosts=["localhost"])
+    return (
+        kept
+        | libraries(found.values())
+        | own
+        | {
+            "bin/sh": Link("/bin/bash"),
+            "agnhost": File(program, 0o755),
+            "agnhost-2": Link("/agnhost"),
+            "localhost.crt": File(pair.certificate.read_bytes()),
+            "localhost.key": File(pair.key.read_bytes()),
+            "uploads": Folder(0o755),
+            "etc/passwd": File(USERS + IMAGE_USER),
+            "etc/group": File(GROUPS + IMAGE_GROUPS),
+            "home/user-defined-in-image": Folder(0o755),
+        }
+    )
+
+
+def libraries(found: Iterable[Path]) -> dict[str, Entry]:
+    """The shared libraries that programs of this machine need, where they look for them."""
+    paths: set[str] = set()
+    for program in found:
+        listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
+        if listed.returncode != 0:
+            cannot(f"ldd cannot say what {program} needs: {listed.stderr.strip()}")
+        paths |= needed(listed.stdout)
+    return {path.lstrip("/"): File(Path(path).read_bytes(), 0o755) for path in paths}
+
+
+def needed(listing: str) -> set[str]:
+    """Paths in what ldd prints; `name => path (address)` or `path (address)`."""
+    return set(re.findall(r"(?:=> |^\s*)(/\S+) \(0x", listing, re.MULTILINE))

@@ -1,0 +1,134 @@
+"""Memory alarms of the kernel: usage thresholds of cgroup v1, pressure triggers and group events of v2.
+
+Each alarm is a descriptor the event loop waits for; nothing is polled. Closing an alarm ends it. What the kernel
+refuses (no right, no such file, no pressure accounting) is AlarmRefused with the file's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections.abc import Callable
+from pathlib import Path
+
+from pykubelet.clients.host.cgroup_stats_v1 import find_hierarchies
+from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm
+
+PRESSURE_TRIGGER = b"some 50000 2000000\0"
+"""50 ms of stalls within two seconds; shorter windows need CAP_SYS_RESOURCE, which agents in containers lack."""
+
+
+class KernelMemoryAlarms:
+    def __init__(self, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
+        self._root = root
+        self._proc = proc
+        self._unified = (root / "cgroup.controllers").exists()
+        self._memory = Path(find_hierarchies(root).get("memory", "")) if not self._unified else root
+
+    @property
+    def by_usage(self) -> bool:
+        return not self._unified
+
+    def watch(self, group: str, usage_bytes: int, wake: Callable[[], None]) -> MemoryAlarm:
+        if self._unified:
+            return self._watch_v2(group, wake)
+        return UsageAlarm(self._memory / group.strip("/"), usage_bytes, wake)
+
+    def _watch_v2(self, group: str, wake: Callable[[], None]) -> MemoryAlarm:
+        folder = self._root / group.strip("/")
+        if group.strip("/"):
+            # memory.events changes when the group is throttled or hits its limit.
+            return FileAlarm({folder / "memory.pressure": PRESSURE_TRIGGER, folder / "memory.events": None}, wake)
+        return FileAlarm({self._proc / "pressure" / "memory": PRESSURE_TRIGGER}, wake)
+
+
+class UsageAlarm:
+    """cgroup v1: an eventfd that counts crossings of one usage, in both directions."""
+
+    def __init__(self, folder: Path, usage_bytes: int, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        usage = -1
+        try:
+            usage = os.open(folder / "memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
+            control = os.open(folder / "cgroup.event_control", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(control, f"{self._event} {usage} {usage_bytes}".encode())
+            finally:
+                os.close(control)
+        except OSError as error:
+            os.close(self._event)
+            raise AlarmRefused(f"{error.filename or folder / 'cgroup.event_control'}: {error.strerror}") from error
+        finally:
+            if usage >= 0:
+                os.close(usage)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._event, self._rang)
+
+    def _rang(self) -> None:
+        try:
+            os.eventfd_read(self._event)
+        except BlockingIOError:
+            return
+        self._wake()
+
+    def close(self) -> None:
+        if self._event >= 0:
+            self._loop.remove_reader(self._event)
+            os.close(self._event)
+            self._event = -1
+
+
+class FileAlarm:
+    """Files that say "priority data" when something happened: pressure with a trigger, and memory.events.
+
+    Event loops wait for readable descriptors only, so the files are put into an epoll of their own, which is one.
+    """
+
+    def __init__(self, files: dict[Path, bytes | None], wake: Callable[[], None]) -> None:
+        """What is to be written into each file first; None = nothing."""
+        self._wake = wake
+        self._poll = select.epoll()
+        self._files: list[int] = []
+        refused: OSError | None = None
+        for path, trigger in files.items():
+            try:
+                self._open(path, trigger)
+            except OSError as error:
+                refused = error
+                refused.filename = refused.filename or str(path)
+        if not self._files:
+            self._poll.close()
+            assert refused is not None
+            raise AlarmRefused(f"{refused.filename}: {refused.strerror}") from refused
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._poll.fileno(), self._rang)
+
+    def _open(self, path: Path, trigger: bytes | None) -> None:
+        descriptor = os.open(path, (os.O_RDWR if trigger else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if trigger:
+                os.write(descriptor, trigger)
+            else:
+                os.read(descriptor, 4096)  # from here on a change counts
+            self._poll.register(descriptor, select.EPOLLPRI)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._files.append(descriptor)
+
+    def _rang(self) -> None:
+        happened = self._poll.poll(0)
+        for descriptor, _ in happened:
+            os.pread(descriptor, 4096, 0)  # reading is what makes the kernel ready to tell the next change
+        if happened:
+            self._wake()
+
+    def close(self) -> None:
+        files, self._files = self._files, []
+        if files:
+            self._loop.remove_reader(self._poll.fileno())
+            self._poll.close()
+            for descriptor in files:
+                os.close(descriptor)

@@ -1,0 +1,126 @@
+"""Which claims are prepared on this node, for which pods, with which devices; on disk in upstream's format.
+
+A claim is written down before its driver is asked for it, so that a killed agent gives back what it may have got.
+Whether it is prepared is known only to the life that did it: another one asks the driver again, which is harmless.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pykubelet.clients.plugins.port import ClaimRef, PreparedDevice
+from pykubelet.kit.files import write_atomic
+
+logger = logging.getLogger(__name__)
+
+FILE = "dra_manager_state"
+KIND, VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"
+
+
+@dataclass(slots=True, eq=False)
+class ClaimEntry:
+    ref: ClaimRef
+    pods: set[str] = field(default_factory=set)
+    drivers: dict[str, list[PreparedDevice]] = field(default_factory=dict)
+    prepared: bool = False
+
+    def devices(self, request: str = "") -> Iterator[tuple[str, PreparedDevice]]:
+        """(driver, device) for one request of the claim, or for all."""
+        base = request.partition("/")[0]
+        for driver, devices in self.drivers.items():
+            for device in devices:
+                if not base or not device.requests or base in device.requests:
+                    yield driver, device
+
+
+class ClaimBooks:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._claims: dict[tuple[str, str], ClaimEntry] = {}
+
+    def get(self, namespace: str, name: str) -> ClaimEntry | None:
+        return self._claims.get((namespace, name))
+
+    def add(self, entry: ClaimEntry) -> None:
+        self._claims[entry.ref.namespace, entry.ref.name] = entry
+
+    def drop(self, entry: ClaimEntry) -> None:
+        self._claims.pop((entry.ref.namespace, entry.ref.name), None)
+
+    def of_pod(self, uid: str) -> list[ClaimEntry]:
+        return [entry for entry in self._claims.values() if uid in entry.pods]
+
+    def __iter__(self) -> Iterator[ClaimEntry]:
+        return iter(list(self._claims.values()))
+
+    # --- on disk --------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """What cannot be read is told and put aside: drivers forget what nobody asks back, upstream does the same."""
+        try:
+            raw = json.loads(self._path.read_bytes())
+            text = raw["Data"]
+            if zlib.crc32(text.encode()) != raw["Checksum"]:
+                raise ValueError("its checksum does not match")
+            for each in json.loads(text)["ClaimInfoStateList"] or ():
+                self.add(_entry(each))
+        except FileNotFoundError:
+            return
+        except Exception as error:  # whatever is wrong with it, the agent starts without
+            logger.error("state of dynamic resources not used", extra={"file": str(self._path), "problem": str(error)})
+
+    def save(self) -> None:
+        data = {"kind": KIND, "apiVersion": VERSION, "ClaimInfoStateList": [_state(each) for each in self]}
+        text = json.dumps(data, separators=(",", ":"))
+        whole = {"Data": text, "Checksum": zlib.crc32(text.encode())}
+        write_atomic(self._path, json.dumps(whole, separators=(",", ":")).encode())
+
+
+def _state(entry: ClaimEntry) -> dict[str, Any]:
+    return {
+        "ClaimUID": entry.ref.uid,
+        "ClaimName": entry.ref.name,
+        "Namespace": entry.ref.namespace,
+        "PodUIDs": {uid: {} for uid in sorted(entry.pods)},
+        "DriverState": {
+            driver: {
+                "Devices": [
+                    {
+                        "PoolName": each.pool,
+                        "DeviceName": each.device,
+                        "ShareID": each.share_id or None,
+                        "RequestNames": list(each.requests),
+                        "CDIDeviceIDs": list(each.cdi_ids),
+                    }
+                    for each in devices
+                ]
+            }
+            for driver, devices in entry.drivers.items()
+        },
+    }
+
+
+def _entry(state: dict[str, Any]) -> ClaimEntry:
+    return ClaimEntry(
+        ref=ClaimRef(namespace=state["Namespace"], name=state["ClaimName"], uid=state["ClaimUID"]),
+        pods=set(state["PodUIDs"] or ()),
+        drivers={
+            driver: [
+                PreparedDevice(
+                    pool=each["PoolName"],
+                    device=each["DeviceName"],
+                    requests=tuple(each["RequestNames"] or ()),
+                    cdi_ids=tuple(each["CDIDeviceIDs"] or ()),
+                    share_id=each.get("ShareID") or "",
+                )
+                for each in found["Devices"] or ()
+            ]
+            for driver, found in (state["DriverState"] or {}).items()
+        },
+    )

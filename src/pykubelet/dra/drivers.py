@@ -1,0 +1,134 @@
+"""Drivers of dynamic resources on this node: who registered, which one is called, what happens when the last goes.
+
+A driver may run twice for the length of an update; the newest is called. When the last one of a name is gone for
+30 s, what it published about this node is deleted, so that nothing more is placed here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.clients.plugins.port import ClaimedHealth, DraConnect, DraDriver
+from pykubelet.dra.timed import DraTimes
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.errors import PluginError, PykubeletError
+
+logger = logging.getLogger(__name__)
+
+WIPE_AFTER = 30.0
+WIPE_PATIENCE = 300.0
+SERVICES = {"v1.DRAPlugin": "v1", "v1beta1.DRAPlugin": "v1beta1"}
+"""Names a driver lists -> our word for it."""
+HEALTH_AGAIN = 5.0
+
+
+class DriverProblem(PykubeletError):
+    """Why a driver is not taken, or cannot be called."""
+
+
+class Slices(Protocol):
+    async def delete_slices(self, driver: str) -> None:
+        """All ResourceSlices of this node, of one driver or, with '', of all."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    name: str
+    endpoint: Path
+    driver: DraDriver
+
+
+class DraDrivers:
+    """The plugin manager's handler. `on_health(driver, devices)` hears what drivers tell; None = it is gone."""
+
+    def __init__(
+        self,
+        *,
+        connect: DraConnect,
+        slices: Slices,
+        clock: Clock,
+        times: DraTimes,
+        on_health: Callable[[str, Sequence[ClaimedHealth] | None], None],
+    ) -> None:
+        self._connect = connect
+        self._slices = slices
+        self._clock = clock
+        self._times = times
+        self._on_health = on_health
+        self._instances: dict[str, list[Instance]] = {}
+        self.tasks = TaskSet("drivers of dynamic resources")
+
+    def find(self, name: str) -> DraDriver:
+        known = self._instances.get(name)
+        if not known:
+            raise DriverProblem(f"DRA driver {name} is not registered")
+        return known[-1].driver
+
+    async def wipe_at_start(self) -> None:
+        """Drivers publish anew after a restart of the agent; what is older may be wrong."""
+        await self._wipe("")
+
+    # --- the plugin manager's handler -----------------------------------------------------------
+
+    async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
+        if not name:
+            raise DriverProblem("a driver of dynamic resources must have a name")
+        version = next((SERVICES[each] for each in versions if each in SERVICES), "")
+        if not version:
+            raise DriverProblem(f"none of the driver's services {list(versions)} is one of {sorted(SERVICES)}")
+        instance = Instance(name, endpoint, self._times.of(self._connect(endpoint, version), name, version))
+        self._instances.setdefault(name, []).append(instance)
+        self.tasks.spawn(self._follow_health(instance), name=f"health of {name}")
+
+    async def deregister(self, name: str, endpoint: Path) -> None:
+        left = [each for each in self._instances.get(name, ()) if each.endpoint != endpoint]
+        if left:
+            self._instances[name] = left
+            return
+        self._instances.pop(name, None)
+        self._on_health(name, None)
+        self.tasks.spawn(self._wipe_later(name), name=f"slices of {name}")
+
+    def _is_registered(self, instance: Instance) -> bool:
+        return instance in self._instances.get(instance.name, ())
+
+    async def _wipe_later(self, name: str) -> None:
+        await self._clock.sleep(WIPE_AFTER)
+        if name not in self._instances:
+            await self._wipe(name)
+
+    async def _wipe(self, name: str) -> None:
+        pause, spent = 1.0, 0.0
+        while spent < WIPE_PATIENCE and (not name or name not in self._instances):
+            try:
+                await self._slices.delete_slices(name)
+                return
+            except PykubeletError as error:
+                logger.warning("ResourceSlices not deleted, will retry", extra={"driver": name, "problem": str(error)})
+            await self._clock.sleep(pause)
+            spent, pause = spent + pause, pause * 2
+
+    # --- health ---------------------------------------------------------------------------------
+
+    async def _follow_health(self, instance: Instance) -> None:
+        while self._is_registered(instance):
+            try:
+                async with aclosing(instance.driver.watch_health()) as news:
+                    async for devices in news:
+                        if not self._is_registered(instance):
+                            return
+                        self._on_health(instance.name, devices)
+            except PluginError as error:
+                if error.code == "UNIMPLEMENTED":
+                    return
+                logger.debug("health of devices not told", extra={"driver": instance.name, "problem": str(error)})
+            if self._is_registered(instance):
+                self._on_health(instance.name, None)
+            await self._clock.sleep(HEALTH_AGAIN)

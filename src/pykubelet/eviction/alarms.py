@@ -1,0 +1,65 @@
+"""Keeps the kernel's memory alarms set a little ahead of the node's use, and says once where they cannot be had."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm, MemoryAlarms
+from pykubelet.eviction.pace import alarm_at
+from pykubelet.eviction.signals import ALLOCATABLE, MEMORY, observe
+from pykubelet.model.signals import NodeSignals
+from pykubelet.settings.thresholds import Threshold
+
+logger = logging.getLogger(__name__)
+
+SAME = 16 << 20
+"""Bytes by which an alarm may be off before it is set anew."""
+
+
+class AlarmKeeper:
+    """One alarm for the machine and one for the group of all pods, as far as thresholds ask for them."""
+
+    def __init__(self, *, alarms: MemoryAlarms | None, groups: Mapping[str, str], wake: Callable[[], None]) -> None:
+        """`groups` is signal to cgroup. Without `alarms` nothing is ever set."""
+        self._alarms = alarms
+        self._groups = groups
+        self._wake = wake
+        self._set: dict[str, tuple[int, MemoryAlarm]] = {}
+        self._refused: set[str] = set()
+
+    @property
+    def active(self) -> frozenset[str]:
+        """Signals the kernel watches for us."""
+        return frozenset(self._set)
+
+    def update(self, thresholds: Sequence[Threshold], signals: NodeSignals) -> None:
+        seen = observe(signals)
+        for signal, memory in ((MEMORY, signals.memory), (ALLOCATABLE, signals.allocatable_memory)):
+            at = alarm_at(signal, thresholds, seen, memory) if memory is not None else None
+            if signal in self._refused or self._alarms is None:
+                continue
+            if at is None:
+                self._drop(signal)
+            elif signal not in self._set or (self._alarms.by_usage and abs(self._set[signal][0] - at) > SAME):
+                self._drop(signal)
+                self._arm(self._alarms, signal, at)
+
+    def close(self) -> None:
+        for signal in list(self._set):
+            self._drop(signal)
+
+    def _arm(self, alarms: MemoryAlarms, signal: str, at: int) -> None:
+        try:
+            self._set[signal] = (at, alarms.watch(self._groups[signal], at, self._wake))
+        except AlarmRefused as error:
+            self._refused.add(signal)
+            logger.warning(
+                "the kernel gives no memory alarms; memory is looked at every 1 to 10 seconds instead",
+                extra={"signal": signal, "error": str(error)},
+            )
+
+    def _drop(self, signal: str) -> None:
+        known = self._set.pop(signal, None)
+        if known is not None:
+            known[1].close()

@@ -1,0 +1,80 @@
+"""Checkpoint files that upstream's kubelet reads and writes as well: envelope, checksum, policy, clear refusals.
+
+The checksum is FNV-1a over the text in which Go's debugging printer shows the value, types and all; what each file
+holds is in `cpu_state.py` and `memory_state.py`. Unlike our own checkpoints a damaged file stops the agent: what
+containers own exclusively cannot be guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pykubelet.kit.files import write_atomic
+from pykubelet.pinning.problems import PinningProblem
+
+_FNV_OFFSET = 0x811C9DC5
+_FNV_PRIME = 0x01000193
+
+
+class CheckpointFile:
+    """One file. `manager` is what its owner is called in messages, such as "CPU manager"."""
+
+    def __init__(self, path: Path, *, manager: str, policy: str) -> None:
+        self.path = path
+        self._manager = manager
+        self.policy = policy
+
+    def read(self, texts: Callable[[dict[str, Any]], Iterable[str]]) -> dict[str, Any] | None:
+        """What the file holds; None when there is none. `texts` gives the forms in which a kubelet may have
+        taken the checksum. PinningProblem when the file is damaged or of another policy."""
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self.problem(str(error)) from error
+        try:
+            data = json.loads(raw)
+            policy, told = data["policyName"], data["checksum"]
+            known = {checksum(text) for text in texts(data)}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self.problem(f"the file is not a checkpoint ({error})") from error
+        # Upstream takes 0 for "not checked".
+        if told and told not in known:
+            raise self.problem("checkpoint is corrupted: its checksum does not match")
+        if policy != self.policy:
+            raise self.problem(f'configured policy "{self.policy}" differs from state checkpoint policy "{policy}"')
+        return dict(data)
+
+    def write(self, data: Mapping[str, Any], text: str) -> None:
+        """`data` with its checksum, which is taken over `text`."""
+        whole = {"policyName": self.policy, **data, "checksum": checksum(text)}
+        write_atomic(self.path, json.dumps(whole, separators=(",", ":")).encode())
+
+    def problem(self, why: str) -> PinningProblem:
+        return PinningProblem(
+            f"could not restore state from checkpoint: {why}, please drain this node and delete the {self._manager} "
+            f'checkpoint file "{self.path}" before restarting'
+        )
+
+
+def checksum(text: str) -> int:
+    value = _FNV_OFFSET
+    for byte in text.encode():
+        value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
+    return value
+
+
+# --- Go's printer -----------------------------------------------------------------------------------------
+
+
+def go_map(entries: Mapping[Any, str]) -> str:
+    """Entries in the order of their keys; a key is a number or a text."""
+    return f"map[{' '.join(f'{key}:{entries[key]}' for key in sorted(entries))}]"
+
+
+def go_list(items: Iterable[Any] | None) -> str:
+    return "<nil>" if items is None else f"[{' '.join(str(each) for each in items)}]"

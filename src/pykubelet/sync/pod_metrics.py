@@ -1,0 +1,268 @@
+"""The metrics every dashboard of kubelets shows about pods and containers, as views of what others keep anyway.
+
+Gauges are counted when somebody asks; counters and durations listen to the life recorder and to the runtime's news.
+Names, labels and buckets are upstream's. Does not cover: what managers count about themselves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Counting
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from pykubelet.api.types import Pod
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
+from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
+from pykubelet.model.pod import ContainerKind, find_container, is_static
+from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.pleg.diff import ContainerDied
+from pykubelet.sync.phases import Phase, PodPhases, PodState
+from pykubelet.sync.worker import Orphan, PodSteps, StatusChange, SyncVerdict
+
+_EARLY = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0)
+_LATE = (120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0)
+START_BUCKETS = (*_EARLY, *_LATE)
+COUNT_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0)
+LIFECYCLES = {Phase.SYNCING: "sync", Phase.TERMINATING: "terminating"}
+KINDS = {
+    ContainerKind.REGULAR: "container",
+    ContainerKind.INIT: "init_container",
+    ContainerKind.EPHEMERAL: "ephemeral_container",
+}
+START_ERRORS = {Step.CREATE: "CreateContainerError", Step.START: "RunContainerError"}
+
+
+class DesiredPods(Protocol):
+    def pods(self) -> list[Pod]: ...
+
+    def mirrors(self) -> list[Pod]: ...
+
+    def __contains__(self, uid: object) -> bool: ...
+
+
+class SeenPods(Protocol):
+    def uids(self) -> Sequence[str]: ...
+
+    def last_known(self, uid: str) -> PodRuntimeStatus: ...
+
+
+class PodMetrics:
+    def __init__(
+        self,
+        *,
+        pods: DesiredPods,
+        phases: PodPhases,
+        seen: SeenPods,
+        recorder: LifeRecorder,
+        clock: Clock,
+        metrics: Registry,
+        node_name: str,
+    ) -> None:
+        self._pods, self._phases, self._seen, self._recorder = pods, phases, seen, recorder
+        self._clock = clock
+        metrics.gauge("kubelet_node_name", "The node's name; always 1.", ("node",)).set(1, node_name)
+        self._make_gauges(metrics)
+        self._make_counters(metrics)
+        self._make_durations(metrics)
+        self._running: dict[str, set[str]] = {}
+        """UID -> containers started so far, until all were."""
+        metrics.on_scrape(self._count)
+        recorder.listen(self._stepped)
+
+    def _make_gauges(self, metrics: Registry) -> None:
+        self._desired = metrics.gauge("kubelet_desired_pods", "Pods the node was told to run.", ("static",))
+        self._active = metrics.gauge("kubelet_active_pods", "Pods that hold resources of the node.", ("static",))
+        self._mirrors = metrics.gauge("kubelet_mirror_pods", "Mirror pods of static pods.")
+        self._working = metrics.gauge(
+            "kubelet_working_pods", "Pods with a worker, by what it does.", ("lifecycle", "config", "static")
+        )
+        self._running_pods = metrics.gauge("kubelet_running_pods", "Pods that have a running sandbox.")
+        self._containers = metrics.gauge(
+            "kubelet_running_containers", "Containers of the runtime by state.", ("container_state",)
+        )
+        self._ephemeral = metrics.gauge("kubelet_managed_ephemeral_containers", "Ephemeral containers of all pods.")
+
+    def _make_counters(self, metrics: Registry) -> None:
+        self._started_pods = metrics.counter("kubelet_started_pods_total", "Pods started.")
+        self._failed_pods = metrics.counter("kubelet_started_pods_errors_total", "Pods that could not be started.")
+        self._started = metrics.counter("kubelet_started_containers_total", "Containers started.", ("container_type",))
+        self._failed = metrics.counter(
+            "kubelet_started_containers_errors_total", "Containers not started.", ("container_type", "code")
+        )
+        self._ended = metrics.counter(
+            "kubelet_terminated_containers_total", "Containers ended.", ("container_type", "exit_code", "reason")
+        )
+        self._rejected = metrics.counter("kubelet_admission_rejections_total", "Pods not admitted.", ("reason",))
+        self._sandbox_errors = metrics.counter(
+            "kubelet_run_podsandbox_errors_total", "Sandboxes that could not be made.", ("runtime_handler",)
+        )
+
+    def _make_durations(self, metrics: Registry) -> None:
+        self._per_pod = metrics.histogram(
+            "kubelet_containers_per_pod_count", "Containers of each pod.", (), COUNT_BUCKETS
+        )
+        self._start = metrics.histogram(
+            "kubelet_pod_start_duration_seconds", "From the first sight of a pod to its run.", (), START_BUCKETS
+        )
+        self._start_sli = metrics.histogram(
+            "kubelet_pod_start_sli_duration_seconds", "From creation to run, without pulling.", (), START_BUCKETS
+        )
+        self._start_total = metrics.histogram(
+            "kubelet_pod_start_total_duration_seconds", "From creation to run.", (), START_BUCKETS
+        )
+        self._cgroup = metrics.histogram(
+            "kubelet_cgroup_manager_duration_seconds", "Work on pods' cgroups.", ("operation_type",)
+        )
+        self._sandbox = metrics.histogram(
+            "kubelet_run_podsandbox_duration_seconds", "Making sandboxes.", ("runtime_handler",)
+        )
+
+    # --- counted when asked ---------------------------------------------------------------------
+
+    def _count(self) -> None:
+        desired = self._pods.pods()
+        self._desired.replace(_by_static(desired))
+        states = list(self._phases)
+        holding = [s.pod for s in states if s.pod is not None and s.phase in LIFECYCLES]
+        self._active.replace(_by_static(holding))
+        self._mirrors.set(len(self._pods.mirrors()))
+        self._working.replace({key: float(n) for key, n in Counting(map(self._work_of, states)).items()})
+        self._ephemeral.set(sum(len(pod.spec.ephemeral_containers) for pod in desired))
+        seen = [self._seen.last_known(uid) for uid in self._seen.uids()]
+        self._running_pods.set(sum(bool(status.ready_sandboxes()) for status in seen))
+        found = Counting(each.state for status in seen for each in status.containers)
+        self._containers.replace({(state.name.lower(),): float(found[state]) for state in ContainerState})
+
+    def _work_of(self, state: PodState) -> tuple[str, str, str]:
+        static = "unknown" if state.pod is None else _static(state.pod)
+        config = "runtime_only" if state.pod is None else "desired" if state.uid in self._pods else "orphan"
+        return LIFECYCLES.get(state.phase, "terminated"), config, static
+
+    # --- heard ----------------------------------------------------------------------------------
+
+    def ended(self, event: object) -> None:
+        """The runtime's news; only ends of containers count."""
+        if not isinstance(event, ContainerDied) or event.sandbox:
+            return
+        status = self._seen.last_known(event.pod_uid)
+        container = next((each for each in status.containers if each.id == event.container_id), None)
+        if container is not None:
+            kind = self._kind(event.pod_uid, event.name)
+            self._ended.inc(kind, str(container.exit_code), container.reason)
+
+    def _stepped(self, uid: str, entry: LifeEntry) -> None:
+        seconds, failed = entry.seconds or 0.0, entry.outcome is Outcome.FAILED
+        match entry.step:
+            case Step.SEEN:
+                pod = self._pod(uid)
+                self._per_pod.observe(len(pod.spec.containers) if pod is not None else 0)
+            case Step.ADMISSION if failed:
+                self._rejected.inc(entry.reason)
+            case Step.CGROUP:
+                self._cgroup.observe(seconds, "create")
+            case Step.SANDBOX:
+                pod = self._pod(uid)
+                handler = (pod.spec.runtime_class_name if pod is not None else "") or ""
+                self._started_pods.inc()
+                self._sandbox.observe(seconds, handler)
+                if failed:
+                    self._failed_pods.inc()
+                    self._sandbox_errors.inc(handler)
+            case Step.CREATE | Step.START if failed:
+                self._failed.inc(self._kind(uid, entry.subject), entry.reason or START_ERRORS[entry.step])
+            case Step.START:
+                self._started.inc(self._kind(uid, entry.subject))
+                self._note_start(uid, entry.subject)
+            case Step.CLEANUP:
+                self._running.pop(uid, None)
+
+    def _note_start(self, uid: str, name: str) -> None:
+        """A pod runs when the last of its containers has begun for the first time."""
+        pod, life = self._pod(uid), self._recorder.life(uid)
+        if pod is None or life is None:
+            return
+        started = self._running.setdefault(uid, set())
+        wanted = {each.name for each in pod.spec.containers}
+        if wanted <= started:
+            return  # a restart
+        started.add(name)
+        seen = next((entry.at for entry in life.entries if entry.step is Step.SEEN), None)
+        if not wanted <= started or seen is None:
+            return
+        now = self._clock.now()
+        self._start.observe(now - seen)
+        created = pod.metadata.creation_timestamp
+        if created is not None and not is_static(pod):
+            total = max(0.0, now - created.timestamp())
+            pulling = sum(entry.seconds or 0.0 for entry in life.entries if entry.step is Step.PULL)
+            self._start_total.observe(total)
+            self._start_sli.observe(max(0.0, total - pulling))
+
+    def _pod(self, uid: str) -> Pod | None:
+        state = self._phases.get(uid)
+        return state.pod if state is not None else None
+
+    def _kind(self, uid: str, name: str) -> str:
+        pod = self._pod(uid)
+        found = find_container(pod, name) if pod is not None else None
+        return KINDS[found[0]] if found is not None else KINDS[ContainerKind.REGULAR]
+
+
+def _static(pod: Pod) -> str:
+    return "true" if is_static(pod) else ""
+
+
+def _by_static(pods: Sequence[Pod]) -> dict[tuple[str, ...], float]:
+    found = Counting(_static(pod) for pod in pods)
+    return {(static,): float(found[static]) for static in ("", "true")}
+
+
+class TimedSteps:
+    """The steps of pods, with how long each took."""
+
+    def __init__(self, steps: PodSteps, *, recorder: LifeRecorder, clock: Clock, metrics: Registry) -> None:
+        self._steps = steps
+        self._recorder = recorder
+        self._clock = clock
+        self._taken = metrics.histogram(
+            "kubelet_pod_worker_duration_seconds", "Steps of pod workers.", ("operation_type",)
+        )
+        self._waited = metrics.histogram(
+            "kubelet_pod_worker_start_duration_seconds", "From the first sight of a pod to its first step."
+        )
+        self._begun: set[str] = set()
+
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+        uid = pod.metadata.uid or ""
+        kind = "sync" if uid in self._begun else "create"
+        if kind == "create":
+            self._begun.add(uid)
+            life = self._recorder.life(uid)
+            first = next((entry.at for entry in life.entries if entry.step is Step.SEEN), None) if life else None
+            if first is not None:
+                self._waited.observe(max(0.0, self._clock.now() - first))
+        with self._timing(kind):
+            return await self._steps.sync(pod, seen)
+
+    async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
+        with self._timing("kill"):
+            await self._steps.terminating(pod, seen, grace, changes)
+
+    async def terminating_orphan(self, orphan: Orphan) -> None:
+        with self._timing("kill"):
+            await self._steps.terminating_orphan(orphan)
+
+    async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
+        self._begun.discard(pod.metadata.uid or "")
+        with self._timing("terminated"):
+            await self._steps.terminated(pod, seen)
+
+    @contextmanager
+    def _timing(self, kind: str) -> Iterator[None]:
+        begun = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._taken.observe(self._clock.monotonic() - begun, kind)

@@ -1,0 +1,187 @@
+"""Storage drivers that registered on this node, and who may be called.
+
+The handler of the plugin manager for type CSIPlugin: checks the version, asks the driver who it is, has the node
+tell the API server, and from then on gives out the driver by name. Whether a driver answers is seen by calling it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.clients.plugins.port import CsiConnect, CsiNode, CsiNodeInfo, CsiUsage, CsiVolume
+from pykubelet.model.errors import PykubeletError
+from pykubelet.volumes.csi.timed import CsiTimes
+from pykubelet.volumes.problems import VolumeProblem
+
+logger = logging.getLogger(__name__)
+
+Version = tuple[int, int, int]
+HIGHEST_MAJOR = 1
+
+
+class DriverRefused(PykubeletError):
+    """Why a storage driver is not taken."""
+
+
+class NodeDrivers(Protocol):
+    """Who tells the API server which drivers this node has."""
+
+    async def add_driver(self, name: str, info: CsiNodeInfo) -> None: ...
+
+    async def remove_driver(self, name: str) -> None: ...
+
+
+class NobodyToTell:
+    """Without an API server."""
+
+    async def add_driver(self, name: str, info: CsiNodeInfo) -> None:
+        return
+
+    async def remove_driver(self, name: str) -> None:
+        return
+
+
+@dataclass(slots=True)
+class _Driver:
+    endpoint: Path
+    version: Version
+    capabilities: frozenset[str] | None = None
+    """Asked once in a registration: a driver that changes is restarted, and registers again."""
+
+
+class CsiDrivers:
+    def __init__(self, *, connect: CsiConnect, node: NodeDrivers, times: CsiTimes) -> None:
+        self._connect = connect
+        self._node = node
+        self._times = times
+        self._drivers: dict[str, _Driver] = {}
+        self.on_registered: Callable[[str], None] = lambda name: None
+        """Told when volumes of a driver may be tried again."""
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._drivers)
+
+    def find(self, name: str) -> CsiNode:
+        driver = self._drivers.get(name)
+        if driver is None:
+            raise VolumeProblem(f"driver name {name} not found in the list of registered CSI drivers")
+        return self._at(driver.endpoint, name)
+
+    def _at(self, endpoint: Path, name: str) -> CsiNode:
+        return self._times.of(self._connect(endpoint), name)
+
+    async def capabilities(self, name: str) -> frozenset[str]:
+        driver = self._drivers.get(name)
+        if driver is None or driver.capabilities is None:
+            found = await self.find(name).capabilities()
+            if driver is None:
+                return found
+            driver.capabilities = found
+        return driver.capabilities
+
+    # --- the plugin manager's handler -----------------------------------------------------------
+
+    async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
+        if not name:
+            raise DriverRefused("a CSI driver must have a name")
+        version = highest_supported(versions)
+        known = self._drivers.get(name)
+        if known is not None and known.endpoint != endpoint and known.version >= version:
+            raise DriverRefused(
+                f"the version specified [{_shown(version)}] is not higher than that of the already registered "
+                f"driver {name} [{_shown(known.version)}]"
+            )
+        info = await self._at(endpoint, name).info()
+        if not info.node_id:
+            raise DriverRefused(f"driver {name} did not say this node's id (NodeGetInfo)")
+        await self._node.add_driver(name, info)
+        self._drivers[name] = _Driver(endpoint, version)
+        self.on_registered(name)
+
+    async def deregister(self, name: str, endpoint: Path) -> None:
+        known = self._drivers.get(name)
+        if known is None or known.endpoint != endpoint:
+            return  # a newer one took over its name
+        del self._drivers[name]
+        try:
+            await self._node.remove_driver(name)
+        except PykubeletError as error:
+            # A driver that is updated comes back within seconds and is told anew.
+            logger.warning("driver not taken off the node's list", extra={"driver": name, "problem": str(error)})
+
+    async def refresh(self, name: str) -> Mapping[str, str] | None:
+        """Ask the driver again for its limits and tell the API server."""
+        driver = self._drivers.get(name)
+        if driver is None:
+            return None
+        info = await self._at(driver.endpoint, name).info()
+        await self._node.add_driver(name, info)
+        return info.topology
+
+
+def highest_supported(versions: tuple[str, ...]) -> Version:
+    """The highest version we can speak; raises when there is none."""
+    if not versions:
+        raise DriverRefused("a CSI driver must list the versions it supports")
+    parsed = [_version(text) for text in versions]
+    usable = [version for version in parsed if version[0] <= HIGHEST_MAJOR]
+    if not usable:
+        raise DriverRefused(
+            f"none of the driver's versions [{', '.join(versions)}] is supported, which are 0.x and 1.x"
+        )
+    return max(usable)
+
+
+def _version(text: str) -> Version:
+    parts = text.removeprefix("v").partition("-")[0].split(".")
+    if not 1 <= len(parts) <= 3 or not all(part.isdigit() for part in parts):
+        raise DriverRefused(f"the driver's version {text!r} is not a version")
+    numbers = [int(part) for part in parts] + [0, 0]
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _shown(version: Version) -> str:
+    return ".".join(str(part) for part in version)
+
+
+class SayingDriver:
+    """A driver whose calls are announced, so that a person can see whom a volume waits for."""
+
+    def __init__(self, driver: CsiNode, name: str, say: Callable[[str], None]) -> None:
+        self._driver = driver
+        self._name = name
+        self._say = say
+
+    def _asked(self, call: str) -> CsiNode:
+        self._say(f"driver {self._name} has not answered {call}")
+        return self._driver
+
+    async def info(self) -> CsiNodeInfo:
+        return await self._asked("NodeGetInfo").info()
+
+    async def capabilities(self) -> frozenset[str]:
+        return await self._asked("NodeGetCapabilities").capabilities()
+
+    async def stage(self, volume: CsiVolume, staging: Path) -> None:
+        await self._asked("NodeStageVolume").stage(volume, staging)
+
+    async def unstage(self, volume_id: str, staging: Path) -> None:
+        await self._asked("NodeUnstageVolume").unstage(volume_id, staging)
+
+    async def publish(self, volume: CsiVolume, target: Path, *, staging: Path | None, read_only: bool) -> None:
+        await self._asked("NodePublishVolume").publish(volume, target, staging=staging, read_only=read_only)
+
+    async def unpublish(self, volume_id: str, target: Path) -> None:
+        await self._asked("NodeUnpublishVolume").unpublish(volume_id, target)
+
+    async def expand(self, volume: CsiVolume, path: Path, *, staging: Path | None, required_bytes: int) -> int:
+        driver = self._asked("NodeExpandVolume")
+        return await driver.expand(volume, path, staging=staging, required_bytes=required_bytes)
+
+    async def usage(self, volume_id: str, path: Path, *, staging: Path | None) -> CsiUsage:
+        return await self._driver.usage(volume_id, path, staging=staging)

@@ -1,0 +1,411 @@
+"""Volumes served by storage drivers: staged once on the node, published to each pod, and given back in reverse.
+
+Every step is written down before it is done (records.py), so that a killed agent knows afterwards what it may have
+asked a driver for. Calls about one volume never overlap; calls about different volumes never wait for each other.
+Block volumes are in blocks.py, growing in expand.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from pykubelet.api.types import CSIDriverSpec
+from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.plugins.port import CsiNode, CsiVolume
+from pykubelet.model.errors import PluginError, PykubeletError
+from pykubelet.model.pod import namespace_of
+from pykubelet.volumes import ownership
+from pykubelet.volumes.csi import rules
+from pykubelet.volumes.csi.blocks import BlockPlaces
+from pykubelet.volumes.csi.drivers import CsiDrivers, SayingDriver
+from pykubelet.volumes.csi.expand import Growth
+from pykubelet.volumes.csi.objects import CsiObjects
+from pykubelet.volumes.csi.records import DATA_FILE, CsiPaths, VolumeRecord, read_record, unique_name, write_record
+from pykubelet.volumes.csi.source import CsiSource, SecretName, source_of
+from pykubelet.volumes.plugins.plugin import Files, PluginDefaults, Say, SetUp, make_folder
+from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.spec import CSI, VolumeSpec
+from pykubelet.volumes.threads import Offload
+from pykubelet.volumes.usage import VolumeUsage
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class CsiVolumes(PluginDefaults):
+    name = CSI
+    live = True
+
+    def __init__(
+        self, *, drivers: CsiDrivers, objects: CsiObjects, mounts: Mounts, paths: VolumePaths, node_name: str
+    ) -> None:
+        self._drivers = drivers
+        self._objects = objects
+        self._mounts = mounts
+        self._node_name = node_name
+        self._paths = CsiPaths(paths)
+        self._blocks = BlockPlaces(paths=self._paths, mounts=mounts)
+        self._growth = Growth(objects)
+        self._offload = Offload()
+        self._locks: dict[tuple[str, str], _Turn] = {}
+        self._staged: set[tuple[str, str]] = set()
+        """Staged by this very process: needs no second asking for another pod."""
+
+    # --- questions of the manager ---------------------------------------------------------------
+
+    def attached_as(self, spec: VolumeSpec) -> str:
+        if spec.csi is None:
+            return ""
+        name = spec.csi.driver or ""
+        driver = self._objects.driver(name)
+        if driver is not None and driver.attach_required is False:
+            return ""
+        return unique_name(name, spec.csi.volume_handle or "")
+
+    def where(self, path: Path, spec: VolumeSpec) -> Path:
+        return path / "mount"
+
+    def set_up(self, task: SetUp, files: Files | None) -> None:
+        raise NotImplementedError("storage drivers are asked by obtain()")
+
+    def tear_down(self, uid: str, folder: str) -> None:
+        raise NotImplementedError("storage drivers are asked by give_back()")
+
+    # --- mounting -------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        await self._objects.known()
+
+    async def obtain(self, task: SetUp, say: Say) -> None:
+        source = source_of(task.spec, task.uid, namespace_of(task.pod))
+        driver = SayingDriver(self._drivers.find(source.driver), source.driver, say)
+        async with self._alone((source.driver, source.handle)):
+            said = self._objects.driver(source.driver)
+            if source.ephemeral:
+                rules.check_inline(said, source.driver)
+            capabilities = await self._drivers.capabilities(source.driver)
+            volume = await self._described(task, source, said, capabilities)
+            staging = await self._stage(task.spec, source, driver, volume, capabilities)
+            path = await self._publish(task, source, driver, said, volume, staging)
+            if not task.spec.block:
+                await self._finish(task, source, said, capabilities)
+            if rules.EXPAND in capabilities and task.spec.claim is not None:
+                secrets = await self._secret(source.expand_secret)
+                await self._growth.grow(task.spec, driver, _with(volume, secrets=secrets), path, staging)
+
+    async def _described(
+        self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str]
+    ) -> CsiVolume:
+        spec = task.spec
+        group = task.fs_group if rules.MOUNT_GROUP in capabilities else None
+        return CsiVolume(
+            volume_id=source.handle,
+            access_mode=rules.access_mode(spec.access_modes, capabilities),
+            block=spec.block,
+            fs_type=source.fs_type,
+            mount_flags=spec.mount_options,
+            mount_group=str(group) if group is not None else "",
+            publish_context=await self._publish_context(spec, source),
+            volume_context=source.attributes,
+        )
+
+    async def _publish_context(self, spec: VolumeSpec, source: CsiSource) -> Mapping[str, str]:
+        if not self.attached_as(spec):
+            return {}
+        name = source.record(spec, self._node_name).attachment
+        attachment = await self._objects.attachment(name)
+        if attachment is None:
+            raise VolumeProblem(f"volume {source.handle} has no VolumeAttachment {name} for this node")
+        if not attachment.status.attached:
+            problem = attachment.status.attach_error
+            why = f": {problem.message}" if problem is not None and problem.message else ""
+            raise VolumeProblem(f"volume {source.handle} is not attached to this node yet{why}")
+        return attachment.status.attachment_metadata
+
+    async def _stage(
+        self, spec: VolumeSpec, source: CsiSource, driver: CsiNode, volume: CsiVolume, capabilities: frozenset[str]
+    ) -> Path | None:
+        key = (source.driver, source.handle)
+        record = source.record(spec, self._node_name)
+        if spec.block:
+            home, staging = self._paths.device_home(spec.folder), self._paths.device_staging(spec.folder)
+        else:
+            home, staging = self._paths.staging_home(*key), self._paths.staging(*key)
+        stages = rules.STAGE_UNSTAGE in capabilities and not source.ephemeral
+        if spec.block or stages:
+            # A block volume is written down here even when its driver stages nothing: the pod has no folder for it.
+            await self._run(partial(_write_down, home, staging if stages else None, record))
+        if not stages:
+            return None
+        if key in self._staged:
+            return staging
+        secrets = await self._secret(source.stage_secret)
+        try:
+            await driver.stage(_with(volume, secrets=secrets), staging)
+        except PluginError as error:
+            if rules.is_final(error.code) and not await self._run(partial(self._has_users, record, spec.block)):
+                await self._run(partial(self._forget_staging, record, spec.block))
+            raise
+        self._staged.add(key)
+        return staging
+
+    async def _publish(
+        self,
+        task: SetUp,
+        source: CsiSource,
+        driver: CsiNode,
+        said: CSIDriverSpec | None,
+        volume: CsiVolume,
+        staging: Path | None,
+    ) -> Path:
+        spec, uid = task.spec, task.uid
+        target = self._target(uid, spec.folder, block=spec.block)
+        again = said is not None and bool(said.requires_republish)
+        if not again and await self._run(partial(self._is_published, uid, spec)):
+            return target
+        record = source.record(spec, self._node_name)
+        if spec.block:
+            await self._run(partial(make_folder, target.parent))
+        else:
+            await self._run(partial(_write_down, target.parent, None, record))
+        context = {**volume.volume_context, **rules.pod_info(said, task.pod, ephemeral=source.ephemeral)}
+        secrets = dict(await self._secret(source.publish_secret))
+        tokens = await self._tokens(task, said)
+        if tokens:
+            where = secrets if said is not None and said.service_account_token_in_secrets else context
+            where[rules.TOKENS_KEY] = tokens
+        told = _with(volume, secrets=secrets, context=context)
+        try:
+            await driver.publish(told, target, staging=staging, read_only=spec.read_only)
+        except PluginError as error:
+            if rules.is_final(error.code) and not again:
+                await self._run(partial(self._forget_target, uid, spec.folder, spec.block))
+            raise
+        if spec.block:
+            await self._run(partial(self._blocks.show, spec.folder, uid))
+        return target
+
+    async def _finish(
+        self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str]
+    ) -> None:
+        """The pod's group, once; a marker keeps a restarted agent from walking a big volume again."""
+        marker = self._marker(task.uid, task.spec.folder)
+        target = self._target(task.uid, task.spec.folder, block=False)
+        applies = rules.applies_fs_group(said, task.spec, source.fs_type, capabilities)
+
+        def finish() -> None:
+            if marker.exists():
+                return
+            if applies:
+                ownership.give(target, task.fs_group, on_root_mismatch=task.on_root_mismatch)
+            make_folder(marker.parent)
+            marker.touch()
+
+        await self._run(finish)
+
+    async def _tokens(self, task: SetUp, said: CSIDriverSpec | None) -> str:
+        if said is None or not said.token_requests:
+            return ""
+        found = {}
+        for wanted in said.token_requests:
+            seconds = wanted.expiration_seconds or 3600
+            token, expires = await self._objects.token(task.pod, wanted.audience or "", seconds)
+            found[wanted.audience or ""] = {"token": token, "expirationTimestamp": expires}
+        return json.dumps(found)
+
+    async def _secret(self, name: SecretName | None) -> Mapping[str, str]:
+        if name is None:
+            return {}
+        secret = await self._objects.secret(*name)
+        if secret is None:
+            raise VolumeProblem(f"secret {name[0]}/{name[1]} not found")
+        return {key: base64.b64decode(value).decode(errors="surrogateescape") for key, value in secret.data.items()}
+
+    # --- giving back ----------------------------------------------------------------------------
+
+    async def give_back(self, uid: str, spec: VolumeSpec, say: Say) -> None:
+        folder, block = spec.folder, spec.block
+        home = self._paths.device_home(folder) if block else self._paths.home(uid, folder)
+        record = await self._run(partial(read_record, home))
+        if record is None:
+            # Written down before anything else happens: without a record there is nothing at any driver.
+            await self._run(partial(self._forget_target, uid, folder, block))
+            return
+        async with self._alone(record.key):
+            if block:
+                await self._run(partial(self._blocks.hide, folder, uid))
+            driver = SayingDriver(self._drivers.find(record.driver), record.driver, say)
+            await driver.unpublish(record.handle, self._target(uid, folder, block=block))
+            await self._run(partial(self._forget_target, uid, folder, block))
+            await self._unstage(record, driver, block)
+
+    async def _unstage(self, record: VolumeRecord, driver: CsiNode, block: bool) -> None:
+        """When no pod has it any more."""
+        if await self._run(partial(self._has_users, record, block)):
+            return
+        staging = self._paths.device_staging(record.spec_name) if block else self._paths.staging(*record.key)
+        if await self._run(staging.exists):
+            await driver.unstage(record.handle, staging)
+        self._staged.discard(record.key)
+        await self._run(partial(self._forget_staging, record, block))
+
+    async def sweep(self) -> None:
+        """Give back what a killed agent left staged for nobody. Each failure is told and left for the next time."""
+        for block, records in await self._run(self._all_staged):
+            for record in records:
+                if record.key in self._locks:
+                    continue  # somebody is seeing to it
+                try:
+                    async with self._alone(record.key):
+                        if not await self._run(partial(self._has_users, record, block)):
+                            await self._unstage(record, self._drivers.find(record.driver), block)
+                except (PykubeletError, OSError) as error:
+                    logger.warning(
+                        "volume of an earlier run not given back",
+                        extra={"driver": record.driver, "handle": record.handle, "problem": str(error)},
+                    )
+
+    def driver_back(self, name: str) -> None:
+        """A driver registered (again): what it had staged is its own knowledge now, so it is asked anew."""
+        self._staged = {key for key in self._staged if key[0] != name}
+
+    # --- figures --------------------------------------------------------------------------------
+
+    async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
+        """The driver's own figures; None when it has none and the filesystem is to be asked."""
+        record = await self._run(partial(read_record, self._paths.home(uid, spec.folder)))
+        if record is None or rules.STATS not in await self._drivers.capabilities(record.driver):
+            return None
+        staging = self._paths.staging(*record.key) if record.key in self._staged else None
+        target = self._target(uid, spec.folder, block=False)
+        said = await self._drivers.find(record.driver).usage(record.handle, target, staging=staging)
+        return VolumeUsage(
+            name=spec.name,
+            used_bytes=said.used_bytes,
+            capacity_bytes=said.total_bytes,
+            available_bytes=said.available_bytes,
+            inodes=said.total_inodes,
+            inodes_free=said.available_inodes,
+            inodes_used=said.used_inodes,
+            claim=spec.claim,
+        )
+
+    # --- on disk --------------------------------------------------------------------------------
+
+    def _target(self, uid: str, folder: str, *, block: bool) -> Path:
+        return self._paths.device_publish(folder, uid) if block else self._paths.target(uid, folder)
+
+    def _marker(self, uid: str, folder: str) -> Path:
+        return self._paths.paths.plugin_data(uid, CSI, folder) / "ready"
+
+    def _is_published(self, uid: str, spec: VolumeSpec) -> bool:
+        if spec.block:
+            return self._blocks.is_shown(spec.folder, uid)
+        home, target = self._paths.home(uid, spec.folder), self._paths.target(uid, spec.folder)
+        return read_record(home) is not None and _is_mount_point(self._mounts, target)
+
+    def _has_users(self, record: VolumeRecord, block: bool) -> bool:
+        if block:
+            return bool(self._paths.published_pods(record.spec_name))
+        return any(other.key == record.key for _, other in self._paths.records_of_pods())
+
+    def _all_staged(self) -> list[tuple[bool, list[VolumeRecord]]]:
+        return [(False, list(self._paths.staged())), (True, list(self._paths.staged_devices()))]
+
+    def _forget_target(self, uid: str, folder: str, block: bool) -> None:
+        """Remove what we made for the pod. Never what is mounted: only empty folders go."""
+        if block:
+            self._blocks.forget(folder, uid)
+            return
+        target = self._paths.target(uid, folder)
+        if _is_mount_point(self._mounts, target):
+            raise VolumeProblem(f"{target} is still mounted although its driver said that it is not")
+        with contextlib.suppress(FileNotFoundError):
+            self._marker(uid, folder).unlink()
+        self._mounts.remove_tree(self._marker(uid, folder).parent)
+        _remove_empty(target)
+        _remove_record(target.parent)
+
+    def _forget_staging(self, record: VolumeRecord, block: bool) -> None:
+        if block:
+            self._blocks.forget_staging(record.spec_name)
+            return
+        staging = self._paths.staging(*record.key)
+        if _is_mount_point(self._mounts, staging):
+            raise VolumeProblem(f"{staging} is still mounted although its driver said that it is not")
+        _remove_empty(staging)
+        _remove_record(staging.parent)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await self._offload.run(work)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, key: tuple[str, str]) -> AsyncIterator[None]:
+        turn = self._locks.setdefault(key, _Turn())
+        turn.takers += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.takers -= 1
+            if not turn.takers:
+                del self._locks[key]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Whose turn it is with one volume; forgotten when nobody wants one."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    takers: int = 0
+
+
+def _with(volume: CsiVolume, *, secrets: Mapping[str, str], context: Mapping[str, str] | None = None) -> CsiVolume:
+    return replace(volume, secrets=secrets, volume_context=volume.volume_context if context is None else context)
+
+
+def _write_down(home: Path, staging: Path | None, record: VolumeRecord) -> None:
+    make_folder(home)
+    if read_record(home) != record:
+        write_record(home, record)
+    if staging is not None:
+        make_folder(staging)
+
+
+def _is_mount_point(mounts: Mounts, path: Path) -> bool:
+    return any(entry.mount_point == str(path) for entry in mounts.table())
+
+
+def _remove_empty(path: Path) -> None:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        path.unlink()  # a driver may have left a file or a link at its target
+    except OSError as error:
+        raise VolumeProblem(f"cannot remove {path}: {error.strerror}") from error
+
+
+def _remove_record(home: Path) -> None:
+    """The record last: while it is there, the next life of the agent knows that something may be left."""
+    try:
+        names = os.listdir(home)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        if name.startswith(f".{DATA_FILE}"):  # a record that was being written when the agent was killed
+            (home / name).unlink(missing_ok=True)
+    (home / DATA_FILE).unlink(missing_ok=True)
+    _remove_empty(home)

@@ -1,0 +1,59 @@
+"""SELinux labels given to a whole volume by its mount, instead of to each file by the runtime. Pure.
+
+As upstream: persistent volumes of one pod alone (ReadWriteOncePod, others by gate), of kinds that can be mounted so,
+when all containers that use the volume ask for the same label and the pod does not ask for relabelling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pykubelet.api.types import Pod, SELinuxOptions
+from pykubelet.model.pod import all_containers
+from pykubelet.volumes.spec import FC, ISCSI, VolumeSpec
+
+MOUNTED_WITH_LABEL = (ISCSI, FC)
+RELABEL = "Recursive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelinuxMounts:
+    default: str = ""
+    """Label of container files on this host, user:role:type:level; empty: no SELinux here."""
+    any_mode: bool = False
+    """Gate SELinuxMount: not only ReadWriteOncePod."""
+
+    def label(self, pod: Pod, spec: VolumeSpec) -> str:
+        """What the volume is to be mounted with; empty: as it is."""
+        if not self.default or not spec.persistent or spec.plugin not in MOUNTED_WITH_LABEL:
+            return ""
+        if not self.any_mode and spec.access_modes != ("ReadWriteOncePod",):
+            return ""
+        context = pod.spec.security_context
+        if context is not None and context.se_linux_change_policy == RELABEL:
+            return ""
+        labels = {file_label(self.default, options) for options in _asked(pod, spec.name)}
+        return labels.pop() if len(labels) == 1 else ""
+
+
+def file_label(default: str, options: SELinuxOptions | None) -> str:
+    """The label of files for a process of these options: they share its user and level."""
+    if options is None:
+        return ""
+    user, role, kind, *level = default.split(":", 3)
+    return ":".join([options.user or user, role, kind, options.level or (level[0] if level else "s0")])
+
+
+def mount_option(label: str) -> tuple[str, ...]:
+    """Quoted, since levels have commas."""
+    return (f'context="{label}"',) if label else ()
+
+
+def _asked(pod: Pod, volume: str) -> list[SELinuxOptions | None]:
+    of_pod = pod.spec.security_context.se_linux_options if pod.spec.security_context else None
+    found = []
+    for _, container in all_containers(pod):
+        if any(mount.name == volume for mount in container.volume_mounts):
+            own = container.security_context.se_linux_options if container.security_context else None
+            found.append(own or of_pod)
+    return found

@@ -1,0 +1,25 @@
+"""What a node without an API server says in place of its Node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pykubelet.node.addresses import LocalAddresses
+from pykubelet.pods.predicates import NodeInfo
+from pykubelet.runtime.spec.collaborators import NodeAddresses
+from pykubelet.settings.settings import Settings
+from pykubelet.sync.runtime_state import RuntimeState
+from pykubelet.wiring.cluster import Seams
+from pykubelet.wiring.edges import Edges
+
+
+def with_features(local: NodeInfo, runtime: RuntimeState) -> NodeInfo:
+    """Where no Node tells what the runtime can do, the runtime itself is asked."""
+    return replace(local, supplemental_groups_policy=runtime.conditions.supplemental_groups_policy)
+
+
+def told_addresses(settings: Settings, edges: Edges, seams: Seams) -> NodeAddresses:
+    """Containers learn the node's address even where no Node exists; statuses, as upstream, do not."""
+    if edges.cluster is not None or edges.host_network is None:
+        return seams.addresses
+    return LocalAddresses(network=edges.host_network, node_ips=settings.node_ips)

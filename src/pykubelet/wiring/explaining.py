@@ -1,0 +1,57 @@
+"""The explainer of this node, and its words in the conditions and events of pods."""
+
+from __future__ import annotations
+
+from pykubelet.explain.service import Explainer
+from pykubelet.explain.told import WhyNotReady
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
+from pykubelet.node.local_events import LocalEvents
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pods.manager import PodManager
+from pykubelet.runtime.logs import LogFiles
+from pykubelet.status.manager import StatusManager
+from pykubelet.sync.phases import PodPhases
+from pykubelet.sync.runtime_state import RuntimeState
+from pykubelet.sync.worker import PodWorkers
+from pykubelet.volumes.manager import VolumeManager
+from pykubelet.wiring.edges import Edges
+
+
+def explaining(
+    edges: Edges,
+    *,
+    pods: PodManager,
+    phases: PodPhases,
+    statuses: StatusManager,
+    workers: PodWorkers,
+    recorder: LifeRecorder,
+    volumes: VolumeManager,
+    remembered: LocalEvents,
+    events: EventSink,
+    cache: PodStatusCache,
+    runtime: RuntimeState,
+) -> Explainer:
+    """What answers `explain`. From now on statuses say why their pods are not ready."""
+    explainer = Explainer(
+        pods=pods,
+        states=phases,
+        status=statuses.get,
+        seen=cache.last_known,
+        lives=recorder,
+        workers=workers,
+        events=remembered,
+        runtime=runtime,
+        logs=LogFiles(),
+        clock=edges.clock,
+        volumes=volumes,
+    )
+    statuses.explained = WhyNotReady(explaining=explainer, lives=recorder, events=events)
+
+    def went_wrong(uid: str, entry: LifeEntry) -> None:
+        # A sync waits for volumes for minutes; whatever else fails ends it, and the next one tells a status.
+        if entry.step is Step.VOLUMES and entry.outcome is Outcome.FAILED:
+            statuses.explain_again(uid)
+
+    recorder.listen(went_wrong)
+    return explainer

@@ -1,0 +1,238 @@
+"""The CPU, memory and topology managers, made together, and the small adapters by which the rest reaches them.
+
+`app.py` takes the finished parts: the check in admission, what containers are created with, the view for others.
+Settings that this machine cannot have are refused here; checkpoints are read by `open`, before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pykubelet.api.quantity import ZERO, Quantity
+from pykubelet.api.types import Pod
+from pykubelet.model.assigned import Assigned
+from pykubelet.model.pod import AnyContainer, PodUID
+from pykubelet.model.pod_resources import CPU
+from pykubelet.model.runtime_status import ContainerState
+from pykubelet.model.topology import Topology, flat_topology
+from pykubelet.node.capacity import eviction_reserve, machine_capacity, reserved
+from pykubelet.pinning import cpu_policy, cpu_state, memory_policy, memory_state
+from pykubelet.pinning.cpu_policy import StaticCpus, reserved_cpus
+from pykubelet.pinning.cpu_state import CpuState
+from pykubelet.pinning.hints import HintProvider
+from pykubelet.pinning.manager import PinningManager
+from pykubelet.pinning.memory_policy import StaticMemory
+from pykubelet.pinning.memory_state import MemoryState
+from pykubelet.pinning.memory_tables import kept_memory
+from pykubelet.pinning.merge import NONE, Merger
+from pykubelet.pinning.metrics import PinningMetrics
+from pykubelet.pinning.options import CPU_FIELD, CpuOptions, cpu_options, topology_options
+from pykubelet.pinning.problems import PinningProblem
+from pykubelet.pinning.reconcile import CpusetKeeper, RunningContainer
+from pykubelet.pinning.topology_manager import TopologyManager
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pleg.diff import ContainerStarted, RuntimeEvent
+from pykubelet.pods.admission import Rejection
+from pykubelet.pods.manager import PodManager
+from pykubelet.runtime.spec.collaborators import DeviceResources, Granted, NoDevices
+from pykubelet.settings.cpu_list import parse_cpu_list
+from pykubelet.settings.settings import Settings
+from pykubelet.settings.thresholds import eviction_thresholds
+from pykubelet.sync.phases import PodPhases
+from pykubelet.wiring.edges import Edges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPods:
+    """Implements pinning.manager.Pods."""
+
+    pods: PodManager
+    phases: PodPhases
+    ready: Callable[[], bool]
+
+    def may_run(self, uid: str) -> bool:
+        return self.phases.could_have_running_containers(uid)
+
+    def is_wanted(self, uid: str) -> bool:
+        return self.pods.get(PodUID(uid)) is not None
+
+    def sources_ready(self) -> bool:
+        return self.ready()
+
+
+class AllocationCheck:
+    """The check of the resource managers in the chain of admission."""
+
+    def __init__(self, manager: PinningManager) -> None:
+        self._manager = manager
+
+    def admit(self, pod: Pod) -> Rejection | None:
+        refusal = self._manager.admit(pod)
+        return None if refusal is None else Rejection(reason=refusal.reason, message=refusal.message)
+
+    def undo(self, pod: Pod) -> None:
+        self._manager.undo(pod)
+
+
+class PinnedResources:
+    """CPUs and memory nodes on top of what device plugins and drivers grant."""
+
+    def __init__(self, manager: PinningManager, beside: DeviceResources | None = None) -> None:
+        self._manager = manager
+        self._beside = beside or NoDevices()
+
+    async def granted(self, pod: Pod, container: AnyContainer) -> Granted:
+        others = await self._beside.granted(pod, container)
+        pinned = self._manager.pinned(pod, container)
+        return replace(
+            others, cpuset_cpus=pinned.cpus, cpuset_mems=pinned.memory_nodes, exclusive_cpus=pinned.exclusive
+        )
+
+    def has_exclusive_cpus(self, pod: Pod) -> bool:
+        return self._manager.has_exclusive_cpus(pod)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinningParts:
+    manager: PinningManager
+    keeper: CpusetKeeper
+    allocator: AllocationCheck
+
+    def devices(self, beside: DeviceResources | None = None) -> PinnedResources:
+        return PinnedResources(self.manager, beside)
+
+    def assigned(self, others: Assigned | None = None) -> Assigned:
+        return replace(others or Assigned(), cpus=self.manager, memory=self.manager)
+
+    def heard(self, event: RuntimeEvent) -> None:
+        """A container that has just started may have been made before the pool changed."""
+        if isinstance(event, ContainerStarted):
+            self.keeper.soon()
+
+    async def sweep(self) -> None:
+        self.manager.release_gone()
+
+
+def pinning_parts(
+    settings: Settings,
+    edges: Edges,
+    *,
+    pods: PodManager,
+    phases: PodPhases,
+    cache: PodStatusCache,
+    sources_ready: Callable[[], bool],
+) -> PinningParts:
+    chosen, gates = settings.config.managers, settings.gates
+    machine = edges.machine
+    topology = edges.topology or flat_topology(machine.cpus, machine.memory_bytes, machine.hugepages)
+    pod_level = gates.enabled("PodLevelResourceManagers") and gates.enabled("PodLevelResources")
+    metrics = PinningMetrics(edges.metrics)
+    root = edges.paths.root
+    books = _Books.at(root, settings, pod_level=pod_level)
+    cpus = _cpus(settings, topology, kept_amounts(settings, edges), books.cpus, metrics, pod_level=pod_level)
+    memory: StaticMemory | None = None
+    if chosen.memory_manager_policy == memory_policy.STATIC:
+        kept = kept_memory(topology, chosen.reserved_memory, kept_amounts(settings, edges))
+        memory = StaticMemory(topology=topology, kept=kept, state=books.memory, metrics=metrics, pod_level=pod_level)
+    providers: list[HintProvider] = [each for each in (cpus, memory) if each is not None]
+    keeper = CpusetKeeper(
+        cri=edges.cri,
+        running=lambda: _running(cache, phases) if cpus is not None else (),
+        cpus_of=books.cpus.owned_or_shared,
+        period=chosen.cpu_manager_reconcile_period if cpus is not None else 0.0,
+    )
+    manager = PinningManager(
+        cpu_state=books.cpus,
+        memory_state=books.memory,
+        cpus=cpus,
+        memory=memory,
+        topology=TopologyManager(
+            merger=_merger(settings, topology),
+            scope=chosen.topology_manager_scope,
+            providers=providers,
+            metrics=metrics,
+            pod_level=pod_level,
+        ),
+        keeper=keeper,
+        pods=KnownPods(pods=pods, phases=phases, ready=sources_ready),
+        pod_level=pod_level,
+    )
+    return PinningParts(manager=manager, keeper=keeper, allocator=AllocationCheck(manager))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Books:
+    cpus: CpuState
+    memory: MemoryState
+
+    @classmethod
+    def at(cls, root: Path, settings: Settings, *, pod_level: bool) -> _Books:
+        chosen = settings.config.managers
+        return cls(
+            cpus=CpuState(root / cpu_state.STATE_FILE, policy=chosen.cpu_manager_policy, pod_level=pod_level),
+            memory=MemoryState(
+                root / memory_state.STATE_FILE, policy=chosen.memory_manager_policy, pod_level=pod_level
+            ),
+        )
+
+
+def kept_amounts(settings: Settings, edges: Edges) -> dict[str, Quantity]:
+    """What is kept from pods: both reservations and what hard eviction never lets them use."""
+    kept = dict(reserved(settings.config.reservations))
+    if not settings.flags.experimental_allocatable_ignore_eviction:
+        capacity = machine_capacity(edges.machine, settings.config.cgroups, None)
+        for name, amount in eviction_reserve(eviction_thresholds(settings.config.eviction), capacity).items():
+            kept[name] = kept[name] + amount if name in kept else amount
+    return kept
+
+
+def _cpus(
+    settings: Settings,
+    topology: Topology,
+    kept: dict[str, Quantity],
+    state: CpuState,
+    metrics: PinningMetrics,
+    *,
+    pod_level: bool,
+) -> StaticCpus | None:
+    chosen = settings.config.managers
+    if chosen.cpu_manager_policy != cpu_policy.STATIC:
+        if chosen.cpu_manager_policy_options:
+            raise PinningProblem(f"{CPU_FIELD}: cpuManagerPolicy {chosen.cpu_manager_policy} has no options")
+        return None
+    options: CpuOptions = cpu_options(
+        chosen.cpu_manager_policy_options,
+        enabled=settings.gates.enabled,
+        topology=topology,
+        topology_policy=chosen.topology_manager_policy,
+    )
+    named = parse_cpu_list(settings.config.reservations.reserved_system_cpus)
+    return StaticCpus(
+        topology=topology,
+        reserved=reserved_cpus(topology, named, kept.get(CPU, ZERO), options),
+        options=options,
+        state=state,
+        metrics=metrics,
+        pod_level=pod_level,
+    )
+
+
+def _merger(settings: Settings, topology: Topology) -> Merger:
+    chosen = settings.config.managers
+    nodes = tuple(node.id for node in topology.nodes)
+    if chosen.topology_manager_policy == NONE:
+        return Merger(policy=NONE, nodes=nodes)
+    options = topology_options(chosen.topology_manager_policy_options, topology=topology)
+    distances = {node.id: node.distances for node in topology.nodes} if options.closest else None
+    return Merger(policy=chosen.topology_manager_policy, nodes=nodes, distances=distances)
+
+
+def _running(cache: PodStatusCache, phases: PodPhases) -> Iterator[RunningContainer]:
+    for uid in cache.uids():
+        if phases.get(uid) is None:
+            continue
+        for each in cache.last_known(uid).containers:
+            if each.state is ContainerState.RUNNING:
+                yield RunningContainer(pod_uid=uid, name=each.name, id=each.id)

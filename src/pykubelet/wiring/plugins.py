@@ -1,0 +1,196 @@
+"""Programs of others that extend the node, made together: who finds them, and what each kind of them is for.
+
+Storage drivers need an API server, which knows the volumes; without one they are not taken. Constructors only store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.types import Pod, ResourceStatus
+from pykubelet.devices.manager import DeviceManager
+from pykubelet.dra.manager import DraManager
+from pykubelet.kit.tasks import Service
+from pykubelet.model.assigned import Assigned
+from pykubelet.model.events import EventSink
+from pykubelet.model.pod import all_containers, uid_of
+from pykubelet.model.runtime_status import ContainerState
+from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
+from pykubelet.pinning.manager import PinningManager
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.plugins.manager import PluginHandler, PluginManager
+from pykubelet.pods.manager import PodManager
+from pykubelet.pods.predicates import NodeInfo
+from pykubelet.runtime.spec.collaborators import DeviceResources
+from pykubelet.sync.phases import PodPhases
+from pykubelet.sync.worker import PodWorkers
+from pykubelet.volumes.csi.drivers import CsiDrivers
+from pykubelet.volumes.csi.plugin import CsiVolumes
+from pykubelet.volumes.csi.timed import CsiTimes
+from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.plugins.plugin import VolumePlugin
+from pykubelet.volumes.spec import CSI
+from pykubelet.wiring.cluster import Cluster
+from pykubelet.wiring.devices import ClaimShares, DeviceHints, HandedDevices, amounts_of, health_statuses
+from pykubelet.wiring.edges import Edges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginParts:
+    csi: CsiVolumes | None = None
+    drivers: CsiDrivers | None = None
+    devices: DeviceManager | None = None
+    claims: DraManager | None = None
+    pods: PodManager
+    phases: PodPhases
+    managers: list[Service] = field(default_factory=list)
+    finders: list[Service] = field(default_factory=list)
+    """Start after the managers: they bring in plugins."""
+    numa_nodes: tuple[int, ...] = (0,)
+
+    @property
+    def volumes(self) -> list[VolumePlugin]:
+        return [self.csi] if self.csi is not None else []
+
+    @property
+    def chores(self) -> list[Callable[[], Awaitable[None]]]:
+        return [
+            *([self.csi.sweep] if self.csi is not None else []),
+            *([self._sweep_claims] if self.claims is not None else []),
+        ]
+
+    async def _sweep_claims(self) -> None:
+        if self.claims is not None:
+            await self.claims.sweep(self.phases.could_have_running_containers)
+
+    def open(self) -> None:
+        """Read what an earlier life left, before anything starts."""
+        if self.devices is not None:
+            self.devices.open()
+        if self.claims is not None:
+            self.claims.open()
+
+    def granted(self) -> DeviceResources | None:
+        return HandedDevices(devices=self.devices, claims=self.claims) if self.devices is not None else None
+
+    def assigned(self) -> Assigned:
+        found = Assigned(devices=self.devices) if self.devices is not None else Assigned()
+        return replace(found, claims=ClaimShares(self.claims, self.pods)) if self.claims is not None else found
+
+    def amounts(self) -> DeviceAmounts:
+        return amounts_of(self.devices) if self.devices is not None else NO_DEVICES
+
+    def has_no_history(self) -> bool:
+        """Whether amounts of devices that the Node still lists are nobody's word any more."""
+        return self.devices is not None and not self.devices.had_checkpoint
+
+    def with_devices(self, node: NodeInfo) -> NodeInfo:
+        """Admission judges by what plugins say now, which the API server may not know yet."""
+        if self.devices is None:
+            return node
+        amounts = {name: Quantity.of(count) for name, count in self.devices.admissible().items()}
+        return replace(node, allocatable={**node.allocatable, **amounts}) if amounts else node
+
+    def health(self, pod: Pod, container: str) -> list[ResourceStatus]:
+        """How the devices are that a container holds, whichever way it got them."""
+        found = health_statuses(self.devices, uid_of(pod), container) if self.devices is not None else []
+        if self.claims is not None and pod.spec.resource_claims:
+            own = next((each for _, each in all_containers(pod) if each.name == container), None)
+            found += self.claims.health_of(pod, own) if own is not None else []
+        return found
+
+    def join(
+        self, volumes: VolumeManager, workers: PodWorkers, pinning: PinningManager, cluster: Cluster | None
+    ) -> None:
+        """Volumes that failed for want of their driver are tried again when it comes; devices tell of themselves."""
+        drivers, csi, devices = self.drivers, self.csi, self.devices
+        if drivers is not None and csi is not None:
+
+            def registered(name: str) -> None:
+                csi.driver_back(name)
+                volumes.retry(CSI)
+
+            drivers.on_registered = registered
+        if self.claims is not None:
+            self.claims.on_health = workers.sync_now
+        if devices is not None:
+            devices.on_health = workers.sync_now
+            if cluster is not None:
+                devices.on_capacity = cluster.reporter.soon
+            pinning.add_provider(DeviceHints(devices=devices, nodes=self.numa_nodes))
+
+
+def plugin_parts(
+    edges: Edges,
+    cluster: Cluster | None,
+    *,
+    node_name: str,
+    pods: PodManager,
+    phases: PodPhases,
+    cache: PodStatusCache,
+    events: EventSink,
+    sources_ready: Callable[[], bool],
+) -> PluginParts:
+    if edges.plugins is None:
+        return PluginParts(pods=pods, phases=phases)
+    metrics = edges.metrics
+    folder = edges.paths.device_plugins
+    devices = DeviceManager(
+        folder=folder,
+        connect=edges.plugins.devices,
+        read_handed=edges.plugins.read_handed,
+        clock=edges.clock,
+        metrics=metrics,
+        is_running=lambda uid, container: _is_running(cache, uid, container),
+    )
+    handlers: dict[str, PluginHandler] = {"DevicePlugin": devices}
+    csi: CsiVolumes | None = None
+    drivers: CsiDrivers | None = None
+    claims: DraManager | None = None
+    if cluster is not None:
+        times = CsiTimes(clock=edges.clock, metrics=metrics)
+        drivers = CsiDrivers(connect=edges.plugins.csi, node=cluster.csi_node, times=times)
+        csi = CsiVolumes(
+            drivers=drivers,
+            objects=cluster.csi_objects,
+            mounts=edges.mounts,
+            paths=edges.paths,
+            node_name=node_name,
+        )
+        handlers["CSIPlugin"] = drivers
+        claims = DraManager(
+            root=edges.paths.root,
+            connect=edges.plugins.dra,
+            objects=cluster.resource_claims,
+            events=events,
+            clock=edges.clock,
+            metrics=metrics,
+        )
+        handlers["DRAPlugin"] = claims.drivers
+    manager = PluginManager(
+        folder=edges.paths.plugin_sockets,
+        registrations=edges.plugins.registrations,
+        handlers=handlers,
+        clock=edges.clock,
+        metrics=metrics,
+        may_start=sources_ready,
+    )
+    return PluginParts(
+        csi=csi,
+        drivers=drivers,
+        devices=devices,
+        claims=claims,
+        pods=pods,
+        phases=phases,
+        managers=[devices, *([claims] if claims is not None else [])],
+        finders=[manager, edges.plugins.device_registry(folder, devices.take)],
+        numa_nodes=tuple(node.id for node in edges.topology.nodes) if edges.topology is not None else (0,),
+    )
+
+
+def _is_running(cache: PodStatusCache, uid: str, container: str) -> bool:
+    return any(
+        each.name == container and each.state is ContainerState.RUNNING for each in cache.last_known(uid).containers
+    )

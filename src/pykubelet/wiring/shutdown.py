@@ -1,0 +1,123 @@
+"""The orderly shutdown, wired: who ends pods, who is told, and who says that the machine goes down.
+
+Made before the Node's reporter, which asks it; bound to the workers and the API server once they exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pykubelet.api.types import Pod
+from pykubelet.clients.kube.port import KubeClient
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Service
+from pykubelet.model.events import EventSink
+from pykubelet.model.pod import is_static
+from pykubelet.node.setters import is_ready
+from pykubelet.server.routing import Route
+from pykubelet.server.shutdown import ShutdownRoutes
+from pykubelet.settings.settings import Settings
+from pykubelet.shutdown.leftovers import Leftovers
+from pykubelet.shutdown.manager import MarkStatus, ShutdownManager
+from pykubelet.shutdown.plan import Turn, turns_of
+from pykubelet.shutdown.state import FILE, ShutdownRecord
+from pykubelet.shutdown.watch import ShutdownWatch
+from pykubelet.sync.phases import Phase, PodPhases
+from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
+from pykubelet.wiring.cluster import Cluster
+from pykubelet.wiring.edges import Edges
+
+
+class WorkerPods:
+    """The pods' workers as the shutdown sees them."""
+
+    def __init__(self, phases: PodPhases) -> None:
+        self._phases = phases
+        self.workers: PodWorkers | None = None
+
+    def active(self) -> Sequence[Pod]:
+        alive = (Phase.SYNCING, Phase.TERMINATING)
+        return [state.pod for state in self._phases if state.pod is not None and state.phase in alive]
+
+    def end(self, pod: Pod, grace: int, mark: MarkStatus) -> None:
+        if self.workers is not None:
+            self.workers.update(UpdateKind.KILL, pod, KillRequest(grace_override=grace, change_status=mark))
+
+    def again(self, pod: Pod) -> None:
+        """Static pods have no controller that would make a new one."""
+        if self.workers is not None and is_static(pod):
+            self.workers.update(UpdateKind.CREATE, pod)
+
+    def is_over(self, uid: str) -> bool:
+        state = self._phases.get(uid)
+        return state is None or state.phase is Phase.FINISHED
+
+    def is_stopped(self, uid: str) -> bool:
+        state = self._phases.get(uid)
+        return state is None or state.phase in (Phase.TERMINATED, Phase.FINISHED)
+
+
+@dataclass(slots=True, kw_only=True)
+class ShutdownParts:
+    manager: ShutdownManager
+    services: list[Service]
+    routes: list[Route]
+    """For the local socket."""
+    pods: WorkerPods
+    cluster: Cluster | None = None
+    leftovers: Leftovers | None = None
+
+    def bind(self, workers: PodWorkers, cluster: Cluster | None, client: KubeClient | None) -> None:
+        self.pods.workers, self.cluster = workers, cluster
+        if cluster is not None and client is not None:
+            self.leftovers = Leftovers(
+                client=client, pods=cluster.api_pods.all, is_over=self.pods.is_over, shutting_down=self.is_on
+            )
+
+    async def sweep(self) -> None:
+        """A chore: what earlier shutdowns left in the cluster."""
+        if self.leftovers is not None:
+            await self.leftovers.sweep()
+
+    def is_on(self) -> bool:
+        return self.manager.shutting_down
+
+    def tell_node(self) -> None:
+        if self.cluster is not None:
+            self.cluster.reporter.soon()
+
+    def node_told(self) -> bool:
+        node = self.cluster.own.node if self.cluster is not None else None
+        return node is None or not is_ready(node.status)
+
+    def untold(self, uids: Collection[str]) -> Collection[str]:
+        return self.cluster.sender.unsent(uids) if self.cluster is not None else ()
+
+
+def shutdown_parts(
+    settings: Settings, edges: Edges, *, phases: PodPhases, events: EventSink, metrics: Registry
+) -> ShutdownParts:
+    record = ShutdownRecord(edges.paths.root / FILE, metrics=metrics)
+    record.load()
+    pods = WorkerPods(phases)
+    manager = ShutdownManager(
+        pods=pods,
+        record=record,
+        events=events,
+        clock=edges.clock,
+        tell_node=lambda: parts.tell_node(),
+        node_told=lambda: parts.node_told(),
+        untold=lambda uids: parts.untold(uids),
+    )
+    turns = configured_turns(settings)
+    services: list[Service] = []
+    if turns and edges.logind is not None:
+        services = [ShutdownWatch(logind=edges.logind, manager=manager, turns=turns, clock=edges.clock)]
+    routes = ShutdownRoutes(manager=manager, turns=turns).routes()
+    parts = ShutdownParts(manager=manager, services=services, routes=routes, pods=pods)
+    return parts
+
+
+def configured_turns(settings: Settings) -> tuple[Turn, ...]:
+    return turns_of(settings.config.shutdown) if settings.gates.enabled("GracefulNodeShutdown") else ()

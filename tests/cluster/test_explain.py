@@ -1,0 +1,55 @@
+"""Troubles that only a cluster makes: ConfigMaps and Secrets that are not there; and where kubectl shows the cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pykubelet.cli.client import NodeClient, Target
+from pykubelet.cli.explain import ask
+from tests.bed.machine import wait_for
+from tests.bed.watching import Objects
+from tests.cluster.joined import Joined, Manifest, a_container, a_pod, is_ready
+
+pytestmark = pytest.mark.cluster
+
+SECRET = {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "login", "key": "password"}}}
+
+
+def ready_message(pod: Manifest) -> str:
+    conditions: list[dict[str, Any]] = pod["status"].get("conditions", [])
+    return next((str(each.get("message", "")) for each in conditions if each["type"] == "Ready"), "")
+
+
+def test_what_is_missing_is_named_by_the_node_in_the_status_and_in_events(node: Joined) -> None:
+    mounts = [{"name": "settings", "mountPath": "/settings"}]
+    node.apply(
+        a_pod(
+            "unsettled",
+            containers=[a_container(volumeMounts=mounts)],
+            volumes=[{"name": "settings", "configMap": {"name": "web"}}],
+        ),
+        a_pod("locked-out", containers=[a_container(env=[SECRET])]),
+    )
+    prefix = "containers with unready status: [app]: "
+    for name, cause, missing in (
+        ("unsettled", "object-missing", "volume settings needs configmap web, which does not exist"),
+        ("locked-out", "config-missing", "its environment needs secret login, which does not exist"),
+    ):
+        pod = node.wait_pod(name, lambda pod, missing=missing: missing in ready_message(pod), "the status says why", 60)
+        assert ready_message(pod).startswith(prefix)
+        answer = ask(NodeClient(Target(sockets=(node.agent.root / "pykubelet.sock",))), "default", name)
+        assert [view.id for view in answer.causes] == [cause]
+        assert missing in answer.to_text()
+        wait_for(lambda name=name: "Explained" in node.event_reasons(name), f"{name} is explained by an event")  # type: ignore[misc]
+    made = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "web"}, "data": {"a": "b"}}]
+    made.append({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "login"}, "stringData": {"password": "x"}})
+    node.apply(*made)
+
+    def both_run(pods: Objects) -> bool:
+        return all(is_ready(pods[f"default/{name}"]) for name in ("unsettled", "locked-out"))
+
+    node.wait("both run once it is there", both_run, within=120)
+    assert not ready_message(node.pod("unsettled"))
+    node.delete("configmap/web", "secret/login")

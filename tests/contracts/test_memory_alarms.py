@@ -1,0 +1,142 @@
+"""One contract for alarms: the fake, and the kernel of this host on a cgroup of its own (v1 usage, v2 pressure)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from pykubelet.clients.host.memory_alarms import PRESSURE_TRIGGER, FileAlarm, KernelMemoryAlarms
+from pykubelet.clients.host.port import AlarmRefused, MemoryAlarms
+from tests.fakes.fake_guard import FakeAlarms
+
+pytestmark = pytest.mark.real_loop
+
+MIB = 1 << 20
+HIERARCHY = Path("/sys/fs/cgroup/memory")
+EAT = "import os, sys\nopen(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\nbytearray(int(sys.argv[2]))"
+
+
+class Subject(Protocol):
+    alarms: MemoryAlarms
+    group: str
+
+    async def use(self, size: int) -> None:
+        """The group uses that much for a moment."""
+        ...
+
+
+class FakeSubject:
+    def __init__(self) -> None:
+        self.fake = FakeAlarms()
+        self.alarms: MemoryAlarms = self.fake
+        self.group = "/pods"
+
+    async def use(self, size: int) -> None:
+        self.fake.ring(self.group, size)
+
+
+class KernelSubject:
+    def __init__(self) -> None:
+        self.alarms: MemoryAlarms = KernelMemoryAlarms()
+        self.group = f"/pkl-alarm-{os.getpid()}"
+        self.folder = HIERARCHY / self.group.strip("/")
+        self.folder.mkdir()
+
+    async def use(self, size: int) -> None:
+        command = [sys.executable, "-c", EAT, str(self.folder), str(size)]
+        await asyncio.to_thread(subprocess.run, command, check=True)
+
+
+@pytest.fixture(params=["fake", pytest.param("kernel", marks=pytest.mark.node)])
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    if request.param == "fake":
+        yield FakeSubject()
+        return
+    if not (HIERARCHY / "cgroup.event_control").exists():
+        pytest.skip("this host has no memory hierarchy of cgroup v1")
+    made = KernelSubject()
+    yield made
+    made.folder.rmdir()
+
+
+async def rings_within(seconds: float, event: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_an_alarm_rings_when_the_use_is_crossed(subject: Subject) -> None:
+    rang = asyncio.Event()
+    alarm = subject.alarms.watch(subject.group, 80 * MIB, rang.set)
+    await subject.use(150 * MIB)
+    assert await rings_within(10, rang)
+    alarm.close()
+
+
+async def test_it_keeps_still_below_and_after_it_was_closed(subject: Subject) -> None:
+    rang = asyncio.Event()
+    high = subject.alarms.watch(subject.group, 400 * MIB, rang.set)
+    closed = subject.alarms.watch(subject.group, 60 * MIB, rang.set)
+    closed.close()
+    closed.close()
+    await subject.use(150 * MIB)
+    assert not await rings_within(0.3, rang)
+    high.close()
+
+
+async def test_each_alarm_is_its_own(subject: Subject) -> None:
+    low, high = asyncio.Event(), asyncio.Event()
+    alarms = [
+        subject.alarms.watch(subject.group, 60 * MIB, low.set),
+        subject.alarms.watch(subject.group, 400 * MIB, high.set),
+    ]
+    await subject.use(150 * MIB)
+    assert await rings_within(10, low) and not high.is_set()
+    for alarm in alarms:
+        alarm.close()
+
+
+def refused(watch: Callable[[], object]) -> str:
+    with pytest.raises(AlarmRefused) as caught:
+        watch()
+    return str(caught.value)
+
+
+async def test_what_the_kernel_refuses_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "memory" / "g").mkdir(parents=True)
+    alarms = KernelMemoryAlarms(root=tmp_path, proc=tmp_path)
+    assert "memory/g/memory.usage_in_bytes" in refused(lambda: alarms.watch("/g", 1, lambda: None))
+    (tmp_path / "cgroup.controllers").write_text("memory")
+    unified = KernelMemoryAlarms(root=tmp_path, proc=tmp_path)
+    assert "pressure/memory" in refused(lambda: unified.watch("/", 1, lambda: None))
+    assert "memory.events" in refused(lambda: unified.watch("/gone", 1, lambda: None))
+
+
+async def test_no_descriptor_is_left_after_a_refusal(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    alarms = KernelMemoryAlarms(root=tmp_path, proc=tmp_path)
+    for _ in range(5):
+        refused(lambda: alarms.watch("/g", 1, lambda: None))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.node
+async def test_the_kernel_takes_a_pressure_trigger_without_special_rights() -> None:
+    path = Path("/proc/pressure/memory")
+    if not path.exists():
+        pytest.skip("this kernel does not account for pressure")
+    before = len(os.listdir("/proc/self/fd"))
+    alarm = FileAlarm({path: PRESSURE_TRIGGER}, lambda: None)
+    await asyncio.sleep(0.05)
+    alarm.close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,77 @@
+"""A driver of dynamic resources in memory: strict about what it was asked before, failing or hanging as planned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pykubelet.api.types import ResourceResourceClaim
+from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, Prepared, PreparedDevice
+from pykubelet.model.errors import PluginError
+
+
+@dataclass
+class FakeDraDriver:
+    calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    prepared: set[str] = field(default_factory=set)
+    errors: dict[str, str] = field(default_factory=dict)
+    """By the name of the claim."""
+    skips: set[str] = field(default_factory=set)
+    breaks: str = ""
+    hangs: bool = False
+    tells_health: bool = True
+    news: asyncio.Queue[list[ClaimedHealth] | None] = field(default_factory=asyncio.Queue)
+
+    async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
+        await self._called("prepare", claims)
+        found = {}
+        for each in claims:
+            if each.name in self.skips:
+                continue
+            if each.name in self.errors:
+                found[each.uid] = Prepared(error=self.errors[each.name])
+                continue
+            self.prepared.add(each.uid)
+            devices = tuple(
+                PreparedDevice(
+                    pool="p",
+                    device=f"{each.name}-{request}",
+                    requests=(request,),
+                    cdi_ids=(f"d/{each.name}={request}",),
+                )
+                for request in ("one", "two")
+            )
+            found[each.uid] = Prepared(devices=devices)
+        return found
+
+    async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
+        await self._called("unprepare", claims)
+        for each in claims:
+            self.prepared.discard(each.uid)
+        return {each.uid: self.errors.get(each.name, "") for each in claims if each.name not in self.skips}
+
+    async def watch_health(self) -> AsyncGenerator[Sequence[ClaimedHealth], None]:
+        if not self.tells_health:
+            raise PluginError("unknown service", code="UNIMPLEMENTED", call="NodeWatchResources", socket="/d.sock")
+        while (devices := await self.news.get()) is not None:
+            yield devices
+
+    async def _called(self, name: str, claims: Sequence[ClaimRef]) -> None:
+        self.calls.append((name, tuple(each.name for each in claims)))
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.breaks:
+            raise PluginError(self.breaks, code="UNAVAILABLE", call=name, socket="/d.sock")
+
+
+@dataclass
+class FakeClaimObjects:
+    claims: dict[tuple[str, str], ResourceResourceClaim] = field(default_factory=dict)
+    deleted: list[str] = field(default_factory=list)
+
+    async def resource_claim(self, namespace: str, name: str) -> ResourceResourceClaim | None:
+        return self.claims.get((namespace, name))
+
+    async def delete_slices(self, driver: str) -> None:
+        self.deleted.append(driver)

@@ -1,0 +1,116 @@
+"""Kinds of volumes that need something of the host: huge pages, programs for remote disks, numbers for quotas."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.types import FCVolumeSource, ISCSIVolumeSource, NFSVolumeSource, ResourceRequirements
+from pykubelet.clients.host.mounts import HostMounts
+from pykubelet.clients.host.port import Counted
+from pykubelet.clients.host.quotas import FIRST_PROJECT, ProjectQuotas, project_of
+from pykubelet.kit.clock import SystemClock
+from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.plugins import disks, fc
+from pykubelet.volumes.problems import VolumesNotReady
+from tests.builders import a_container
+from tests.unit.volumes.making import Node, a_volume, empty_dir, pod_with
+
+pytestmark = pytest.mark.node
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path, mounts=HostMounts(), clock=SystemClock(), rules=VolumeRules(wait_seconds=1.5))
+
+
+async def test_huge_pages(node: Node) -> None:
+    container = a_container(resources=ResourceRequirements(requests={"hugepages-2Mi": "2Mi"}))
+    volume = empty_dir("huge", medium="HugePages", size_limit="4Mi")
+    pod = pod_with(volume, containers=[container])
+    pod.spec.containers[0].volume_mounts = pod_with(volume).spec.containers[0].volume_mounts
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        path = Path(manager.path_of(pod, "huge") or "")
+        found = [entry for entry in node.mounts.table() if entry.mount_point == str(path)]
+        assert [entry.fs_type for entry in found] == ["hugetlbfs"]
+        figures = os.statvfs(path)
+        assert figures.f_bsize == 2 * MIB and figures.f_blocks * figures.f_bsize == 4 * MIB
+        await manager.wait_unmounted(pod)
+        assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "source", "text"),
+    [
+        (
+            "mount.nfs",
+            {"nfs": NFSVolumeSource(server="127.0.0.1", path="/export")},
+            r"needs the program mount\.nfs \(package nfs-common\), which this host does not have",
+        ),
+        (
+            "iscsiadm",
+            {"iscsi": ISCSIVolumeSource(target_portal="127.0.0.1:3260", iqn="iqn.2020-01.example:d", lun=0)},
+            r"needs the program iscsiadm \(package open-iscsi\), which this host does not have",
+        ),
+        ("", {"fc": FCVolumeSource(target_wwns=["50060e801049cfd1"], lun=0)}, r"fc disk 50060e801049cfd1-lun-0 "),
+    ],
+)
+async def test_remote_disks_that_cannot_be_had(
+    node: Node, monkeypatch: pytest.MonkeyPatch, program: str, source: dict[str, Any], text: str
+) -> None:
+    if program and shutil.which(program):
+        pytest.skip(f"this host has {program}")
+    monkeypatch.setattr(fc, "wait_for_device", partial(disks.wait_for_device, seconds=0.2))
+    pod = pod_with(a_volume("disk", **source))
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady, match=text):
+            await manager.wait_mounted(pod)
+        assert any(reason == "FailedMount" for reason, _ in node.told.events)
+        await manager.wait_unmounted(pod)
+    assert [each for each in (node.root / "pods").rglob("*") if not each.is_dir()] == []
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem whose folders can have project numbers. (Counting them would need quotas in the kernel, too.)"""
+    image, place = tmp_path / "image", tmp_path / "disk"
+    if shutil.which("mkfs.xfs") is None:
+        pytest.skip("no mkfs.xfs (package xfsprogs)")
+    image.write_bytes(b"")
+    os.truncate(image, 320 * MIB)  # sparse; xfs refuses less
+    place.mkdir()
+    subprocess.run(["mkfs.xfs", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, place], check=True)
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_project_numbers_are_kept_by_folders_and_inherited(numbered: Path) -> None:
+    """The kernel's real calls for numbers; its answers for counts are made up, few test kernels have quotas."""
+    asked: list[int] = []
+
+    def ask(descriptor: int, project: int) -> Counted | None:
+        asked.append(project)
+        return Counted(bytes=0, inodes=0)
+
+    folder = numbered / "volume"
+    folder.mkdir()
+    assert ProjectQuotas(ask).begin(folder, "uid/volume") and asked[0] >= FIRST_PROJECT
+    (folder / "below").mkdir()
+    for path in (folder, folder / "below"):
+        descriptor = os.open(path, os.O_RDONLY)
+        assert project_of(descriptor) == asked[0]
+        os.close(descriptor)
+    assert ProjectQuotas(ask).counted(folder) == Counted(bytes=0, inodes=0)
+    assert ProjectQuotas().begin(numbered / "volume", "again"), "it has a number already"
+    assert ProjectQuotas(lambda descriptor, project: None).counted(numbered) is None

@@ -1,0 +1,96 @@
+"""What dashboards see of pods: the assembled agent counts their lives and deaths under upstream's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pykubelet.api.types import Lifecycle, LifecycleHandler, ResourceRequirements, SleepAction
+from tests.builders import a_container, a_pod
+from tests.fakes.fake_cri_values import Behaviour
+from tests.harness import NodeHarness, a_node
+from tests.scenarios.cluster_node import a_cluster_node
+
+
+def values(node: NodeHarness, name: str) -> dict[tuple[str, ...], float]:
+    """Values by labels, in the order of the labels' names."""
+    families = text_string_to_metric_families(node.node.metrics.expose())
+    found = [sample for family in families for sample in family.samples if sample.name == name]
+    return {tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in found}
+
+
+async def test_a_pods_life_in_numbers(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        node.cri.program(Behaviour(exits_after=1, exit_code=3), name="bad")
+        pod = node.run(a_pod("web", containers=[a_container("good")]))
+        node.run(a_pod("crash", containers=[a_container("bad")], restart_policy="Never"))
+        await node.until_running(pod)
+        ended = "kubelet_terminated_containers_total"
+        await node.until(lambda: bool(values(node, ended)))
+        assert values(node, ended) == {("container", "3", "Error"): 1}
+        assert values(node, "kubelet_started_containers_total") == {("container",): 2}
+        assert values(node, "kubelet_started_pods_total") == {(): 2}
+        assert sum(values(node, "kubelet_desired_pods").values()) == 2
+        assert values(node, "kubelet_running_containers")[("running",)] == 1
+        assert values(node, "kubelet_pod_start_duration_seconds_count") == {(): 2}
+        assert values(node, "kubelet_containers_per_pod_count_count") == {(): 2}
+        assert values(node, "kubelet_pod_worker_duration_seconds_count")[("create",)] == 2
+        assert values(node, "kubelet_node_name") == {("node1",): 1}
+        node.remove("web")
+        await node.until(lambda: sum(values(node, "kubelet_desired_pods").values()) == 1)
+        await node.until(lambda: values(node, "kubelet_running_pods") == {(): 0})
+
+
+async def test_preemptions_by_what_was_missing(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        most = ResourceRequirements(requests={"cpu": "3"})
+        await node.until_running(node.run(a_pod("lesser", containers=[a_container(resources=most)], priority=1)))
+        assert values(node, "kubelet_preemptions") == {}
+        await node.until_running(node.run(a_pod("greater", containers=[a_container(resources=most)], priority=2)))
+        assert values(node, "kubelet_preemptions") == {("cpu",): 1}
+
+
+async def test_pods_that_nobody_wants_any_more(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        await node.until_running(node.run(a_pod("left")), node.run(a_pod("kept")))
+        await node.kill()
+        del node.wanted["left"]
+        await node.start()
+        await node.until_running_only("kept/app")
+        assert values(node, "kubelet_orphaned_runtime_pods_total") == {(): 1}
+        await node.until(lambda: values(node, "kubelet_orphan_pod_cleaned_volumes") == {(): 1})
+        assert values(node, "kubelet_orphan_pod_cleaned_volumes_errors") == {(): 0}
+        await node.clock.sleep(60)  # the next sweep finds nothing
+        assert values(node, "kubelet_orphan_pod_cleaned_volumes") == {(): 0}
+
+
+async def test_a_pod_written_again_while_it_ends(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        node.cri.program(Behaviour(stops_after=1.0), name="app")
+        pod = node.run(a_pod("web"))
+        await node.until_running(pod)
+        node.remove("web")
+        await node.clock.sleep(0.1)
+        node.run(a_pod("web"))
+        await node.until(lambda: values(node, "kubelet_restarted_pods_total") == {("",): 0, ("true",): 1})
+        await node.until_running(pod)
+
+
+async def test_a_sleep_that_is_cut_short(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        lifecycle = Lifecycle(pre_stop=LifecycleHandler(sleep=SleepAction(seconds=60)))
+        pod = a_pod("web", containers=[a_container(lifecycle=lifecycle)], termination_grace_period_seconds=2)
+        await node.until_running(node.run(pod))
+        node.remove("web")
+        await node.until_running_only()
+        assert values(node, "kubelet_sleep_action_terminated_early_total") == {(): 1}
+
+
+async def test_the_names_of_a_node_at_rest(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        assert values(node, "kubelet_evented_pleg_connection_success_count") == {(): 1}
+        assert values(node, "kubelet_evented_pleg_connection_error_count") == {(): 0}
+        assert values(node, "kubelet_node_startup_pre_registration_duration_seconds")[()] >= 0
+        assert values(node, "kubelet_lifecycle_handler_http_fallbacks_total") == {(): 0}

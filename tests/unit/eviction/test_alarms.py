@@ -1,0 +1,68 @@
+"""Alarms are set ahead of the use, moved with it, dropped when met, and given up when refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pykubelet.eviction.alarms import AlarmKeeper
+from pykubelet.eviction.signals import ALLOCATABLE, MEMORY
+from pykubelet.model.signals import MemorySignal, NodeSignals
+from tests.fakes.fake_guard import FakeAlarms
+from tests.unit.eviction.making import GIB, MIB, a_threshold
+
+HARD = a_threshold("memory.available", "1Gi")
+GROUPS = {MEMORY: "/", ALLOCATABLE: "/kubepods"}
+
+
+def using(amount: int, pods: int | None = None) -> NodeSignals:
+    def signal(used: int) -> MemorySignal:
+        return MemorySignal(
+            time_ns=1, available=8 * GIB - used, capacity=8 * GIB, working_set=used, usage=used + 512 * MIB
+        )
+
+    return NodeSignals(memory=signal(amount), allocatable_memory=signal(pods) if pods is not None else None)
+
+
+def keeper(alarms: FakeAlarms | None) -> AlarmKeeper:
+    return AlarmKeeper(alarms=alarms, groups=GROUPS, wake=lambda: None)
+
+
+def test_an_alarm_follows_the_page_cache() -> None:
+    alarms = FakeAlarms()
+    kept = keeper(alarms)
+    kept.update([HARD], using(2 * GIB))
+    assert [(each.group, each.usage) for each in alarms.set] == [("/", 7 * GIB + 512 * MIB)]
+    kept.update([HARD], using(2 * GIB + MIB))
+    assert alarms.asked == 1
+    kept.update([HARD], using(8 * GIB))
+    assert alarms.set == [] and kept.active == frozenset()
+    kept.update([HARD], using(2 * GIB))
+    assert kept.active == {MEMORY}
+    kept.close()
+    assert alarms.set == []
+
+
+def test_the_group_of_all_pods_has_its_own() -> None:
+    alarms = FakeAlarms()
+    both = [HARD, a_threshold("allocatableMemory.available", "1Gi")]
+    keeper(alarms).update(both, using(GIB, pods=3 * GIB))
+    assert sorted(each.group for each in alarms.set) == ["/", "/kubepods"]
+
+
+def test_pressure_alarms_are_set_once() -> None:
+    alarms = FakeAlarms()
+    alarms.by_usage = False
+    kept = keeper(alarms)
+    for used in (GIB, 2 * GIB, 3 * GIB):
+        kept.update([HARD], using(used))
+    assert alarms.asked == 1
+
+
+def test_a_refusal_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    alarms = FakeAlarms()
+    alarms.refuses = "cgroup.event_control: Permission denied"
+    kept = keeper(alarms)
+    for used in (GIB, 2 * GIB, 3 * GIB):
+        kept.update([HARD], using(used))
+    assert alarms.asked == 1 and len(caplog.records) == 1
+    keeper(None).update([HARD], using(GIB))

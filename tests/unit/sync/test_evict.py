@@ -1,0 +1,108 @@
+"""Ending a pod for the node's sake: what is told, and how long is waited."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from pykubelet.api.types import Pod, PodStatus
+from pykubelet.kit.clock import LoopClock
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.pod import full_name, uid_of
+from pykubelet.node.local_events import LocalEvents
+from pykubelet.sync.evict import PodEvictor
+from pykubelet.sync.phases import Phase, PodPhases, PodState
+from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
+from tests.builders import a_pod
+
+
+@dataclass(frozen=True)
+class Told:
+    message: str = "The node was low on resource: memory. "
+    annotations: dict[str, str] = field(default_factory=dict)
+    why: str = "memory.available 1Mi is below."
+
+
+@dataclass(frozen=True)
+class Order:
+    told: Told = Told()
+    grace: int = 1
+    signal: str = "memory.available"
+    disruption: bool = True
+
+
+class Workers:
+    """Takes one kill and obeys it, or does not."""
+
+    def __init__(self, *, obeys: bool) -> None:
+        self.obeys = obeys
+        self.kills: list[KillRequest] = []
+
+    def update(self, kind: UpdateKind, pod: Pod, kill: KillRequest | None = None) -> None:
+        assert kind is UpdateKind.KILL and kill is not None and kill.done is not None
+        self.kills.append(kill)
+        if self.obeys:
+            kill.done.set_result(None)
+
+
+class Bed:
+    def __init__(self, *, obeys: bool = True) -> None:
+        self.clock = LoopClock()
+        self.workers, self.phases = Workers(obeys=obeys), PodPhases()
+        self.events = LocalEvents(clock=self.clock, node_name="n1")
+        self.recorder = LifeRecorder(self.clock)
+        self.pod = a_pod("web")
+        self.state = PodState(uid_of(self.pod), full_name(self.pod), self.pod)
+        self.phases.add(self.state)
+        self.evictor = PodEvictor(
+            workers=cast(PodWorkers, self.workers),
+            phases=self.phases,
+            events=self.events,
+            recorder=self.recorder,
+            clock=self.clock,
+        )
+
+    def told(self, reason: str) -> list[str]:
+        return [event.message for event in self.events.all() if event.reason == reason]
+
+
+@pytest.mark.parametrize("disruption", [True, False])
+async def test_status_event_and_story(disruption: bool) -> None:
+    bed = Bed()
+    await bed.evictor.evict(bed.pod, Order(disruption=disruption))
+    (kill,) = bed.workers.kills
+    assert kill.evicted and kill.grace_override == 1 and kill.change_status is not None
+    status = PodStatus()
+    kill.change_status(status)
+    assert (status.phase, status.reason, status.message) == ("Failed", "Evicted", Told().message)
+    assert [c.reason for c in status.conditions] == (["TerminationByKubelet"] if disruption else [])
+    assert bed.told("Evicted") == ["The node was low on resource: memory. memory.available 1Mi is below."]
+    life = bed.recorder.life(uid_of(bed.pod))
+    assert life is not None and life.entries[-1].step is Step.EVICTION
+    assert life.entries[-1].message == "memory.available 1Mi is below."
+
+
+async def test_a_runtime_that_does_not_obey_is_told_and_not_waited_for() -> None:
+    bed = Bed(obeys=False)
+    await bed.evictor.evict(bed.pod, Order(grace=20))
+    assert bed.clock.monotonic() == 30
+    assert bed.told("ExceededGracePeriod") == ["Container runtime did not kill the pod within specified grace period."]
+
+
+async def test_waiting_until_everything_is_back() -> None:
+    bed = Bed()
+    assert not await bed.evictor.cleaned_up(bed.pod, within=30)
+    assert bed.clock.monotonic() >= 30
+    bed.state.move(Phase.FINISHED, "test")
+    assert await bed.evictor.cleaned_up(bed.pod, within=30)
+    bed.phases.forget(bed.state.uid)
+    assert await bed.evictor.cleaned_up(bed.pod, within=30)
+
+
+def test_who_is_leaving() -> None:
+    bed = Bed()
+    assert not bed.evictor.is_leaving(bed.pod)
+    bed.state.evicted = True
+    assert bed.evictor.is_leaving(bed.pod) and not bed.evictor.is_leaving(a_pod("other"))

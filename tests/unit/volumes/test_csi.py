@@ -1,0 +1,430 @@
+"""Volumes of storage drivers on a strict fake driver: the order of calls, and what is left after any trouble."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.types import (
+    CSIDriverSpec,
+    CSIPersistentVolumeSource,
+    CSIVolumeSource,
+    LocalObjectReference,
+    Pod,
+    PodSecurityContext,
+    SecretReference,
+    StorageTokenRequest,
+    Volume,
+)
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import TaskSet, running
+from pykubelet.model.life import LifeRecorder
+from pykubelet.volumes.csi.drivers import CsiDrivers, NobodyToTell
+from pykubelet.volumes.csi.plugin import CsiVolumes
+from pykubelet.volumes.csi.records import CsiPaths, attachment_name, inline_handle, read_record
+from pykubelet.volumes.csi.timed import CsiTimes
+from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.objects import VolumeObjects
+from tests.fakes.fake_csi import FakeCsiDriver, FakeCsiObjects
+from tests.unit.volumes.claiming import bound
+from tests.unit.volumes.making import Node, a_secret, pod_with
+
+NO_ATTACH = CSIDriverSpec(attach_required=False)
+INLINE = CSIDriverSpec(attach_required=False, volume_lifecycle_modes=["Ephemeral"])
+
+
+@dataclass
+class Bed:
+    root: Path
+    node: Node = field(init=False)
+    driver: FakeCsiDriver = field(init=False)
+    objects: FakeCsiObjects = field(init=False)
+    registered: bool = True
+
+    def __post_init__(self) -> None:
+        self.node = Node(self.root)
+        self.driver = FakeCsiDriver(self.node.mounts)
+        self.objects = FakeCsiObjects(
+            drivers={"d": NO_ATTACH}, claims=self.node.objects.claims, volumes=self.node.objects.volumes
+        )
+
+    @asynccontextmanager
+    async def life(self) -> AsyncIterator[VolumeManager]:
+        """One life of the agent on this disk."""
+        self.metrics = Registry()
+        times = CsiTimes(clock=self.node.clock, metrics=self.metrics)
+        drivers = CsiDrivers(connect=lambda endpoint: self.driver, node=NobodyToTell(), times=times)
+        self.drivers = drivers
+        plugin = self.plugin = CsiVolumes(
+            drivers=drivers,
+            objects=self.objects,
+            mounts=self.node.mounts,
+            paths=self.node.paths,
+            node_name="here",
+        )
+        manager = VolumeManager(
+            mounts=self.node.mounts,
+            paths=self.node.paths,
+            clock=self.node.clock,
+            events=self.node.told,
+            recorder=LifeRecorder(self.node.clock),
+            metrics=Registry(),
+            objects=VolumeObjects(claims=self.node.objects),
+            more_plugins=[plugin],
+        )
+        if self.registered:
+            await drivers.register("d", Path("/csi.sock"), ("1.0.0",))
+        async with running(manager):
+            yield manager
+
+    def volume(self, name: str = "data", **fields: Any) -> Volume:
+        source = {"driver": "d", "volume_handle": f"h-{name}", **fields.pop("source", {})}
+        return bound(self.node.objects, name, csi=CSIPersistentVolumeSource(**source), **fields)
+
+    @property
+    def paths(self) -> CsiPaths:
+        return CsiPaths(self.node.paths)
+
+    def is_clean(self) -> bool:
+        left = [path for path in self.node.paths.plugins.rglob("*") if not path.is_dir()]
+        return not self.node.mounts.points() and not left and not list(self.node.paths.pods.glob("*/volumes/*/*"))
+
+
+def inline(name: str = "tmp", **fields: Any) -> Volume:
+    return Volume(name=name, csi=CSIVolumeSource(driver="d", **fields))
+
+
+async def test_a_volume_is_staged_published_and_given_back(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    pod = pod_with(bed.volume())
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        target = tmp_path / "pods/uid-web/volumes/kubernetes.io~csi/pv-data/mount"
+        assert manager.path_of(pod, "data") == str(target)
+        record = json.loads((target.parent / "vol_data.json").read_text())
+        assert record == {
+            "specVolID": "pv-data",
+            "volumeHandle": "h-data",
+            "driverName": "d",
+            "nodeName": "here",
+            "attachmentID": attachment_name("h-data", "d", "here"),
+            "volumeLifecycleMode": "Persistent",
+        }
+        await manager.wait_unmounted(pod)
+    assert bed.driver.order() == ["stage h-data", "publish h-data", "unpublish h-data", "unstage h-data"]
+    assert bed.is_clean()
+
+
+async def test_calls_are_timed_by_what_the_driver_answered(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.driver.plans = [("stage", "DEADLINE_EXCEEDED", False)]
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod_with(bed.volume()))
+    times = bed.metrics.histogram("csi_operations_seconds", "")
+    for call, code in (
+        ("NodeGetInfo", "OK"),
+        ("NodeStageVolume", "DeadlineExceeded"),
+        ("NodeStageVolume", "OK"),
+        ("NodePublishVolume", "OK"),
+    ):
+        assert times.count("d", f"/csi.v1.Node/{call}", code, "false") == 1, (call, code)
+
+
+async def test_two_pods_share_what_is_staged(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    volume = bed.volume()
+    one, two = pod_with(volume, name="one"), pod_with(volume, name="two")
+    async with bed.life() as manager:
+        await manager.wait_mounted(one)
+        await manager.wait_mounted(two)
+        await manager.wait_unmounted(one)
+        assert bed.driver.order() == ["stage h-data", "publish h-data", "publish h-data", "unpublish h-data"]
+        await manager.wait_unmounted(two)
+    assert bed.driver.order()[-2:] == ["unpublish h-data", "unstage h-data"]
+    assert bed.is_clean()
+
+
+async def test_a_driver_that_stages_nothing(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.driver.can = frozenset()
+    pod = pod_with(bed.volume())
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        await manager.wait_unmounted(pod)
+    assert bed.driver.order() == ["publish h-data", "unpublish h-data"]
+    assert bed.is_clean()
+
+
+async def test_an_inline_volume(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.objects.drivers["d"] = CSIDriverSpec(
+        volume_lifecycle_modes=["Ephemeral"],
+        pod_info_on_mount=True,
+        token_requests=[StorageTokenRequest(audience="vault", expiration_seconds=600)],
+    )
+    bed.objects.secrets["default", "key"] = a_secret("key", user="me")
+    pod = pod_with(inline(volume_attributes={"a": "b"}, node_publish_secret_ref=LocalObjectReference(name="key")))
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        await manager.wait_unmounted(pod)
+    handle = inline_handle("uid-web", "tmp")
+    assert bed.driver.order() == [f"publish {handle}", f"unpublish {handle}"]
+    (told,) = bed.driver.told
+    assert told.secrets == {"user": "me"}
+    assert json.loads(told.volume_context["csi.storage.k8s.io/serviceAccount.tokens"]) == {
+        "vault": {"token": "token-vault-600", "expirationTimestamp": "2030-01-01T00:00:00Z"}
+    }
+    assert {key.rpartition("/")[2]: value for key, value in told.volume_context.items() if "tokens" not in key} == {
+        "a": "b",
+        "pod.name": "web",
+        "pod.namespace": "default",
+        "pod.uid": "uid-web",
+        "serviceAccount.name": pod.spec.service_account_name or "",
+        "ephemeral": "true",
+    }
+    assert bed.is_clean()
+
+
+@pytest.mark.parametrize(
+    "driver, text",
+    [
+        (None, 'volume mode "Ephemeral" not supported by driver d (no CSIDriver object)'),
+        (NO_ATTACH, 'volume mode "Ephemeral" not supported by driver d (only supports ["Persistent"])'),
+    ],
+)
+async def test_inline_volumes_need_a_driver_that_does_them(
+    tmp_path: Path, driver: CSIDriverSpec | None, text: str
+) -> None:
+    bed = Bed(tmp_path)
+    bed.objects.drivers = {"d": driver} if driver is not None else {}
+    async with bed.life() as manager, TaskSet("test") as tasks:
+        tasks.spawn(manager.wait_mounted(pod_with(inline())), name="wait")
+        await bed.node.clock.sleep(1)
+        assert text in bed.node.told.events[0][1]
+
+
+async def test_secrets_of_each_call(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.objects.secrets = {("ns", "s"): a_secret("s", stage="1"), ("ns", "p"): a_secret("p", publish="2")}
+    volume = bed.volume(
+        source={
+            "node_stage_secret_ref": SecretReference(namespace="ns", name="s"),
+            "node_publish_secret_ref": SecretReference(namespace="ns", name="p"),
+        }
+    )
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod_with(volume))
+    assert [dict(told.secrets) for told in bed.driver.told] == [{"stage": "1"}, {"publish": "2"}]
+
+
+async def test_a_missing_secret_is_named(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    volume = bed.volume(source={"node_stage_secret_ref": SecretReference(namespace="ns", name="s")})
+    async with bed.life() as manager, TaskSet("test") as tasks:
+        tasks.spawn(manager.wait_mounted(pod_with(volume)), name="wait")
+        await bed.node.clock.sleep(1)
+        assert "secret ns/s not found" in bed.node.told.events[0][1]
+
+
+async def test_a_driver_that_is_not_there_yet(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, registered=False)
+    pod = pod_with(bed.volume())
+    async with bed.life() as manager, TaskSet("test") as tasks:
+        waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
+        await bed.node.clock.sleep(100)
+        assert manager.problems("uid-web")[0].startswith(
+            "volume data: driver name d not found in the list of registered CSI drivers"
+        )
+        bed.drivers.on_registered = lambda name: manager.retry("kubernetes.io/csi")
+        before = bed.node.clock.monotonic()
+        await bed.drivers.register("d", Path("/csi.sock"), ("1.0.0",))
+        await waiting
+        assert bed.node.clock.monotonic() == before
+
+
+@pytest.mark.parametrize("call", ["stage", "publish"])
+@pytest.mark.parametrize("takes_effect", [False, True])
+async def test_an_uncertain_failure_is_tried_again_and_given_back_in_full(
+    tmp_path: Path, call: str, takes_effect: bool
+) -> None:
+    bed = Bed(tmp_path)
+    bed.driver.plans = [(call, "DEADLINE_EXCEEDED", takes_effect)] * 2
+    pod = pod_with(bed.volume())
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        await manager.wait_unmounted(pod)
+    assert bed.driver.order().count(f"{call} h-data") == (3 if not takes_effect or call == "stage" else 1)
+    assert bed.is_clean()
+
+
+@pytest.mark.parametrize("call", ["stage", "publish"])
+async def test_after_a_final_refusal_nothing_is_left(tmp_path: Path, call: str) -> None:
+    bed = Bed(tmp_path)
+    bed.driver.plans = [(call, "INVALID_ARGUMENT", False)]
+    pod = pod_with(bed.volume())
+    async with bed.life() as manager, TaskSet("test") as tasks:
+        waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
+        await bed.node.clock.sleep(0.1)
+        assert read_record(bed.paths.home("uid-web", "pv-data")) is None
+        assert (read_record(bed.paths.staging_home("d", "h-data")) is None) == (call == "stage")
+        waiting.cancel()
+        bed.driver.plans = [(call, "INVALID_ARGUMENT", False)] * 100
+        await manager.wait_unmounted(pod)
+        bed.driver.plans = []
+        await bed.plugin.sweep()
+    assert bed.is_clean()
+
+
+async def test_a_driver_that_fails_to_take_back_is_asked_until_it_does(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    pod = pod_with(bed.volume())
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        bed.driver.plans = [("unpublish", "INTERNAL", False), ("unstage", "INTERNAL", False)]
+        await manager.wait_unmounted(pod)
+    assert bed.driver.order()[2:] == ["unpublish h-data", "unpublish h-data", "unstage h-data", "unstage h-data"] or (
+        bed.driver.order()[2:] == ["unpublish h-data", "unpublish h-data", "unstage h-data"]
+    )
+    async with bed.life():
+        await bed.plugin.sweep()
+    assert bed.is_clean()
+
+
+async def test_the_next_life_neither_publishes_again_nor_forgets(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    pod = pod_with(bed.volume())
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+    assert bed.driver.order().count("publish h-data") == 1
+    async with bed.life() as manager:  # and one that never hears of the pod again
+        await bed.node.clock.sleep(0.1)
+        manager.keep_only([])
+        await bed.node.clock.sleep(1)
+    assert bed.driver.order()[-2:] == ["unpublish h-data", "unstage h-data"]
+    assert bed.is_clean()
+
+
+async def test_what_a_killed_agent_left_staged_is_swept(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    pod = pod_with(bed.volume())
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+    bed.driver.hangs = {"unstage"}
+    async with bed.life() as manager:
+        await bed.node.clock.sleep(0.1)
+        manager.keep_only([])
+        await bed.node.clock.sleep(1)  # published no more, and killed while the driver thinks about unstaging
+    bed.driver.hangs = set()
+    async with bed.life():
+        await bed.plugin.sweep()
+    assert bed.driver.staged == {}
+    assert bed.is_clean()
+
+
+async def test_sweeping_leaves_alone_what_pods_have(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod_with(bed.volume()))
+        await bed.plugin.sweep()
+    assert bed.driver.order() == ["stage h-data", "publish h-data"]
+
+
+async def test_a_hanging_driver_delays_no_other_volume(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    first, second = pod_with(bed.volume("slow"), name="one"), pod_with(bed.volume("quick"), name="two")
+    async with bed.life() as manager, TaskSet("test") as tasks:
+        bed.driver.hangs = {"stage"}
+        tasks.spawn(manager.wait_mounted(first), name="slow")
+        await bed.node.clock.sleep(0.1)
+        bed.driver.hangs = set()
+        await manager.wait_mounted(second)
+        assert bed.node.clock.monotonic() < 1
+        await bed.node.clock.sleep(5)
+        assert manager.problems("uid-one") == ["volume slow: driver d has not answered NodeStageVolume, trying for 5 s"]
+
+
+@pytest.mark.parametrize(
+    "policy, fs_type, modes, given",
+    [
+        ("File", "", ["ReadWriteMany"], True),
+        ("None", "ext4", ["ReadWriteOnce"], False),
+        (None, "ext4", ["ReadWriteOnce"], True),
+        (None, "", ["ReadWriteOnce"], False),
+        (None, "ext4", ["ReadWriteMany"], False),
+    ],
+)
+async def test_who_sets_the_group(
+    tmp_path: Path, policy: str | None, fs_type: str, modes: list[str], given: bool
+) -> None:
+    bed = Bed(tmp_path)
+    bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, fs_group_policy=policy)
+    volume = bed.volume(source={"fs_type": fs_type}, access_modes=modes)
+    pod = pod_with(volume, security_context=PodSecurityContext(fs_group=4321))
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+    target = bed.paths.target("uid-web", "pv-data")
+    assert (target.stat().st_gid == 4321) == given
+
+
+async def test_a_driver_that_sets_the_group_itself_is_told_it(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.driver.can |= {"VOLUME_MOUNT_GROUP"}
+    pod = pod_with(bed.volume(), security_context=PodSecurityContext(fs_group=4321))
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+    assert [told.mount_group for told in bed.driver.told] == ["4321", "4321"]
+
+
+async def test_growing(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    volume = bed.volume(capacity={"storage": "2Gi"})
+    claim = bed.node.objects.claims["default", "data"]
+    claim.status.capacity = {"storage": "1Gi"}
+    claim.status.allocated_resource_statuses = {"storage": "NodeResizePending"}
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod_with(volume))
+    assert bed.driver.grown == {"h-data": 2 << 30}
+    states = [each.status.allocated_resource_statuses.get("storage") for each in bed.objects.written]
+    assert states == ["NodeResizeInProgress", None]
+    assert bed.objects.written[-1].status.capacity == {"storage": "2Gi"}
+
+
+async def test_growing_that_can_never_be_is_not_tried_again(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    volume = bed.volume(capacity={"storage": "2Gi"})
+    bed.node.objects.claims["default", "data"].status.capacity = {"storage": "1Gi"}
+    bed.driver.plans = [("expand", "OUT_OF_RANGE", False)]
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod_with(volume))
+        assert bed.driver.order().count("expand h-data") == 1
+    assert bed.objects.written[-1].status.allocated_resource_statuses == {"storage": "NodeResizeInfeasible"}
+    assert "cannot grow volume pv-data to 2Gi" in bed.node.told.events[0][1]
+
+
+async def test_the_drivers_own_figures(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    pod: Pod = pod_with(bed.volume())
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        (usage,) = await manager.usage(pod)
+    assert (usage.name, usage.used_bytes, usage.capacity_bytes, usage.claim) == ("data", 1, 10, ("default", "data"))
+
+
+async def test_attached_volumes_are_told_to_the_node(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.objects.drivers = {}
+    pod = pod_with(bed.volume())
+    async with bed.life() as manager, TaskSet("test") as tasks:
+        tasks.spawn(manager.wait_mounted(pod), name="wait")
+        await bed.node.clock.sleep(1)
+        assert manager.volumes_in_use() == ["kubernetes.io/csi/d^h-data"]
+        name = attachment_name("h-data", "d", "here")
+        assert f"volume h-data has no VolumeAttachment {name} for this node" in bed.node.told.events[0][1]

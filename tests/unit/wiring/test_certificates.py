@@ -1,0 +1,32 @@
+"""What the serving certificate must say, from what the Node says."""
+
+from __future__ import annotations
+
+import pytest
+
+from pykubelet.api.types import Node, NodeAddress, NodeStatus, ObjectMeta
+from pykubelet.certs.pem import Wanted
+from pykubelet.wiring.certificates import wanted_for
+
+
+def a_node(**addresses: str) -> Node:
+    told = [NodeAddress(type=kind, address=address) for kind, address in addresses.items()]
+    return Node(metadata=ObjectMeta(name="n1"), status=NodeStatus(addresses=told))
+
+
+@pytest.mark.parametrize(
+    ("node", "wanted"),
+    [
+        (None, None),
+        (a_node(), None),
+        (a_node(Hostname="n1"), None),
+        (a_node(Hostname="n1", InternalIP="10.0.0.1"), Wanted(node_name="n1", dns=("n1",), ips=("10.0.0.1",))),
+        (
+            a_node(ExternalIP="192.0.2.1", InternalIP="10.0.0.1", InternalDNS="a.local", ExternalDNS="a.example"),
+            Wanted(node_name="n1", dns=("a.example", "a.local"), ips=("10.0.0.1", "192.0.2.1")),
+        ),
+        (a_node(Hostname="", InternalIP="10.0.0.1"), Wanted(node_name="n1", ips=("10.0.0.1",))),
+    ],
+)
+def test_names_and_addresses(node: Node | None, wanted: Wanted | None) -> None:
+    assert wanted_for(node) == wanted
