@@ -17,7 +17,8 @@ run: ## set up, then run the example pod in the foreground until Ctrl-C
 test: ## set up, then every test on real parts
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory lint
-	@$(PYTEST) tests
+	@$(PYTEST) -q -n 2 -m "not node and not cluster" tests
+	@$(PYTEST) -m "node or cluster" tests
 
 setup:
 	@tools/setup.sh test

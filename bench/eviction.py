@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.bed.cluster import Cluster, running_cluster
-from tests.bed.parts import scratch_folder
 from tests.bed.runtime import BedContainerd, running_containerd
+from tests.bed.small_disk import small_disk
 from tests.cluster.joined import Joined, a_container, a_pod, condition, is_ready, joined, phase
 
 from pykubelet.clients.host.cgroup_stats import CgroupStats
@@ -43,6 +44,8 @@ class Samples:
     """The API server shows the pod as evicted."""
     relieved: list[float] = field(default_factory=list)
     """The memory is back."""
+    failures: list[str] = field(default_factory=list)
+    """The agent's last words where it did not evict anybody."""
     innocent: int = 0
     """Pods that should have stayed and did not."""
 
@@ -83,6 +86,8 @@ def _rounds(node: Joined, threshold: int, rounds: int) -> Samples:
     for number in range(rounds):
         time.sleep(pause.uniform(1.0, 4.0))  # an uneven rhythm, so that no agent's polling happens to fit it
         _one(node, threshold, f"r{number}", samples)
+        if samples.failures:
+            break
         node.clean()
         node.nodes.wait("no pressure", lambda found: condition(found[node.agent.node], "MemoryPressure") != "True", 120)
         node.nodes.wait("no taints", lambda found: not found[node.agent.node]["spec"].get("taints"), 120)
@@ -97,8 +102,17 @@ def _one(node: Joined, threshold: int, name: str, samples: Samples) -> None:
     uid = node.pod(greedy)["metadata"]["uid"]
     (node.agent.root / "pods" / uid / HOLD).touch()
     crossed = _wait(lambda: memory.available() < threshold, 60)
-    relieved = _wait(lambda: memory.available() >= threshold, 120)
-    node.wait_pod(greedy, lambda pod: phase(pod) == "Failed", "is evicted", within=120)
+    if crossed is None:
+        raise SystemExit("bench: memory did not run short; does something else change it on this machine?")
+    relieved = _wait(lambda: memory.available() >= threshold, 60)
+    if relieved is None:
+        samples.failures.append(node.agent.tail(1))
+        return
+    try:
+        node.wait_pod(greedy, lambda pod: phase(pod) == "Failed", "is evicted", within=30)
+    except AssertionError as error:  # memory came back by itself, or nobody was told
+        samples.failures.append(str(error))
+        return
     shown = next(
         seen.at
         for seen in node.pods.history
@@ -109,12 +123,12 @@ def _one(node: Joined, threshold: int, name: str, samples: Samples) -> None:
     samples.innocent += not is_ready(node.pod(modest))
 
 
-def _wait(holds: Callable[[], bool], within: float) -> float:
-    """The monotonic time at which it first held."""
+def _wait(holds: Callable[[], bool], within: float) -> float | None:
+    """The monotonic time at which it first held; None when it did not."""
     deadline = time.monotonic() + within
     while not holds():
         if time.monotonic() > deadline:
-            raise SystemExit("bench: memory did not change as expected; does something else run on this machine?")
+            return None
         time.sleep(STEP)
     return time.monotonic()
 
@@ -139,9 +153,14 @@ def report(found: dict[str, Samples]) -> tuple[list[str], bool]:
         f"{'':12} {'crossed -> evicted p50':>23} {'worst':>7} {'-> memory back p50':>19} {'worst':>7} {'innocent':>9}"
     ]
     for name, each in found.items():
+        if each.failures:
+            lines.append(f"{name:12} did not evict in time: {each.failures[0]}")
+            continue
         figures = (statistics.median(each.shown), max(each.shown), statistics.median(each.relieved), max(each.relieved))
         lines.append("{:12} {:23.2f} {:7.2f} {:19.2f} {:7.2f} {:9}".format(name, *figures, each.innocent))
     own = found["pykubelet"]
+    if own.failures:
+        return lines, False
     holds = max(own.shown) <= MOST and own.innocent == 0
     word = "ok" if holds else "TOO MUCH"
     lines.append(f"pykubelet's worst: {max(own.shown):.2f} s, at most {MOST:g} s and nobody else: {word}")
@@ -150,8 +169,14 @@ def report(found: dict[str, Samples]) -> tuple[list[str], bool]:
 
 def main(words: list[str], show: Callable[[str], None] = print) -> int:
     rounds = int(words[0]) if words else ROUNDS
-    with running_containerd() as containerd, running_cluster() as cluster, scratch_folder("pklevict-") as folder:
-        found = measure(cluster, containerd, folder, rounds)
+    # A disk of its own, in memory: on some machines the Go kubelet does not find the real one and evicts nobody.
+    with (
+        small_disk(512, in_memory=True) as disk,
+        running_containerd(below=disk) as containerd,
+        running_cluster() as cluster,
+        tempfile.TemporaryDirectory(dir=disk) as folder,
+    ):
+        found = measure(cluster, containerd, Path(folder), rounds)
     lines, holds = report(found)
     for line in lines:
         show(line)

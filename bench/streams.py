@@ -218,13 +218,14 @@ def verdicts(found: dict[str, float]) -> dict[str, bool]:
 def shown(name: str, found: dict[str, float]) -> str:
     rates = {key: f"{found[key] / MEGABYTE:.0f} MB/s" for key in ("written", "tail", "follow", "follow_meanwhile")}
     starts = {key: f"{found[f'pod_start_{key}'] * 1000:.0f} ms" for key in ("quiet", "printing", "tailed", "followed")}
-    later = found["pod_start_followed"] - found["pod_start_tailed"]
+    later = {key: (found["pod_start_followed"] - found[f"pod_start_{key}"]) * 1000 for key in ("tailed", "printing")}
     return (
         f"{name}: printed {rates['written']}, tail -f {rates['tail']}, followed {rates['follow']} "
         f"({found['follow'] / found['tail']:.2f} × tail) with {found['follow_cpu'] * 100:.0f} % of a core; "
         f"pod start p50 {starts['quiet']} at rest, {starts['printing']} while it prints, "
         f"{starts['tailed']} with tail -f, {starts['followed']} while it is followed "
-        f"({rates['follow_meanwhile']} meanwhile): {later * 1000:+.0f} ms against tail -f"
+        f"({rates['follow_meanwhile']} meanwhile): "
+        f"{later['tailed']:+.0f} ms against tail -f, {later['printing']:+.0f} ms against nobody reading"
     )
 
 

@@ -31,7 +31,7 @@ from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.node_flags import IPAddress
 from pykubelet.sources.url import Fetched
 from pykubelet.wiring.cluster import ClusterEdges
-from pykubelet.wiring.edges import Edges, GuardEdges
+from pykubelet.wiring.edges import Edges, GuardEdges, PluginEdges
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_kube import FakeKube
@@ -105,6 +105,8 @@ class NodeHarness:
         self.kube: FakeKube | None = FakeKube(self.clock) if cluster else None
         self.guard: GuardEdges | None = None
         """Set before the start, the node watches itself."""
+        self.plugins: PluginEdges | None = None
+        """Set before the start, plugins can be registered with the managers; nobody looks for sockets."""
         self._node: Node | None = None
         self._stack = AsyncExitStack()
 
@@ -132,6 +134,7 @@ class NodeHarness:
             event_sources=[EventSource(name="fake", open=self.cri.container_events)],
             cluster=self._cluster_edges(),
             guard=self.guard,
+            plugins=self.plugins,
         )
         self._node = assemble(self.settings, edges)
         # The file source is replaced by `deliver`: inotify has no place in jumping time.

@@ -174,6 +174,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         phases=phases,
         cache=cache,
         events=events,
+        recorder=recorder,
         sources_ready=mux.all_ready,
     )
     volumes = VolumeManager(

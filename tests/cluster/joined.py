@@ -142,7 +142,8 @@ def joined(
                 made = Joined(cluster, containerd, agent, pods, nodes)
                 made.wait_node("True", ready_within)
                 # The control plane takes its mark off a little later; until then nothing is scheduled here.
-                nodes.wait(f"{name} without taints", lambda found: not found[name]["spec"].get("taints"), 60)
+                # After an outage its controllers look again only when their own back-off is over, which takes a minute.
+                nodes.wait(f"{name} without taints", lambda found: not found[name]["spec"].get("taints"), 120)
                 yield made
         finally:
             cluster.kubectl("delete", "pod", "--all", "--force", "--grace-period=0", check=False)

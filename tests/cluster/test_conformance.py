@@ -83,9 +83,11 @@ AREAS = {
     "pods": (
         r"Pods should (be submitted and removed|allow activeDeadline|contain environment|support r|get a host IP)",
     ),
-    "probes": (
-        r"\] Probing container should be (restarted with a (/healthz|GRPC|local redirect)|ready immediately)",
-        r"Probing restartable init container should be restarted startup probe fails",
+    "probes": (  # the others wait for minutes
+        r"\] Probing container should be restarted with a (/healthz|local redirect)",
+        r"\] Probing container with readiness probe should not be ready before initial delay",
+        r"\] Probing container should override timeoutGracePeriodSeconds when StartupProbe",
+        r"Probing restartable init container should be restarted with a /healthz",
     ),
     "security": (
         r"readonly rootfs when",

@@ -1,7 +1,8 @@
 """A real node that runs short: pods of the API server, a real kernel, a small disk. The right one goes, nothing else.
 
-One containerd and one agent on a disk of 1 GiB, which holds images, writable layers, logs and volumes alike.
-Thresholds of memory are set below what is available when the module starts, with room for what else runs here.
+One containerd and one agent on a disk of 1 GiB, which holds images, writable layers, logs and volumes alike. All pods
+together may use 1 GiB of memory: what else runs on the machine does not matter then. (The machine's own memory is
+measured by bench/eviction.py.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.standalone.packer import File, Image, architecture, pack
 from tests.bed.cluster import Cluster
@@ -25,17 +25,10 @@ from tests.cluster.joined import Joined, Manifest, a_container, a_pod, condition
 pytestmark = pytest.mark.cluster
 
 MIB = 1 << 20
-ROOM = 2500 * MIB
-"""How far below what is available now the threshold is."""
-EATS = 4000
+EATS = 900
+"""MiB, of the 1024 that all pods have; the threshold is at 200 left."""
 UNUSED = "pykubelet.local/unused:1"
 NAME = "short-of"
-
-
-def memory_available() -> int:
-    usage = CgroupStats().usage("/", 0)
-    assert usage is not None and usage.memory is not None
-    return read_machine().memory_bytes - usage.memory.working_set
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +39,15 @@ def small_containerd() -> Iterator[BedContainerd]:
 
 @pytest.fixture(scope="module")
 def short_node(cluster: Cluster, small_containerd: BedContainerd) -> Iterator[Joined]:
-    memory = (memory_available() - ROOM) // MIB
+    reserved = read_machine().memory_bytes // MIB - 1024
     changes: dict[str, Any] = {
         "evictionHard": {
-            "memory.available": f"{memory}Mi",
+            "memory.available": "200Mi",
             "nodefs.available": "300Mi",
             "imagefs.available": "300Mi",
         },
+        "enforceNodeAllocatable": ["pods"],
+        "systemReserved": {"memory": f"{reserved}Mi"},
         "evictionPressureTransitionPeriod": "1s",
         "imageGCHighThresholdPercent": 100,
     }
@@ -118,6 +113,14 @@ def event_of(node: Joined, name: str, reason: str) -> Manifest:
         time.sleep(0.2)
 
 
+def stay(node: Joined, *names: str) -> None:
+    """Nobody touched these."""
+    for name in names:
+        if not is_ready(node.pod(name)):
+            told = [line for line in node.agent.log().splitlines() if "manager.py" in line]
+            raise AssertionError(f"{name} does not run any more: {node.pod(name)['status']}\n" + "\n".join(told[-20:]))
+
+
 def wait_log(node: Joined, text: str, within: float = 60.0) -> None:
     """Until the agent says so."""
     deadline = time.monotonic() + within
@@ -136,15 +139,15 @@ def test_the_pod_that_eats_memory_goes_and_the_others_stay(node: Joined) -> None
     (node.agent.root / "pods" / uid / "volumes/kubernetes.io~empty-dir/hold/go").touch()
     gone = node.wait_pod("greedy", evicted, "is evicted", within=60)
     message = gone["status"]["message"]
-    assert message.startswith("The node was low on resource: memory. Threshold quantity: ")
+    assert message.startswith("The node was low on resource: memory. Threshold quantity: 200Mi, available: ")
     assert "Container app was using " in message and "request is 0, has larger consumption of memory. " in message
     told = [each for each in gone["status"]["conditions"] if each["type"] == "DisruptionTarget"]
     assert told[0]["status"] == "True" and told[0]["reason"] == "TerminationByKubelet"
     event = event_of(node, "greedy", "Evicted")
-    assert "memory.available " in event["message"] and "this one is first: it uses " in event["message"]
+    assert "allocatableMemory.available " in event["message"] and "this one is first: it uses " in event["message"]
     assert event["metadata"]["annotations"]["starved_resource"] == "memory"
     node.nodes.wait("memory is back", lambda found: not pressure(found[NAME]), 60)
-    assert is_ready(node.pod("guarded")) and is_ready(node.pod("small"))
+    stay(node, "guarded", "small")
 
 
 def test_pods_over_limits_of_their_own_go_without_any_pressure(node: Joined) -> None:
@@ -166,7 +169,7 @@ def test_pods_over_limits_of_their_own_go_without_any_pressure(node: Joined) -> 
         gone = node.wait_pod(name, evicted, "is evicted", within=90)
         assert gone["status"]["message"] == message
         assert condition(gone, "DisruptionTarget") == ""
-    assert is_ready(node.pod("within")) and is_ready(node.pod("guarded"))
+    stay(node, "guarded", "within")
     assert not pressure(node.nodes.objects[NAME])
 
 
@@ -186,7 +189,7 @@ def test_unused_images_go_first_and_then_the_pod_that_fills_the_disk(
     ballast.unlink()
     assert UNUSED not in small_containerd.ctr("images", "ls", "-q")
     assert BUSYBOX in small_containerd.ctr("images", "ls", "-q")
-    assert is_ready(node.pod("guarded")) and is_ready(node.pod("some"))
+    stay(node, "guarded", "some")
     node.nodes.wait("no taints", lambda found: not found[NAME]["spec"].get("taints"), 60)
 
     node.apply(writes_to_disk("filler", 700))
@@ -194,7 +197,7 @@ def test_unused_images_go_first_and_then_the_pod_that_fills_the_disk(
     assert gone["status"]["message"].startswith("The node was low on resource: ephemeral-storage. ")
     assert "Removing dead containers and unused images was not enough" in event_of(node, "filler", "Evicted")["message"]
     node.nodes.wait("the disk has room again", lambda found: not pressure(found[NAME]), 60)
-    assert is_ready(node.pod("guarded")) and is_ready(node.pod("some"))
+    stay(node, "guarded", "some")
 
 
 def test_the_kernel_kills_a_main_process_and_a_child(node: Joined) -> None:
@@ -215,7 +218,7 @@ def test_the_kernel_kills_a_main_process_and_a_child(node: Joined) -> None:
     event = event_of(node, "child", "OOMKilling")
     assert event["involvedObject"]["fieldPath"] == "spec.containers{app}"
     assert "the kernel killed process tail (pid " in event["message"]
-    assert "of container app, which runs on without it (it hit its memory limit)" in event["message"]
+    assert "of container app, which runs on without it (" in event["message"]
     node.wait_log("child", "survived")
     assert is_ready(node.pod("child")) and state_of(node.pod("child"))["restartCount"] == 0
     assert "which ends with it" in event_of(node, "whole", "OOMKilling")["message"]

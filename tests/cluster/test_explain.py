@@ -34,7 +34,7 @@ def test_what_is_missing_is_named_by_the_node_in_the_status_and_in_events(node: 
     )
     prefix = "containers with unready status: [app]: "
     for name, cause, missing in (
-        ("unsettled", "object-missing", "volume settings needs configmap web, which does not exist"),
+        ("unsettled", "object-missing", "volume settings needs configmap default/web, which does not exist"),
         ("locked-out", "config-missing", "its environment needs secret login, which does not exist"),
     ):
         pod = node.wait_pod(name, lambda pod, missing=missing: missing in ready_message(pod), "the status says why", 60)

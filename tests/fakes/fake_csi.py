@@ -26,6 +26,16 @@ from tests.fakes.fake_mounts import FakeMounts
 ALL = frozenset({"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "EXPAND_VOLUME"})
 
 
+class NobodyToTell:
+    """Where a Node would be told of its drivers."""
+
+    async def add_driver(self, name: str, info: CsiNodeInfo) -> None:
+        return
+
+    async def remove_driver(self, name: str) -> None:
+        return
+
+
 @dataclass
 class FakeCsiDriver:
     mounts: FakeMounts

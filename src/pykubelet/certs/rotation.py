@@ -19,7 +19,7 @@ from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.metrics import Registry
+from pykubelet.kit.metrics import Histogram, Registry
 from pykubelet.model.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,9 @@ FIRST_DELAY, LONGEST_DELAY = 2.0, 32.0
 LONGEST_WAIT = 3600.0
 """Seconds between looks at the clock, should the machine's time jump."""
 WITHOUT_CERTIFICATE = 300.0
+HOUR, DAY = 3600.0, 86400.0
+LIVES = (60.0, HOUR, 4 * HOUR, DAY, 7 * DAY, 30 * DAY, 90 * DAY, 180 * DAY, 360 * DAY, 1440 * DAY)
+"""Buckets of how long certificates live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,11 @@ class CertificateRotation:
             f"kubelet_certificate_manager_{role}_ttl_seconds", "Seconds until the certificate ends."
         )
         seams.metrics.on_scrape(lambda: ttl.set(self._left()))
+        self._lives: Histogram | None = None
+        if role == "server":  # upstream does not measure the other
+            self._lives = seams.metrics.histogram(
+                "kubelet_certificate_manager_server_rotation_seconds", "How long certificates lived.", (), LIVES
+            )
 
     @property
     def pair(self) -> Pair | None:
@@ -124,6 +132,8 @@ class CertificateRotation:
                 extra={"certificate": self.name, "error": str(error), "left": round(self._left())},
             )
             return False
+        if self._lives is not None and self._pair is not None:
+            self._lives.observe(self._clock.now() - self._pair.facts.not_before)
         self._adopt(pair)
         logger.info("new certificate", extra={"certificate": self.name, "life": round(self._left())})
         await self._on_new(pair)

@@ -17,8 +17,10 @@ from pykubelet.cli.joining import log_in
 from pykubelet.clients.host.disk import filesystem_size
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.kube.client import RestKubeClient
+from pykubelet.clients.kube.metrics import request_metrics, wait_metrics
 from pykubelet.clients.kube.transport import Transport, user_agent
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.runtime_status import RuntimeVersion
 from pykubelet.settings.settings import Settings
 from pykubelet.wiring.cluster import ClusterEdges
@@ -36,7 +38,7 @@ def leave(why: str) -> None:
 
 @asynccontextmanager
 async def connected_cluster(
-    settings: Settings, *, clock: Clock, runtime: RuntimeVersion, root: Path, node_name: str
+    settings: Settings, *, clock: Clock, metrics: Registry, runtime: RuntimeVersion, root: Path, node_name: str
 ) -> AsyncIterator[ClusterEdges | None]:
     """The edges of a cluster node; None for a node without an API server. Raises KubeconfigError."""
     if settings.flags.standalone:
@@ -44,11 +46,14 @@ async def connected_cluster(
         return
     node, login = settings.config.node, await log_in(settings, clock=clock, node_name=node_name)
     clients: list[RestKubeClient] = []
+    requests, waits = request_metrics(metrics), wait_metrics(metrics)
     async with AsyncExitStack() as stack:
 
         async def client(qps: float, burst: int) -> RestKubeClient:
             agent = user_agent(settings.kubernetes_version)
-            transport = Transport(login.config, clock=clock, agent=agent, qps=qps, burst=burst)
+            transport = Transport(
+                login.config, clock=clock, agent=agent, qps=qps, burst=burst, observe=requests, observe_wait=waits
+            )
             made = RestKubeClient(transport)
             stack.push_async_callback(made.close)
             await transport.open()

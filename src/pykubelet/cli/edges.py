@@ -85,7 +85,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
         name = settings.node_name(machine.hostname)
         async with (
             connected_slices(settings, told=driver, unified=machine.cgroup_v2) as slices,
-            _cluster(settings, clock, version, paths.root, name) as cluster,
+            _cluster(settings, clock, metrics, version, paths.root, name) as cluster,
         ):
             yield Edges(
                 clock=clock,
@@ -135,7 +135,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
 
 @asynccontextmanager
 async def _cluster(
-    settings: Settings, clock: SystemClock, version: RuntimeVersion, root: Path, node_name: str
+    settings: Settings, clock: SystemClock, metrics: Registry, version: RuntimeVersion, root: Path, node_name: str
 ) -> AsyncIterator[ClusterEdges | None]:
     if settings.flags.standalone:
         yield None
@@ -143,7 +143,9 @@ async def _cluster(
     # Imported late: the HTTP library of the API client costs 9 MiB, which a node without a cluster need not pay.
     from pykubelet.cli.cluster_edges import connected_cluster
 
-    async with connected_cluster(settings, clock=clock, runtime=version, root=root, node_name=node_name) as cluster:
+    async with connected_cluster(
+        settings, clock=clock, metrics=metrics, runtime=version, root=root, node_name=node_name
+    ) as cluster:
         yield cluster
 
 

@@ -47,6 +47,7 @@ class Endpoints:
         self._clock = clock
         self._on_change = on_change
         self._running: dict[str, Endpoint] = {}
+        self._sees_starts: set[str] = set()
         self._left: dict[str, float] = {}
         """When the last plugin of a resource went; the time to come back counts from there."""
         self.removed: set[str] = set()
@@ -55,6 +56,10 @@ class Endpoints:
 
     def running(self, resource: str) -> Endpoint | None:
         return self._running.get(resource)
+
+    def sees_starts(self, resource: str) -> bool:
+        """Whether the plugin, the last one if none runs, wants to be called before each start of a container."""
+        return resource in self._sees_starts
 
     async def start(self, resource: str, socket: Path, options: DeviceOptions | None = None) -> None:
         """Take this plugin into use instead of an older one. PluginError when it does not answer."""
@@ -69,6 +74,7 @@ class Endpoints:
         self._running[resource] = endpoint
         self._left.pop(resource, None)
         self.removed.discard(resource)
+        (self._sees_starts.add if told.pre_start else self._sees_starts.discard)(resource)
         self._books.resources.setdefault(resource, Resource()).running = True
         self.tasks.spawn(self._follow(endpoint), name=f"device plugin {resource}")
         logger.info("device plugin in use", extra={"resource": resource, "socket": str(socket)})

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pykubelet.api.quantity import Quantity
@@ -27,6 +28,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
+from pykubelet.model.life import LifeEntry, LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
 
 logger = logging.getLogger(__name__)
@@ -64,16 +66,19 @@ class DeviceManager:
         read_handed: ReadHanded,
         clock: Clock,
         metrics: Registry,
+        recorder: LifeRecorder,
         is_running: Callable[[str, str], bool],
     ) -> None:
         """`is_running(uid, container)`: containers that run already are never refused what they hold."""
         self._folder = folder
         self._read_handed = read_handed
         self._is_running = is_running
+        self._recorder = recorder
         self._clock = clock
         self._books = DeviceBooks()
         self._endpoints = Endpoints(books=self._books, connect=connect, clock=clock, on_change=self._changed)
         self._expected: dict[str, list[str]] = {}
+        self._saved: dict[str, object] | None = None
         self.had_checkpoint = False
         self.on_capacity: Callable[[], None] = lambda: None
         """Told when the node has more or fewer devices."""
@@ -235,14 +240,20 @@ class DeviceManager:
         """What plugins want put into the container, asked now if they were not before. PykubeletError to wait."""
         uid, name = uid_of(pod), container.name or ""
         found = []
+        for resource, count in self._asked(container).items():
+            if self._books.grant(uid, name, resource) is None:
+                # A second life that was not admitted anew: the first one gave everything back.
+                reusable = self._reusable(pod, container, resource)
+                self._books.give(uid, name, resource, self._books.choose(resource, count, reusable=reusable))
         for resource, grant in list(self._books.grants(uid, name).items()):
             endpoint = self._endpoints.running(resource)
-            if grant.handed is None:
-                if endpoint is None:
-                    raise PluginAbsent(f"the device plugin of {resource} is not running")
+            if endpoint is None and (grant.handed is None or self._endpoints.sees_starts(resource)):
+                raise PluginAbsent(f"the device plugin of {resource} is not running")
+            if grant.handed is None and endpoint is not None:
                 grant = await self._ask(endpoint, uid, name, self._still_there(pod, container, resource, grant))
             if endpoint is not None and endpoint.options.pre_start:
-                await endpoint.plugin.pre_start(sorted(grant.ids))
+                with self._asking(uid, resource, "PreStartContainer"):
+                    await endpoint.plugin.pre_start(sorted(grant.ids))
             assert grant.handed is not None
             found.append(grant.handed)
         return found
@@ -262,11 +273,16 @@ class DeviceManager:
             await self._let_choose(endpoint, uid, container, grant)
             grant = self._books.grants(uid, container)[resource]
         began = self._clock.monotonic()
-        handed = await endpoint.plugin.allocate(sorted(grant.ids))
+        with self._asking(uid, resource, "Allocate"):
+            handed = await endpoint.plugin.allocate(sorted(grant.ids))
         self._allocated.observe(self._clock.monotonic() - began, resource)
         grant.handed = handed
         self._save()
         return grant
+
+    def _asking(self, uid: str, resource: str, call: str) -> AbstractContextManager[LifeEntry]:
+        """So that a person sees whom the container waits for."""
+        return self._recorder.step(uid, Step.CLAIMS, f"device plugin of {resource}, {call}", routine=True)
 
     async def _let_choose(self, endpoint: Endpoint, uid: str, container: str, grant: Grant) -> None:
         """The plugin may prefer others of the same place; what it says counts if nobody took them meanwhile."""
@@ -274,7 +290,8 @@ class DeviceManager:
         places = {self._books.resources[resource].devices[each].numa for each in grant.ids}
         free = self._books.free(resource)
         same = {each for each in free if self._books.resources[resource].devices[each].numa in places}
-        wished = frozenset(await endpoint.plugin.preferred(sorted(same | grant.ids), [], count))
+        with self._asking(uid, resource, "GetPreferredAllocation"):
+            wished = frozenset(await endpoint.plugin.preferred(sorted(same | grant.ids), [], count))
         still = self._books.free(resource) | grant.ids
         if len(wished) == count and wished <= still:
             self._books.give(uid, container, resource, wished)
@@ -335,7 +352,12 @@ class DeviceManager:
         return "Healthy" if found.healthy else "Unhealthy"
 
     def _save(self) -> None:
+        """Plugins may repeat their list as often as they like: only what changed is written."""
+        data = checkpoint.data_of(self._books)
+        if data == self._saved:
+            return
         try:
             checkpoint.save(self._folder / checkpoint.FILE, self._books)
+            self._saved = data
         except OSError as error:
             logger.error("device checkpoint not written", extra={"problem": str(error)})

@@ -51,7 +51,9 @@ class ClaimBooks:
         self._claims[entry.ref.namespace, entry.ref.name] = entry
 
     def drop(self, entry: ClaimEntry) -> None:
-        self._claims.pop((entry.ref.namespace, entry.ref.name), None)
+        """Another claim may have its name by now."""
+        if self.get(entry.ref.namespace, entry.ref.name) is entry:
+            del self._claims[entry.ref.namespace, entry.ref.name]
 
     def of_pod(self, uid: str) -> list[ClaimEntry]:
         return [entry for entry in self._claims.values() if uid in entry.pods]

@@ -6,6 +6,7 @@ A driver may run twice for the length of an update; the newest is called. When t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -43,6 +44,7 @@ class Instance:
     name: str
     endpoint: Path
     driver: DraDriver
+    health: asyncio.Task[None] | None = None
 
 
 class DraDrivers:
@@ -62,7 +64,11 @@ class DraDrivers:
         self._clock = clock
         self._times = times
         self._on_health = on_health
+        self.on_registered: Callable[[], None] = lambda: None
+        """Told when pods that failed for want of a driver may be tried again."""
         self._instances: dict[str, list[Instance]] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """Drivers without an instance, and what deletes their slices when none comes back."""
         self.tasks = TaskSet("drivers of dynamic resources")
 
     def find(self, name: str) -> DraDriver:
@@ -85,28 +91,34 @@ class DraDrivers:
             raise DriverProblem(f"none of the driver's services {list(versions)} is one of {sorted(SERVICES)}")
         instance = Instance(name, endpoint, self._times.of(self._connect(endpoint, version), name, version))
         self._instances.setdefault(name, []).append(instance)
-        self.tasks.spawn(self._follow_health(instance), name=f"health of {name}")
+        if leaving := self._leaving.pop(name, None):
+            leaving.cancel()
+        instance.health = self.tasks.spawn(self._follow_health(instance), name=f"health of {name}")
+        self.on_registered()
 
     async def deregister(self, name: str, endpoint: Path) -> None:
-        left = [each for each in self._instances.get(name, ()) if each.endpoint != endpoint]
+        known = self._instances.pop(name, [])
+        left = [each for each in known if each.endpoint != endpoint]
+        for each in known:
+            if each not in left and each.health is not None:
+                each.health.cancel()
         if left:
             self._instances[name] = left
-            return
-        self._instances.pop(name, None)
-        self._on_health(name, None)
-        self.tasks.spawn(self._wipe_later(name), name=f"slices of {name}")
+        elif known:
+            self._on_health(name, None)
+            self._leaving[name] = self.tasks.spawn(self._wipe_later(name), name=f"slices of {name}")
 
     def _is_registered(self, instance: Instance) -> bool:
         return instance in self._instances.get(instance.name, ())
 
     async def _wipe_later(self, name: str) -> None:
         await self._clock.sleep(WIPE_AFTER)
-        if name not in self._instances:
-            await self._wipe(name)
+        await self._wipe(name)
+        del self._leaving[name]
 
     async def _wipe(self, name: str) -> None:
         pause, spent = 1.0, 0.0
-        while spent < WIPE_PATIENCE and (not name or name not in self._instances):
+        while spent < WIPE_PATIENCE:
             try:
                 await self._slices.delete_slices(name)
                 return
@@ -129,6 +141,8 @@ class DraDrivers:
                 if error.code == "UNIMPLEMENTED":
                     return
                 logger.debug("health of devices not told", extra={"driver": instance.name, "problem": str(error)})
+            except Exception:  # a defect that one driver brings out is no reason to lose the others
+                logger.error("health of devices not followed", extra={"driver": instance.name}, exc_info=True)
             if self._is_registered(instance):
                 self._on_health(instance.name, None)
             await self._clock.sleep(HEALTH_AGAIN)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,9 +20,12 @@ from pykubelet.dra.names import ClaimProblem, PodClaim, check_claim, claims_of, 
 from pykubelet.dra.timed import DraTimes
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import gather_all
+from pykubelet.kit.turns import Turns
 from pykubelet.model.assigned import ClaimedDevice, ClaimShare
 from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
 from pykubelet.model.reasons import WARNING
 
@@ -40,12 +41,6 @@ class ClaimObjects(Slices, Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Turn:
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    takers: int = 0
-
-
 class DraManager:
     name = "dynamic resources"
 
@@ -58,7 +53,9 @@ class DraManager:
         events: EventSink,
         clock: Clock,
         metrics: Registry,
+        recorder: LifeRecorder,
     ) -> None:
+        self._recorder = recorder
         self._books = ClaimBooks(root / FILE)
         self._objects = objects
         self._events = events
@@ -67,7 +64,8 @@ class DraManager:
         self.drivers = DraDrivers(
             connect=connect, slices=objects, clock=clock, times=self._times, on_health=self._told_health
         )
-        self._turns: dict[tuple[str, str], _Turn] = {}
+        self._turns = Turns()
+        """By namespace and name of the claim."""
         self._health: dict[str, dict[tuple[str, str], tuple[ClaimedHealth, float]]] = {}
         self.on_health: Callable[[str], None] = lambda uid: None
         """Told of each pod that has a device whose health changed."""
@@ -82,11 +80,16 @@ class DraManager:
 
     # --- preparing ------------------------------------------------------------------------------
 
-    async def prepare(self, pod: Pod) -> None:
-        """Until all claims of the pod are prepared; raises with the reason, and tells it."""
+    async def prepare(self, pod: Pod, *, has_sandbox: bool = False) -> None:
+        """Until all claims of the pod are prepared; raises with the reason, and tells it.
+
+        They were when its sandbox was made, so what runs in one is restarted even while a driver or the API server
+        is away."""
         if not has_claims(pod):
             return
         try:
+            if has_sandbox and self._holds_all(pod):
+                return
             with self._times.operation("PrepareResources"):
                 await self._prepare(pod)
         except PykubeletError as error:
@@ -94,15 +97,20 @@ class DraManager:
             self._events.pod_event(pod, WARNING, FAILED_PREPARE, text)
             raise ClaimProblem(text) from error
 
+    def _holds_all(self, pod: Pod) -> bool:
+        entries = [self._books.get(namespace_of(pod), each.name) for each in claims_of(pod)]
+        return all(entry is not None and uid_of(pod) in entry.pods for entry in entries)
+
     async def _prepare(self, pod: Pod) -> None:
         namespace, claims = namespace_of(pod), list(claims_of(pod))
-        async with self._alone(namespace, (each.name for each in claims)):
-            found = [(await self._checked(pod, claim), claim) for claim in claims]
-            entries = [self._noted(pod, each) for each, _ in found]
+        async with self._turns.alone(*((namespace, each.name) for each in claims)):
+            found = [await self._checked(pod, claim) for claim in claims]
+            entries = [self._noted(pod, each) for each in found]
             self._books.save()
             waiting = [entry for entry in entries if not entry.prepared]
             for driver in dict.fromkeys(name for entry in waiting for name in entry.drivers):
-                await self._ask(driver, [entry for entry in waiting if driver in entry.drivers])
+                with self._recorder.step(uid_of(pod), Step.CLAIMS, f"driver {driver}, NodePrepareResources"):
+                    await self._ask(driver, [entry for entry in waiting if driver in entry.drivers])
             for entry in waiting:
                 entry.prepared = True
             if waiting:
@@ -162,10 +170,13 @@ class DraManager:
             raise ClaimProblem(f"unprepare dynamic resources: {error}") from error
 
     async def _unprepare(self, uid: str, namespace: str, held: Sequence[ClaimEntry]) -> None:
-        async with self._alone(namespace, (entry.ref.name for entry in held)):
+        async with self._turns.alone(*((namespace, entry.ref.name) for entry in held)):
             last = [entry for entry in held if entry.pods == {uid}]
+            for entry in last:
+                entry.prepared = False  # from the first call on it is so for some driver, whatever comes then
             for driver in dict.fromkeys(name for entry in last for name in entry.drivers):
-                await self._give_back(driver, [entry for entry in last if driver in entry.drivers])
+                with self._recorder.step(uid, Step.CLAIMS, f"driver {driver}, NodeUnprepareResources"):
+                    await self._give_back(driver, [entry for entry in last if driver in entry.drivers])
             for entry in held:
                 entry.pods.discard(uid)
                 if not entry.pods:
@@ -186,29 +197,14 @@ class DraManager:
 
     async def sweep(self, living: Callable[[str], bool]) -> None:
         """Give back claims of pods of which nothing can run any more. Failures are told and left for the next time."""
-        for uid in {uid for entry in self._books for uid in entry.pods if not living(uid)}:
-            try:
-                await self.unprepare(uid)
-            except PykubeletError as error:
-                logger.warning("claims of a pod that is gone not given back", extra={"uid": uid, "problem": str(error)})
+        gone = {uid for entry in self._books for uid in entry.pods if not living(uid)}
+        await gather_all(*(self._give_back_of_gone(uid) for uid in gone))
 
-    @asynccontextmanager
-    async def _alone(self, namespace: str, names: Iterable[str]) -> AsyncIterator[None]:
-        """One pod at a time with each of these claims; always taken in the same order."""
-        keys = [(namespace, name) for name in sorted(set(names))]
-        turns = [self._turns.setdefault(key, _Turn()) for key in keys]
-        for turn in turns:
-            turn.takers += 1
+    async def _give_back_of_gone(self, uid: str) -> None:
         try:
-            async with AsyncExitStack() as stack:
-                for turn in turns:
-                    await stack.enter_async_context(turn.lock)
-                yield
-        finally:
-            for key, turn in zip(keys, turns, strict=True):
-                turn.takers -= 1
-                if not turn.takers:
-                    del self._turns[key]
+            await self.unprepare(uid)
+        except PykubeletError as error:
+            logger.warning("claims of a pod that is gone not given back", extra={"uid": uid, "problem": str(error)})
 
     # --- what containers get --------------------------------------------------------------------
 
@@ -274,9 +270,9 @@ class DraManager:
             self._health.pop(driver, None)
             changed = set(before)
         else:
-            after = {**before, **{(each.pool, each.device): (each, now) for each in devices}}
-            changed = {key for key in after if key not in before or before[key][0] != after[key][0]}
-            self._health[driver] = after
+            fresh = {(each.pool, each.device): (each, now) for each in devices}
+            changed = {key for key, (each, _) in fresh.items() if self._known_health(driver, *key) != each}
+            self._health[driver] = {**before, **fresh}
         for uid in self._users(driver, changed):
             self.on_health(uid)
 

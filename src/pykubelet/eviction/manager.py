@@ -23,6 +23,7 @@ from pykubelet.eviction.pace import LONGEST, SHORTEST, next_look
 from pykubelet.eviction.ranking import Candidate, rank
 from pykubelet.eviction.signals import (
     MEMORY_SIGNALS,
+    PIDS,
     RESOURCE,
     Layout,
     Observations,
@@ -81,7 +82,11 @@ class Evictor(Protocol):
 class NodeFigures(Protocol):
     async def node(self) -> NodeSignals: ...
 
-    async def pods(self, *, disks: bool) -> Mapping[str, PodUse]: ...
+    async def pods(self, *, disks: bool) -> Mapping[str, PodUse]:
+        """Memory of each pod; with `disks` everything, processes too."""
+        ...
+
+    async def disks(self) -> Mapping[str, PodUse]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +230,7 @@ class EvictionManager:
             if not met(thresholds, seen, with_reclaim=True):
                 logger.info("enough was freed without ending a pod", extra={"resource": resource, "removed": freed})
                 return SHORTEST
-        uses = await self._figures.pods(disks=first.signal not in MEMORY_SIGNALS)
-        ranked = rank(first.signal, self._pods(), uses, layout)
+        ranked = rank(first.signal, self._pods(), await self._uses(first.signal), layout)
         chosen = next((each for each in ranked if not each.is_spared), None)
         if chosen is None:
             self._nobody_left(first, seen, ranked)
@@ -243,6 +247,11 @@ class EvictionManager:
         await self._evict(chosen.pod, Order(told=told, grace=grace, signal=first.signal, disruption=True))
         await self._evictor.cleaned_up(chosen.pod, within=CLEANUP_WITHIN)
         return SETTLE
+
+    async def _uses(self, signal: str) -> Mapping[str, PodUse]:
+        if signal in MEMORY_SIGNALS or signal == PIDS:
+            return await self._figures.pods(disks=signal == PIDS)
+        return await self._figures.disks()
 
     def _soft_grace(self, pod: Pod) -> int:
         """A negative maximum comes out as the shortest grace there is, as upstream has it."""

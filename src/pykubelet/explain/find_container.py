@@ -439,7 +439,7 @@ STEP_WORDS = {
     Step.ADMISSION: "admission",
     Step.CGROUP: "making its cgroup",
     Step.VOLUMES: "mounting volumes",
-    Step.CLAIMS: "preparing its resource claims",
+    Step.CLAIMS: "getting its devices and claims",
     Step.SANDBOX: "making the sandbox",
     Step.PULL: "getting the image",
     Step.CREATE: "creating the container",

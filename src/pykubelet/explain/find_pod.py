@@ -250,7 +250,10 @@ def stopping_volumes(facts: PodFacts) -> Sequence[Finding]:
 
 
 def stopping_failed(facts: PodFacts) -> Sequence[Finding]:
-    """Ending, and the last try to end it failed."""
+    """Ending, and the last try to end it failed, or a driver is slow to take back what the pod claimed."""
+    asked = facts.under_way(Step.CLAIMS) if facts.is_ending else None
+    if asked is not None and facts.now - asked.at >= SLOW_STEP:
+        return [Finding(words={"problem": f"{asked.subject} has not answered"}, since=asked.at)]
     if not facts.is_ending or facts.worker is None or not facts.worker.last_error:
         return ()
     since = facts.failing_since(Step.SYNC)

@@ -82,7 +82,12 @@ class TaskSet:
             raise RuntimeError(f"{self.name}: not running, cannot start {name}")
         task = self._group.create_task(self._guard(work), name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            work.close()  # cancelled before its first step it was never begun, and Python would complain
+
+        task.add_done_callback(ended)
         return task
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from pykubelet.api.types import ContainerPort, LifecycleHandler, Pod
+from pykubelet.kit.go_text import fnv1a_32
 from pykubelet.model.pod import AnyContainer, name_of, namespace_of, uid_of
 from pykubelet.model.runtime_status import ContainerRecord, ContainerStatus
 
@@ -31,9 +32,6 @@ PORTS_KEY: Final = "io.kubernetes.container.ports"
 DELETION_GRACE_KEY: Final = "io.kubernetes.pod.deletionGracePeriod"
 TERMINATION_GRACE_KEY: Final = "io.kubernetes.pod.terminationGracePeriod"
 
-_FNV_OFFSET: Final = 0x811C9DC5
-_FNV_PRIME: Final = 0x01000193
-
 
 def container_hash(container: AnyContainer) -> str:
     """The mark of a container's definition (name and image); when it changes the container is replaced."""
@@ -47,10 +45,7 @@ def _hash(name: str, image: str) -> str:
     for char in "&<>\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     dumped = "([]uint8)[" + " ".join(str(byte) for byte in text.encode()) + "]"
-    value = _FNV_OFFSET
-    for byte in dumped.encode():
-        value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
-    return f"{value:x}"
+    return f"{fnv1a_32(dumped):x}"
 
 
 def pod_labels(pod: Pod) -> dict[str, str]:

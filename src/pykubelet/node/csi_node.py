@@ -7,6 +7,7 @@ in its labels.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -63,6 +64,8 @@ class CsiNodeKeeper:
         self._own = own
         self._clock = clock
         self._made = False
+        self._telling = asyncio.Lock()
+        """All ids stand in one annotation: whoever changes it must have seen the last change."""
         self._changed = Signal()
         own.listen(lambda node: self._changed.set())
 
@@ -98,8 +101,9 @@ class CsiNodeKeeper:
         async def on_list() -> None:
             await self._change(lambda drivers: with_driver(drivers, entry_of(name, info)))
 
-        await self._trying(on_node)
-        await self._trying(on_list)
+        async with self._telling:
+            await self._trying(on_node)
+            await self._trying(on_list)
 
     async def remove_driver(self, name: str) -> None:
         async def on_list() -> None:
@@ -108,8 +112,9 @@ class CsiNodeKeeper:
         async def on_node() -> None:
             await self._patch_node(name, None)
 
-        await self._trying(on_list)
-        await self._trying(on_node)
+        async with self._telling:
+            await self._trying(on_list)
+            await self._trying(on_node)
 
     async def _trying(self, step: Callable[[], Awaitable[None]]) -> None:
         pauses = Backoff(initial=FIRST_PAUSE, maximum=60.0, factor=PAUSE_GROWTH)

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pykubelet.kit.files import write_atomic
+from pykubelet.kit.go_text import fnv1a_32
 from pykubelet.pinning.problems import PinningProblem
-
-_FNV_OFFSET = 0x811C9DC5
-_FNV_PRIME = 0x01000193
 
 
 class CheckpointFile:
@@ -39,7 +37,7 @@ class CheckpointFile:
         try:
             data = json.loads(raw)
             policy, told = data["policyName"], data["checksum"]
-            known = {checksum(text) for text in texts(data)}
+            known = {fnv1a_32(text) for text in texts(data)}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self.problem(f"the file is not a checkpoint ({error})") from error
         # Upstream takes 0 for "not checked".
@@ -51,7 +49,7 @@ class CheckpointFile:
 
     def write(self, data: Mapping[str, Any], text: str) -> None:
         """`data` with its checksum, which is taken over `text`."""
-        whole = {"policyName": self.policy, **data, "checksum": checksum(text)}
+        whole = {"policyName": self.policy, **data, "checksum": fnv1a_32(text)}
         write_atomic(self.path, json.dumps(whole, separators=(",", ":")).encode())
 
     def problem(self, why: str) -> PinningProblem:
@@ -59,22 +57,3 @@ class CheckpointFile:
             f"could not restore state from checkpoint: {why}, please drain this node and delete the {self._manager} "
             f'checkpoint file "{self.path}" before restarting'
         )
-
-
-def checksum(text: str) -> int:
-    value = _FNV_OFFSET
-    for byte in text.encode():
-        value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
-    return value
-
-
-# --- Go's printer -----------------------------------------------------------------------------------------
-
-
-def go_map(entries: Mapping[Any, str]) -> str:
-    """Entries in the order of their keys; a key is a number or a text."""
-    return f"map[{' '.join(f'{key}:{entries[key]}' for key in sorted(entries))}]"
-
-
-def go_list(items: Iterable[Any] | None) -> str:
-    return "<nil>" if items is None else f"[{' '.join(str(each) for each in items)}]"

@@ -142,6 +142,7 @@ class PinningManager:
 
     def release(self, uid: str) -> None:
         """The pod is gone."""
+        self._keeper.forget(uid)
         if not self._holds(uid):
             return
         for provider in self._topology.providers:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pykubelet.pinning.checkpoint import CheckpointFile, go_list, go_map
+from pykubelet.kit.go_text import go_list, go_map
+from pykubelet.pinning.checkpoint import CheckpointFile
 
 STATE_FILE: Final = "memory_manager_state"
 

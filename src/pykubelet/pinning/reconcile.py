@@ -60,6 +60,10 @@ class CpusetKeeper:
         """The next container of this name starts with this set."""
         self._created[uid, container] = cpus
 
+    def forget(self, uid: str) -> None:
+        """The pod is gone, with containers that perhaps never ran."""
+        self._created = {key: cpus for key, cpus in self._created.items() if key[0] != uid}
+
     async def run(self) -> None:
         while True:
             await self._signal.wait(self._period if self._period > 0 else None)

@@ -96,6 +96,7 @@ class PodInspections:
         tell: Callable[[RuntimeEvent], None],
         begun: Callable[[str], None],
         inspected: Callable[[str, Answer], None],
+        taken: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._cri = cri
         self._cache = cache
@@ -104,6 +105,7 @@ class PodInspections:
         self._tell = tell
         self._begun = begun
         self._inspected = inspected
+        self._taken = taken
         self._tasks: TaskSet | None = None
         self._slots: dict[str, _Slot] = {}
         self._failed: set[str] = set()
@@ -175,6 +177,7 @@ class PodInspections:
             self._cache.set_error(uid, error, observed_at=listing.started if listing else started)
             self._inspected(uid, error)
             return error
+        self._taken(self._clock.monotonic() - started)
         self._take(uid, found, asked=asked)
         self._inspected(uid, found.status)
         return found.status

@@ -99,6 +99,7 @@ class Pleg:
         self._clock = clock
         self._settings = settings or PlegSettings()
         self._listeners: list[Callable[[RuntimeEvent], None]] = []
+        self._measure = _Measures(metrics or Registry())
         self._inspections = PodInspections(
             cri=cri,
             cache=cache,
@@ -107,6 +108,7 @@ class Pleg:
             tell=self._tell,
             begun=self._begun,
             inspected=self._inspected,
+            taken=self._measure.inspection.observe,
         )
         self._feed = EventFeed(
             sources=sources, clock=clock, on_event=self.hint, on_change=self._stream_changed, metrics=metrics
@@ -120,7 +122,6 @@ class Pleg:
         self._last_relist: float | None = None
         self._last_answer: float | None = None
         self._failing = False
-        self._measure = _Measures(metrics or Registry())
 
     def listen(self, listener: Callable[[RuntimeEvent], None]) -> None:
         """Call `listener` with each event, in order, after the cache has the status behind it."""
@@ -365,6 +366,9 @@ class _Measures:
         )
         self._interval = metrics.histogram(
             "kubelet_pleg_relist_interval_seconds", "Interval in seconds between relisting in PLEG."
+        )
+        self.inspection = metrics.histogram(
+            "kubelet_pleg_pod_relist_duration_seconds", "Duration in seconds for looking at one pod in PLEG."
         )
         self.last_seen = metrics.gauge(
             "kubelet_pleg_last_seen_seconds", "Timestamp in seconds when PLEG was last seen active."

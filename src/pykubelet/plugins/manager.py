@@ -166,7 +166,11 @@ class PluginManager:
                 raise PluginRefused(f'no handler registered for plugin type "{info.type}" (known: {known})')
             await handler.register(info.name, self._endpoint(plugin, info), info.versions)
         except PykubeletError as error:
-            await self._refused(plugin, info, error, failures)
+            await self._refused(plugin, info, str(error), failures)
+            return False
+        except Exception as error:  # a defect that one plugin brings out is no reason to lose the others
+            logger.error("plugin not registered, unexpected", extra={"socket": str(plugin.socket)}, exc_info=True)
+            await self._refused(plugin, info, f"{type(error).__name__}: {error}", failures)
             return False
         plugin.registered = (identity, info)
         plugin.state = PluginState(socket=plugin.socket, type=info.type, name=info.name)
@@ -178,21 +182,21 @@ class PluginManager:
             logger.warning("plugin not told of its registration", extra={"plugin": info.name, "problem": str(error)})
         return True
 
-    async def _refused(self, plugin: _Plugin, info: PluginInfo | None, error: PykubeletError, failures: int) -> None:
+    async def _refused(self, plugin: _Plugin, info: PluginInfo | None, problem: str, failures: int) -> None:
         state = PluginState(
             socket=plugin.socket,
             type=info.type if info else "",
             name=info.name if info else "",
-            problem=str(error),
+            problem=problem,
             failures=failures + 1,
         )
-        if plugin.state is None or plugin.state.problem != state.problem:
-            logger.warning("plugin not registered", extra={"socket": str(plugin.socket), "problem": str(error)})
+        if plugin.state is None or plugin.state.problem != problem:
+            logger.warning("plugin not registered", extra={"socket": str(plugin.socket), "problem": problem})
         plugin.state = state
         if info is None:
             return  # it did not answer the first question; it will not hear the answer either
         try:
-            await self._registrations.notify(plugin.socket, str(error))
+            await self._registrations.notify(plugin.socket, problem)
         except PluginError as silent:
             logger.debug("refused plugin not told", extra={"socket": str(plugin.socket), "problem": str(silent)})
 
@@ -201,7 +205,10 @@ class PluginManager:
             return
         info, plugin.registered = plugin.registered[1], None
         logger.info("plugin gone", extra={"type": info.type, "plugin": info.name, "socket": str(plugin.socket)})
-        await self._handlers[info.type].deregister(info.name, self._endpoint(plugin, info))
+        try:
+            await self._handlers[info.type].deregister(info.name, self._endpoint(plugin, info))
+        except Exception:  # as above: it is gone, whatever its handler makes of that
+            logger.error("plugin not taken out of use, unexpected", extra={"plugin": info.name}, exc_info=True)
 
     def _endpoint(self, plugin: _Plugin, info: PluginInfo) -> Path:
         return Path(info.endpoint) if info.endpoint else plugin.socket

@@ -25,10 +25,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Tells a socket from another one that later has the same path."""
+    """Tells a socket from another one that later has the same path.
+
+    Inodes are used again at once; the time is the one that new rights or owners leave alone."""
 
     inode: int
-    changed_ns: int
+    made_ns: int
 
 
 Sockets = Mapping[Path, Identity]
@@ -106,7 +108,7 @@ class TreeWatch:
                 if stat.S_ISDIR(facts.st_mode):
                     folders.append(Path(entry.path))
                 elif stat.S_ISSOCK(facts.st_mode):
-                    found[Path(entry.path)] = Identity(facts.st_ino, facts.st_ctime_ns)
+                    found[Path(entry.path)] = Identity(facts.st_ino, facts.st_mtime_ns)
         return found
 
     def _follow(self, folder: Path) -> None:

@@ -17,15 +17,13 @@ import msgspec
 
 from pykubelet.api.types import ResourceRequirements
 from pykubelet.kit.files import CheckpointDamaged, set_aside, write_atomic
+from pykubelet.kit.go_text import fnv1a_32
 from pykubelet.model.held_resources import HeldResources
 
 logger = logging.getLogger(__name__)
 
 ALLOCATED_FILE = "allocated_pods_state"
 ACTUATED_FILE = "actuated_pods_state"
-
-_FNV_OFFSET = 0x811C9DC5
-_FNV_PRIME = 0x01000193
 
 
 class ResourceLedger:
@@ -141,7 +139,4 @@ def _held(row: dict[str, Any]) -> HeldResources:
 
 def checksum(text: str) -> int:
     """As upstream computes it: FNV-1a of the text with its Go type in front."""
-    value = _FNV_OFFSET
-    for byte in f"(string){text}".encode():
-        value = ((value ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
-    return value
+    return fnv1a_32(f"(string){text}")

@@ -184,10 +184,10 @@ class StatsProvider:
         uids = [pod.metadata.uid or "" for pod in self._pods.pods()]
         return [uid for uid in uids if not self._statuses.last_known(uid).running()]
 
-    async def disks(self, uids: Collection[str]) -> DiskFigures:
-        """Disk figures of some pods, read now, without the cost of a whole look. Raises CriError."""
+    async def disks(self, uids: Collection[str] | None) -> DiskFigures:
+        """Disk figures of some pods, or of all, read now and without the cost of a whole look. Raises CriError."""
         every = take_inventory(self._statuses, pod_groups(self._pods.pods(), self._settings.groups))
-        return await self._read_disk([pod for pod in every if pod.uid in uids], uids)
+        return await self._read_disk([pod for pod in every if uids is None or pod.uid in uids], uids)
 
     async def _read_disk(self, inventory: Sequence[PodItem], uids: Collection[str] | None = None) -> DiskFigures:
         layers, usages = await self._disk_reader.runtime_figures(uids)

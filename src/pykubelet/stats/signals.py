@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError
 from pykubelet.model.figures import CgroupBounds, CgroupUsage, TaskFigures
@@ -23,6 +25,8 @@ from pykubelet.stats.snapshot import PodFigures
 from pykubelet.stats.volumes import VolumeFigures
 
 IMAGE_FS_EVERY = 10.0
+VOLUMES_WITHIN = 10.0
+"""Seconds that measuring all volumes may take before a pod is chosen by them."""
 
 
 class SignalCgroups(Protocol):
@@ -138,10 +142,25 @@ class EvictionFigures:
         local = [each for each in volumes.volumes if each.on_node_disk] if volumes is not None else []
         return sum(each.used_bytes for each in local), sum(each.inodes_used for each in local)
 
+    async def disks(self) -> Mapping[str, PodUse]:
+        """What each pod has on disk, measured now: who fills it grows while others rest."""
+        if self._volumes is not None:
+            await self._volumes.renew(within=VOLUMES_WITHIN)
+        found = {uid: PodUse(containers={}) for uid in self._provider.idle()}
+        found.update(_all_files(await self._provider.disks(None)))
+        return {uid: self._with_volumes(uid, use) for uid, use in found.items()}
+
+    def _with_volumes(self, uid: str, use: PodUse) -> PodUse:
+        size, inodes = self._on_node_disk(uid)
+        return msgspec.structs.replace(use, volumes=size, volumes_inodes=inodes)
+
     async def files(self, uids: Collection[str]) -> Mapping[str, PodUse]:
         """What the containers of some pods have on disk, volumes left out; by uid, measured now."""
-        disk = await self._provider.disks(uids)
-        return {pod.uid: _files(pod, disk) for pod in disk.pods}
+        return _all_files(await self._provider.disks(uids))
+
+
+def _all_files(disk: DiskFigures) -> dict[str, PodUse]:
+    return {pod.uid: _files(pod, disk) for pod in disk.pods}
 
 
 def _files(pod: PodItem, disk: DiskFigures) -> PodUse:
@@ -149,7 +168,10 @@ def _files(pod: PodItem, disk: DiskFigures) -> PodUse:
     for each in pod.containers:
         layer, logs = disk.layers.get(each.id), disk.logs.get((pod.uid, each.name))
         containers[each.name] = ContainerUse(
-            layer=layer.used if layer is not None else 0, logs=logs.bytes if logs is not None else 0
+            layer=layer.used if layer is not None else 0,
+            layer_inodes=(layer.inodes or 0) if layer is not None else 0,
+            logs=logs.bytes if logs is not None else 0,
+            logs_inodes=logs.inodes if logs is not None else 0,
         )
     others = [found for found in (disk.own_logs.get(pod.uid), disk.etc_hosts.get(pod.uid)) if found is not None]
     return PodUse(containers=containers, other=sum(each.bytes for each in others))

@@ -110,6 +110,17 @@ class VolumeFigures:
         for uid in (*fresh, *[uid for _, uid in due if uid in self._found][:share]):
             await self._measure(uid, wanted[uid])
 
+    async def renew(self, *, within: float) -> None:
+        """Measure every pod now, longest ago first, for at most so many seconds: for a decision that must not rest on
+        old figures. A second is old when a disk is being filled."""
+        began = self._clock.monotonic()
+        wanted = {pod.metadata.uid or "": pod for pod in self._pods.pods() if pod.spec.volumes}
+        times = {uid: self._found[uid].time_ns if uid in self._found else 0 for uid in wanted}
+        for uid in sorted(times, key=times.__getitem__):
+            if self._clock.monotonic() - began > within:
+                break
+            await self._measure(uid, wanted[uid])
+
     async def _measure(self, uid: str, pod: Pod) -> None:
         started = self._clock.monotonic()
         try:

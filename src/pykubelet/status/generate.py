@@ -68,9 +68,9 @@ def _set_phase(inputs: StatusInputs, status: PodStatus) -> None:
         terminal=inputs.terminal,
         initialised=any_regular_in_active_sandbox(pod, inputs.runtime),
     )
-    if not is_terminal_phase(phase):
-        # A pod that has ended stays ended, whatever its containers look like later.
-        phase = next((was for was in (old.phase, pod.status.phase) if was and is_terminal_phase(was)), phase)
+    # A pod that has ended stays as it ended, whatever its containers look like later: one that was evicted has failed,
+    # although its program may have ended well when it was asked to.
+    phase = next((was for was in (old.phase, pod.status.phase) if was and is_terminal_phase(was)), phase)
     status.phase = phase
     if phase == old.phase:
         status.reason = old.reason or pod.status.reason

@@ -49,9 +49,8 @@ class AdmissionGate:
         self._pressure = pressure
         self._shutting_down = shutting_down
         self._allocator = allocator
-        self._chain = admission_chain()
-        if allocator is not None:
-            self._chain = admission_chain(lambda pod, context: allocator.admit(pod))
+        self._chain = admission_chain() if allocator is None else admission_chain(self._allocate)
+        self._allocated = False
         gates = gates or Gates({})
         declares = gates.enabled("NodeDeclaredFeatures")
         self._declared_features = frozenset(declared_features(gates)) if declares else None
@@ -68,10 +67,16 @@ class AdmissionGate:
             declared_features=self._declared_features,
             taint_comparison=self._taint_comparison,
         )
+        self._allocated = False
         verdict = decide_admission(pod, context, self._chain)
-        if self._allocator is not None and not verdict.admitted:
+        if self._allocator is not None and self._allocated and not verdict.admitted:
             self._allocator.undo(pod)
         return verdict
+
+    def _allocate(self, pod: Pod, _context: AdmissionContext) -> Rejection | None:
+        """Also asked about resizes of pods that run: what they have is undone only if it was given right here."""
+        self._allocated = True
+        return self._allocator.admit(pod) if self._allocator is not None else None
 
 
 class KnownStatuses(Protocol):

@@ -103,7 +103,7 @@ class PodCgroups(Protocol):
 class PodClaims(Protocol):
     """Dynamic resources that pods claim."""
 
-    async def prepare(self, pod: Pod) -> None: ...
+    async def prepare(self, pod: Pod, *, has_sandbox: bool) -> None: ...
 
     async def unprepare(self, uid: str) -> None: ...
 
@@ -111,7 +111,7 @@ class PodClaims(Protocol):
 class NoClaims:
     """Without an API server there is nobody who could allocate any; such pods are not admitted."""
 
-    async def prepare(self, pod: Pod) -> None:
+    async def prepare(self, pod: Pod, *, has_sandbox: bool) -> None:
         return
 
     async def unprepare(self, uid: str) -> None:
@@ -196,7 +196,7 @@ class PodSync:
             raise NetworkNotReady(text)
         self._references.register(pod)
         seen = await self._rehome(pod, seen)
-        await self._prepare(pod)
+        await self._prepare(pod, seen)
         self._probes.add_pod(pod)
         outcome = await self._runtime.sync_pod(pod, seen, restart_all=_restarts_all(status))
         self._remember(pod, outcome)
@@ -234,7 +234,7 @@ class PodSync:
         await self._runtime.kill_pod(pod, seen, None)
         return await self._look.refresh(uid_of(pod))
 
-    async def _prepare(self, pod: Pod) -> None:
+    async def _prepare(self, pod: Pod, seen: PodRuntimeStatus) -> None:
         """What must be there before anything of the pod runs."""
         uid = uid_of(pod)
         try:
@@ -257,7 +257,7 @@ class PodSync:
                 await self._volumes.wait_mounted(pod)
         if pod.spec.resource_claims or pod.status.extended_resource_claim_status is not None:
             with self._recorder.step(uid, Step.CLAIMS, routine=True):
-                await self._claims.prepare(pod)
+                await self._claims.prepare(pod, has_sandbox=bool(seen.ready_sandboxes()))
 
     def _remember(self, pod: Pod, outcome: SyncOutcome) -> None:
         """Keep why containers did not start; what did start has no reason any more."""

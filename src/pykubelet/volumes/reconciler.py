@@ -8,6 +8,7 @@ one that hangs delays no other. Which volumes are wanted is the manager's busine
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -40,6 +41,8 @@ FIRST_RETRY, LAST_RETRY = 0.5, 122.0
 GATHER_SECONDS = 30.0
 """For all questions to the API server that one set-up needs."""
 ATTACH_SECONDS = 600.0
+ATTACH_LOOK = 15.0
+"""Seconds between looks at what an attacher has to say."""
 OPERATION_SECONDS = 120.0
 """For the blocking part; what takes longer goes on, but is reported."""
 PATIENCE = (30.0, 60.0, OPERATION_SECONDS - 90.0)
@@ -193,13 +196,13 @@ class Reconciler:
                     waits_for = f"{unique} is not attached to this node"
                     entry.wait_for(waits_for)
                     entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
-                    await self._objects.attachments.wait_attached(pod, unique)
+                    await self._attached(entry, pod, spec, unique)
                 task = self._task(pod, spec)
                 files = await plugin.gather(task)
         except TimeoutError as error:
             if not entry.wanted:
                 return False
-            raise VolumeProblem(waits_for) from error
+            raise VolumeProblem(entry.problem if entry.problem.startswith(waits_for) else waits_for) from error
         except BaseException:
             entry.stale = entry.state is State.MOUNTED
             raise
@@ -215,6 +218,22 @@ class Reconciler:
             for reason, text in task.feedback.warnings:
                 self._events.pod_event(pod, WARNING, reason, text)
         return True
+
+    async def _attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> None:
+        """Until the volume is attached; who waits long is told what the attacher says."""
+        plugin = self.plugin_of(spec)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ATTACH_LOOK):
+                    await self._objects.attachments.wait_attached(pod, unique)
+                    return
+            why = ""
+            try:
+                why = await plugin.attach_trouble(spec) if isinstance(plugin, RemotePlugin) else ""
+            except PykubeletError as error:
+                logger.debug("attacher's word not read", extra={"volume": entry.name, "problem": str(error)})
+            if why:
+                entry.wait_for(f"{unique} is not attached to this node: {why}")
 
     async def _resolve(self, entry: VolumeEntry, pod: Pod) -> VolumeSpec:
         use = entry.use

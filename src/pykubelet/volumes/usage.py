@@ -7,6 +7,7 @@ Where a project quota counts a volume (clients/host/quotas.py), nothing is walke
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,14 @@ from typing import Protocol, runtime_checkable
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
+from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
 from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CONFIG_MAP, EMPTY_DIR, HOST_PATH, IMAGE, VolumeSpec
 from pykubelet.volumes.threads import Offload
+
+logger = logging.getLogger(__name__)
 
 WALK_BUDGET = 200_000
 """Files one walk looks at."""
@@ -152,7 +156,13 @@ class UsageMeter:
         found = []
         for name, spec in wanted:
             plugin = self._plugins[spec.plugin]
-            if isinstance(plugin, Measures) and (told := await plugin.usage(uid_of(pod), spec)) is not None:
+            try:
+                told = await plugin.usage(uid_of(pod), spec) if isinstance(plugin, Measures) else None
+            except PykubeletError as error:
+                # Its driver's trouble; the other volumes of the pod have figures all the same.
+                logger.warning("volume cannot be measured", extra={"volume": name, "problem": str(error)})
+                continue
+            if told is not None:
                 found.append(told)
                 continue
             path = plugin.where(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)

@@ -5,16 +5,22 @@ Storage drivers need an API server, which knows the volumes; without one they ar
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceStatus
 from pykubelet.devices.manager import DeviceManager
-from pykubelet.dra.manager import DraManager
-from pykubelet.kit.tasks import Service
+from pykubelet.dra.manager import DraManager, has_claims
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Service, TaskSet
 from pykubelet.model.assigned import Assigned
+from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import all_containers, uid_of
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
@@ -27,6 +33,7 @@ from pykubelet.runtime.spec.collaborators import DeviceResources
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.csi.drivers import CsiDrivers
+from pykubelet.volumes.csi.limits import LimitsKeeper
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.csi.timed import CsiTimes
 from pykubelet.volumes.manager import VolumeManager
@@ -36,6 +43,35 @@ from pykubelet.wiring.cluster import Cluster
 from pykubelet.wiring.devices import ClaimShares, DeviceHints, HandedDevices, amounts_of, health_statuses
 from pykubelet.wiring.edges import Edges
 
+logger = logging.getLogger(__name__)
+
+
+class Sweeps:
+    """Chores of housekeeping that wait for plugins, done beside it: one that hangs must hold up nothing else."""
+
+    name = "plugin sweeps"
+
+    def __init__(self, chores: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        self._chores = [(chore, Signal()) for chore in chores]
+
+    async def soon(self) -> None:
+        for _, due in self._chores:
+            due.set()
+
+    async def run(self) -> None:
+        async with TaskSet(self.name) as tasks:
+            for chore, due in self._chores:
+                tasks.spawn(self._repeat(chore, due), name="plugin sweep")
+            await asyncio.Event().wait()
+
+    async def _repeat(self, chore: Callable[[], Awaitable[None]], due: Signal) -> None:
+        while True:
+            await due.wait()
+            try:
+                await chore()
+            except (PykubeletError, OSError) as error:
+                logger.warning("a clean-up chore failed, will retry", extra={"error": str(error)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginParts:
@@ -44,8 +80,9 @@ class PluginParts:
     devices: DeviceManager | None = None
     claims: DraManager | None = None
     pods: PodManager
-    phases: PodPhases
     managers: list[Service] = field(default_factory=list)
+    chores: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    """For housekeeping."""
     finders: list[Service] = field(default_factory=list)
     """Start after the managers: they bring in plugins."""
     numa_nodes: tuple[int, ...] = (0,)
@@ -54,16 +91,10 @@ class PluginParts:
     def volumes(self) -> list[VolumePlugin]:
         return [self.csi] if self.csi is not None else []
 
-    @property
-    def chores(self) -> list[Callable[[], Awaitable[None]]]:
-        return [
-            *([self.csi.sweep] if self.csi is not None else []),
-            *([self._sweep_claims] if self.claims is not None else []),
-        ]
-
-    async def _sweep_claims(self) -> None:
-        if self.claims is not None:
-            await self.claims.sweep(self.phases.could_have_running_containers)
+    def _retry_claims(self, workers: PodWorkers) -> None:
+        for pod in self.pods.pods():
+            if has_claims(pod):
+                workers.retry_now(uid_of(pod))
 
     def open(self) -> None:
         """Read what an earlier life left, before anything starts."""
@@ -115,6 +146,7 @@ class PluginParts:
             drivers.on_registered = registered
         if self.claims is not None:
             self.claims.on_health = workers.sync_now
+            self.claims.drivers.on_registered = lambda: self._retry_claims(workers)
         if devices is not None:
             devices.on_health = workers.sync_now
             if cluster is not None:
@@ -131,10 +163,11 @@ def plugin_parts(
     phases: PodPhases,
     cache: PodStatusCache,
     events: EventSink,
+    recorder: LifeRecorder,
     sources_ready: Callable[[], bool],
 ) -> PluginParts:
     if edges.plugins is None:
-        return PluginParts(pods=pods, phases=phases)
+        return PluginParts(pods=pods)
     metrics = edges.metrics
     folder = edges.paths.device_plugins
     devices = DeviceManager(
@@ -143,9 +176,12 @@ def plugin_parts(
         read_handed=edges.plugins.read_handed,
         clock=edges.clock,
         metrics=metrics,
+        recorder=recorder,
         is_running=lambda uid, container: _is_running(cache, uid, container),
     )
     handlers: dict[str, PluginHandler] = {"DevicePlugin": devices}
+    managers: list[Service] = [devices]
+    chores: list[Callable[[], Awaitable[None]]] = []
     csi: CsiVolumes | None = None
     drivers: CsiDrivers | None = None
     claims: DraManager | None = None
@@ -160,6 +196,7 @@ def plugin_parts(
             node_name=node_name,
         )
         handlers["CSIPlugin"] = drivers
+        managers.append(LimitsKeeper(drivers=drivers, objects=cluster.csi_objects, clock=edges.clock))
         claims = DraManager(
             root=edges.paths.root,
             connect=edges.plugins.dra,
@@ -167,8 +204,12 @@ def plugin_parts(
             events=events,
             clock=edges.clock,
             metrics=metrics,
+            recorder=recorder,
         )
         handlers["DRAPlugin"] = claims.drivers
+        sweeps = Sweeps([csi.sweep, partial(claims.sweep, phases.could_have_running_containers)])
+        managers += [claims, sweeps]
+        chores.append(sweeps.soon)
     manager = PluginManager(
         folder=edges.paths.plugin_sockets,
         registrations=edges.plugins.registrations,
@@ -183,8 +224,8 @@ def plugin_parts(
         devices=devices,
         claims=claims,
         pods=pods,
-        phases=phases,
-        managers=[devices, *([claims] if claims is not None else [])],
+        managers=managers,
+        chores=chores,
         finders=[manager, edges.plugins.device_registry(folder, devices.take)],
         numa_nodes=tuple(node.id for node in edges.topology.nodes) if edges.topology is not None else (0,),
     )

@@ -331,6 +331,7 @@ async def test_serving_certificate_follows_the_addresses(tmp_path: Path) -> None
         rotation.poke()
         await asyncio.sleep(1)
         assert set(bed.new[-1].facts.ips) == {"10.0.0.1", "10.0.0.2"}
+    assert bed.metrics.histogram("kubelet_certificate_manager_server_rotation_seconds", "").count() == 1
     assert bed.files.current.name == "kubelet-server-current.pem"
 
 

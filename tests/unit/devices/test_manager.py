@@ -19,6 +19,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import PluginError
+from pykubelet.model.life import LifeRecorder
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.fakes.fake_devices import FakeDevicePlugin, a_device
 
@@ -50,6 +51,7 @@ class Bed:
             read_handed=lambda data: Handed(wire=data, envs={"GIVEN": data.decode()}),
             clock=LoopClock(),
             metrics=Registry(),
+            recorder=LifeRecorder(LoopClock()),
             is_running=lambda uid, container: uid in self.running,
         )
 
@@ -357,3 +359,52 @@ async def test_a_plugin_whose_stream_breaks_oddly_ends_nobody_else(tmp_path: Pat
         good.tell(a_device("z"))
         await asyncio.sleep(0.1)
         assert manager.allocatable() == {R: 1, "example.com/odd": 0}
+
+
+async def test_a_second_life_without_admission_gets_devices_again(tmp_path: Path) -> None:
+    """A static pod that is written anew under its old UID is not admitted twice."""
+    bed = Bed(tmp_path)
+    async with bed.life() as manager:
+        made = pod()
+        manager.allocate(made, made.spec.containers[0], None)
+        await manager.handed(made, made.spec.containers[0])
+        manager.release("uid-web")
+        other = pod("other")
+        manager.allocate(other, other.spec.containers[0], None)
+        (handed,) = await manager.handed(made, made.spec.containers[0])
+        assert handed.envs["GIVEN"] == "b"
+        manager.release("uid-web")
+        third = pod("third")
+        manager.allocate(third, third.spec.containers[0], None)
+        with pytest.raises(DevicesRefused, match="Requested: 1, Available: 0"):
+            await manager.handed(made, made.spec.containers[0])
+
+
+async def test_a_list_that_says_nothing_new_is_not_written_again(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    async with bed.life():
+        written = (tmp_path / FILE).stat().st_ino
+        bed.plugin.tell(a_device("a"), a_device("b"))
+        await asyncio.sleep(0.1)
+        assert (tmp_path / FILE).stat().st_ino == written
+        bed.plugin.tell(a_device("a"))
+        await asyncio.sleep(0.1)
+        assert (tmp_path / FILE).stat().st_ino != written
+
+
+async def test_a_container_whose_plugin_must_see_each_start_waits_for_it(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.plugin.can = DeviceOptions(pre_start=True)
+    async with bed.life() as manager:
+        made = pod()
+        manager.allocate(made, made.spec.containers[0], None)
+        await manager.handed(made, made.spec.containers[0])
+        bed.plugin.leave()
+        await asyncio.sleep(1)
+        with pytest.raises(PluginAbsent):
+            await manager.handed(made, made.spec.containers[0])
+        bed.plugin = FakeDevicePlugin([a_device("a")], can=DeviceOptions(pre_start=True))
+        await manager.take(WISH)
+        await asyncio.sleep(0.1)
+        await manager.handed(made, made.spec.containers[0])
+        assert bed.plugin.calls == [("pre_start", ("a",))]

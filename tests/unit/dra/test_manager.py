@@ -36,6 +36,7 @@ from pykubelet.dra.names import ClaimProblem
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
+from pykubelet.model.life import LifeRecorder
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_dra import FakeClaimObjects, FakeDraDriver
 from tests.unit.volumes.making import Told
@@ -89,6 +90,7 @@ class Bed:
             events=self.told,
             clock=LoopClock(),
             metrics=self.metrics,
+            recorder=LifeRecorder(LoopClock()),
         )
         manager.on_health = self.synced.append
         manager.open()
@@ -291,10 +293,29 @@ async def test_slices_of_a_driver_that_left_are_deleted_but_not_during_an_update
         assert bed.objects.deleted == ["", "d"]
 
 
+async def test_slices_stay_until_a_driver_that_left_again_is_gone_for_long(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    async with bed.life() as manager:
+        await manager.drivers.deregister("d", ENDPOINT)
+        await asyncio.sleep(10)
+        await manager.drivers.register("d", ENDPOINT, ("v1.DRAPlugin",))
+        await asyncio.sleep(15)
+        await manager.drivers.deregister("d", ENDPOINT)
+        await asyncio.sleep(20)
+        assert bed.objects.deleted == [""]
+        await asyncio.sleep(15)
+        assert bed.objects.deleted == ["", "d"]
+
+
 async def test_who_may_not_register(tmp_path: Path) -> None:
+    told: list[str] = []
     async with Bed(tmp_path, registers=False).life() as manager:
+        manager.drivers.on_registered = lambda: told.append("registered")
         with pytest.raises(DriverProblem, match="none of the driver's services"):
             await manager.drivers.register("d", ENDPOINT, ("v1alpha3.DRAPlugin",))
+        assert told == []
+        await manager.drivers.register("d", ENDPOINT, ("v1.DRAPlugin",))
+        assert told == ["registered"], "whoever waits for it is told"
 
 
 async def test_health_of_devices(tmp_path: Path) -> None:

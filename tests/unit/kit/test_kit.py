@@ -212,3 +212,13 @@ async def test_loop_clock_moves_with_the_loop() -> None:
     before = clock.now()
     await clock.sleep(3600)
     assert round(clock.now() - before) == 3600
+
+
+async def test_a_task_that_is_cancelled_before_it_began_leaves_no_complaint() -> None:
+    async def work() -> None:
+        raise AssertionError("never begun")
+
+    async with TaskSet("test") as tasks:
+        tasks.spawn(work(), name="early").cancel()
+        await asyncio.sleep(0)
+    assert len(tasks) == 0

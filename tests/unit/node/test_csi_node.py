@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from pykubelet.api.types import AttachedVolume, CSINode, CSINodeDriver, Node, NodeStatus, ObjectMeta, OwnerReference
 from pykubelet.clients.plugins.port import CsiNodeInfo
 from pykubelet.kit.clock import LoopClock
-from pykubelet.kit.tasks import running
+from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.csi_node import (
     MIGRATED,
@@ -113,3 +114,21 @@ async def test_waiting_for_attachment_needs_both_words() -> None:
     assert not waiting.done()
     attachments.reported(["csi/d^h"])
     assert await waiting == "/dev/x"
+
+
+async def test_drivers_that_come_at_once_do_not_overwrite_each_other() -> None:
+    class SlowKube(FakeKube):
+        async def patch(self, *args: Any, **fields: Any) -> Any:
+            await asyncio.sleep(1)
+            return await super().patch(*args, **fields)
+
+    kube = SlowKube(LoopClock())
+    async with keeping(kube) as (keeper, _):
+        async with TaskSet("test") as tasks:
+            for name in ("a", "b", "c"):
+                tasks.spawn(keeper.add_driver(name, CsiNodeInfo(node_id=f"n-{name}")), name=name)
+            await asyncio.sleep(30)
+        node = await kube.get(Node, "here")
+        told = node.metadata.annotations["csi.volume.kubernetes.io/nodeid"]
+        assert told == '{"a": "n-a", "b": "n-b", "c": "n-c"}'
+        assert {each.name for each in (await kube.get(CSINode, "here")).spec.drivers} == {"a", "b", "c"}

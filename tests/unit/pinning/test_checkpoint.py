@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pykubelet.kit.go_text import fnv1a_32
 from pykubelet.pinning import cpu_state, memory_state
-from pykubelet.pinning.checkpoint import checksum
 from pykubelet.pinning.cpu_state import CpuState
 from pykubelet.pinning.memory_state import MemoryBlock, MemoryState, MemoryTable, NodeMemory
 from pykubelet.pinning.problems import PinningProblem
@@ -46,7 +46,7 @@ MEMORY = {
     ],
 )
 def test_checksums_are_upstreams(text: str, known: int) -> None:
-    assert checksum(text) == known
+    assert fnv1a_32(text) == known
 
 
 def cpu_file(folder: Path, policy: str = "static", *, pod_level: bool = False) -> CpuState:

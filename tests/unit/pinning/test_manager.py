@@ -349,3 +349,12 @@ async def test_what_the_runtime_refuses_is_tried_again(tmp_path: Path, fault: Ex
     bench.runtime.fault = None
     await bench.keeper.bring_up_to_date()
     assert bench.runtime.told == [("id-x", "0-7")]
+
+
+def test_what_never_ran_is_forgotten_with_its_pod(tmp_path: Path) -> None:
+    node = Bench(tmp_path)
+    pod = a_pod("web")
+    node.manager.pinned(pod, pod.spec.containers[0])
+    assert node.keeper._created
+    node.manager.release("uid-web")
+    assert not node.keeper._created

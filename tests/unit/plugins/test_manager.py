@@ -207,3 +207,35 @@ async def test_nothing_is_asked_before_the_sources_are_ready() -> None:
         bed.manager.soon()
         await asyncio.sleep(0.1)
         assert bed.handler.calls == [("register", "one", str(A))]
+
+
+async def test_a_handler_that_breaks_is_that_plugins_trouble_alone() -> None:
+    bed = Bed()
+    bed.registrations.infos |= {A: csi("one"), B: csi("two")}
+
+    class Breaking(FakeHandler):
+        async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
+            if name == "one" and len(self.calls) < 2:
+                self.calls.append(("break", name, ""))
+                raise ValueError("no such thing")
+            await super().register(name, endpoint, versions)
+
+        async def deregister(self, name: str, endpoint: Path) -> None:
+            await super().deregister(name, endpoint)
+            raise ValueError("not that either")
+
+    bed.manager._handlers = {"CSIPlugin": (handler := Breaking())}
+    bed.watch.put(A)
+    async with bed.live():
+        assert [state.problem for state in bed.manager.states()] == ["ValueError: no such thing"]
+        bed.watch.put(B)
+        await asyncio.sleep(1)
+        assert handler.calls[:3] == [("break", "one", ""), ("register", "two", str(B)), ("register", "one", str(A))]
+        bed.watch.take(A)
+        bed.watch.put(B, inode=2)
+        await asyncio.sleep(0.1)
+        assert handler.calls[3:] == [
+            ("deregister", "one", str(A)),
+            ("deregister", "two", str(B)),
+            ("register", "two", str(B)),
+        ]

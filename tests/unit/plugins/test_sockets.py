@@ -52,3 +52,15 @@ async def test_a_change_in_a_nested_folder_wakes(tmp_path: Path) -> None:
         assert again != first
     finally:
         watch.close()
+
+
+@pytest.mark.real_loop
+async def test_a_socket_whose_rights_change_is_still_the_same(tmp_path: Path) -> None:
+    watch = open_tree_watch(tmp_path)
+    try:
+        a_socket(tmp_path / "one.sock")
+        before = watch.sockets()
+        (tmp_path / "one.sock").chmod(0o600)
+        assert watch.sockets() == before
+    finally:
+        watch.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import ContainerRestartRule
+from pykubelet.api.types import ContainerRestartRule, Pod
+from pykubelet.pods.admission import Rejection
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.settings.gates import Gates
@@ -34,3 +35,30 @@ def a_gate(**gates: bool) -> AdmissionGate:
 def test_features_that_this_node_does_not_declare_are_refused(gates: dict[str, bool], reason: str | None) -> None:
     rejection = a_gate(**gates).decide(ALL_AGAIN, ()).rejection
     assert (None if rejection is None else rejection.reason) == reason
+
+
+def test_a_running_pod_whose_resize_is_refused_under_pressure_keeps_what_it_has() -> None:
+    """Nothing was allocated in that question, so nothing is to be undone."""
+    pressure: list[str] = []
+    undone: list[Pod] = []
+
+    class Allocator:
+        def admit(self, pod: Pod) -> Rejection | None:
+            return None
+
+        def undo(self, pod: Pod) -> None:
+            undone.append(pod)
+
+    gate = AdmissionGate(
+        node=lambda: NodeInfo(name="node1", labels={}, allocatable={"pods": Quantity.parse("10")}),
+        sysctls=SysctlAllowList.for_kernel("6.1.0", ()),
+        pressure=lambda: pressure,
+        allocator=Allocator(),
+    )
+    assert gate.decide(a_pod(), ()).admitted
+    pressure.append("DiskPressure")
+    assert not gate.decide(a_pod(), ()).admitted
+    assert undone == []
+    pressure.clear()
+    assert not gate.decide(a_pod(), [a_pod(str(number)) for number in range(10)]).admitted
+    assert len(undone) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,13 @@ from pykubelet.api.types import (
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.model.life import LifeRecorder
-from pykubelet.volumes.csi.drivers import CsiDrivers, NobodyToTell
+from pykubelet.volumes.csi.drivers import CsiDrivers
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.csi.records import CsiPaths, attachment_name, inline_handle, read_record
 from pykubelet.volumes.csi.timed import CsiTimes
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import VolumeObjects
-from tests.fakes.fake_csi import FakeCsiDriver, FakeCsiObjects
+from tests.fakes.fake_csi import FakeCsiDriver, FakeCsiObjects, NobodyToTell
 from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import Node, a_secret, pod_with
 
@@ -46,6 +46,7 @@ class Bed:
     driver: FakeCsiDriver = field(init=False)
     objects: FakeCsiObjects = field(init=False)
     registered: bool = True
+    more_objects: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.node = Node(self.root)
@@ -75,7 +76,7 @@ class Bed:
             events=self.node.told,
             recorder=LifeRecorder(self.node.clock),
             metrics=Registry(),
-            objects=VolumeObjects(claims=self.node.objects),
+            objects=replace(VolumeObjects(claims=self.node.objects), **self.more_objects),
             more_plugins=[plugin],
         )
         if self.registered:

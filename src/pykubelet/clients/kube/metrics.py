@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pykubelet.clients.kube.transport import CallObserver
+from pykubelet.clients.kube.transport import CallObserver, WaitObserver
 from pykubelet.kit.metrics import Registry
 
 _BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
@@ -22,3 +22,11 @@ def request_metrics(registry: Registry) -> CallObserver:
         seconds.observe(duration, host, method)
 
     return observe
+
+
+def wait_metrics(registry: Registry) -> WaitObserver:
+    """How long requests waited for their turn before they were sent."""
+    seconds = registry.histogram(
+        "rest_client_rate_limiter_duration_seconds", "Waiting for the client's own limit.", ("verb", "host"), _BUCKETS
+    )
+    return lambda method, host, duration: seconds.observe(duration, method, host)

@@ -44,6 +44,7 @@ KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT, USER_TIMEOUT_MS = 10, 5, 3,
 
 Query = Sequence[tuple[str, str]]
 CallObserver = Callable[[str, str, str, float], None]
+WaitObserver = Callable[[str, str, float], None]
 """(method, host, code, seconds); the code is `<error>` when no answer came."""
 
 
@@ -151,6 +152,7 @@ class Transport:
         burst: int = 100,
         timeout: float = REQUEST_TIMEOUT,
         observe: CallObserver | None = None,
+        observe_wait: WaitObserver | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._config = config
@@ -159,6 +161,7 @@ class Transport:
         self._login = Login(config, clock)
         self._limiter = RateLimiter(qps, burst, clock)
         self._observe = observe
+        self._observe_wait = observe_wait
         self._headers = {"User-Agent": agent, "Accept": "application/json"}
         self._host = urlsplit(config.cluster.server).netloc
         self._server_name = config.cluster.tls_server_name or None
@@ -205,7 +208,7 @@ class Transport:
         refused: Identity | None = None
         broken = retries = 0
         while True:
-            await self._limiter.take()
+            await self._turn(method)
             identity = await self._identity(refused)
             try:
                 return await self._call(identity, method, path, query, body, content_type, deadline)
@@ -225,9 +228,15 @@ class Transport:
                     raise
                 await self._clock.sleep(wait)
 
+    async def _turn(self, method: str) -> None:
+        """Wait until the limit of requests a second lets one more go."""
+        waited = await self._limiter.take()
+        if self._observe_wait is not None:
+            self._observe_wait(method, self._host, waited)
+
     async def stream(self, path: str, *, query: Query = (), silence: float) -> AsyncGenerator[bytes, None]:
         """The lines of an endless answer; more than `silence` seconds without a byte is ApiDown."""
-        await self._limiter.take()
+        await self._turn("GET")
         identity = await self._identity(None)
         connections = await self._connections_for(identity)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=silence)

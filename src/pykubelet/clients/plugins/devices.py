@@ -137,11 +137,6 @@ class DeviceRegistry:
         self._take = take
 
     async def run(self) -> None:
-        try:
-            self._prepare()
-        except OSError as error:
-            logger.error("no device plugin can register", extra={"folder": str(self._folder), "problem": str(error)})
-            await asyncio.Event().wait()
         server = grpc.aio.server()
         register = grpc.unary_unary_rpc_method_handler(
             self._register,
@@ -151,7 +146,12 @@ class DeviceRegistry:
         server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler("v1beta1.Registration", {"Register": register})]
         )
-        server.add_insecure_port(f"unix://{self._folder / SOCKET}")
+        try:
+            self._prepare()
+            server.add_insecure_port(f"unix://{self._folder / SOCKET}")
+        except (OSError, RuntimeError) as error:
+            logger.error("no device plugin can register", extra={"folder": str(self._folder), "problem": str(error)})
+            await asyncio.Event().wait()
         await server.start()
         try:
             await server.wait_for_termination()

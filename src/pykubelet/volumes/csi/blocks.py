@@ -26,7 +26,13 @@ class BlockPlaces:
 
     def is_shown(self, folder: str, uid: str) -> bool:
         link, shown = self.paths.device_link(uid, folder), self.paths.device_map(folder, uid)
-        return os.path.lexists(link) and self._is_mounted(shown)
+        return os.path.lexists(link) and is_mount_point(self.mounts, shown)
+
+    def unlinked(self, folder: str) -> list[str]:
+        """Pods for which the device is, or may be, published although nothing in their folders says so: the link is
+        the last to come and the first to go, so an agent was killed in between."""
+        pods = self.paths.published_pods(folder)
+        return [uid for uid in pods if not os.path.lexists(self.paths.device_link(uid, folder))]
 
     def show(self, folder: str, uid: str) -> None:
         published, shown = self.paths.device_publish(folder, uid), self.paths.device_map(folder, uid)
@@ -37,7 +43,7 @@ class BlockPlaces:
         if not stat.S_ISBLK(kind):
             raise VolumeProblem(f"what the driver published at {published} is no block device")
         make_folder(shown.parent)
-        if not self._is_mounted(shown):
+        if not is_mount_point(self.mounts, shown):
             shown.touch(mode=0o660)
             self.mounts.bind(published, shown, read_only=False)
         link = self.paths.device_link(uid, folder)
@@ -61,7 +67,7 @@ class BlockPlaces:
         """After the driver gave the device back, or refused it."""
         self.hide(folder, uid)
         published = self.paths.device_publish(folder, uid)
-        if self._is_mounted(published):
+        if is_mount_point(self.mounts, published):
             raise VolumeProblem(f"{published} is still mounted although its driver said that it is not")
         try:
             published.unlink()
@@ -81,8 +87,10 @@ class BlockPlaces:
         for place in (home, home.parent / "dev", home.parent):
             _remove_if_empty(place)
 
-    def _is_mounted(self, path: Path) -> bool:
-        return any(entry.mount_point == str(path) for entry in self.mounts.table())
+
+def is_mount_point(mounts: Mounts, path: Path) -> bool:
+    """By the kernel's table: a dead server cannot hang that."""
+    return any(entry.mount_point == str(path) for entry in mounts.table())
 
 
 def _remove_if_empty(folder: Path) -> None:

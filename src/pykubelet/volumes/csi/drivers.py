@@ -7,7 +7,7 @@ tell the API server, and from then on gives out the driver by name. Whether a dr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,16 +33,6 @@ class NodeDrivers(Protocol):
     async def add_driver(self, name: str, info: CsiNodeInfo) -> None: ...
 
     async def remove_driver(self, name: str) -> None: ...
-
-
-class NobodyToTell:
-    """Without an API server."""
-
-    async def add_driver(self, name: str, info: CsiNodeInfo) -> None:
-        return
-
-    async def remove_driver(self, name: str) -> None:
-        return
 
 
 @dataclass(slots=True)
@@ -75,13 +65,12 @@ class CsiDrivers:
     def _at(self, endpoint: Path, name: str) -> CsiNode:
         return self._times.of(self._connect(endpoint), name)
 
-    async def capabilities(self, name: str) -> frozenset[str]:
-        driver = self._drivers.get(name)
-        if driver is None or driver.capabilities is None:
-            found = await self.find(name).capabilities()
-            if driver is None:
-                return found
-            driver.capabilities = found
+    async def capabilities(self, name: str, asked: CsiNode | None = None) -> frozenset[str]:
+        """What the driver can do; `asked` is the driver, for who wants to hear that it is being asked."""
+        now = self.find(name)
+        driver = self._drivers[name]
+        if driver.capabilities is None:
+            driver.capabilities = await (asked or now).capabilities()
         return driver.capabilities
 
     # --- the plugin manager's handler -----------------------------------------------------------
@@ -114,14 +103,11 @@ class CsiDrivers:
             # A driver that is updated comes back within seconds and is told anew.
             logger.warning("driver not taken off the node's list", extra={"driver": name, "problem": str(error)})
 
-    async def refresh(self, name: str) -> Mapping[str, str] | None:
+    async def refresh(self, name: str) -> None:
         """Ask the driver again for its limits and tell the API server."""
-        driver = self._drivers.get(name)
-        if driver is None:
-            return None
-        info = await self._at(driver.endpoint, name).info()
-        await self._node.add_driver(name, info)
-        return info.topology
+        info = await self.find(name).info()
+        if name in self._drivers:
+            await self._node.add_driver(name, info)
 
 
 def highest_supported(versions: tuple[str, ...]) -> Version:

@@ -13,26 +13,36 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from pykubelet.api.types import CSIDriverSpec
 from pykubelet.clients.host.port import Mounts, VolumePaths
-from pykubelet.clients.plugins.port import CsiNode, CsiVolume
+from pykubelet.clients.plugins.port import CsiNode, CsiUsage, CsiVolume
+from pykubelet.kit.tasks import gather_all
+from pykubelet.kit.turns import Turns
 from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes import ownership
 from pykubelet.volumes.csi import rules
-from pykubelet.volumes.csi.blocks import BlockPlaces
+from pykubelet.volumes.csi.blocks import BlockPlaces, is_mount_point
 from pykubelet.volumes.csi.drivers import CsiDrivers, SayingDriver
 from pykubelet.volumes.csi.expand import Growth
 from pykubelet.volumes.csi.objects import CsiObjects
-from pykubelet.volumes.csi.records import DATA_FILE, CsiPaths, VolumeRecord, read_record, unique_name, write_record
+from pykubelet.volumes.csi.records import (
+    DATA_FILE,
+    CsiPaths,
+    VolumeRecord,
+    attachment_name,
+    read_record,
+    unique_name,
+    write_record,
+)
 from pykubelet.volumes.csi.source import CsiSource, SecretName, source_of
-from pykubelet.volumes.plugins.plugin import Files, PluginDefaults, Say, SetUp, make_folder
+from pykubelet.volumes.plugins.plugin import RemotePlugin, Say, SetUp, make_folder
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import CSI, VolumeSpec
 from pykubelet.volumes.threads import Offload
@@ -42,8 +52,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+NODE_IS_FULL = 8
+"""gRPC's ResourceExhausted, as an attacher reports it."""
+FIGURES_SECONDS = 5.0
+"""Others wait for their figures behind a driver: one that takes longer has none."""
+FIGURES_SKIPPED = 20
+"""How often such a driver is passed over before it is asked again."""
 
-class CsiVolumes(PluginDefaults):
+
+class CsiVolumes(RemotePlugin):
     name = CSI
     live = True
 
@@ -58,7 +75,12 @@ class CsiVolumes(PluginDefaults):
         self._blocks = BlockPlaces(paths=self._paths, mounts=mounts)
         self._growth = Growth(objects)
         self._offload = Offload()
-        self._locks: dict[tuple[str, str], _Turn] = {}
+        self._turns = Turns()
+        """By driver and handle."""
+        self._found_full: set[tuple[str, str]] = set()
+        """Volumes that could not be attached for want of room, and whose driver was asked for its limits again."""
+        self._passed_over: dict[str, int] = {}
+        """Drivers that hang when they are asked for figures, and how often they still go without."""
         self._staged: set[tuple[str, str]] = set()
         """Staged by this very process: needs no second asking for another pod."""
 
@@ -76,11 +98,22 @@ class CsiVolumes(PluginDefaults):
     def where(self, path: Path, spec: VolumeSpec) -> Path:
         return path / "mount"
 
-    def set_up(self, task: SetUp, files: Files | None) -> None:
-        raise NotImplementedError("storage drivers are asked by obtain()")
+    # --- attaching ------------------------------------------------------------------------------
 
-    def tear_down(self, uid: str, folder: str) -> None:
-        raise NotImplementedError("storage drivers are asked by give_back()")
+    async def attach_trouble(self, spec: VolumeSpec) -> str:
+        """What the attacher says. A node that is full has told wrong limits: they are asked for again."""
+        assert spec.csi is not None
+        driver, handle = spec.csi.driver or "", spec.csi.volume_handle or ""
+        found = await self._objects.attachment(attachment_name(handle, driver, self._node_name))
+        trouble = found.status.attach_error if found is not None else None
+        if trouble is None:
+            return ""
+        said = self._objects.driver(driver)
+        renews = said is not None and bool(said.node_allocatable_update_period_seconds)
+        if renews and trouble.error_code == NODE_IS_FULL and (driver, handle) not in self._found_full:
+            await self._drivers.refresh(driver)
+            self._found_full.add((driver, handle))
+        return trouble.message or ""
 
     # --- mounting -------------------------------------------------------------------------------
 
@@ -90,11 +123,12 @@ class CsiVolumes(PluginDefaults):
     async def obtain(self, task: SetUp, say: Say) -> None:
         source = source_of(task.spec, task.uid, namespace_of(task.pod))
         driver = SayingDriver(self._drivers.find(source.driver), source.driver, say)
-        async with self._alone((source.driver, source.handle)):
+        self._found_full.discard((source.driver, source.handle))
+        async with self._turns.alone((source.driver, source.handle)):
             said = self._objects.driver(source.driver)
             if source.ephemeral:
                 rules.check_inline(said, source.driver)
-            capabilities = await self._drivers.capabilities(source.driver)
+            capabilities = await self._drivers.capabilities(source.driver, driver)
             volume = await self._described(task, source, said, capabilities)
             staging = await self._stage(task.spec, source, driver, volume, capabilities)
             path = await self._publish(task, source, driver, said, volume, staging)
@@ -242,7 +276,7 @@ class CsiVolumes(PluginDefaults):
             # Written down before anything else happens: without a record there is nothing at any driver.
             await self._run(partial(self._forget_target, uid, folder, block))
             return
-        async with self._alone(record.key):
+        async with self._turns.alone(record.key):
             if block:
                 await self._run(partial(self._blocks.hide, folder, uid))
             driver = SayingDriver(self._drivers.find(record.driver), record.driver, say)
@@ -262,34 +296,42 @@ class CsiVolumes(PluginDefaults):
 
     async def sweep(self) -> None:
         """Give back what a killed agent left staged for nobody. Each failure is told and left for the next time."""
-        for block, records in await self._run(self._all_staged):
-            for record in records:
-                if record.key in self._locks:
-                    continue  # somebody is seeing to it
-                try:
-                    async with self._alone(record.key):
-                        if not await self._run(partial(self._has_users, record, block)):
-                            await self._unstage(record, self._drivers.find(record.driver), block)
-                except (PykubeletError, OSError) as error:
-                    logger.warning(
-                        "volume of an earlier run not given back",
-                        extra={"driver": record.driver, "handle": record.handle, "problem": str(error)},
-                    )
+        staged = await self._run(self._all_staged)
+        drivers = {record.driver for _, record in staged}
+        await gather_all(*(self._sweep_driver([each for each in staged if each[1].driver == name]) for name in drivers))
+
+    async def _sweep_driver(self, staged: Sequence[tuple[bool, VolumeRecord]]) -> None:
+        for block, record in staged:
+            if self._turns.is_wanted(record.key):
+                continue  # somebody is seeing to it
+            try:
+                async with self._turns.alone(record.key):
+                    for uid in await self._run(partial(self._blocks.unlinked, record.spec_name)) if block else ():
+                        await self._run(partial(self._blocks.hide, record.spec_name, uid))
+                        target = self._target(uid, record.spec_name, block=True)
+                        await self._drivers.find(record.driver).unpublish(record.handle, target)
+                        await self._run(partial(self._forget_target, uid, record.spec_name, True))
+                    if not await self._run(partial(self._has_users, record, block)):
+                        await self._unstage(record, self._drivers.find(record.driver), block)
+            except (PykubeletError, OSError) as error:
+                logger.warning(
+                    "volume of an earlier run not given back",
+                    extra={"driver": record.driver, "handle": record.handle, "problem": str(error)},
+                )
 
     def driver_back(self, name: str) -> None:
         """A driver registered (again): what it had staged is its own knowledge now, so it is asked anew."""
         self._staged = {key for key in self._staged if key[0] != name}
+        self._passed_over.pop(name, None)
 
     # --- figures --------------------------------------------------------------------------------
 
     async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
         """The driver's own figures; None when it has none and the filesystem is to be asked."""
         record = await self._run(partial(read_record, self._paths.home(uid, spec.folder)))
-        if record is None or rules.STATS not in await self._drivers.capabilities(record.driver):
+        said = await self._figures(uid, spec, record) if record is not None else None
+        if said is None:
             return None
-        staging = self._paths.staging(*record.key) if record.key in self._staged else None
-        target = self._target(uid, spec.folder, block=False)
-        said = await self._drivers.find(record.driver).usage(record.handle, target, staging=staging)
         return VolumeUsage(
             name=spec.name,
             used_bytes=said.used_bytes,
@@ -300,6 +342,23 @@ class CsiVolumes(PluginDefaults):
             inodes_used=said.used_inodes,
             claim=spec.claim,
         )
+
+    async def _figures(self, uid: str, spec: VolumeSpec, record: VolumeRecord) -> CsiUsage | None:
+        name = record.driver
+        late = f"driver {name} has not answered NodeGetVolumeStats within {FIGURES_SECONDS:g} s"
+        if left := self._passed_over.pop(name, 0):
+            self._passed_over[name] = left - 1
+            raise VolumeProblem(f"{late} and is asked again later")
+        staging = self._paths.staging(*record.key) if record.key in self._staged else None
+        target = self._target(uid, spec.folder, block=False)
+        try:
+            async with asyncio.timeout(FIGURES_SECONDS):
+                if rules.STATS not in await self._drivers.capabilities(name):
+                    return None
+                return await self._drivers.find(name).usage(record.handle, target, staging=staging)
+        except TimeoutError:
+            self._passed_over[name] = FIGURES_SKIPPED
+            raise VolumeProblem(late) from None
 
     # --- on disk --------------------------------------------------------------------------------
 
@@ -313,15 +372,17 @@ class CsiVolumes(PluginDefaults):
         if spec.block:
             return self._blocks.is_shown(spec.folder, uid)
         home, target = self._paths.home(uid, spec.folder), self._paths.target(uid, spec.folder)
-        return read_record(home) is not None and _is_mount_point(self._mounts, target)
+        return read_record(home) is not None and is_mount_point(self._mounts, target)
 
     def _has_users(self, record: VolumeRecord, block: bool) -> bool:
         if block:
             return bool(self._paths.published_pods(record.spec_name))
         return any(other.key == record.key for _, other in self._paths.records_of_pods())
 
-    def _all_staged(self) -> list[tuple[bool, list[VolumeRecord]]]:
-        return [(False, list(self._paths.staged())), (True, list(self._paths.staged_devices()))]
+    def _all_staged(self) -> list[tuple[bool, VolumeRecord]]:
+        """Each with whether it is a block volume."""
+        disks = [(True, each) for each in self._paths.staged_devices()]
+        return [*((False, each) for each in self._paths.staged()), *disks]
 
     def _forget_target(self, uid: str, folder: str, block: bool) -> None:
         """Remove what we made for the pod. Never what is mounted: only empty folders go."""
@@ -329,7 +390,7 @@ class CsiVolumes(PluginDefaults):
             self._blocks.forget(folder, uid)
             return
         target = self._paths.target(uid, folder)
-        if _is_mount_point(self._mounts, target):
+        if is_mount_point(self._mounts, target):
             raise VolumeProblem(f"{target} is still mounted although its driver said that it is not")
         with contextlib.suppress(FileNotFoundError):
             self._marker(uid, folder).unlink()
@@ -342,33 +403,13 @@ class CsiVolumes(PluginDefaults):
             self._blocks.forget_staging(record.spec_name)
             return
         staging = self._paths.staging(*record.key)
-        if _is_mount_point(self._mounts, staging):
+        if is_mount_point(self._mounts, staging):
             raise VolumeProblem(f"{staging} is still mounted although its driver said that it is not")
         _remove_empty(staging)
         _remove_record(staging.parent)
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._offload.run(work)
-
-    @contextlib.asynccontextmanager
-    async def _alone(self, key: tuple[str, str]) -> AsyncIterator[None]:
-        turn = self._locks.setdefault(key, _Turn())
-        turn.takers += 1
-        try:
-            async with turn.lock:
-                yield
-        finally:
-            turn.takers -= 1
-            if not turn.takers:
-                del self._locks[key]
-
-
-@dataclass(slots=True)
-class _Turn:
-    """Whose turn it is with one volume; forgotten when nobody wants one."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    takers: int = 0
 
 
 def _with(volume: CsiVolume, *, secrets: Mapping[str, str], context: Mapping[str, str] | None = None) -> CsiVolume:
@@ -381,10 +422,6 @@ def _write_down(home: Path, staging: Path | None, record: VolumeRecord) -> None:
         write_record(home, record)
     if staging is not None:
         make_folder(staging)
-
-
-def _is_mount_point(mounts: Mounts, path: Path) -> bool:
-    return any(entry.mount_point == str(path) for entry in mounts.table())
 
 
 def _remove_empty(path: Path) -> None:

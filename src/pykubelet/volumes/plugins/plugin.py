@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import uid_of
@@ -115,23 +115,6 @@ Say = Callable[[str], None]
 """Tell whom a volume waits for right now."""
 
 
-@runtime_checkable
-class RemotePlugin(Protocol):
-    """A kind whose volumes a program outside this agent brings and takes: asked on the loop, with deadlines."""
-
-    async def ready(self) -> None:
-        """Until what is asked of this plugin without waiting can be answered."""
-        ...
-
-    async def obtain(self, task: SetUp, say: Say) -> None:
-        """Instead of `set_up`."""
-        ...
-
-    async def give_back(self, uid: str, spec: VolumeSpec, say: Say) -> None:
-        """Instead of `tear_down`."""
-        ...
-
-
 def make_folder(path: Path) -> None:
     """The folder and its parents, 0750 each."""
     try:
@@ -163,3 +146,29 @@ class PluginDefaults:
 
     async def gather(self, task: SetUp) -> Files | None:
         return None
+
+
+class RemotePlugin(PluginDefaults):
+    """A kind whose volumes a program outside this agent brings and takes: asked on the loop, with deadlines."""
+
+    async def ready(self) -> None:
+        """Until what is asked of this plugin without waiting can be answered."""
+        raise NotImplementedError
+
+    async def attach_trouble(self, spec: VolumeSpec) -> str:
+        """Why the volume is not attached to this node; empty when nobody says."""
+        return ""
+
+    async def obtain(self, task: SetUp, say: Say) -> None:
+        """Instead of `set_up`."""
+        raise NotImplementedError
+
+    async def give_back(self, uid: str, spec: VolumeSpec, say: Say) -> None:
+        """Instead of `tear_down`."""
+        raise NotImplementedError
+
+    def set_up(self, task: SetUp, files: Files | None) -> None:
+        raise NotImplementedError("this kind is asked by obtain()")
+
+    def tear_down(self, uid: str, folder: str) -> None:
+        raise NotImplementedError("this kind is asked by give_back()")

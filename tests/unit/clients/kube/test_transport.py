@@ -14,8 +14,10 @@ from aiohttp import web
 
 from pykubelet.clients.kube import transport as module
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError, UserEntry
+from pykubelet.clients.kube.metrics import request_metrics, wait_metrics
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import (
     AlreadyExists,
     ApiConflict,
@@ -59,6 +61,20 @@ async def test_request_carries_what_servers_log_and_need() -> None:
     assert request.headers["Impersonate-User"] == "me"
     assert request.headers["Content-Type"] == "a/b"
     assert request.query["fieldSelector"] == "metadata.name=a b"
+
+
+async def test_requests_and_waits_are_counted() -> None:
+    metrics = Registry()
+    async with serving(ok) as server:
+        observers = {"observe": request_metrics(metrics), "observe_wait": wait_metrics(metrics)}
+        transport = a_transport(server.url, qps=20, burst=1, **observers)
+        for _ in range(2):
+            await transport.request("GET", "/api/v1/x")
+        await transport.close()
+    host = server.url.removeprefix("http://")
+    assert metrics.counter("rest_client_requests_total", "").value("200", host, "GET") == 2
+    assert metrics.histogram("rest_client_request_duration_seconds", "").count(host, "GET") == 2
+    assert metrics.histogram("rest_client_rate_limiter_duration_seconds", "").count("GET", host) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 
 from pykubelet.clients.plugins.port import PluginInfo
 from pykubelet.clients.plugins.registration import GrpcRegistrations
 from pykubelet.model.errors import PluginError
 from pykubelet.wire import pluginregistration_pb2 as wire
+from tests.unit.clients.plugins.serving import serving, unary
 
 pytestmark = pytest.mark.real_loop
 
@@ -30,21 +30,10 @@ async def a_plugin(socket: Path, told: list[tuple[bool, str]], *, broken: bool =
         told.append((request.plugin_registered, request.error))
         return wire.RegistrationStatusResponse()
 
-    def unary(call: Any, request: Any) -> grpc.RpcMethodHandler[Any, Any]:
-        return grpc.unary_unary_rpc_method_handler(
-            call, request_deserializer=request.FromString, response_serializer=lambda answer: answer.SerializeToString()
-        )
-
-    server = grpc.aio.server()
     methods = {"GetInfo": unary(info, wire.InfoRequest)}
     methods["NotifyRegistrationStatus"] = unary(notify, wire.RegistrationStatus)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("pluginregistration.Registration", methods)])
-    server.add_insecure_port(f"unix://{socket}")
-    await server.start()
-    try:
+    async with serving(socket, {"pluginregistration.Registration": methods}):
         yield
-    finally:
-        await server.stop(None)
 
 
 async def test_a_plugin_introduces_itself_and_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""Plugins that hang, leave and come back, under a whole agent: who waits, who does not, and what a person is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pykubelet.api.types import (
+    AllocationResult,
+    DeviceAllocationResult,
+    DeviceRequestAllocationResult,
+    ObjectMeta,
+    Pod,
+    PodResourceClaim,
+    ResourceClaim,
+    ResourceClaimConsumerReference,
+    ResourceClaimStatus,
+    ResourceRequirements,
+    ResourceResourceClaim,
+)
+from pykubelet.clients.plugins.port import DeviceRegistration, Handed, PluginInfo, TakeDevicePlugin
+from pykubelet.devices.manager import DeviceManager
+from pykubelet.dra.manager import DraManager
+from pykubelet.kit.tasks import Service
+from pykubelet.wiring.edges import PluginEdges
+from tests.builders import a_container
+from tests.fakes.fake_csi import FakeCsiDriver
+from tests.fakes.fake_devices import FakeDevicePlugin, a_device
+from tests.fakes.fake_dra import FakeDraDriver
+from tests.scenarios.cluster_node import ClusterHarness
+
+GPU = "example.com/gpu"
+SOCKET = Path("/d.sock")
+
+
+class Nobody:
+    name = "nobody"
+
+    async def info(self, socket: Path) -> PluginInfo:
+        raise AssertionError("nobody looks for sockets in these tests")
+
+    async def notify(self, socket: Path, problem: str | None) -> None:
+        raise AssertionError
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+@dataclass
+class Bed:
+    node: ClusterHarness
+    driver: FakeDraDriver = field(default_factory=FakeDraDriver)
+    plugin: FakeDevicePlugin = field(default_factory=lambda: FakeDevicePlugin([a_device("a"), a_device("b")]))
+
+    def __post_init__(self) -> None:
+        def registry(folder: Path, take: TakeDevicePlugin) -> Service:
+            return Nobody()
+
+        self.node.plugins = PluginEdges(
+            registrations=Nobody(),
+            csi=lambda socket: FakeCsiDriver(self.node.mounts),
+            devices=lambda socket: self.plugin,
+            read_handed=lambda data: Handed(wire=data),
+            dra=lambda socket, version: self.driver,
+            device_registry=registry,
+        )
+
+    @property
+    def claims(self) -> DraManager:
+        assert self.node.node.extensions.claims is not None
+        return self.node.node.extensions.claims
+
+    @property
+    def devices(self) -> DeviceManager:
+        assert self.node.node.extensions.devices is not None
+        return self.node.node.extensions.devices
+
+    async def register(self) -> None:
+        await asyncio.sleep(0)
+        await self.claims.drivers.register("d", SOCKET, ("v1.DRAPlugin",))
+
+    async def register_devices(self) -> None:
+        await asyncio.sleep(0)
+        await self.devices.take(DeviceRegistration(version="v1beta1", endpoint="gpu.sock", resource=GPU))
+        await asyncio.sleep(0.1)
+
+    def claiming(self, name: str = "web") -> Pod:
+        """A pod with a claim of its own, allocated and reserved."""
+        used = ResourceRequirements(claims=[ResourceClaim(name="c")])
+        pod = self.node.bind(
+            name,
+            containers=[a_container(resources=used)],
+            resource_claims=[PodResourceClaim(name="c", resource_claim_name=f"claim-{name}")],
+        )
+        found = [DeviceRequestAllocationResult(driver="d", pool="p", device="x", request="one")]
+        self.node.api.add(
+            ResourceResourceClaim(
+                metadata=ObjectMeta(name=f"claim-{name}", namespace="default", uid=f"uid-claim-{name}"),
+                status=ResourceClaimStatus(
+                    allocation=AllocationResult(devices=DeviceAllocationResult(results=found)),
+                    reserved_for=[ResourceClaimConsumerReference(resource="pods", name=name, uid=pod.metadata.uid)],
+                ),
+            )
+        )
+        return pod
+
+    def explained(self, pod: Pod) -> str:
+        return self.node.node.explainer.explain(pod).to_text()
+
+
+@asynccontextmanager
+async def a_bed(folder: Path) -> AsyncIterator[Bed]:
+    node = ClusterHarness(folder)
+    bed = Bed(node)
+    await node.start()
+    try:
+        yield bed
+    finally:
+        await node.kill()
+
+
+async def test_a_driver_that_is_gone_keeps_the_pod_ending_with_its_reason(tmp_path: Path) -> None:
+    async with a_bed(tmp_path) as bed:
+        await bed.register()
+        pod = bed.claiming()
+        await bed.node.until(lambda: bed.node.phase() == "Running")
+        await bed.claims.drivers.deregister("d", SOCKET)
+        await bed.node.delete(grace=1)
+        await bed.node.until(lambda: "DRA driver d is not registered" in bed.explained(pod))
+        await asyncio.sleep(120)
+        assert bed.node.shown() is not None
+        assert "unprepare dynamic resources: DRA driver d is not registered" in bed.explained(pod)
+        await bed.register()
+        await bed.node.until(lambda: bed.node.shown() is None, within=3)
+        assert bed.driver.prepared == set()
+
+
+async def test_a_pod_starts_as_soon_as_its_driver_is_there(tmp_path: Path) -> None:
+    async with a_bed(tmp_path) as bed:
+        pod = bed.claiming()
+        await bed.node.until(lambda: "DRA driver d is not registered" in bed.explained(pod))
+        await asyncio.sleep(31)
+        await bed.register()
+        await bed.node.until(lambda: bed.node.phase() == "Running", within=3)
+
+
+async def test_a_driver_that_hangs_is_named_with_the_call_and_delays_no_other_pod(tmp_path: Path) -> None:
+    async with a_bed(tmp_path) as bed:
+        await bed.register()
+        bed.driver.hangs = True
+        slow = bed.claiming("slow")
+        await asyncio.sleep(1)
+        bed.node.bind("quick")
+        await bed.node.until(lambda: bed.node.phase("quick") == "Running")
+        assert "driver d, NodePrepareResources" in bed.explained(slow)
+        assert bed.node.phase("slow") == "Pending"
+
+
+async def test_a_driver_that_hangs_at_the_end_is_named(tmp_path: Path) -> None:
+    async with a_bed(tmp_path) as bed:
+        await bed.register()
+        pod = bed.claiming()
+        await bed.node.until(lambda: bed.node.phase() == "Running")
+        bed.driver.hangs = True
+        await bed.node.delete(grace=1)
+        await asyncio.sleep(15)
+        found = bed.node.node.explainer.explain(pod)
+        assert any("driver d, NodeUnprepareResources" in line for cause in found.causes for line in cause.chain)
+
+
+async def test_a_device_plugin_that_hangs_is_named_with_the_call(tmp_path: Path) -> None:
+    async with a_bed(tmp_path) as bed:
+        await bed.register_devices()
+        bed.plugin.hangs = True
+        limits = ResourceRequirements(limits={GPU: "1"}, requests={GPU: "1"})
+        pod = bed.node.bind("slow", containers=[a_container(resources=limits)])
+        await asyncio.sleep(2)
+        bed.node.bind("quick")
+        await bed.node.until(lambda: bed.node.phase("quick") == "Running")
+        assert f"device plugin of {GPU}, Allocate" in bed.explained(pod)
+
+
+async def test_a_crashed_container_is_restarted_while_driver_and_claim_are_away(tmp_path: Path) -> None:
+    """The same after a restart of the agent: what the pod holds is on disk."""
+    async with a_bed(tmp_path) as bed:
+        await bed.register()
+        bed.claiming()
+        await bed.node.until(lambda: bed.node.phase() == "Running")
+        await bed.claims.drivers.deregister("d", SOCKET)
+        await bed.node.kill()
+        await bed.node.start()
+        bed.node.cri.exit("app", code=1)
+
+        def restarted() -> bool:
+            pod = bed.node.shown()
+            return pod is not None and any(each.restart_count == 1 for each in pod.status.container_statuses)
+
+        await bed.node.until(restarted)

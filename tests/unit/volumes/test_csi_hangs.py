@@ -1,0 +1,180 @@
+"""Storage drivers that hang or have no figures: who waits for them, and what is said."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from pykubelet.api.types import (
+    CSIDriverSpec,
+    EmptyDirVolumeSource,
+    Pod,
+    Volume,
+    VolumeAttachment,
+    VolumeAttachmentStatus,
+    VolumeError,
+)
+from pykubelet.clients.plugins.port import CsiNodeInfo
+from pykubelet.kit.tasks import TaskSet, running
+from pykubelet.volumes.csi.limits import LimitsKeeper
+from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
+from tests.fakes.fake_csi import FakeCsiDriver
+from tests.unit.volumes.making import pod_with
+from tests.unit.volumes.test_csi import Bed
+
+
+async def test_a_driver_that_does_not_say_what_it_can_is_named(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    async with bed.life() as manager, TaskSet("test") as tasks:
+        bed.driver.hangs = {"capabilities"}
+        tasks.spawn(manager.wait_mounted(pod_with(bed.volume())), name="slow")
+        await bed.node.clock.sleep(5)
+        (problem,) = manager.problems("uid-web")
+        assert problem == "volume data: driver d has not answered NodeGetCapabilities, trying for 5 s"
+
+
+async def test_a_driver_that_hangs_holds_up_no_other_in_sweeping(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    drivers = {"d": bed.driver, "e": FakeCsiDriver(bed.node.mounts)}
+    async with bed.life(), TaskSet("test") as tasks:
+        bed.drivers._connect = lambda endpoint: drivers[endpoint.stem]
+        for name in drivers:
+            await bed.drivers.deregister(name, Path("/csi.sock"))
+            await bed.drivers.register(name, Path(f"/{name}.sock"), ("1.0.0",))
+        for stuck, other in (("d", "e"), ("e", "d")):
+            for name, each in drivers.items():  # as a killed agent leaves them
+                home, staging = bed.paths.staging_home(name, "h"), bed.paths.staging(name, "h")
+                staging.mkdir(parents=True, exist_ok=True)
+                write_record(home, VolumeRecord(spec_name="pv", handle="h", driver=name))
+                each.staged["h"] = str(staging)
+            drivers[stuck].hangs, drivers[other].hangs = {"unstage"}, set()
+            sweeping = tasks.spawn(bed.plugin.sweep(), name="sweep")
+            async with asyncio.timeout(30):
+                while drivers[other].staged:
+                    await bed.node.clock.sleep(0.01)
+            sweeping.cancel()
+
+
+async def test_a_driver_without_figures_leaves_the_other_volumes_their_own(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    scratch = Volume(name="scratch", empty_dir=EmptyDirVolumeSource())
+    pod = pod_with(bed.volume(), scratch)
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        bed.driver.plans = [("usage", "UNAVAILABLE", False)]
+        assert [each.name for each in await manager.usage(pod)] == ["scratch"]
+        assert [each.name for each in await manager.usage(pod)] == ["data", "scratch"]
+
+
+async def test_a_driver_that_hangs_at_its_figures_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    scratch = Volume(name="scratch", empty_dir=EmptyDirVolumeSource())
+    pod = pod_with(bed.volume(), scratch)
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        bed.driver.hangs = {"usage"}
+        began = bed.node.clock.monotonic()
+        for _ in range(5):
+            assert [each.name for each in await manager.usage(pod)] == ["scratch"]
+        assert bed.node.clock.monotonic() - began < 10
+        bed.driver.hangs = set()
+        bed.plugin.driver_back("d")
+        assert [each.name for each in await manager.usage(pod)] == ["data", "scratch"]
+        bed.driver.hangs = {"usage"}
+        await manager.usage(pod)
+        bed.driver.hangs = set()
+        for _ in range(30):
+            found = [each.name for each in await manager.usage(pod)]
+        assert found == ["data", "scratch"], "asked again by itself, too"
+
+
+class NeverAttached:
+    async def wait_attached(self, pod: Pod, unique_name: str) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+
+async def test_a_volume_that_is_not_attached_says_why(tmp_path: Path) -> None:
+    bed = Bed(tmp_path, more_objects={"attachments": NeverAttached()})
+    limited = CSIDriverSpec(node_allocatable_update_period_seconds=3600)
+    bed.objects.drivers = {"d": limited}
+    full = VolumeAttachmentStatus(attached=False, attach_error=VolumeError(message="no slot is left", error_code=8))
+    bed.objects.attachments[attachment_name("h-data", "d", "here")] = VolumeAttachment(status=full)
+    async with bed.life() as manager, TaskSet("test") as tasks:
+        tasks.spawn(manager.wait_mounted(pod_with(bed.volume())), name="wait")
+        await bed.node.clock.sleep(1)
+        (problem,) = manager.problems("uid-web")
+        assert problem.startswith("volume data: kubernetes.io/csi/d^h-data is not attached to this node")
+        await bed.node.clock.sleep(30)
+        (problem,) = manager.problems("uid-web")
+        assert "is not attached to this node: no slot is left" in problem
+        await bed.node.clock.sleep(60)
+        assert bed.driver.calls.count("info") == 2, "its limits are asked for again at once, and once"
+
+
+async def test_limits_are_asked_for_again_as_often_as_the_driver_wants(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.objects.drivers["d"] = CSIDriverSpec(node_allocatable_update_period_seconds=60)
+    async with bed.life():
+        keeper = LimitsKeeper(drivers=bed.drivers, objects=bed.objects, clock=bed.node.clock)
+        async with running(keeper):
+            await bed.node.clock.sleep(150)
+            assert bed.driver.calls.count("info") == 3, "once to register, and twice since"
+            bed.driver.plans = [("info", "UNAVAILABLE", False)]
+            await bed.node.clock.sleep(120)
+            assert bed.driver.calls.count("info") == 5
+            bed.driver.hangs = {"info"}
+            await bed.node.clock.sleep(600)
+            assert bed.driver.calls.count("info") == 6, "never two questions at once"
+            bed.objects.drivers["d"] = CSIDriverSpec()
+
+
+async def test_a_disk_that_a_killed_agent_had_published_for_nobody_is_given_back(tmp_path: Path) -> None:
+    """Killed between the driver's answer and the pod's link, or while the driver was asked to take it back."""
+    bed = Bed(tmp_path)
+    paths = bed.paths
+    home, staging, published = paths.device_home("pv"), paths.device_staging("pv"), paths.device_publish("pv", "uid-a")
+    for folder in (home, staging, published.parent):
+        folder.mkdir(parents=True)
+    write_record(home, VolumeRecord(spec_name="pv", handle="h", driver="d"))
+    published.symlink_to("/dev/null")
+    bed.driver.staged["h"], bed.driver.published[str(published)] = str(staging), "h"
+    async with bed.life():
+        link = paths.device_link("uid-a", "pv")
+        link.parent.mkdir(parents=True)
+        link.symlink_to(paths.device_map("pv", "uid-a"))
+        await bed.plugin.sweep()
+        assert bed.driver.order() == [], "the pod has it"
+        link.unlink()
+        await bed.plugin.sweep()
+    assert bed.driver.order() == ["unpublish h", "unstage h"]
+    assert bed.is_clean()
+
+
+async def test_a_driver_that_left_while_it_was_asked_is_not_listed_again(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    told: list[str] = []
+
+    class Listed:
+        async def add_driver(self, name: str, info: CsiNodeInfo) -> None:
+            told.append(f"add {name}")
+
+        async def remove_driver(self, name: str) -> None:
+            told.append(f"remove {name}")
+
+    async with bed.life(), TaskSet("test") as tasks:
+        bed.drivers._node = Listed()
+        asked = asyncio.Event()
+
+        class Slow(FakeCsiDriver):
+            async def info(self) -> CsiNodeInfo:
+                await asked.wait()
+                return self.node
+
+        bed.driver = Slow(bed.node.mounts)
+        tasks.spawn(bed.drivers.refresh("d"), name="refresh")
+        await bed.node.clock.sleep(1)
+        await bed.drivers.deregister("d", Path("/csi.sock"))
+        asked.set()
+        await bed.node.clock.sleep(1)
+    assert told == ["remove d"]
