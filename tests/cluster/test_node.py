@@ -89,8 +89,8 @@ def test_a_shutdown_is_told_and_can_be_taken_back(node: Joined) -> None:
     subprocess.run([*command, "--grace", "20s", "--grace-critical", "10s"], check=True, timeout=60)
     # The command is through: the API server must know of the pod already.
     status = node.cluster.get("pod", "going")["status"]
-    # Its container ended well when it was told to, so it counts as done; upstream's rule.
-    assert (status["phase"], status["reason"]) == ("Succeeded", "Terminated")
+    # Its container ended well when it was told to, but the pod was cut short.
+    assert (status["phase"], status["reason"]) == ("Failed", "Terminated")
     assert status["message"] == "Pod was terminated in response to imminent node shutdown."
     assert any(each["type"] == "DisruptionTarget" and each["status"] == "True" for each in status["conditions"])
     found = node.wait_node("False", 10)
