@@ -86,7 +86,6 @@ AREAS = {
     "probes": (  # the others wait for minutes
         r"\] Probing container should be restarted with a (/healthz|local redirect)",
         r"\] Probing container with readiness probe should not be ready before initial delay",
-        r"\] Probing container should override timeoutGracePeriodSeconds when StartupProbe",
         r"Probing restartable init container should be restarted with a /healthz",
     ),
     "security": (
