@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from pykubelet.api.types import NodeAddress
+from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.node_flags import IPAddress
 
 INTERNAL_IP = "InternalIP"
 HOSTNAME = "Hostname"
 
+ROUTES_SERVE = 5.0
 RESOLVE_WITHIN = 2.0
 
 
@@ -97,18 +99,26 @@ class AddressFinder:
 
 
 class LocalAddresses:
-    """The node's own addresses where there is no Node to show them: those chosen by the operator, else the route's."""
+    """The node's own addresses where there is no Node to show them: those chosen by the operator, else the route's.
 
-    def __init__(self, *, network: HostNetwork, node_ips: Sequence[IPAddress]) -> None:
+    Asked for each container; looking at the routes costs a millisecond, so an answer serves for some seconds."""
+
+    def __init__(self, *, network: HostNetwork, node_ips: Sequence[IPAddress], clock: Clock) -> None:
         self._network = network
         self._node_ips = tuple(node_ips)
+        self._clock = clock
+        self._found: tuple[str, ...] = ()
+        self._looked: float | None = None
 
     def host_ips(self) -> tuple[str, ...]:
         fixed = tuple(str(ip) for ip in self._node_ips if not ip.is_unspecified)
         if fixed:
             return fixed
-        found = choose(self._network.route_addresses(), self._node_ips[0].version if self._node_ips else 4)
-        return (str(found),) if found is not None else ()
+        now = self._clock.monotonic()
+        if self._looked is None or now - self._looked > ROUTES_SERVE:
+            found = choose(self._network.route_addresses(), self._node_ips[0].version if self._node_ips else 4)
+            self._found, self._looked = (str(found),) if found is not None else (), now
+        return self._found
 
 
 def choose(candidates: Iterable[IPAddress], version: int) -> IPAddress | None:

@@ -22,4 +22,4 @@ def told_addresses(settings: Settings, edges: Edges, seams: Seams) -> NodeAddres
     """Containers learn the node's address even where no Node exists; statuses, as upstream, do not."""
     if edges.cluster is not None or edges.host_network is None:
         return seams.addresses
-    return LocalAddresses(network=edges.host_network, node_ips=settings.node_ips)
+    return LocalAddresses(network=edges.host_network, node_ips=settings.node_ips, clock=edges.clock)

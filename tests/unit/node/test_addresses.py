@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from pykubelet.api.types import NodeAddress
+from pykubelet.kit.clock import SystemClock
 from pykubelet.node.addresses import AddressFinder, LocalAddresses, NoNodeAddress, internal_ips, provided_node_ip
 from pykubelet.settings.node_flags import IPAddress
 from tests.unit.node.making import FakeNetwork, ip
@@ -110,9 +111,11 @@ def test_internal_addresses_are_those_pods_show() -> None:
         (("10.7.0.1", "fd00::7"), ("10.7.0.1", "fd00::7")),
     ],
 )
-def test_addresses_of_a_machine_without_a_node(node_ips: tuple[str, ...], expected: tuple[str, ...]) -> None:
-    assert LocalAddresses(network=FakeNetwork(), node_ips=[*map(ip, node_ips)]).host_ips() == expected
+async def test_addresses_of_a_machine_without_a_node(node_ips: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    assert (
+        LocalAddresses(network=FakeNetwork(), node_ips=[*map(ip, node_ips)], clock=SystemClock()).host_ips() == expected
+    )
 
 
-def test_a_machine_without_any_address() -> None:
-    assert LocalAddresses(network=FakeNetwork(route=()), node_ips=()).host_ips() == ()
+async def test_a_machine_without_any_address() -> None:
+    assert LocalAddresses(network=FakeNetwork(route=()), node_ips=(), clock=SystemClock()).host_ips() == ()
