@@ -18,9 +18,10 @@ from pykubelet.eviction.board import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
+from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
-from pykubelet.node.event_fan import AnnotatedSink, EventFan
+from pykubelet.node.event_fan import EventFan
 from pykubelet.node.local_events import LocalEvents
 from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache

@@ -6,6 +6,7 @@ names the object it is about and, for containers, the field path upstream uses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from pykubelet.api.types import Pod
@@ -19,3 +20,20 @@ class EventSink(Protocol):
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """Tell something about this node."""
         ...
+
+
+class AnnotatedSink(Protocol):
+    """An EventSink that takes annotations of an event as well."""
+
+    def pod_event(
+        self,
+        pod: Pod,
+        kind: str,
+        reason: str,
+        message: str,
+        *,
+        field_path: str = "",
+        annotations: Mapping[str, str] | None = None,
+    ) -> None: ...
+
+    def node_event(self, kind: str, reason: str, message: str) -> None: ...

@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from pykubelet.api.types import Pod
-
-
-class AnnotatedSink(Protocol):
-    def pod_event(
-        self,
-        pod: Pod,
-        kind: str,
-        reason: str,
-        message: str,
-        *,
-        field_path: str = "",
-        annotations: Mapping[str, str] | None = None,
-    ) -> None: ...
-
-    def node_event(self, kind: str, reason: str, message: str) -> None: ...
+from pykubelet.model.events import AnnotatedSink
 
 
 class EventFan:

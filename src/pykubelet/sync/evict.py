@@ -12,6 +12,7 @@ from typing import Protocol
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.clock import Clock
 from pykubelet.model.disruption import mark_disrupted
+from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import uid_of
 from pykubelet.model.reasons import WARNING
@@ -22,19 +23,6 @@ EVICTED = "Evicted"
 LEAST_PATIENCE = 10.0
 PATIENCE_FACTOR = 1.5
 STEP = 0.1
-
-
-class EventsWithNotes(Protocol):
-    def pod_event(
-        self,
-        pod: Pod,
-        kind: str,
-        reason: str,
-        message: str,
-        *,
-        field_path: str = "",
-        annotations: Mapping[str, str] | None = None,
-    ) -> None: ...
 
 
 class ToldWhy(Protocol):
@@ -63,7 +51,7 @@ class PodEvictor:
         *,
         workers: PodWorkers,
         phases: PodPhases,
-        events: EventsWithNotes,
+        events: AnnotatedSink,
         recorder: LifeRecorder,
         clock: Clock,
     ) -> None:

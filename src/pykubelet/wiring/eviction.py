@@ -16,8 +16,8 @@ from pykubelet.eviction.storage import StorageLimits
 from pykubelet.images.gc import ImageGc
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
+from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
-from pykubelet.node.event_fan import AnnotatedSink
 from pykubelet.oom.watcher import OomWatcher, OwnScore
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.manager import PodManager
