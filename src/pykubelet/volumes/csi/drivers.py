@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pykubelet.clients.plugins.port import CsiConnect, CsiNode, CsiNodeInfo, CsiUsage, CsiVolume
+from pykubelet.clients.plugins.port import CsiConnect, CsiNode, CsiNodeInfo
 from pykubelet.model.errors import PykubeletError
+from pykubelet.volumes.csi.asked import AskedDriver
 from pykubelet.volumes.csi.timed import CsiTimes
 from pykubelet.volumes.problems import VolumeProblem
 
@@ -135,39 +137,11 @@ def _shown(version: Version) -> str:
     return ".".join(str(part) for part in version)
 
 
-class SayingDriver:
-    """A driver whose calls are announced, so that a person can see whom a volume waits for."""
+def announced(driver: CsiNode, name: str, say: Callable[[str], None]) -> CsiNode:
+    """A driver that tells before each call whom it waits for, so that a person can see it."""
 
-    def __init__(self, driver: CsiNode, name: str, say: Callable[[str], None]) -> None:
-        self._driver = driver
-        self._name = name
-        self._say = say
+    def around(call: str) -> AbstractContextManager[None]:
+        say(f"driver {name} has not answered {call}")
+        return nullcontext()
 
-    def _asked(self, call: str) -> CsiNode:
-        self._say(f"driver {self._name} has not answered {call}")
-        return self._driver
-
-    async def info(self) -> CsiNodeInfo:
-        return await self._asked("NodeGetInfo").info()
-
-    async def capabilities(self) -> frozenset[str]:
-        return await self._asked("NodeGetCapabilities").capabilities()
-
-    async def stage(self, volume: CsiVolume, staging: Path) -> None:
-        await self._asked("NodeStageVolume").stage(volume, staging)
-
-    async def unstage(self, volume_id: str, staging: Path) -> None:
-        await self._asked("NodeUnstageVolume").unstage(volume_id, staging)
-
-    async def publish(self, volume: CsiVolume, target: Path, *, staging: Path | None, read_only: bool) -> None:
-        await self._asked("NodePublishVolume").publish(volume, target, staging=staging, read_only=read_only)
-
-    async def unpublish(self, volume_id: str, target: Path) -> None:
-        await self._asked("NodeUnpublishVolume").unpublish(volume_id, target)
-
-    async def expand(self, volume: CsiVolume, path: Path, *, staging: Path | None, required_bytes: int) -> int:
-        driver = self._asked("NodeExpandVolume")
-        return await driver.expand(volume, path, staging=staging, required_bytes=required_bytes)
-
-    async def usage(self, volume_id: str, path: Path, *, staging: Path | None) -> CsiUsage:
-        return await self._driver.usage(volume_id, path, staging=staging)
+    return AskedDriver(driver, around)

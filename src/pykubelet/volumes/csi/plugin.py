@@ -29,7 +29,7 @@ from pykubelet.model.pod import namespace_of
 from pykubelet.volumes import ownership
 from pykubelet.volumes.csi import rules
 from pykubelet.volumes.csi.blocks import BlockPlaces, is_mount_point
-from pykubelet.volumes.csi.drivers import CsiDrivers, SayingDriver
+from pykubelet.volumes.csi.drivers import CsiDrivers, announced
 from pykubelet.volumes.csi.expand import Growth
 from pykubelet.volumes.csi.objects import CsiObjects
 from pykubelet.volumes.csi.records import (
@@ -122,7 +122,7 @@ class CsiVolumes(RemotePlugin):
 
     async def obtain(self, task: SetUp, say: Say) -> None:
         source = source_of(task.spec, task.uid, namespace_of(task.pod))
-        driver = SayingDriver(self._drivers.find(source.driver), source.driver, say)
+        driver = announced(self._drivers.find(source.driver), source.driver, say)
         self._found_full.discard((source.driver, source.handle))
         async with self._turns.alone((source.driver, source.handle)):
             said = self._objects.driver(source.driver)
@@ -279,7 +279,7 @@ class CsiVolumes(RemotePlugin):
         async with self._turns.alone(record.key):
             if block:
                 await self._run(partial(self._blocks.hide, folder, uid))
-            driver = SayingDriver(self._drivers.find(record.driver), record.driver, say)
+            driver = announced(self._drivers.find(record.driver), record.driver, say)
             await driver.unpublish(record.handle, self._target(uid, folder, block=block))
             await self._run(partial(self._forget_target, uid, folder, block))
             await self._unstage(record, driver, block)
