@@ -39,6 +39,7 @@ from pykubelet.runtime.gc_plan import GcPolicy, plan_containers, plan_prune, pla
 logger = logging.getLogger(__name__)
 
 PERIOD = 60.0
+SOURCES_PAUSE = 0.5
 PRUNE_PAUSE = 1.0
 """Seconds between an end and the removal of older dead ones: the restart comes first."""
 COLLECT_PAUSE = 0.5
@@ -160,11 +161,19 @@ class ContainerGc:
             self._tasks = tasks
             tasks.spawn(self._run_collections(), name="collect ended pods")
             try:
+                await self._wait_for_sources()
                 while True:
                     await self._pass()
                     await self._clock.sleep(PERIOD)
             finally:
                 self._tasks = None
+
+    async def _wait_for_sources(self) -> None:
+        """Before they have told their pods nobody is known to be gone, and leftovers would wait for the second pass."""
+        for _ in range(int(PERIOD / SOURCES_PAUSE)):
+            if self._sources_ready():
+                return
+            await self._clock.sleep(SOURCES_PAUSE)
 
     def prune_soon(self, uid: str, container: str) -> None:
         """Remove the older dead containers of that name shortly. Never waits; a repeat changes nothing."""
@@ -277,20 +286,25 @@ class ContainerGc:
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def one_pod(uid: str, was_gone: bool) -> None:
-            mine = [c for c in dead if c.pod_uid == uid]
+            """What cannot be removed keeps nothing else but its own sandbox."""
+            stuck: set[str] = set()
             async with limit:
-                try:
-                    for container in mine:
-                        if was_gone and not is_gone(uid):
-                            return  # wanted again since it was planned; the next pass plans anew
+                for container in (c for c in dead if c.pod_uid == uid):
+                    if was_gone and not is_gone(uid):
+                        return  # wanted again since it was planned; the next pass plans anew
+                    try:
                         await self._remover.remove_dead(_dead(container))
-                    for sandbox in (s for s in boxes if s.pod_uid == uid):
-                        if was_gone and not is_gone(uid):
-                            return
+                    except (PykubeletError, OSError) as error:
+                        failures.append(str(error))
+                        stuck.add(container.sandbox_id)
+                for sandbox in (s for s in boxes if s.pod_uid == uid and s.id not in stuck):
+                    if was_gone and not is_gone(uid):
+                        return
+                    try:
                         await _gone_is_fine(self._cri.stop_pod_sandbox(sandbox.id))
                         await _gone_is_fine(self._cri.remove_pod_sandbox(sandbox.id))
-                except (PykubeletError, OSError) as error:  # this pod's trouble, others go on
-                    failures.append(str(error))
+                    except PykubeletError as error:
+                        failures.append(str(error))
 
         uids = dict.fromkeys([c.pod_uid for c in dead] + [s.pod_uid for s in boxes])
         await gather_all(*(one_pod(uid, is_gone(uid)) for uid in uids))

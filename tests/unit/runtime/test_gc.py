@@ -345,6 +345,20 @@ async def test_a_full_disk_takes_ended_pods_too_but_not_their_log_folder(node: N
     assert node.left() == (0, 0)
 
 
+async def test_leftovers_of_the_life_before_go_as_soon_as_the_sources_are_ready(node: Node) -> None:
+    await node.sandbox("web")
+    await node.container("web")
+    await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
+    node.fate.gone.add("uid-web")
+    node.ready = False
+    async with running(node.gc):
+        await node.clock.sleep(5)
+        assert node.left() == (1, 1)
+        node.ready = True
+        await node.clock.sleep(1)
+        assert node.left() == (0, 0)
+
+
 async def test_running_containers_and_ready_sandboxes_stay(node: Node) -> None:
     await node.sandbox("web")
     await node.container("web", ends=False)
@@ -373,6 +387,21 @@ async def test_one_pods_trouble_is_reported_and_harms_no_other(node: Node) -> No
     with pytest.raises(PykubeletError, match="device busy"):
         await node.gc.collect()
     assert [s.name for s in node.cri.sandboxes.values()] == ["bad"]
+
+
+async def test_what_cannot_be_removed_keeps_only_its_own_sandbox(node: Node) -> None:
+    stuck = await node.sandbox("web")
+    first = await node.container("web", attempt=0)
+    await node.cri.stop_pod_sandbox(stuck)
+    await node.sandbox("web", attempt=1)
+    await node.container("web", attempt=1)
+    await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
+    node.fate.gone.add("uid-web")
+    node.cri.fail_next("remove_container", CriError("cannot delete running task"), first, times=None)
+    with pytest.raises(PykubeletError, match="running task"):
+        await node.gc.collect()
+    assert list(node.cri.sandboxes) == [stuck]
+    assert list(node.cri.containers) == [first]
 
 
 async def test_a_hanging_removal_does_not_hold_up_the_others(node: Node) -> None:
