@@ -115,6 +115,9 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$key" ] || ! "$venv/bin/python" -
   "${pip[@]}" --no-deps --editable "$root" || die "pip could not install pykubelet itself, see above"
   echo "$key" >"$stamp"
 fi
+# Where Python must not write its own cache (PYTHONDONTWRITEBYTECODE) each start of the agent would compile all modules
+# anew: half a second of a core.
+"$venv/bin/python" -m compileall -q "$root/src/pykubelet" || die "the sources cannot be compiled, see above"
 
 if [ "$purpose" = test ]; then
   for target in controlplane containerd2 runc metricsserver e2e plugins; do

@@ -156,8 +156,10 @@ class DeviceRegistry:
         try:
             await server.wait_for_termination()
         finally:
-            await finish(server.stop(None), within=STOP_WITHIN)
-            (self._folder / SOCKET).unlink(missing_ok=True)
+            try:
+                await finish(server.stop(None), within=STOP_WITHIN)
+            finally:
+                (self._folder / SOCKET).unlink(missing_ok=True)
 
     def _prepare(self) -> None:
         """Sockets of an earlier life are removed: that tells plugins to register again."""
