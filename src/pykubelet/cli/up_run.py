@@ -38,7 +38,7 @@ from pykubelet.sources.merged import MergedSets
 from pykubelet.sources.static import StaticSource
 from pykubelet.standalone.cleanup import unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
-from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, ensure_images
+from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, build, import_images
 from pykubelet.standalone.programs import find_runtime
 from pykubelet.sync.phases import Phase
 from pykubelet.wiring.edges import Edges
@@ -111,8 +111,10 @@ class _Up:
         if private is None:
             await self._serve(self._wishes.endpoint, stop, begun, [])
             return 0
+        packing = asyncio.create_task(asyncio.to_thread(build, [PAUSE, BUSYBOX, TESTSERVER]))
+        packing.add_done_callback(_seen)  # a runtime that does not come up is told instead
         async with private:
-            imported = await ensure_images(private.ctr, [PAUSE, BUSYBOX, TESTSERVER], clock=self._clock)
+            imported = await import_images(private.ctr, await packing, clock=self._clock)
             async with running(private):
                 await self._serve(private.endpoint, stop, begun, imported)
             if self._down:
@@ -180,6 +182,11 @@ class _Up:
             await self._wake.wait(at_most=LOOK_EVERY)
         view.show([], [])
         await until_tidy(self._state, self._clock, within=10.0)
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 async def until_tidy(state: UpState, clock: Clock, *, within: float) -> None:

@@ -97,8 +97,12 @@ class PrivateContainerd:
             raise StandaloneError("running containers needs root: start pykubelet as root or with sudo")
         self._prepare()
         try:
-            await self.network.setup()
-            await self._write_config_and_adopt()
+            asking = asyncio.create_task(self._facts())
+            try:
+                await self.network.setup()
+            finally:
+                await asyncio.wait({asking})
+            await self._write_config_and_adopt(asking.result())
             if self._daemon is None:
                 await self._launch()
         except BaseException:
@@ -185,8 +189,8 @@ class PrivateContainerd:
         except OSError as error:
             raise StandaloneError(f"state folder {self.layout.state_dir}: {error.strerror}") from error
 
-    async def _write_config_and_adopt(self) -> None:
-        text = config.render(self.layout, await self._facts())
+    async def _write_config_and_adopt(self, facts: config.ContainerdFacts) -> None:
+        text = config.render(self.layout, facts)
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._daemon = None
         running = daemon.load(self.layout.pid_file)

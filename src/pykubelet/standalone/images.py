@@ -132,17 +132,25 @@ def to_import(archives: Iterable[Archive], present: Mapping[str, tuple[str, bool
     return [archive for archive in archives if present.get(archive.name, ("", False))[0] != archive.digest]
 
 
-async def ensure_images(ctr: RunCtr, names: Iterable[str], *, clock: Clock, within: float = 30.0) -> list[str]:
+async def ensure_images(ctr: RunCtr, names: Iterable[str], *, clock: Clock) -> list[str]:
     """Import what is missing, wait until the CRI knows all of it, and give the names of what was imported."""
-    archives = await asyncio.to_thread(build, list(names))
-    absent = to_import(archives, parse_listing(await ctr("images", "ls")))
+    return await import_images(ctr, await asyncio.to_thread(build, list(names)), clock=clock)
+
+
+async def import_images(ctr: RunCtr, archives: list[Archive], *, clock: Clock, within: float = 30.0) -> list[str]:
+    """As `ensure_images`, for images that are built."""
+    present = parse_listing(await ctr("images", "ls"))
+    absent = to_import(archives, present)
     for archive in absent:
         await ctr("images", "import", "-", stdin=archive.data)
     wanted = {archive.name for archive in archives}
+    if absent:
+        present = parse_listing(await ctr("images", "ls"))
     try:
         async with asyncio.timeout(within):
-            while missing := wanted - _known(parse_listing(await ctr("images", "ls"))):
+            while missing := wanted - _known(present):
                 await clock.sleep(0.02)
+                present = parse_listing(await ctr("images", "ls"))
     except TimeoutError:
         raise StandaloneError(
             f"imported images are not known to the runtime after {within:g} s: {', '.join(sorted(missing))}"
