@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
 from tests.bed.certificates import Authority
 from tests.bed.parts import cannot, need_program
 

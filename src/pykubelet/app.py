@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.events import ApiEvents
@@ -79,8 +81,7 @@ from pykubelet.wiring.volumes import volume_rules
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
-class Node:
+class Node(Struct, kw_only=True):
     """The assembled agent: what runs, and what others may look at."""
 
     services: list[list[Service]] = field(default_factory=list)

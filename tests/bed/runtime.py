@@ -12,8 +12,9 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.errors import PykubeletError

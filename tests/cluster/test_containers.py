@@ -10,11 +10,11 @@ import base64
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.standalone.images import busybox_image, find_busybox
 from pykubelet.standalone.packer import architecture, pack

@@ -4,7 +4,6 @@ server's restart."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pykubelet.api.types import (
     BoundObjectReference,
@@ -212,8 +212,8 @@ async def renew_while_working(node: RestKubeClient, files: CertificateFiles) -> 
         """Make the pair on disk look as if its time was nearly up; the new one is taken as it is."""
         if pair is None or pair.certificate not in known:
             return pair
-        facts = dataclasses.replace(pair.facts, not_before=CLOCK.now() - 95, not_after=CLOCK.now() + 5)
-        return dataclasses.replace(pair, facts=facts)
+        facts = structs.replace(pair.facts, not_before=CLOCK.now() - 95, not_after=CLOCK.now() + 5)
+        return structs.replace(pair, facts=facts)
 
     async with running(rotation):
         async with asyncio.timeout(30):

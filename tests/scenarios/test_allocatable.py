@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 from pathlib import Path
+
+from msgspec import structs
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ResourceRequirements
@@ -16,7 +17,7 @@ from tests.harness import MACHINE, NodeHarness
 from tests.scenarios.cluster_node import ClusterHarness
 
 MIB, GIB = 1 << 20, 1 << 30
-BIG = dataclasses.replace(
+BIG = structs.replace(
     MACHINE,
     cpus=8,
     memory_bytes=16 * GIB,

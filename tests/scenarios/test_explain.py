@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.api.types import EmptyDirVolumeSource, Pod, Volume, VolumeMount
 from pykubelet.explain.explain import explain

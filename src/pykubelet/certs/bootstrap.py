@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from pykubelet.api.codec import encode_json
 from pykubelet.certs.files import CertificateFiles
@@ -30,8 +31,7 @@ ISSUED_WITHIN = 3600.0
 KEY_FILE = "kubelet-client.key.tmp"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterAddress:
+class ClusterAddress(Struct, frozen=True, kw_only=True):
     """How the new kubeconfig reaches the server: taken over from the bootstrap kubeconfig."""
 
     server: str

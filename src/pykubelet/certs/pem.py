@@ -7,9 +7,10 @@ to make never loads it. Errors are CertificateError with what is wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from pykubelet.kit.clock import utc
 from pykubelet.model.errors import PykubeletError
@@ -26,8 +27,7 @@ class CertificateError(PykubeletError):
     """A certificate, key or request cannot be used or had."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """Whom a certificate is for: the node, and for serving the names and addresses it is reached by."""
 
     node_name: str
@@ -39,8 +39,7 @@ class Wanted:
         return f"system:node:{self.node_name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CertificateFacts:
+class CertificateFacts(Struct, frozen=True, kw_only=True):
     common_name: str
     organizations: tuple[str, ...]
     dns: tuple[str, ...]
@@ -57,8 +56,7 @@ class CertificateFacts:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Pair(Struct, frozen=True, kw_only=True):
     """A certificate (perhaps with its chain) and its key."""
 
     certificate: bytes

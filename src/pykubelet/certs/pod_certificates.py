@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from pykubelet.api.types import (
     ObjectMeta,
@@ -43,16 +44,14 @@ Key = tuple[str, str, int]
 """(pod, volume, index of the source)"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
+class Issued(Struct, frozen=True, kw_only=True):
     key_pem: bytes
     chain_pem: bytes
     renew_at: float
     not_after: float
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(Struct):
     issued: Issued | None = None
     request: str = ""
     """Name of the request that is not answered yet."""

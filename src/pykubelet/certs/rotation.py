@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.certs.files import CertificateFiles
 from pykubelet.certs.pem import CertificateError, Pair, Wanted, make_key
@@ -34,8 +35,7 @@ LIVES = (60.0, HOUR, 4 * HOUR, DAY, 7 * DAY, 30 * DAY, 90 * DAY, 180 * DAY, 360 
 """Buckets of how long certificates live."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotationSeams:
+class RotationSeams(Struct, frozen=True, kw_only=True):
     """What a rotation touches."""
 
     kube: KubeClient

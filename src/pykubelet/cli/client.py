@@ -11,12 +11,12 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from pykubelet.cli.problems import NO_AGENT, CommandFailed
 
@@ -27,8 +27,7 @@ DEFAULT_PORT = 10250
 Query = Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """Which node is asked, and how."""
 
     sockets: tuple[Path, ...] = ()
@@ -74,8 +73,7 @@ class _LocalConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     status: int
     body: bytes
 

@@ -7,8 +7,9 @@ rotateCertificates the certificate is renewed from then on; the one in the kubec
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.certs.bootstrap import Bootstrap, ClusterAddress, still_good
 from pykubelet.certs.files import CertificateFiles
@@ -24,8 +25,7 @@ logger = logging.getLogger(__name__)
 CLIENT_PREFIX = "kubelet-client"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterLogin:
+class ClusterLogin(Struct, frozen=True, kw_only=True):
     config: Kubeconfig
     certificates: CertificateFiles | None = None
     """Where renewed client certificates go; None when nobody renews them."""

@@ -13,9 +13,10 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from pykubelet.app import Node, assemble, live
 from pykubelet.cli.agent import stop_requested
@@ -52,8 +53,7 @@ DOWN_PATIENCE = 60.0
 DEFAULT_GRACE = 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class Wishes(Struct, frozen=True, kw_only=True):
     """What was asked for on the command line."""
 
     paths: Sequence[Path]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.cli.options import socket_of
 from pykubelet.cli.problems import CommandFailed
@@ -19,8 +20,7 @@ from pykubelet.standalone.daemon import Daemon
 from pykubelet.standalone.layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
-class UpState:
+class UpState(Struct, frozen=True):
     folder: Path
 
     @property

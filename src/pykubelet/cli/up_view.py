@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
 from pykubelet.app import Node
@@ -32,8 +32,7 @@ READ_AT_ONCE = 64 * 1024
 TIMES = re.compile(r"\b[\d.]+ (ms|s|min|h|d)\b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """One pod as the view shows it."""
 
     uid: str
@@ -88,8 +87,7 @@ def _named(pod: Pod) -> str:
     return name if namespace_of(pod) == "default" else f"{namespace_of(pod)}/{name}"
 
 
-@dataclass(slots=True)
-class LogTails:
+class LogTails(Struct):
     """New lines of all containers' logs since the last look; blocking for the length of a short read."""
 
     offsets: dict[Path, int] = field(default_factory=dict)

@@ -8,7 +8,8 @@ device keeps it, though nothing is known of the device meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.clients.plugins.port import Device, Handed
 from pykubelet.model.errors import PykubeletError
@@ -18,8 +19,7 @@ class DevicesRefused(PykubeletError):
     """Why a pod cannot have its devices. Texts are upstream's: they end up in the status of the pod."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Grant:
+class Grant(Struct, kw_only=True):
     """Devices of one resource that one container holds."""
 
     ids: frozenset[str]
@@ -31,8 +31,7 @@ Held = dict[str, dict[str, dict[str, Grant]]]
 """Pod uid -> container -> resource."""
 
 
-@dataclass(slots=True)
-class Resource:
+class Resource(Struct):
     """All devices of one name, as the plugin last told."""
 
     devices: dict[str, Device] = field(default_factory=dict)

@@ -6,8 +6,9 @@ These hold whether or not the disk is short. Texts are upstream's (facts/node.md
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
@@ -28,8 +29,7 @@ class VolumeUse(Protocol):
     def on_node_disk(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breach:
+class Breach(Struct, frozen=True, kw_only=True):
     signal: str
     """What metrics call it."""
     message: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import MemoryAlarms
@@ -54,8 +55,7 @@ MIN_GAP: Final = 0.2
 """Seconds between two looks, however often the kernel calls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(Struct, frozen=True, kw_only=True):
     """One pod's end."""
 
     told: Told
@@ -89,8 +89,7 @@ class NodeFigures(Protocol):
     async def disks(self) -> Mapping[str, PodUse]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionRules:
+class EvictionRules(Struct, frozen=True, kw_only=True):
     thresholds: tuple[Threshold, ...] = ()
     transition: float = 300.0
     max_grace: int = 0

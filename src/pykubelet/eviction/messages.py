@@ -7,7 +7,8 @@ which signal, what was measured against what, and why this pod and not another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
@@ -26,8 +27,7 @@ OFFENDING_POD_USAGE = "offending_pod_usage"
 STARVED = "starved_resource"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Told(Struct, frozen=True, kw_only=True):
     message: str
     """Status and condition."""
     annotations: Mapping[str, str] = field(default_factory=dict)

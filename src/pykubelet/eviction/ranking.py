@@ -8,7 +8,8 @@ Whether a pod may be evicted at all is asked afterwards: critical pods are ranke
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.eviction.signals import INODE_SIGNALS, MEMORY_SIGNALS, PIDS, Counted, Layout, counted
@@ -17,8 +18,7 @@ from pykubelet.model.pod_resources import EPHEMERAL_STORAGE, MEMORY, pod_request
 from pykubelet.model.signals import PodUse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     pod: Pod
     use: PodUse | None
     used: int | None

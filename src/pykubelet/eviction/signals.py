@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.quantity import Format, Quantity
 from pykubelet.model.figures import FsFigures
@@ -47,8 +48,7 @@ CONDITION: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class Observation(Struct, frozen=True, kw_only=True):
     available: int
     capacity: int
     time_ns: int
@@ -124,8 +124,7 @@ def reclaims(signal: str, layout: Layout) -> tuple[Reclaim, ...]:
     return (Reclaim.UNUSED_IMAGES,) if which == "imagefs" else (Reclaim.DEAD_CONTAINERS,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class Counted(Struct, frozen=True, kw_only=True):
     """Which of a pod's files lie on the filesystem that is short."""
 
     layers: bool = False

@@ -7,7 +7,9 @@ with their transition period (facts/node.md 4.2). Does not cover what is then do
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+from msgspec import Struct, field
 
 from pykubelet.eviction.signals import (
     ALLOCATABLE,
@@ -28,8 +30,7 @@ from pykubelet.eviction.signals import (
 from pykubelet.settings.thresholds import Threshold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchState:
+class WatchState(Struct, frozen=True, kw_only=True):
     """What has to be remembered from look to look."""
 
     met: tuple[Threshold, ...] = ()
@@ -42,8 +43,7 @@ class WatchState:
     """The time of each signal's newest observation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(Struct, frozen=True, kw_only=True):
     state: WatchState
     conditions: tuple[str, ...] = ()
     """That the node has now, sorted."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.explain.findings import Finder
 
@@ -21,8 +22,7 @@ class State(enum.Enum):
     """Worth knowing; the pod is well all the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Struct, frozen=True, kw_only=True):
     id: str
     title: str
     state: State

@@ -7,9 +7,10 @@ reads or asks. Does not judge; that is done by the finders behind the table in c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod, PodStatus
 from pykubelet.model.life import LifeEntry, Outcome, Step
@@ -69,8 +70,7 @@ class EventView(Protocol):
     def count(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class NodeFacts(Struct, frozen=True, kw_only=True):
     """The node around the pod."""
 
     runtime_up: bool = True
@@ -87,8 +87,7 @@ def no_log(container: str, previous: bool) -> Sequence[str]:
     return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerFacts:
+class ContainerFacts(Struct, frozen=True, kw_only=True):
     """One container of the spec beside what is told about it."""
 
     kind: ContainerKind
@@ -136,8 +135,7 @@ class ContainerFacts:
         return (self.told.restart_count if self.told is not None else 0) or 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodFacts:
+class PodFacts(Struct, frozen=True, kw_only=True):
     pod: Pod
     status: PodStatus
     life: Sequence[LifeEntry] = ()

@@ -6,14 +6,14 @@ Pure. Does not say what is wrong in sentences; the table in causes.py does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+
+from msgspec import Struct, field
 
 from pykubelet.explain.facts import PodFacts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     subject: str = ""
     """Container or volume it is about; empty for the whole pod."""
     words: Mapping[str, str] = field(default_factory=dict)

@@ -7,15 +7,16 @@ the width of a terminal are the command's business.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from pykubelet.explain.cause import State
 from pykubelet.explain.findings import clock_time, first_line, span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CauseView:
+class CauseView(Struct, frozen=True, kw_only=True):
     id: str
     state: State
     subject: str
@@ -29,8 +30,7 @@ class CauseView:
     """In one sentence, without anything that changes while the trouble stays the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Moment(Struct, frozen=True, kw_only=True):
     """One line of the timeline."""
 
     at: float
@@ -48,8 +48,7 @@ class Moment:
     last_at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Struct, frozen=True, kw_only=True):
     pod: str
     state: str
     """healthy, done, starting, not ready, restarting, stuck, failed or ending."""
@@ -60,25 +59,12 @@ class Explanation:
     at: float
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        for cause, view in zip(found["causes"], self.causes, strict=True):
-            cause["state"] = view.state.value
+        found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Explanation:
-        causes = tuple(
-            CauseView(
-                **{
-                    **cause,
-                    "state": State(cause["state"]),
-                    **{key: tuple(cause[key]) for key in ("chain", "evidence", "advice")},
-                }
-            )
-            for cause in data["causes"]
-        )
-        moments = tuple(Moment(**moment) for moment in data["timeline"])
-        return cls(**{**data, "causes": causes, "timeline": moments})
+        return msgspec.convert(data, cls)
 
     def to_text(self, *, timeline: bool = True) -> str:
         return "\n".join(_lines(self, timeline)) + "\n"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.images.login import AccountOrigin, Login, SecretOrigin
 from pykubelet.images.record_files import Access, PulledRecord
@@ -36,8 +38,7 @@ def bare_name(image: str) -> str:
     return image.removesuffix(f":{found.tag}") if found.tag else image
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+class Verification(Struct, frozen=True, kw_only=True):
     policy: Policy = Policy.NOT_PRELOADED
     allow_list: tuple[str, ...] = ()
 
@@ -77,8 +78,7 @@ def of_login(login: Login | None) -> Access:
             return Access(everybody=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
+class Covered(Struct, frozen=True, kw_only=True):
     """The pod may use the image; `learnt` is worth adding to the record."""
 
     learnt: Access | None = None

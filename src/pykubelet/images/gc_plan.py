@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.model.runtime_status import Image
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageGcPolicy:
+class ImageGcPolicy(Struct, frozen=True, kw_only=True):
     high_percent: int = 85
     low_percent: int = 80
     min_age: float = 120.0
@@ -27,8 +27,7 @@ class ImageGcPolicy:
         return self.high_percent >= 100 and self.max_age <= 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskUsage:
+class DiskUsage(Struct, frozen=True, kw_only=True):
     capacity_bytes: int
     available_bytes: int
 
@@ -37,8 +36,7 @@ class DiskUsage:
         return 100 - min(self.available_bytes, self.capacity_bytes) * 100 // self.capacity_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenImage:
+class SeenImage(Struct, frozen=True, kw_only=True):
     """What is known about an image on the node."""
 
     id: str

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
+
+from msgspec import Struct, field
 
 from pykubelet.images.login import AccountOrigin, Entry, Login, SecretOrigin
 
@@ -22,8 +23,7 @@ DOCKER_HUB_HOSTS: Final = ("docker.io", "index.docker.io")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:.%]+\]|[^\s:\[\]/\\^`{|}\"<>]*)(?::[0-9]*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(Struct, frozen=True):
     """A URL without its scheme, taken apart."""
 
     host: str
@@ -93,8 +93,7 @@ def is_docker_hub(image: str) -> bool:
     return not slash or first in DOCKER_HUB_HOSTS or not any(c in first for c in ".:")
 
 
-@dataclass(slots=True)
-class Keyring:
+class Keyring(Struct):
     """Logins by key; the ones to try first come first."""
 
     unusable: list[str] = field(default_factory=list)

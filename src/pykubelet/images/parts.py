@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.images.access import Policy, Verification
 from pykubelet.images.credentials import NoPullSecrets, ReferencedPullSecrets, RegistryCredentials, SecretReader
@@ -36,8 +37,7 @@ class Runtime(ImageService, ImageRuntime, Protocol):
     """All that images ask of the runtime."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageParts:
+class ImageParts(Struct, frozen=True, kw_only=True):
     puller: ImagePuller
     gc: ImageGc
     records: PullRecords | None

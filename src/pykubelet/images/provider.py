@@ -13,9 +13,10 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.times import TimeError, parse_duration
 from pykubelet.api.types import Pod, ServiceAccount
@@ -60,8 +61,7 @@ class ServiceAccounts(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Identity:
+class _Identity(Struct, frozen=True, kw_only=True):
     """Whose logins are asked for; all empty when the plugin works without service accounts."""
 
     origin: AccountOrigin | None = None
@@ -74,16 +74,14 @@ class _Identity:
         return (hashlib.sha256(self.token.encode()).digest(), self.annotations) if self.token else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     cache_key_type: str
     cache_seconds: float | None
     """None: the configured default."""
     logins: DockerConfig
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(Struct, frozen=True):
     logins: DockerConfig
     until: float
 

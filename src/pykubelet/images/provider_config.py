@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from pykubelet.api.codec import ManifestError, load_yaml_documents
 from pykubelet.api.times import TimeError, parse_duration
@@ -39,8 +40,7 @@ TOKEN_FIELDS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenAttributes:
+class TokenAttributes(Struct, frozen=True, kw_only=True):
     """The plugin wants a token of the pod's service account."""
 
     audience: str
@@ -51,8 +51,7 @@ class TokenAttributes:
     optional_annotations: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderSpec:
+class ProviderSpec(Struct, frozen=True, kw_only=True):
     name: str
     match_images: tuple[str, ...]
     default_cache_seconds: float
@@ -122,8 +121,7 @@ def _read_file(file: Path, problems: list[str], tokens: bool) -> list[ProviderSp
     return [] if reader.problems else specs
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct):
     file: str
     tokens: bool
     problems: list[str] = field(default_factory=list)

@@ -11,8 +11,10 @@ starter of the container tells for any failure.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.api.times import format_duration_ns
 from pykubelet.api.types import Pod
@@ -122,8 +124,7 @@ class OpenAccess:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullSettings:
+class PullSettings(Struct, frozen=True, kw_only=True):
     serialize: bool = False
     """serializeImagePulls: one pull at a time."""
     max_parallel: int | None = None
@@ -146,8 +147,7 @@ class PullSettings:
         return PullSlots(self.max_parallel, patience=self.slot_patience)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
+class _Wish(Struct, frozen=True, kw_only=True):
     """One container's wish for an image."""
 
     pod: Pod
@@ -165,8 +165,7 @@ class _Wish:
         return f"{self.uid}_{self.tagged}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pulled:
+class _Pulled(Struct, frozen=True, kw_only=True):
     image_ref: str
     size_bytes: int
     pulling_seconds: float

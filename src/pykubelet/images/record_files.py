@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct, field
 
 from pykubelet.api.times import TimeError, format_time, parse_nano_time
 from pykubelet.images.login import AccountOrigin, SecretOrigin
@@ -34,8 +35,7 @@ class RecordDamaged(ValueError):
     """The file is not what it should be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class Access(Struct, frozen=True, kw_only=True):
     """Who has shown to be allowed to use an image."""
 
     everybody: bool = False
@@ -49,8 +49,7 @@ class Access:
         return not (self.everybody or self.secrets or self.accounts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PulledRecord:
+class PulledRecord(Struct, frozen=True, kw_only=True):
     image_ref: str
     updated: int
     """Unix seconds."""

@@ -8,7 +8,8 @@ Does not cover: whether the image exists, nor image ids (the runtime's own).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 DEFAULT_TAG = "latest"
 DEFAULT_DOMAIN = "docker.io"
@@ -32,8 +33,7 @@ class InvalidReference(ValueError):
     """The text is no image reference; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class Reference(Struct, frozen=True, kw_only=True):
     """A reference in full: short names have their domain and, on docker.io, their `library/`."""
 
     domain: str

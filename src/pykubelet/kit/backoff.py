@@ -8,7 +8,8 @@ back-off, which hangs on container exit times rather than on failures seen here,
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
 def jittered(seconds: float, factor: float = 0.5, source: random.Random | None = None) -> float:
@@ -16,8 +17,7 @@ def jittered(seconds: float, factor: float = 0.5, source: random.Random | None =
     return seconds * (1.0 + factor * (source or random).random())
 
 
-@dataclass(slots=True)
-class Backoff:
+class Backoff(Struct):
     """Delays for one repeated failure: initial, doubled each time, up to a maximum."""
 
     initial: float
@@ -34,14 +34,12 @@ class Backoff:
         self.failures = 0
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(Struct):
     delay: float
     updated: float
 
 
-@dataclass(slots=True)
-class BackoffTable:
+class BackoffTable(Struct):
     """Per-key delays that double with each `advance` and are forgotten after a quiet time.
 
     `now` is whatever timeline the caller uses, as long as it is one and the same.

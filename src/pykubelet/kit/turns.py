@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 Key = tuple[str, str]
 
 
-@dataclass(slots=True)
-class _Turn:
+class _Turn(Struct):
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     takers: int = 0
 

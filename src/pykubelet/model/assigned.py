@@ -8,12 +8,12 @@ nobody holds anything. Values only.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceShare:
+
+class DeviceShare(Struct, frozen=True, kw_only=True):
     """Devices of one resource that sit on the same NUMA nodes."""
 
     resource: str
@@ -22,8 +22,7 @@ class DeviceShare:
     """Empty when the plugin does not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryShare:
+class MemoryShare(Struct, frozen=True, kw_only=True):
     """Memory of one kind (memory, hugepages-2Mi, ...) on some NUMA nodes."""
 
     kind: str
@@ -31,8 +30,7 @@ class MemoryShare:
     numa: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedDevice:
+class ClaimedDevice(Struct, frozen=True, kw_only=True):
     driver: str
     pool: str
     device: str
@@ -41,8 +39,7 @@ class ClaimedDevice:
     share_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimShare:
+class ClaimShare(Struct, frozen=True, kw_only=True):
     """What one resource claim gives a container."""
 
     namespace: str
@@ -106,8 +103,7 @@ class NothingHeld:
 NOTHING = NothingHeld()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
+class Assigned(Struct, frozen=True, kw_only=True):
     cpus: CpuHolder = NOTHING
     memory: MemoryHolder = NOTHING
     devices: DeviceHolder = NOTHING

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 MIN_SHARES = 2
 MAX_SHARES = 262_144
@@ -11,8 +12,7 @@ MIN_QUOTA_US = 1000
 PERIOD_US = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupLimits:
+class CgroupLimits(Struct, frozen=True, kw_only=True):
     """None = leave as it is; -1 = no limit."""
 
     cpu_shares: int | None = None

@@ -7,10 +7,10 @@ Pure: comparing, taking from a pod, putting back into one. Keeping them on disk 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from pykubelet.api.pod_resources import is_pod_level
 from pykubelet.api.quantity import ZERO, Quantity
@@ -24,15 +24,13 @@ _NONE = ResourceRequirements()
 C = TypeVar("C", bound=AnyContainer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldResources:
+class HeldResources(Struct, frozen=True, kw_only=True):
     containers: Mapping[str, ResourceRequirements] = field(default_factory=dict)
     pod: ResourceRequirements | None = None
     """Amounts for the pod as a whole, when it sets any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class Amount(Struct, frozen=True, kw_only=True):
     """One resource of one holder; absent counts as 0, as it does for the kernel."""
 
     request: Quantity

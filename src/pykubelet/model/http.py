@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from pykubelet.api.types import ContainerPort, HTTPGetAction
 from pykubelet.model.errors import PykubeletError
@@ -45,8 +46,7 @@ class BadRequest(HttpProblem):
     """The request cannot be made from what the pod says."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpRequest:
+class HttpRequest(Struct, frozen=True, kw_only=True):
     scheme: str
     host: str
     port: int
@@ -64,8 +64,7 @@ class HttpRequest:
         return f"{self.scheme}://{self.address}{self.target}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpAnswer:
+class HttpAnswer(Struct, frozen=True, kw_only=True):
     status: int
     body: bytes = b""
     truncated: bool = False

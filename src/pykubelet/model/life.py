@@ -11,7 +11,8 @@ import contextlib
 import enum
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.kit.clock import Clock
 
@@ -51,8 +52,7 @@ class Outcome(enum.Enum):
     NOTED = "noted"
 
 
-@dataclass(slots=True, kw_only=True)
-class LifeEntry:
+class LifeEntry(Struct, kw_only=True):
     """One step of one pod. A begun entry is completed in place, so its duration needs no pairing."""
 
     at: float
@@ -69,8 +69,7 @@ class LifeEntry:
     last_at: float = 0.0
 
 
-@dataclass(slots=True)
-class PodLife:
+class PodLife(Struct):
     uid: str
     pod: str
     entries: deque[LifeEntry]

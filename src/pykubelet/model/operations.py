@@ -7,7 +7,8 @@ found is in `sources/mux.py`; what they cause is in `sync/loop.py`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import Source
@@ -26,8 +27,7 @@ class Operation(enum.Enum):
     """Only the status at the source differs from what was known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodsChanged:
+class PodsChanged(Struct, frozen=True, kw_only=True):
     op: Operation
     pods: tuple[Pod, ...]
     source: Source

@@ -7,8 +7,9 @@ leaves its only trace there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.model.pod import (
@@ -31,8 +32,7 @@ RESTARTING_ALL_CONTAINERS: Final = "RestartingAllContainers"
 """Waiting and terminated reason of containers that were removed to start over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxVerdict:
+class SandboxVerdict(Struct, frozen=True, kw_only=True):
     """Whether the pod needs a new sandbox. `attempt` is that of the sandbox to use: the new or the old."""
 
     needs_new: bool

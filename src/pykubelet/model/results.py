@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
 class ProbeKind(enum.Enum):
@@ -66,8 +67,7 @@ class ProbeResults:
         return len(self._outcomes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFailure:
+class StartFailure(Struct, frozen=True, kw_only=True):
     """Why the last try to start a container did not succeed; becomes its waiting state."""
 
     reason: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
@@ -38,8 +39,7 @@ class NamespaceMode(enum.Enum):
     TARGET = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxRecord:
+class SandboxRecord(Struct, frozen=True, kw_only=True):
     """One row of ListPodSandbox."""
 
     id: str
@@ -54,8 +54,7 @@ class SandboxRecord:
     runtime_handler: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxStatus:
+class SandboxStatus(Struct, frozen=True, kw_only=True):
     """PodSandboxStatus: a sandbox with its addresses."""
 
     id: str
@@ -73,8 +72,7 @@ class SandboxStatus:
     runtime_handler: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerRecord:
+class ContainerRecord(Struct, frozen=True, kw_only=True):
     """One row of ListContainers. `pod_uid` and `name` come from labels, so foreign containers have ''."""
 
     id: str
@@ -93,15 +91,13 @@ class ContainerRecord:
     annotations: Mapping[str, str] = field(default_factory=_no_labels)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MountRecord:
+class MountRecord(Struct, frozen=True, kw_only=True):
     container_path: str
     host_path: str
     readonly: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerResources:
+class ContainerResources(Struct, frozen=True, kw_only=True):
     """The Linux limits the runtime says are in force; None = not reported."""
 
     cpu_shares: int | None = None
@@ -114,15 +110,13 @@ class ContainerResources:
     unified: Mapping[str, str] = field(default_factory=_no_labels)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerUser:
+class ContainerUser(Struct, frozen=True, kw_only=True):
     uid: int
     gid: int
     supplemental_groups: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerStatus:
+class ContainerStatus(Struct, frozen=True, kw_only=True):
     """ContainerStatus: one container in full. Name, hash and counters are read from its annotations."""
 
     id: str
@@ -150,8 +144,7 @@ class ContainerStatus:
     stop_signal: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRuntimeStatus:
+class PodRuntimeStatus(Struct, frozen=True, kw_only=True):
     """Everything the runtime knows about one pod at one moment.
 
     `sandboxes` and `containers` are ordered newest first (attempt, then creation), so the first match
@@ -178,30 +171,26 @@ class PodRuntimeStatus:
         return tuple(s for s in self.sandboxes if s.state is SandboxState.READY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeVersion:
+class RuntimeVersion(Struct, frozen=True, kw_only=True):
     name: str
     version: str
     api_version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeCondition:
+class RuntimeCondition(Struct, frozen=True, kw_only=True):
     type: str
     status: bool
     reason: str = ""
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeHandler:
+class RuntimeHandler(Struct, frozen=True, kw_only=True):
     name: str
     recursive_read_only_mounts: bool = False
     user_namespaces: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeConditions:
+class RuntimeConditions(Struct, frozen=True, kw_only=True):
     """CRI Status: conditions, handlers, features."""
 
     conditions: tuple[RuntimeCondition, ...] = ()
@@ -216,8 +205,7 @@ class RuntimeConditions:
         return any(each.name == handler and each.recursive_read_only_mounts for each in self.handlers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class Image(Struct, frozen=True, kw_only=True):
     id: str
     tags: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
@@ -228,22 +216,19 @@ class Image:
     pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilesystemUsage:
+class FilesystemUsage(Struct, frozen=True, kw_only=True):
     mountpoint: str
     used_bytes: int = 0
     inodes_used: int = 0
     timestamp: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFilesystems:
+class ImageFilesystems(Struct, frozen=True, kw_only=True):
     images: tuple[FilesystemUsage, ...] = ()
     containers: tuple[FilesystemUsage, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
+class ExecResult(Struct, frozen=True, kw_only=True):
     stdout: bytes = b""
     stderr: bytes = b""
     exit_code: int = 0
@@ -257,8 +242,7 @@ class EventKind(enum.Enum):
     OOM = "oom"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerEvent:
+class ContainerEvent(Struct, frozen=True, kw_only=True):
     """A hint that something happened to a container or sandbox; the receiver looks for itself."""
 
     container_id: str

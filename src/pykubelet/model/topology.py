@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from msgspec import Struct
+
 Cpus = frozenset[int]
 Level = Literal["core", "cache", "socket", "numa"]
 
 NO_CPUS: Cpus = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpu:
+class Cpu(Struct, frozen=True, kw_only=True):
     """One hardware thread."""
 
     id: int
@@ -30,8 +31,7 @@ class Cpu:
     """The last-level cache it shares with some, but not all, CPUs of its NUMA node; else its socket."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumaNode:
+class NumaNode(Struct, frozen=True, kw_only=True):
     id: int
     memory_bytes: int = 0
     hugepages: tuple[tuple[int, int], ...] = ()

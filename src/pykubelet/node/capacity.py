@@ -7,7 +7,8 @@ Does not cover reading the machine (clients/host/machine.py) nor enforcing the l
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.clients.host.port import Machine
@@ -26,8 +27,7 @@ _ZERO = Quantity.of(0)
 _EVICTION_RESOURCES = {"memory.available": MEMORY, "nodefs.available": EPHEMERAL_STORAGE}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceAmounts:
+class DeviceAmounts(Struct, frozen=True, kw_only=True):
     """What device plugins offer; resources of a plugin that left stay known with 0."""
 
     capacity: Mapping[str, Quantity] = field(default_factory=dict)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
@@ -21,8 +22,7 @@ logger = logging.getLogger(__name__)
 EVENTS_KEPT = 1000
 
 
-@dataclass(slots=True, kw_only=True)
-class LocalEvent:
+class LocalEvent(Struct, kw_only=True):
     kind: str
     """Normal or Warning."""
     reason: str

@@ -7,9 +7,9 @@ the amounts this agent owns are aligned. Does not cover talking to the API serve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from pykubelet.api.types import Node, NodeSpec, NodeStatus, ObjectMeta, Taint
 from pykubelet.model.pod_resources import is_extended
@@ -37,8 +37,7 @@ ALIGNED_LABELS = (
 """The labels of an existing Node that follow this agent; all others are left alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeIdentity:
+class NodeIdentity(Struct, frozen=True, kw_only=True):
     """What the operator and the machine say this node is."""
 
     name: str

@@ -11,10 +11,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from pykubelet.api.types import Node, NodeAddress, NodeStatus
 from pykubelet.clients.kube.port import KubeClient, PatchType
@@ -53,8 +53,7 @@ class Facts(Protocol):
     async def facts(self, shown: Sequence[NodeAddress]) -> NodeFacts: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportTiming:
+class ReportTiming(Struct, frozen=True, kw_only=True):
     update_every: float = 10.0
     """Seconds between two computations of the status."""
     report_every: float = 300.0

@@ -6,8 +6,9 @@ Since 5.0 one line says it all (`oom-kill:constraint=...`). Older kernels say it
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 MODERN: Final = re.compile(
     r"^oom-kill:constraint=(?P<constraint>[^,]*),nodemask=.*,mems_allowed=.*?,"
@@ -17,8 +18,7 @@ OLD_GROUP: Final = re.compile(r"^Task in (?P<group>.*) killed as a result of lim
 KILLED: Final = re.compile(r"(?:^|: )Killed process (?P<pid>\d+),? \((?P<comm>.*?)\)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
+class Kill(Struct, frozen=True, kw_only=True):
     process: str
     """Its name, as the kernel keeps it: 15 characters at most."""
     pid: int

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import AlarmRefused, KernelLog, MemoryAlarm, MemoryAlarms
@@ -59,8 +60,7 @@ class Groups(Protocol):
     def oom_kills(self, path: str) -> int | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Victim:
+class Victim(Struct, frozen=True, kw_only=True):
     """The container a killed process was in."""
 
     uid: str
@@ -68,8 +68,7 @@ class Victim:
     id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnScore:
+class OwnScore(Struct, frozen=True, kw_only=True):
     wanted: int
     set: Callable[[int], None]
 

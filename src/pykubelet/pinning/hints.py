@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import Container, Pod
 
@@ -18,8 +19,7 @@ Mask = int
 """Bit n stands for NUMA node n."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(Struct, frozen=True):
     nodes: Mask | None
     """Where; None = anywhere."""
     preferred: bool

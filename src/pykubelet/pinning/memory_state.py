@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from pykubelet.kit.go_text import go_list, go_map
 from pykubelet.pinning.checkpoint import CheckpointFile
@@ -19,16 +20,14 @@ from pykubelet.pinning.checkpoint import CheckpointFile
 STATE_FILE: Final = "memory_manager_state"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryBlock:
+class MemoryBlock(Struct, frozen=True, kw_only=True):
     nodes: tuple[int, ...]
     type: str
     """memory or hugepages-<size>."""
     size: int
 
 
-@dataclass(slots=True, kw_only=True)
-class MemoryTable:
+class MemoryTable(Struct, kw_only=True):
     total: int
     system_reserved: int
     allocatable: int
@@ -37,8 +36,7 @@ class MemoryTable:
     free: int
 
 
-@dataclass(slots=True, kw_only=True)
-class NodeMemory:
+class NodeMemory(Struct, kw_only=True):
     assignments: int = 0
     """Blocks on this node."""
     tables: dict[str, MemoryTable] = field(default_factory=dict)

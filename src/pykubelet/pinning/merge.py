@@ -7,8 +7,9 @@ Upstream tries every combination of hints. Here equal intermediate results are j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.pinning.hints import NO_HINT, Hint, Hints, Mask, is_narrower, mask_of, nodes_of
 from pykubelet.pinning.options import SINGLE_NUMA_NODE
@@ -21,8 +22,7 @@ _ANYWHERE: Final = (Hint(None, True),)
 _NOWHERE: Final = (Hint(None, False),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merger:
+class Merger(Struct, frozen=True, kw_only=True):
     policy: str
     nodes: tuple[int, ...]
     """All NUMA nodes of the machine."""

@@ -7,8 +7,9 @@ were checked with the rest of the configuration. Every problem is a `PinningProb
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.model.topology import Topology
 from pykubelet.pinning.problems import PinningProblem
@@ -45,8 +46,7 @@ _WORDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuOptions:
+class CpuOptions(Struct, frozen=True, kw_only=True):
     full_cores: bool = False
     """Only whole cores are given, so that no two containers share one."""
     across_numa: bool = False
@@ -61,8 +61,7 @@ class CpuOptions:
     """Where possible CPUs that share a cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyOptions:
+class TopologyOptions(Struct, frozen=True, kw_only=True):
     closest: bool = False
     """Of equally many NUMA nodes those nearest to each other."""
     max_nodes: int = DEFAULT_MAX_NODES

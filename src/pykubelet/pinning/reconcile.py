@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
@@ -21,8 +22,7 @@ from pykubelet.wire import cri_pb2
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningContainer:
+class RunningContainer(Struct, frozen=True, kw_only=True):
     pod_uid: str
     name: str
     id: str

@@ -9,7 +9,8 @@ Does not cover: how statuses are obtained (inspect.py) and when (relist.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import PodRuntimeStatus
@@ -17,8 +18,7 @@ from pykubelet.model.runtime_status import PodRuntimeStatus
 NEVER = float("-inf")
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(Struct):
     status: PodRuntimeStatus
     error: CriError | None
     at: float

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.model.runtime_status import (
     ContainerRecord,
@@ -28,8 +29,7 @@ class Life(enum.Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Told(Struct, frozen=True, kw_only=True):
     pod_uid: str
     container_id: str
     """A sandbox's id when `sandbox` is true."""
@@ -40,28 +40,23 @@ class _Told:
     """Found by a refresh that somebody asked for, who therefore has the new status in hand."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerStarted(_Told):
+class ContainerStarted(_Told, frozen=True, kw_only=True):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerDied(_Told):
+class ContainerDied(_Told, frozen=True, kw_only=True):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerRemoved(_Told):
+class ContainerRemoved(_Told, frozen=True, kw_only=True):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerChanged(_Told):
+class ContainerChanged(_Told, frozen=True, kw_only=True):
     """It is there, neither running nor ended. Not delivered, as upstream: it only renews the cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodSync:
+class PodSync(Struct, frozen=True, kw_only=True):
     """A pod that could not be inspected could be now, and nothing else can be said."""
 
     pod_uid: str
@@ -78,8 +73,7 @@ _CONTAINER_LIFE = {
 _SANDBOX_LIFE = {SandboxState.READY: Life.RUNNING, SandboxState.NOT_READY: Life.ENDED}
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     life: Life
     name: str = ""
     sandbox: bool = False
@@ -134,8 +128,7 @@ def plan_events(uid: str, old: Sight, new: Sight, *, asked: bool = False) -> lis
     return ends + starts
 
 
-@dataclass(frozen=True, slots=True)
-class _Args:
+class _Args(Struct, frozen=True):
     uid: str
     id: str
     facts: Seen

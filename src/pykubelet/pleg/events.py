@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
@@ -29,8 +30,7 @@ FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventSource:
+class EventSource(Struct, frozen=True, kw_only=True):
     name: str
     open: Callable[[], AsyncIterator[ContainerEvent]]
     """Every event from now on; ends by Unimplemented for good, by another CriError for retry."""

@@ -9,8 +9,10 @@ Does not cover: deadlines, repeats, and what a difference means (refresh.py, dif
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import NotFound
@@ -40,8 +42,7 @@ class RuntimeReader(Protocol):
     async def container_status(self, container_id: str, /) -> ContainerStatus: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class Listing(Struct, frozen=True, kw_only=True):
     """What the listings said about one pod; `started` is the monotonic time before they were asked."""
 
     started: float
@@ -49,8 +50,7 @@ class Listing:
     containers: tuple[ContainerRecord, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
+class Inspection(Struct, frozen=True, kw_only=True):
     status: PodRuntimeStatus
     listing: Listing
 

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import CallTimedOut, CriError, PykubeletError, RuntimeDown
@@ -39,8 +41,7 @@ Answer = PodRuntimeStatus | CriError
 _STOPPING = "the agent is stopping"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRecord:
+class PodRecord(Struct, frozen=True, kw_only=True):
     """The last look at one pod."""
 
     status: PodRuntimeStatus

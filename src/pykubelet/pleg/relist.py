@@ -14,6 +14,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from pykubelet.api.times import format_duration
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
@@ -43,8 +45,7 @@ EXIT_PAUSES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
 UNKNOWN_EXIT_PAUSE = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlegSettings:
+class PlegSettings(Struct, frozen=True, kw_only=True):
     relist_period: float = 1.0
     """Seconds between full listings while no event stream works."""
     audit_period: float = 15.0
@@ -72,8 +73,7 @@ class _Want:
     failures: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlegSnapshot:
+class PlegSnapshot(Struct, frozen=True, kw_only=True):
     source: str
     pods: int
     due: int

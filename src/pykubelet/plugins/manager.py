@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.clients.plugins.port import PluginInfo, Registrations
 from pykubelet.kit.backoff import Backoff
@@ -46,8 +47,7 @@ class PluginHandler(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginState:
+class PluginState(Struct, frozen=True, kw_only=True):
     """What a person may want to know of one socket."""
 
     socket: Path
@@ -58,8 +58,7 @@ class PluginState:
     failures: int = 0
 
 
-@dataclass(slots=True)
-class _Plugin:
+class _Plugin(Struct):
     """One socket: what is wanted and what is registered."""
 
     socket: Path

@@ -11,9 +11,10 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from pykubelet.kit.mailbox import Signal
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """Tells a socket from another one that later has the same path.
 
     Inodes are used again at once; the time is the one that new rights or owners leave alone."""

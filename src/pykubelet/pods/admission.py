@@ -9,8 +9,9 @@ NUMA nodes are allocated by the resource managers: their check is passed to `adm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.types import AppArmorProfile, Pod, Taint
 from pykubelet.model.pod import AnyContainer, QosClass, all_containers, is_critical, qos_class
@@ -34,8 +35,7 @@ APPARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
 APPARMOR_OFF: Final = "AppArmor is not enabled on the host"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(Struct, frozen=True, kw_only=True):
     reason: str
     message: str
     failures: tuple[Failure, ...] = ()
@@ -52,8 +52,7 @@ class Rejection:
         return bool(self.failures) and all(each.reason == NODE_AFFINITY for each in self.failures)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionContext:
+class AdmissionContext(Struct, frozen=True, kw_only=True):
     """The facts of the moment. `others` are the active pods with their allocated resources."""
 
     node: NodeInfo | None
@@ -73,8 +72,7 @@ class AdmissionContext:
 Check = Callable[[Pod, AdmissionContext], Rejection | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     rejection: Rejection | None = None
     victims: tuple[Pod, ...] = ()
     """Pods to stop first; only ever for an admitted critical pod."""

@@ -8,14 +8,14 @@ Holds no opinion on what a pod does; creating and deleting mirrors in the API is
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, PodUID, full_name, is_mirror, is_static, uid_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodManagerSnapshot:
+class PodManagerSnapshot(Struct, frozen=True, kw_only=True):
     pods: tuple[str, ...]
     mirrors: tuple[str, ...]
     orphan_mirrors: tuple[str, ...]

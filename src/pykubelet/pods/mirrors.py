@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct, field
 
 from pykubelet.api.types import ObjectMeta, OwnerReference, Pod, PodStatus
 from pykubelet.clients.kube.port import KubeClient
@@ -53,8 +53,7 @@ class ApiPods(Protocol):
     def get(self, name: str, namespace: str = "") -> Pod | None: ...
 
 
-@dataclass(slots=True)
-class _Try:
+class _Try(Struct):
     not_before: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(initial=FIRST_RETRY, maximum=LONGEST_RETRY))
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import (
@@ -45,8 +45,7 @@ ANY_ADDRESS = "0.0.0.0"
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInfo:
+class NodeInfo(Struct, frozen=True, kw_only=True):
     """What admission must know of the node; from the Node object, or made up locally without a cluster."""
 
     name: str
@@ -58,8 +57,7 @@ class NodeInfo:
     """The runtime can apply supplementalGroupsPolicy Strict."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InsufficientResource:
+class InsufficientResource(Struct, frozen=True, kw_only=True):
     resource: str
     requested: int
     used: int
@@ -82,8 +80,7 @@ class InsufficientResource:
         return self.requested - (self.capacity - self.used)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredicateFailure:
+class PredicateFailure(Struct, frozen=True, kw_only=True):
     reason: str
     description: str
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.model.errors import PykubeletError
@@ -77,8 +78,7 @@ def namespace_of(name: str) -> str | None:
     return NET if name.startswith("net.") else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SysctlAllowList:
+class SysctlAllowList(Struct, frozen=True, kw_only=True):
     """Names and prefixes that pods may set, each with its kernel namespace."""
 
     names: Mapping[str, str]

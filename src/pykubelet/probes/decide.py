@@ -7,8 +7,9 @@ the thresholds. Does not cover: time, tasks, events (worker.py) or how a probe i
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.types import ContainerStatus, Pod, PodStatus, Probe
 from pykubelet.model.pod import AnyContainer, deletion_requested, is_terminal_phase, restarts_on_exit
@@ -33,8 +34,7 @@ class Act(enum.Enum):
     """The pod is being deleted: a last good result keeps its end quiet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     act: Act
     delay: float = 0.0
     """With WAIT: seconds until asking makes sense; 0 = only a change can tell."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import ExecAction, GRPCAction, HTTPGetAction, Pod, Probe, TCPSocketAction
 from pykubelet.clients.http.port import ConnectProblem, HealthProblem, PodNetwork
@@ -34,14 +35,12 @@ class Saw(enum.Enum):
     FAILURE = "failure"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     saw: Saw
     output: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """What one probe is aimed at."""
 
     pod: Pod

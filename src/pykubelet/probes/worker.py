@@ -12,8 +12,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Protocol, assert_never
+
+from msgspec import Struct
 
 from pykubelet.api.types import ContainerStatus, Pod, PodStatus, Probe
 from pykubelet.kit.clock import Clock
@@ -40,8 +41,7 @@ class ToldStatuses(Protocol):
     def get(self, uid: str) -> PodStatus | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeTools:
+class ProbeTools(Struct, frozen=True, kw_only=True):
     """What all workers share."""
 
     executor: ProbeExecutor
@@ -58,8 +58,7 @@ class ProbeTools:
     """A number from 0 to 1 that spreads the first probes after a restart of the agent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSnapshot:
+class WorkerSnapshot(Struct, frozen=True, kw_only=True):
     container: str
     kind: str
     container_id: str

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pykubelet.kit.clock import Clock
 from pykubelet.model.cgroup_limits import CgroupLimits
@@ -41,8 +43,7 @@ class GroupHost(Protocol):
     def exists(self, path: str) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLimits:
+class NodeLimits(Struct, frozen=True, kw_only=True):
     pods: CgroupLimits = field(default_factory=CgroupLimits)
     enforced: bool = True
     """Whether `pods` in enforceNodeAllocatable asks for them, so that people are told how it went."""

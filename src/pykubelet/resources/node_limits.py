@@ -8,7 +8,8 @@ eviction threshold is not taken off, since eviction must be able to see it cross
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.pod_resources import HUGE_PAGES, is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
@@ -20,8 +21,7 @@ COMPRESSIBLE = "-compressible"
 Amounts = Mapping[str, Quantity]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAmounts:
+class NodeAmounts(Struct, frozen=True, kw_only=True):
     """What there is and what is kept of it; `pid` among them where the kernel tells its limit."""
 
     capacity: Amounts = field(default_factory=dict)
@@ -31,8 +31,7 @@ class NodeAmounts:
     """Both together, with CPUs that are reserved by number in place of both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Enforcement:
+class Enforcement(Struct, frozen=True, kw_only=True):
     """Settings enforceNodeAllocatable, systemReservedCgroup, kubeReservedCgroup."""
 
     what: frozenset[str] = frozenset({"pods"})
@@ -44,8 +43,7 @@ class Enforcement:
         return "pods" in self.what
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservedGroup:
+class ReservedGroup(Struct, frozen=True, kw_only=True):
     """A group that exists already and is held to what was reserved for it."""
 
     setting: str

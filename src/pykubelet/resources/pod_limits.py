@@ -7,7 +7,8 @@ whole. The kubepods group above them is the node's business (node allocatable) a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.pod_resources import HUGE_PAGES, Amounts, is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
@@ -22,8 +23,7 @@ UNBOUNDED_HUGEPAGES = 1 << 62
 MEMORY_MIN, MEMORY_LOW = "memory.min", "memory.low"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupRules:
+class CgroupRules(Struct, frozen=True, kw_only=True):
     root: str = "/"
     driver: str = "cgroupfs"
     enabled: bool = True
@@ -89,8 +89,7 @@ def _protection(qos: QosClass, requests: Amounts) -> dict[str, str]:
     return {MEMORY_MIN if qos is QosClass.GUARANTEED else MEMORY_LOW: str(request)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodShare:
+class PodShare(Struct, frozen=True, kw_only=True):
     """What one pod adds to the group of its class."""
 
     qos: QosClass

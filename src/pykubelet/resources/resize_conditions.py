@@ -6,7 +6,8 @@ Only a store with upstream's rules of what a new word changes; who judges is `al
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodCondition
 from pykubelet.kit.clock import Clock, utc
@@ -16,8 +17,7 @@ from pykubelet.model.reasons import RESIZE_IN_PROGRESS, RESIZE_PENDING
 from pykubelet.resources.resize_rules import DEFERRED, INFEASIBLE
 
 
-@dataclass(slots=True)
-class _Standing:
+class _Standing(Struct):
     pending: PodCondition | None = None
     in_progress: PodCondition | None = None
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from pykubelet.api.quantity import ZERO
 from pykubelet.api.types import Container, Pod
@@ -22,8 +22,7 @@ DEFERRED = "Deferred"
 INFEASIBLE = "Infeasible"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeRules:
+class ResizeRules(Struct, frozen=True, kw_only=True):
     """What of this node's settings stands in the way of resizes."""
 
     init_containers: bool = True
@@ -37,8 +36,7 @@ class ResizeRules:
     uses_swap: Callable[[Pod, Container], bool] = lambda pod, container: False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class Refusal(Struct, frozen=True, kw_only=True):
     """Why a resize can never happen on this node."""
 
     message: str

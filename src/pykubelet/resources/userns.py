@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.files import write_atomic
@@ -31,8 +32,7 @@ class UsernsProblem(PykubeletError):
     """A pod cannot have its user namespace; the text is for its status."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdRange:
+class IdRange(Struct, frozen=True, kw_only=True):
     """Host ids from `first` on that this node may give to pods."""
 
     first: int

@@ -8,9 +8,8 @@ container gets one immediate restart. Does not cover failed pulls and creates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
+from msgspec import Struct
 
 from pykubelet.api.times import format_duration
 from pykubelet.api.types import Pod
@@ -23,8 +22,7 @@ HEALTHY_AFTER = 600.0
 _FACTOR = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackoffWait:
+class BackoffWait(Struct, frozen=True, kw_only=True):
     """The container may not start yet."""
 
     until: float
@@ -33,8 +31,7 @@ class BackoffWait:
     message: str
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(Struct):
     delay: float
     updated: float
 

@@ -13,9 +13,10 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
@@ -71,8 +72,7 @@ class LogLinks(Protocol):
     def unlink_log(self, namespace: str, name: str, container: str, container_id: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Dead:
+class _Dead(Struct, frozen=True, kw_only=True):
     """A container to remove, and where its logs are."""
 
     id: str

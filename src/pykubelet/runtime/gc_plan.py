@@ -9,7 +9,8 @@ Does not cover: removing (gc.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.model.runtime_status import (
     ContainerRecord,
@@ -24,8 +25,7 @@ IsGone = Callable[[str], bool]
 """Whether everything of the pod with this uid may go."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GcPolicy:
+class GcPolicy(Struct, frozen=True, kw_only=True):
     min_age: float = 0.0
     """Seconds a container is kept at the least, counted from its creation."""
     max_per_container: int = 1

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
+
+from msgspec import Struct
 
 BLOCK: Final = 8192
 MAX_TAIL_BYTES: Final = 10 * 1024 * 1024
 """How far back the end of a file is searched; a line cannot be longer than this and still be shown whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(Struct, frozen=True):
     """One record of the file; a line of the container's output may be several."""
 
     time: bytes

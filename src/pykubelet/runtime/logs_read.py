@@ -13,9 +13,10 @@ import os
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.times import parse_nano_time
 from pykubelet.kit.clock import Clock
@@ -36,8 +37,7 @@ SETTLE: Final = 0.1
 """Seconds a runtime may still write to the old file after it opened the new one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
+class ReadOptions(Struct, frozen=True, kw_only=True):
     follow: bool = False
     tail: int | None = None
     """Records from the end of the current file; None = from its beginning."""

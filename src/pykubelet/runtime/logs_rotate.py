@@ -15,10 +15,11 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import gather_all
@@ -44,8 +45,7 @@ class LogOwner(Protocol):
     async def reopen_container_log(self, container_id: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotationPolicy:
+class RotationPolicy(Struct, frozen=True, kw_only=True):
     max_bytes: int = 10 * 1024 * 1024
     """Size at which a log is rotated; negative turns rotation off."""
     max_files: int = 5

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
@@ -74,8 +75,7 @@ class Resizer(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class SyncOutcome:
+class SyncOutcome(Struct):
     """What one pass over a pod did and could not do."""
 
     acted: bool = False

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import Container, EphemeralContainer, Pod, ResourceRequirements
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
@@ -25,8 +26,7 @@ class KillReason(enum.Enum):
     RESIZE = "Resize"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerKill:
+class ContainerKill(Struct, frozen=True, kw_only=True):
     id: str
     name: str
     message: str
@@ -34,8 +34,7 @@ class ContainerKill:
     reason: KillReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerReset:
+class ContainerReset(Struct, frozen=True, kw_only=True):
     """A container to remove, logs kept, because all containers of the pod start over."""
 
     id: str
@@ -44,8 +43,7 @@ class ContainerReset:
     """Not ended yet: kill it without grace before removing it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerResize:
+class ContainerResize(Struct, frozen=True, kw_only=True):
     """A running container whose cpu or memory is to be changed."""
 
     id: str
@@ -58,8 +56,7 @@ class ContainerResize:
     """The container's resize policy asks for a restart; such a one is killed and started, not updated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodPlan:
+class PodPlan(Struct, frozen=True, kw_only=True):
     """What to do, in the order of the fields."""
 
     kill_pod: bool = False
@@ -93,8 +90,7 @@ class PodPlan:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInputs:
+class PlanInputs(Struct, frozen=True, kw_only=True):
     pod: Pod
     """With the allocated resources, where they differ from the wanted ones."""
     runtime: PodRuntimeStatus
@@ -105,8 +101,7 @@ class PlanInputs:
     """Resources last put into force, by container name; None = nothing is resized in place."""
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(Struct):
     """A plan in the making, shared by the steps of one `plan_pod`."""
 
     inputs: PlanInputs

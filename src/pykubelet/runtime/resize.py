@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, QuantityValue, ResourceRequirements
@@ -72,8 +72,7 @@ class ActuatedRecord(Protocol):
     def put_pod_level(self, uid: str, resources: ResourceRequirements | None) -> None: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class _Work:
+class _Work(Struct, kw_only=True):
     """One resize on its way."""
 
     pod: Pod

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import LifecycleHandler, Pod
 from pykubelet.clients.cri.port import CriClient
@@ -60,8 +61,7 @@ class ImageEnsurer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerRequest:
+class ContainerRequest(Struct, frozen=True, kw_only=True):
     """What the spec builder needs to know beyond the pod itself."""
 
     image_ref: str
@@ -85,8 +85,7 @@ class PostStart(Protocol):
     async def run(self, pod: Pod, container: AnyContainer, container_id: str, hook: LifecycleHandler) -> None: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class SandboxInUse:
+class SandboxInUse(Struct, kw_only=True):
     """The sandbox new containers go into."""
 
     id: str

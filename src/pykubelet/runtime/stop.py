@@ -11,8 +11,9 @@ import asyncio
 import enum
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import LifecycleHandler, Pod
 from pykubelet.clients.cri.port import CriClient
@@ -51,8 +52,7 @@ class HookRunner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
+class Stopping(Struct, frozen=True, kw_only=True):
     """One container that is to stop, and what is known about how."""
 
     status: ContainerStatus

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import PodStatus
 from pykubelet.kit.clock import Clock
@@ -49,8 +50,7 @@ class ServedRuntime(StreamingRuntime, Protocol):
     async def container_status(self, container_id: str) -> ContainerStatus: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerViews:
+class ServerViews(Struct, frozen=True, kw_only=True):
     """What the server shows and does, from all over the agent."""
 
     pods: Pods
@@ -76,8 +76,7 @@ class ServerViews:
     """When the agent started, in unix seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerGates:
+class ServerGates(Struct, frozen=True, kw_only=True):
     """Feature gates the server looks at, with upstream's defaults."""
 
     split_log_streams: bool = False

@@ -12,8 +12,9 @@ import binascii
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import TokenReviewStatus
 from pykubelet.kit.clock import Clock
@@ -34,8 +35,7 @@ class NoAuthentication(PykubeletError):
     """Nobody could ever call: the settings name no usable way to say who one is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
+class User(Struct, frozen=True, kw_only=True):
     name: str
     uid: str = ""
     groups: tuple[str, ...] = ()
@@ -45,8 +45,7 @@ class User:
 ANONYMOUS = User(name="system:anonymous", groups=(UNAUTHENTICATED,))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerCertificate:
+class PeerCertificate(Struct, frozen=True, kw_only=True):
     """What counts of a client certificate that the handshake verified."""
 
     common_name: str

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.model.errors import PykubeletError
 
@@ -31,8 +32,7 @@ async def no_body(limit: int) -> bytes:
     return b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """One request. Header names are lower case; the query is decoded and keeps order and repeats."""
 
     method: str = "GET"
@@ -67,8 +67,7 @@ class Call:
         return "upgrade" in self.tokens("connection") and bool(self.header("upgrade"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     status: int = 200
     body: bytes = b""
     content_type: str = TEXT
@@ -83,8 +82,7 @@ class Answer:
         return cls(body=body, content_type=JSON)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class Flow(Struct, frozen=True, kw_only=True):
     """Bytes sent as they come; the generator is closed when the caller goes away."""
 
     chunks: AsyncGenerator[bytes, None]
@@ -105,8 +103,7 @@ class Bridging(enum.Enum):
     """The caller speaks SPDY inside WebSocket messages, the runtime bare SPDY."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upgraded:
+class Upgraded(Struct, frozen=True, kw_only=True):
     """The connection leaves HTTP and is joined to the runtime's streaming URL."""
 
     url: str

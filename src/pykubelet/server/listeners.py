@@ -17,9 +17,10 @@ import ssl
 import stat
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet, finish
@@ -42,8 +43,7 @@ class CannotListen(PykubeletError):
     """The address is taken or not ours; the agent cannot do its work."""
 
 
-@dataclass(frozen=True, slots=True)
-class TcpAddress:
+class TcpAddress(Struct, frozen=True):
     host: str
     port: int
 
@@ -51,8 +51,7 @@ class TcpAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalAddress:
+class LocalAddress(Struct, frozen=True):
     """A socket in the file system that only root (or who runs the agent) may use."""
 
     path: Path
@@ -64,8 +63,7 @@ class LocalAddress:
 Address = TcpAddress | LocalAddress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     connections: int = 1000
     """More callers at once push out the ones that idle."""
     idle: float = 90.0

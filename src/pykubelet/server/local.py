@@ -7,7 +7,6 @@ every route must. Does not cover: /explain, which both servers have (configz.py)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from typing import Any, Protocol
 
 import msgspec
@@ -115,7 +114,7 @@ class LocalRoutes:
         return pod
 
     async def events(self, call: Call) -> Reply:
-        found = [asdict(event) for event in self._events()]
+        found = [msgspec.to_builtins(event) for event in self._events()]
         namespace, pod = call.get("namespace"), call.get("pod")
         if namespace:
             found = [event for event in found if event["namespace"] in (namespace, "")]
@@ -135,7 +134,7 @@ class LocalRoutes:
         return _json({"stopped": list(stopped)})
 
     async def list_images(self, call: Call) -> Reply:
-        return _json({"items": [asdict(image) for image in await self._images.list_images()]})
+        return _json({"items": [msgspec.to_builtins(image) for image in await self._images.list_images()]})
 
     async def pull(self, call: Call) -> Reply:
         image = _named(call)

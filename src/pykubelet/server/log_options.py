@@ -5,7 +5,7 @@ Pure. Does not cover: which container's log is meant (logs.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from pykubelet.api.times import parse_nano_time
 from pykubelet.server.calls import Call, Refused
@@ -15,8 +15,7 @@ MAX_INT64 = (1 << 63) - 1
 BILLION = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
+class LogOptions(Struct, frozen=True, kw_only=True):
     follow: bool = False
     previous: bool = False
     timestamps: bool = False

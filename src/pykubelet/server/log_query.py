@@ -6,7 +6,8 @@ Limits are upstream's: four services, names of 256 characters, one file alone, 1
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.times import parse_nano_time
 from pykubelet.server.calls import Call, Refused
@@ -19,8 +20,7 @@ KNOWN = frozenset({"query", "sinceTime", "untilTime", "tailLines", "pattern", "b
 BILLION = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLogQuery:
+class NodeLogQuery(Struct, frozen=True, kw_only=True):
     services: tuple[str, ...] = ()
     file: str = ""
     since: int | None = None

@@ -7,7 +7,8 @@ Does not cover: what the paths do (their own modules).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.server.calls import Call, Handler, Refused, Reply
 from pykubelet.server.configz import ConfigRoutes
@@ -27,8 +28,7 @@ DISABLED = "Debug endpoints are disabled."
 DEBUG_HEADS = ("run", "exec", "attach", "portForward", "containerLogs", "runningpods", "debug/pprof", "logs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handlers:
+class Handlers(Struct, frozen=True, kw_only=True):
     pods: PodRoutes
     logs: ContainerLogs
     streams: StreamRoutes
@@ -39,8 +39,7 @@ class Handlers:
     debug: DebugRoutes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offers:
+class Offers(Struct, frozen=True, kw_only=True):
     """What is switched on."""
 
     debugging: bool = True

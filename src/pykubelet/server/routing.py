@@ -8,7 +8,8 @@ cannot learn from 404 and 403 what exists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.model.errors import PykubeletError
 from pykubelet.server.calls import Handler
@@ -24,8 +25,7 @@ class BadRoute(PykubeletError):
     """A route that must not be served: a mistake of ours, found when the server is made."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(Struct, frozen=True, kw_only=True):
     pattern: str
     handler: Handler
     access: tuple[str, ...]
@@ -34,8 +34,7 @@ class Route:
     long_running: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """Where a request goes. Without a route there is only a status to answer, after the caller was checked."""
 
     access: tuple[str, ...]
@@ -44,8 +43,7 @@ class Match:
     status: int = 404
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
+class _Compiled(Struct, frozen=True):
     route: Route
     parts: tuple[str, ...]
 

@@ -7,7 +7,6 @@ those 30 seconds, 10 of them for critical pods. DELETE takes it back. Only the l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Protocol
 
 import msgspec
@@ -45,7 +44,7 @@ class ShutdownRoutes:
 
     async def begin(self, call: Call) -> Reply:
         outcome = await self._manager.shut_down(self._asked(call))
-        return Answer.json(msgspec.json.encode(asdict(outcome)) + b"\n")
+        return Answer.json(msgspec.json.encode(outcome) + b"\n")
 
     def _asked(self, call: Call) -> Sequence[Turn]:
         if not call.has("grace"):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
@@ -24,8 +26,7 @@ NOT_FOUND = Answer.text("404 page not found\n", 404)
 WRONG_METHOD = Answer.text("405: Method Not Allowed\n", 405)
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(Struct, frozen=True):
     """Who may enter. A site without one is open to everybody who can reach it."""
 
     authenticator: Authenticator

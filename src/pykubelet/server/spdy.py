@@ -11,7 +11,8 @@ import asyncio
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.model.errors import PykubeletError
 
@@ -106,8 +107,7 @@ def data_head(stream: int, length: int, flags: int = 0) -> bytes:
     return struct.pack(">II", stream, flags << 24 | length)
 
 
-@dataclass(frozen=True, slots=True)
-class FrameHead:
+class FrameHead(Struct, frozen=True):
     control: bool
     kind: int
     """Of a control frame; for data the stream's number."""

@@ -7,8 +7,9 @@ WebSocket v5 and tunnels are channels.py. Does not cover: /run, which does not s
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.model.errors import CriError, Exhausted, NotFound
 from pykubelet.model.pod import find_container, uid_of
@@ -43,8 +44,7 @@ class StreamingRuntime(Runtime, Protocol):
     async def port_forward(self, sandbox_id: str, ports: Sequence[int] = ()) -> str: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
+class StreamOptions(Struct, frozen=True, kw_only=True):
     stdin: bool
     stdout: bool
     stderr: bool

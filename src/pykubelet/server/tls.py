@@ -13,9 +13,10 @@ import os
 import ssl
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
 
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.schema_server import ServerSettings
@@ -71,8 +72,7 @@ class BadTls(PykubeletError):
     """A TLS setting or file that cannot be used; names it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsRules:
+class TlsRules(Struct, frozen=True, kw_only=True):
     """The settings in OpenSSL's words."""
 
     minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
@@ -136,8 +136,7 @@ def _new_context(rules: TlsRules) -> ssl.SSLContext:
     return context
 
 
-@dataclass(frozen=True, slots=True)
-class ServingFiles:
+class ServingFiles(Struct, frozen=True):
     """Where the serving certificate (with its chain) and its key are; they may be the same file."""
 
     certificate: Path

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.clock import Clock
@@ -57,8 +58,7 @@ class RunningPods(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownOutcome:
+class ShutdownOutcome(Struct, frozen=True, kw_only=True):
     """How it went, for people."""
 
     stopped: Sequence[str]

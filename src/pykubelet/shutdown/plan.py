@@ -7,7 +7,8 @@ seconds. Does not cover carrying it out (manager.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
 from pykubelet.settings.schema_resources import ShutdownSettings
@@ -17,16 +18,14 @@ CRITICAL = 2_000_000_000
 DEFAULT_GRACE = 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(Struct, frozen=True, kw_only=True):
     """One class: pods of at least this priority, up to the next class, and the seconds they get."""
 
     priority: int
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     turn: Turn
     pods: list[Pod] = field(default_factory=list)
 

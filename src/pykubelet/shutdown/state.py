@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.kit.files import write_atomic
 from pykubelet.kit.metrics import Registry
@@ -22,8 +23,7 @@ TOO_FINE = re.compile(r"(\.\d{6})\d+")
 NEVER = "0001-01-01T00:00:00Z"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownTimes:
+class ShutdownTimes(Struct, frozen=True, kw_only=True):
     """Unix seconds; 0 = not yet."""
 
     started: float = 0.0

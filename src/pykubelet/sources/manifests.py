@@ -11,9 +11,10 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.manifest import SHOWN_PROBLEMS, InvalidManifest
 from pykubelet.api.types import Pod
@@ -32,8 +33,7 @@ class UnreadableManifest(PykubeletError):
     """A manifest file or folder cannot be read as it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True):
     """Something people must hear once. An empty text says that an earlier problem is over."""
 
     path: str
@@ -42,8 +42,7 @@ class Problem:
     """The pod the file held before, which stays; None if there is none."""
 
 
-@dataclass(slots=True)
-class _File:
+class _File(Struct):
     signature: Signature | None = None
     digest: bytes = b""
     pod: Pod | None = None
@@ -53,8 +52,7 @@ class _File:
     is_link: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """What reading a file brought: a pod, a problem, that it is gone, or (nothing set) that it did not change."""
 
     pod: Pod | None = None
@@ -63,8 +61,7 @@ class Outcome:
     gone: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """One file that must be read. Touches nothing else, so it may be done in a thread."""
 
     name: str

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct
 
 from pykubelet.api.times import format_nano_time
 from pykubelet.api.types import Pod
@@ -49,16 +49,14 @@ class PodSets(Protocol):
     def deliver(self, source: Source, pods: Sequence[Pod]) -> None: ...
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(Struct):
     """A pod of a source: what we hand out, and the very object it was made from."""
 
     pod: Pod
     delivered: Pod
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSnapshot:
+class SourceSnapshot(Struct, frozen=True, kw_only=True):
     source: Source
     pods: int
     seen: bool

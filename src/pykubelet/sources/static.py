@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.backoff import Backoff
@@ -36,8 +37,7 @@ WRITER_PATIENCE: Final = 10.0
 """A file somebody is writing is left alone until it is closed, or nothing was written for so long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaticSourceSnapshot:
+class StaticSourceSnapshot(Struct, frozen=True, kw_only=True):
     path: str
     pods: tuple[str, ...]
     problems: dict[str, str]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
@@ -27,8 +28,7 @@ TIMEOUT_SECONDS: Final = 10.0
 LoadPods = Callable[[bytes, str], Sequence[Pod]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class Fetched(Struct, frozen=True, kw_only=True):
     status: int
     body: bytes
 
@@ -43,8 +43,7 @@ class Fetch(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UrlSourceSnapshot:
+class UrlSourceSnapshot(Struct, frozen=True, kw_only=True):
     url: str
     pods: tuple[str, ...]
     problem: str

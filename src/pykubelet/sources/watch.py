@@ -12,9 +12,10 @@ import enum
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from pykubelet.kit.mailbox import Signal
 
@@ -39,8 +40,7 @@ class Happened(enum.Enum):
     """The watch does not cover the path any more: open a new one."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileEvent:
+class FileEvent(Struct, frozen=True):
     kind: Happened
     name: str = ""
 

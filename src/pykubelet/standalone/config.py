@@ -7,8 +7,9 @@ Does not cover registries: those are read by containerd from `Layout.registry_di
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.standalone.layout import Layout
 
@@ -30,8 +31,7 @@ DISABLED = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerdFacts:
+class ContainerdFacts(Struct, frozen=True, kw_only=True):
     """What the configuration depends on besides the paths."""
 
     version: tuple[int, int]

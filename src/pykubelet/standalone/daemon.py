@@ -12,14 +12,14 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 ENDED = ("Z", "X")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Daemon:
+class Daemon(Struct, frozen=True, kw_only=True):
     pid: int
     start_time: int
     """In clock ticks since boot, from /proc: with the number it names one process for good."""

@@ -7,8 +7,9 @@ removing its folder. The bridge is named after the folder for the same reason.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.standalone.errors import StandaloneError
 
@@ -16,8 +17,7 @@ from pykubelet.standalone.errors import StandaloneError
 LONGEST_SOCKET = 107 - len(".ttrpc")
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     state_dir: Path
 
     def __post_init__(self) -> None:

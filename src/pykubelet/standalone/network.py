@@ -14,10 +14,11 @@ import json
 import logging
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from pykubelet.standalone import bridge
 from pykubelet.standalone.errors import StandaloneError
@@ -31,8 +32,7 @@ POOL = IPv4Network("10.203.0.0/16")
 PREFIX = 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirewallFacts:
+class FirewallFacts(Struct, frozen=True, kw_only=True):
     """What iptables can do here."""
 
     works: bool

@@ -13,8 +13,9 @@ import platform
 import stat
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from pykubelet.standalone.errors import StandaloneError
 
@@ -25,29 +26,25 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     data: bytes
     mode: int = 0o644
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A symbolic link."""
 
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(Struct, frozen=True):
     mode: int = 0o755
 
 
 Entry = File | Link | Folder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class Image(Struct, frozen=True, kw_only=True):
     """What an image consists of. Paths are relative to the image's root; parent folders are added."""
 
     name: str
@@ -61,8 +58,7 @@ class Image:
     exposed_ports: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
+class Archive(Struct, frozen=True, kw_only=True):
     name: str
     digest: str
     """Of the manifest: what the runtime shows for the imported image."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.standalone.errors import MissingProgram
 
@@ -19,8 +20,7 @@ CNI_FOLDERS = ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
 NEEDED_CNI_PLUGINS = ("bridge", "host-local", "loopback", "portmap")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
+class Package(Struct, frozen=True, kw_only=True):
     debian: str
     fedora: str
 
@@ -35,8 +35,7 @@ PACKAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimePrograms:
+class RuntimePrograms(Struct, frozen=True, kw_only=True):
     """Where the parts of the private runtime are."""
 
     containerd: Path

@@ -7,9 +7,10 @@ container. If the runtime fails the caller gets its error, and those who can liv
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from pykubelet.kit.clock import Clock
 from pykubelet.model.figures import CgroupUsage, FolderFigures, FsFigures, MemoryUsage
@@ -54,8 +55,7 @@ class DiskHost(Protocol):
     def file(self, path: str, now_ns: int) -> FolderFigures | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFigures:
+class DiskFigures(Struct, frozen=True, kw_only=True):
     pods: Sequence[PodItem] = ()
     """Whose figures these are."""
     layers: dict[str, WritableLayer] = field(default_factory=dict)

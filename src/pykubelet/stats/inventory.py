@@ -7,8 +7,9 @@ pods on the host's network are left out: they would be the machine's, once more 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.model.cgroup_names import cgroupfs_path, class_parts, parent_for_runtime, systemd_path
@@ -49,8 +50,7 @@ class PodItem(Figures, frozen=True, kw_only=True):
     containers: tuple[ContainerItem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupNames:
+class GroupNames(Struct, frozen=True, kw_only=True):
     """Where cgroups are on this node."""
 
     root: str = "/"

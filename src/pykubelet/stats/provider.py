@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import finish
@@ -63,8 +64,7 @@ class Host(DiskHost, Protocol):
     def processes(self, pids: tuple[int, ...]) -> ProcessFigures: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatsSettings:
+class StatsSettings(Struct, frozen=True, kw_only=True):
     groups: GroupNames = field(default_factory=GroupNames)
     system_groups: Mapping[str, str] = field(default_factory=dict)
     """Name in the summary (kubelet, runtime, misc) to cgroup."""
@@ -75,8 +75,7 @@ class StatsSettings:
     processes_every: float = 60.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Reading:
+class _Reading(Struct, kw_only=True):
     """What one pass in the thread found."""
 
     usages: dict[str, CgroupUsage] = field(default_factory=dict)

@@ -6,8 +6,9 @@ The status is a pure function of this value: what is not in here cannot influenc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements
 from pykubelet.kit.clock import utc
@@ -15,8 +16,7 @@ from pykubelet.model.results import ProbeResults, StartFailure
 from pykubelet.model.runtime_status import PodRuntimeStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusOverride:
+class StatusOverride(Struct, frozen=True, kw_only=True):
     """Someone decided how the pod ends (active deadline, eviction), whatever its containers say."""
 
     phase: str
@@ -24,8 +24,7 @@ class StatusOverride:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusInputs:
+class StatusInputs(Struct, frozen=True, kw_only=True):
     pod: Pod
     """The pod as its source has it now; its own status is the API server's last word."""
     runtime: PodRuntimeStatus

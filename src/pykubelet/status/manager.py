@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.clock import Clock
@@ -26,8 +27,7 @@ from pykubelet.status.changes import (
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class ToldStatus:
+class ToldStatus(Struct):
     """The newest status of one pod."""
 
     pod: Pod

@@ -8,7 +8,8 @@ of the spec count. Rules that look beyond one moment (never leave an end phase, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Container, ContainerState, ContainerStateTerminated, ContainerStatus, Pod
 from pykubelet.model.pod import is_sidecar, is_static, restarts_on_exit
@@ -20,8 +21,7 @@ SUCCEEDED = "Succeeded"
 FAILED = "Failed"
 
 
-@dataclass(slots=True)
-class _Tally:
+class _Tally(Struct):
     init_pending: int = 0
     init_failed_for_good: int = 0
     sidecar_pending: int = 0

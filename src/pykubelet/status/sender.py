@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.kube.port import Change, ChangeType, KubeClient, PatchType
@@ -52,8 +53,7 @@ class ApiPods(Protocol):
     def get(self, name: str, namespace: str = "") -> Pod | None: ...
 
 
-@dataclass(slots=True)
-class _Record:
+class _Record(Struct):
     """What we know of one pod's status on the server."""
 
     sent: int = 0

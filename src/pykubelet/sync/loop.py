@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, assert_never
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.clock import Clock, utc
@@ -50,16 +51,14 @@ from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeChanged:
+class ProbeChanged(Struct, frozen=True, kw_only=True):
     kind: ProbeKind
     container_id: str
     pod_uid: str
     outcome: ProbeOutcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeBack:
+class RuntimeBack(Struct, frozen=True, kw_only=True):
     """The runtime answers again after having been away."""
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
 from pykubelet.model.errors import IllegalMove
@@ -38,8 +39,7 @@ NEXT: Mapping[Phase, frozenset[Phase]] = {
 }
 
 
-@dataclass(slots=True)
-class PodState:
+class PodState(Struct):
     """What the node has decided about one pod. Changed by its worker only."""
 
     uid: PodUID

@@ -13,8 +13,9 @@ import enum
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.backoff import jittered
@@ -51,8 +52,7 @@ class UpdateKind(enum.Enum):
     KILL = "kill"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillRequest:
+class KillRequest(Struct, frozen=True, kw_only=True):
     """Why and how fast a pod is to end when its own spec does not say so."""
 
     grace_override: int | None = None
@@ -62,8 +62,7 @@ class KillRequest:
     """Completed when no container runs any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orphan:
+class Orphan(Struct, frozen=True, kw_only=True):
     """A pod that only the runtime knows."""
 
     uid: PodUID
@@ -83,8 +82,7 @@ class RetryAt(PykubeletError):
         self.delay = delay
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncVerdict:
+class SyncVerdict(Struct, frozen=True, kw_only=True):
     ended: bool = False
     """The pod reached a terminal phase by itself and should end."""
     again_in: float | None = None
@@ -120,8 +118,7 @@ class StatusSource(Protocol):
 StatusChange = Callable[[PodStatus], None]
 
 
-@dataclass(slots=True)
-class _Worker:
+class _Worker(Struct):
     state: PodState
     orphan: Orphan | None = None
     wake: Signal = field(default_factory=Signal)
@@ -139,8 +136,7 @@ class _Worker:
             self.scope.reschedule(now)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSnapshot:
+class WorkerSnapshot(Struct, frozen=True, kw_only=True):
     uid: str
     pod: str
     phase: str

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import NodeSelector, Pod
 from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
@@ -46,8 +47,7 @@ SAFETY_PERIOD = 60.0
 """Seconds between looks at all volumes, should ever a signal have been lost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeRules:
+class VolumeRules(Struct, frozen=True, kw_only=True):
     """What volumes need to know about this node."""
 
     allocatable_memory: Callable[[], int] = lambda: 0
@@ -66,8 +66,7 @@ class VolumeRules:
     """Counts emptyDirs of pods in user namespaces (gate LocalStorageCapacityIsolationFSQuotaMonitoring)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeView:
+class VolumeView(Struct, frozen=True, kw_only=True):
     """One volume for people who look."""
 
     pod: str

@@ -7,8 +7,9 @@ objects calls `VolumeManager.poke` when one came or changed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import (
     ConfigMap,
@@ -51,8 +52,7 @@ class TrustBundles(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
+class Credentials(Struct, frozen=True, kw_only=True):
     key_pem: bytes
     chain_pem: bytes
 
@@ -141,8 +141,7 @@ class _Absent:
 _ABSENT = _Absent()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeObjects:
+class VolumeObjects(Struct, frozen=True, kw_only=True):
     references: References = field(default=_ABSENT)
     tokens: Tokens = field(default=_ABSENT)
     trust: TrustBundles = field(default=_ABSENT)

@@ -6,7 +6,7 @@ when all containers that use the volume ask for the same label and the pod does 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from pykubelet.api.types import Pod, SELinuxOptions
 from pykubelet.model.pod import all_containers
@@ -16,8 +16,7 @@ MOUNTED_WITH_LABEL = (ISCSI, FC)
 RELABEL = "Recursive"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelinuxMounts:
+class SelinuxMounts(Struct, frozen=True, kw_only=True):
     default: str = ""
     """Label of container files on this host, user:role:type:level; empty: no SELinux here."""
     any_mode: bool = False

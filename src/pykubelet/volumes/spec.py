@@ -6,7 +6,7 @@ flexVolume have their plugin names already: a plugin registered under that name 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from pykubelet.api.types import CSIPersistentVolumeSource, LocalVolumeSource, Volume
 from pykubelet.volumes.problems import VolumeProblem
@@ -44,8 +44,7 @@ _GIT_REPO = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeSpec:
+class VolumeSpec(Struct, frozen=True, kw_only=True):
     name: str
     """As the pod calls it."""
     folder: str

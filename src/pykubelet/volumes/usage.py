@@ -11,10 +11,11 @@ import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
@@ -35,15 +36,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ON_DISK = (EMPTY_DIR, CONFIG_MAP)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Struct, frozen=True, kw_only=True):
     bytes: int
     inodes: int
     complete: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeUsage:
+class VolumeUsage(Struct, frozen=True, kw_only=True):
     """One volume in the shape of the summary's VolumeStats."""
 
     name: str
@@ -61,8 +60,7 @@ class VolumeUsage:
     """False: used figures are lower bounds, the walk was cut short."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmptyDirUse:
+class EmptyDirUse(Struct, frozen=True, kw_only=True):
     name: str
     in_memory: bool
     used_bytes: int

@@ -7,7 +7,9 @@ Made by `assemble_cluster` from the parts every node has; `app.py` then takes th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ConfigMap, CSIDriver, Node, Pod, RuntimeClass, Secret, Service
@@ -63,8 +65,7 @@ from pykubelet.wiring.certificates import client_rotation, serving_rotation
 from pykubelet.wiring.projections import Projections, projections
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterEdges:
+class ClusterEdges(Struct, frozen=True, kw_only=True):
     """The outside of a cluster node, beside what every node has."""
 
     client: KubeClient
@@ -87,8 +88,7 @@ class ClusterEdges:
     """Told when no certificate can be had any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalParts:
+class LocalParts(Struct, frozen=True, kw_only=True):
     """The parts of every node that the cluster parts work with."""
 
     machine: Machine
@@ -105,8 +105,7 @@ class LocalParts:
     metrics: Registry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeHooks:
+class NodeHooks(Struct, frozen=True, kw_only=True):
     """What other managers add to the Node; each may stay as it is."""
 
     pressures: Callable[[], Collection[str]] = frozenset
@@ -145,8 +144,7 @@ class ClusterReferences:
         return await self._services.services(namespace)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seams:
+class Seams(Struct, frozen=True, kw_only=True):
     """Where a node with an API server differs from one without, as the rest of the agent sees it."""
 
     mirrors: Mirrors
@@ -169,8 +167,7 @@ def standalone_seams() -> Seams:
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class Cluster:
+class Cluster(Struct, kw_only=True):
     own: OwnNode
     """Addresses for pod statuses (`host_ips`) and the Node for whoever needs it."""
     reporter: NodeReporter

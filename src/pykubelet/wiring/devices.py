@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod, ResourceHealth, ResourceStatus
@@ -27,8 +29,7 @@ logger = logging.getLogger(__name__)
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHints:
+class DeviceHints(Struct, frozen=True, kw_only=True):
     """Implements pinning.hints.HintProvider."""
 
     devices: DeviceManager
@@ -65,8 +66,7 @@ def _hints(found: Mapping[str, Sequence[tuple[int, bool]] | None]) -> Hints:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandedDevices:
+class HandedDevices(Struct, frozen=True, kw_only=True):
     """Implements the spec builder's DeviceResources."""
 
     devices: DeviceManager
@@ -81,8 +81,7 @@ class HandedDevices:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimShares:
+class ClaimShares(Struct, frozen=True):
     """Implements model.assigned.ClaimHolder."""
 
     claims: DraManager

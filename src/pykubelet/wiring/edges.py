@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.dbus.port import Logind
@@ -35,8 +36,7 @@ from pykubelet.stats.provider import Cgroups, Host
 from pykubelet.wiring.cluster import ClusterEdges
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeEdges:
+class ServeEdges(Struct, frozen=True, kw_only=True):
     """What the node's server stands on."""
 
     cgroup_stats: CgroupStats
@@ -49,8 +49,7 @@ class GuardCgroups(Cgroups, Groups, Protocol):
     """Figures of cgroups, and who is in them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardEdges:
+class GuardEdges(Struct, frozen=True, kw_only=True):
     """What the node watches itself with."""
 
     cgroups: GuardCgroups
@@ -62,8 +61,7 @@ class GuardEdges:
     """None: the agent's own process is left as it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginEdges:
+class PluginEdges(Struct, frozen=True, kw_only=True):
     """How plugins are talked to."""
 
     registrations: Registrations
@@ -75,8 +73,7 @@ class PluginEdges:
     """The socket, in this folder, at which device plugins register."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edges:
+class Edges(Struct, frozen=True, kw_only=True):
     """Everything outside this process."""
 
     clock: Clock

@@ -6,7 +6,8 @@ Made only where `Edges.guard` says how to measure; tests of pods on fakes need n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.eviction.board import PressureBoard
@@ -37,8 +38,7 @@ from pykubelet.volumes.manager import VolumeManager
 from pykubelet.wiring.edges import Edges, GuardEdges
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardNeeds:
+class GuardNeeds(Struct, frozen=True, kw_only=True):
     pods: PodManager
     phases: PodPhases
     cache: PodStatusCache
@@ -54,8 +54,7 @@ class GuardNeeds:
     metrics: Registry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardParts:
+class GuardParts(Struct, frozen=True, kw_only=True):
     provider: StatsProvider
     volumes: VolumeFigures
     eviction: EvictionManager

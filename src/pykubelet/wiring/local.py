@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.explain.service import Explainer
@@ -23,8 +24,7 @@ from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.wiring.edges import Edges
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalNeeds:
+class LocalNeeds(Struct, frozen=True, kw_only=True):
     explainer: Explainer
     phases: PodPhases
     statuses: StatusManager

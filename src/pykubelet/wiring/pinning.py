@@ -7,8 +7,10 @@ Settings that this machine cannot have are refused here; checkpoints are read by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod
@@ -44,8 +46,7 @@ from pykubelet.sync.phases import PodPhases
 from pykubelet.wiring.edges import Edges
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPods:
+class KnownPods(Struct, frozen=True, kw_only=True):
     """Implements pinning.manager.Pods."""
 
     pods: PodManager
@@ -94,8 +95,7 @@ class PinnedResources:
         return self._manager.has_exclusive_cpus(pod)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinningParts:
+class PinningParts(Struct, frozen=True, kw_only=True):
     manager: PinningManager
     keeper: CpusetKeeper
     allocator: AllocationCheck
@@ -162,8 +162,7 @@ def pinning_parts(
     return PinningParts(manager=manager, keeper=keeper, allocator=AllocationCheck(manager))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Books:
+class _Books(Struct, frozen=True, kw_only=True):
     cpus: CpuState
     memory: MemoryState
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceStatus
@@ -73,8 +75,7 @@ class Sweeps:
                 logger.warning("a clean-up chore failed, will retry", extra={"error": str(error)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginParts:
+class PluginParts(Struct, frozen=True, kw_only=True):
     csi: CsiVolumes | None = None
     drivers: CsiDrivers | None = None
     devices: DeviceManager | None = None

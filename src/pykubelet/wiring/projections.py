@@ -6,7 +6,8 @@ Both belong to API groups that clusters have off by default, and stand behind ga
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import LabelSelector, Pod, PodCertificateProjection
 from pykubelet.certs.pod_certificates import PodCertificateKeeper
@@ -53,8 +54,7 @@ class _Certificates:
         self._keeper.forget(uid)
 
 
-@dataclass(slots=True, kw_only=True)
-class Projections:
+class Projections(Struct, kw_only=True):
     trust: TrustBundles
     certificates: PodCertificates
     services: list[tasks.Service] = field(default_factory=list)

@@ -7,7 +7,9 @@ only store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod, ResourceRequirements
@@ -39,8 +41,7 @@ from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.runtime_state import RuntimeState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceParts:
+class ResourceParts(Struct, frozen=True, kw_only=True):
     allocations: Allocations
     cgroups: PodCgroups
     node: NodeAllocatable
@@ -53,8 +54,7 @@ class ResourceParts:
         return [self.allocations, self.cgroups, self.node, self.own]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivePods:
+class ActivePods(Struct, frozen=True, kw_only=True):
     """Pods that hold resources on this node: accepted and not yet ended, as their sources have them."""
 
     pods: PodManager
@@ -67,8 +67,7 @@ class ActivePods:
                 yield pod
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True, kw_only=True):
     """What the parts are made from."""
 
     cri: CriClient

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.clients.http.hooks import HookCaller
 from pykubelet.images.gc import wanted_images
@@ -38,8 +39,7 @@ class PodLook(Protocol):
     async def refresh(self, uid: str) -> PodRuntimeStatus: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeNeeds:
+class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     """What the runtime parts take from the rest of the agent."""
 
     specs: PodSpecBuilder
@@ -57,8 +57,7 @@ class RuntimeNeeds:
     metrics: Registry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeParts:
+class RuntimeParts(Struct, frozen=True, kw_only=True):
     manager: RuntimeManager
     images: ImageParts
     remover: ContainerRemover

@@ -7,7 +7,8 @@ somebody asks and shared for a second, so a node that nobody scrapes pays nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
@@ -31,8 +32,7 @@ from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.wiring.edges import Edges, ServeEdges
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerNeeds:
+class ServerNeeds(Struct, frozen=True, kw_only=True):
     pods: PodManager
     statuses: StatusManager
     cache: PodStatusCache
@@ -51,8 +51,7 @@ class ServerNeeds:
     """Who hands out CPUs, memory and devices to single containers; each manager that does takes its place here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerParts:
+class ServerParts(Struct, frozen=True, kw_only=True):
     server: NodeServer
     pod_resources: PodResourcesServer
 

@@ -6,7 +6,8 @@ Made before the Node's reporter, which asks it; bound to the workers and the API
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import KubeClient
@@ -58,8 +59,7 @@ class WorkerPods:
         return state is None or state.phase in (Phase.TERMINATED, Phase.FINISHED)
 
 
-@dataclass(slots=True, kw_only=True)
-class ShutdownParts:
+class ShutdownParts(Struct, kw_only=True):
     manager: ShutdownManager
     services: list[Service]
     routes: list[Route]

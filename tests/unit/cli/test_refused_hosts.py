@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 import pytest
+from msgspec import structs
 
 from pykubelet.cli.edges import cgroup_driver, refuse_host
 from pykubelet.clients.host.port import Machine
@@ -16,7 +16,7 @@ from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 from tests.harness import MACHINE
 
-V2 = dataclasses.replace(MACHINE, cgroup_v2=True)
+V2 = structs.replace(MACHINE, cgroup_v2=True)
 
 
 def settings_of(*flags: str) -> Settings:
@@ -28,7 +28,7 @@ def settings_of(*flags: str) -> Settings:
 @pytest.mark.parametrize(
     ("flags", "machine", "text"),
     [
-        ((), dataclasses.replace(V2, swap_bytes=1), "failSwapOn (--fail-swap-on): swap is on"),
+        ((), structs.replace(V2, swap_bytes=1), "failSwapOn (--fail-swap-on): swap is on"),
         (
             ("--kube-reserved=memory=6Gi", "--system-reserved=memory=3Gi"),
             V2,
@@ -48,7 +48,7 @@ def test_refused(flags: tuple[str, ...], machine: Machine, text: str) -> None:
     ("flags", "machine"),
     [
         ((), V2),
-        (("--fail-swap-on=false",), dataclasses.replace(V2, swap_bytes=1)),
+        (("--fail-swap-on=false",), structs.replace(V2, swap_bytes=1)),
         (("--kube-reserved=memory=1Gi,cpu=1", "--reserved-cpus=0"), V2),
         (("--fail-cgroupv1=false",), MACHINE),
     ],

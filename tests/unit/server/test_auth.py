@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.api.types import TokenReview, TokenReviewStatus, UserInfo
 from pykubelet.kit.clock import LoopClock

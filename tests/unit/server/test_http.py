@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from msgspec import structs
 
 from pykubelet.model.runtime_status import ContainerRecord, SandboxRecord
 from pykubelet.server.listeners import CannotListen, Limits, LocalAddress
@@ -93,7 +94,7 @@ async def test_read_only_and_health_servers(world: World) -> None:
     world.settings = replace(world.settings, enable_server=False, read_only_port=1, healthz_port=1)
     server = world.server()
     for listener in server.listeners:
-        listener.address = replace(listener.address, port=0)  # type: ignore[type-var]
+        listener.address = structs.replace(listener.address, port=0)  # type: ignore[type-var]
     async with serving(server) as read_only:
         health = server.listeners[1].port
         assert (await get(read_only, "/pods")).status == 200
@@ -129,9 +130,9 @@ async def test_the_local_socket_needs_no_certificate(world: World, tmp_path: Pat
 async def test_an_address_that_is_taken_is_said(world: World) -> None:
     world.settings = replace(world.settings, enable_server=False, healthz_port=1)
     first, second = world.server(), world.server()
-    first.listeners[0].address = replace(first.listeners[0].address, port=0)  # type: ignore[type-var]
+    first.listeners[0].address = structs.replace(first.listeners[0].address, port=0)  # type: ignore[type-var]
     async with serving(first) as port:
-        second.listeners[0].address = replace(second.listeners[0].address, port=port)  # type: ignore[type-var]
+        second.listeners[0].address = structs.replace(second.listeners[0].address, port=port)  # type: ignore[type-var]
         with pytest.raises(CannotListen, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use"):
             second.open()
 

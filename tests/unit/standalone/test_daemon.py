@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pykubelet.standalone.daemon import Daemon, load, process_start, spawn
 

@@ -5,18 +5,17 @@ The names in `verb` are the operation_type values that kubelet_runtime_operation
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
+from msgspec import Struct
 
 from pykubelet.wire import cri_pb2 as pb
 
 A = TypeVar("A", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class Rpc(Generic[A]):
+class Rpc(Struct, Generic[A], frozen=True):
     path: str
     verb: str
     answer: type[A]

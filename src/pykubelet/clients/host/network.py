@@ -11,8 +11,9 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -29,8 +30,7 @@ _ROUTE_UP = 0x1
 _LENGTHS = {socket.AF_INET: 4, socket.AF_INET6: 16}
 
 
-@dataclass(frozen=True, slots=True)
-class InterfaceAddress:
+class InterfaceAddress(Struct, frozen=True):
     index: int
     address: IPAddress
     is_global: bool

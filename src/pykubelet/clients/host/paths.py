@@ -6,14 +6,14 @@ they get here, so joining them cannot leave the root.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 LINK_NAME_LIMIT = 255
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePaths:
+class NodePaths(Struct, frozen=True, kw_only=True):
     root: Path
     """`--root-dir`: everything the agent keeps about pods and plugins."""
     pod_logs: Path

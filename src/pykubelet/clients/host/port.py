@@ -6,9 +6,10 @@ Managers take the part they need. Implementations are beside this file; tests gi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.model.errors import PykubeletError
@@ -60,8 +61,7 @@ class PodFolders(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """Facts about the machine that do not change while the agent runs."""
 
     hostname: str
@@ -103,8 +103,7 @@ class ToolMissing(MountError):
     """A program of the host that this kind of volume needs is not installed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MountEntry:
+class MountEntry(Struct, frozen=True, kw_only=True):
     """One line of the kernel's mount table."""
 
     mount_point: str
@@ -168,8 +167,7 @@ class Mounts(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class Counted(Struct, frozen=True, kw_only=True):
     """What the filesystem itself says a tree holds."""
 
     bytes: int

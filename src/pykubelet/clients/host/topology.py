@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.clients.host.port import Machine
 from pykubelet.model.topology import Cpu, NumaNode, Topology, flat_topology
@@ -25,8 +26,7 @@ LAST_PRIVATE_CACHE = 2
 """Caches above this level are shared between cores."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Thread:
+class _Thread(Struct, frozen=True):
     id: int
     core_id: int
     socket: int

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 from urllib.parse import urljoin, urlsplit
+
+from msgspec.structs import replace
 
 from pykubelet.clients.http.grpc_health import check_health
 from pykubelet.clients.http.port import ConnectProblem

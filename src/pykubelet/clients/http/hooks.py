@@ -7,8 +7,9 @@ says so: upstream keeps old pods alive this way. The caller bounds the time.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from pykubelet.api.types import HTTPGetAction, Pod
 from pykubelet.clients.http.port import PodNetwork

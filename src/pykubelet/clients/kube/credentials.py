@@ -12,8 +12,10 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.clients.kube.exec_plugin import ExecPlugin
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError
@@ -24,8 +26,7 @@ logger = logging.getLogger(__name__)
 CHECK_PERIOD = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsMaterial:
+class TlsMaterial(Struct, frozen=True, kw_only=True):
     """What a TLS context is made of; equal material needs no new connections."""
 
     ca: bytes = b""
@@ -37,8 +38,7 @@ class TlsMaterial:
         return f"TlsMaterial(ca={bool(self.ca)}, certificate={bool(self.certificate)}, insecure={self.insecure})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(Struct, frozen=True, kw_only=True):
     tls: TlsMaterial
     headers: tuple[tuple[str, str], ...] = ()
 

@@ -8,11 +8,11 @@ at once and then one in five minutes. Pure bookkeeping; sending is in events.py.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from pykubelet.api.times import format_time
 from pykubelet.api.types import Event, EventSource, ObjectReference
@@ -28,8 +28,7 @@ V = TypeVar("V")
 Key = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """An event to create, or with a patch one to count up."""
 
     event: Event
@@ -56,21 +55,18 @@ class _Recent(Generic[V]):
             self._values.popitem(last=False)
 
 
-@dataclass(slots=True)
-class _Similar:
+class _Similar(Struct):
     messages: set[str] = field(default_factory=set)
     last: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     name: str | None
     count: int
     first: datetime | None
 
 
-@dataclass(slots=True)
-class _Allowance:
+class _Allowance(Struct):
     tokens: float
     updated: float
 

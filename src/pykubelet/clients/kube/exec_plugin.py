@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from pykubelet.api.codec import encode_json
 from pykubelet.api.times import TimeError, parse_nano_time
@@ -25,8 +25,7 @@ TIME_LIMIT = 60.0
 CLUSTER_EXTENSION = "client.authentication.k8s.io/exec"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecCredential:
+class ExecCredential(Struct, frozen=True, kw_only=True):
     token: str = ""
     certificate: bytes = b""
     key: bytes = b""

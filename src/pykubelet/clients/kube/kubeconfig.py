@@ -10,10 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pykubelet.api.codec import ManifestError, load_yaml_documents
 from pykubelet.model.errors import PykubeletError
@@ -26,8 +28,7 @@ class KubeconfigError(PykubeletError):
     """A kubeconfig or a file it names cannot be used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterEntry:
+class ClusterEntry(Struct, frozen=True, kw_only=True):
     server: str
     """URL without a trailing slash."""
     ca_file: Path | None = None
@@ -38,8 +39,7 @@ class ClusterEntry:
     extensions: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecEntry:
+class ExecEntry(Struct, frozen=True, kw_only=True):
     """A program that prints credentials."""
 
     api_version: str
@@ -50,8 +50,7 @@ class ExecEntry:
     install_hint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserEntry:
+class UserEntry(Struct, frozen=True, kw_only=True):
     certificate_file: Path | None = None
     certificate_data: bytes = b""
     key_file: Path | None = None
@@ -67,8 +66,7 @@ class UserEntry:
     """Certificate and key that we renew ourselves; they win over the kubeconfig's own as soon as they are there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kubeconfig:
+class Kubeconfig(Struct, frozen=True, kw_only=True):
     cluster: ClusterEntry
     user: UserEntry
     namespace: str = "default"

@@ -7,7 +7,8 @@ behind variables and image pulls are read only when containers start.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import ApiStruct, ConfigMap, Pod, Secret, Volume
 from pykubelet.model.pod import AnyContainer, all_containers
@@ -16,8 +17,7 @@ from pykubelet.model.pod import AnyContainer, all_containers
 _SECRET_REFS = ("cephfs", "cinder", "flex_volume", "iscsi", "rbd", "scale_io", "storageos")
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectName:
+class ObjectName(Struct, frozen=True):
     kind: type[ApiStruct]
     namespace: str
     name: str

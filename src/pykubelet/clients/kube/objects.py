@@ -12,8 +12,9 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import ConfigMap, Pod, Secret
 from pykubelet.clients.kube.object_names import ObjectName, referred
@@ -53,8 +54,7 @@ class ObjectUnavailable(PykubeletError):
     """A secret or config map cannot be had now; the text is upstream's."""
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(Struct):
     """One referenced object."""
 
     pods: dict[PodUID, bool] = field(default_factory=dict)

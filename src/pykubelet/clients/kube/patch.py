@@ -11,10 +11,10 @@ import functools
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from pykubelet.api.codec import encode_json
 from pykubelet.api.types import (
@@ -31,8 +31,7 @@ from pykubelet.api.types import (
 Plain = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schema:
+class Schema(Struct, frozen=True, kw_only=True):
     """How a type merges: its fields, and for lists the key that tells elements apart."""
 
     fields: Mapping[str, Schema] = field(default_factory=dict)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct
 
 from pykubelet.api.types import (
     ApiStruct,
@@ -44,8 +45,7 @@ from pykubelet.api.types import (
 K = TypeVar("K", bound=ApiStruct)
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True):
     """Where objects of a kind live on the server."""
 
     group: str
@@ -124,16 +124,14 @@ class ChangeType(enum.Enum):
     """Nothing changed; the object holds only the resource version reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change(Generic[K]):
+class Change(Struct, Generic[K], frozen=True):
     """One event of a watch. A deleted object is in the last state the server knew."""
 
     type: ChangeType
     object: K
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page(Generic[K]):
+class Page(Struct, Generic[K], frozen=True, kw_only=True):
     """One answer of a list; `continue_token` asks for the next page when it is not empty."""
 
     items: Sequence[K]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import BoundObjectReference, TokenRequest
 from pykubelet.clients.kube.port import KubeClient
@@ -32,8 +33,7 @@ class TokenUnavailable(PykubeletError):
     """No valid token can be had now."""
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(Struct):
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     answer: TokenRequest | None = None
     jitter: float = 0.0

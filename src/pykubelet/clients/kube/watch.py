@@ -12,8 +12,9 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Generic
+
+from msgspec import Struct
 
 from pykubelet.clients.kube.port import Change, ChangeType, K, KubeClient, resource_of
 from pykubelet.kit.backoff import Backoff, jittered
@@ -30,8 +31,7 @@ WATCH_MIN, WATCH_MAX = 300.0, 600.0
 """A watch lasts a random time between these, so that a cluster's watches do not all end together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query(Generic[K]):
+class Query(Struct, Generic[K], frozen=True, kw_only=True):
     """Which objects."""
 
     kind: type[K]
@@ -45,8 +45,7 @@ class Query(Generic[K]):
         return f"{resource_of(self.kind).plural}{where}{which}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed(Generic[K]):
+class Listed(Struct, Generic[K], frozen=True, kw_only=True):
     """The full set at one moment."""
 
     items: Sequence[K]

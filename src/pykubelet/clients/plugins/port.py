@@ -7,13 +7,13 @@ every call has a deadline, and an answer is only as good as the checks of whoeve
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginInfo:
+
+class PluginInfo(Struct, frozen=True, kw_only=True):
     """What a plugin says of itself on its registration socket."""
 
     type: str
@@ -36,16 +36,14 @@ class Registrations(Protocol):
 # --- storage drivers (csi.py) -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CsiNodeInfo:
+class CsiNodeInfo(Struct, frozen=True, kw_only=True):
     node_id: str
     max_volumes: int = 0
     """0 = the driver sets no limit."""
     topology: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CsiVolume:
+class CsiVolume(Struct, frozen=True, kw_only=True):
     """What a driver is told of one volume, whichever call it is for."""
 
     volume_id: str
@@ -60,8 +58,7 @@ class CsiVolume:
     secrets: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CsiUsage:
+class CsiUsage(Struct, frozen=True, kw_only=True):
     """Bytes and inodes, as far as the driver tells."""
 
     used_bytes: int = 0
@@ -105,38 +102,33 @@ CsiConnect = Callable[[Path], CsiNode]
 # --- device plugins (devices.py) ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceOptions:
+class DeviceOptions(Struct, frozen=True, kw_only=True):
     pre_start: bool = False
     """PreStartContainer wants to be called."""
     prefers: bool = False
     """GetPreferredAllocation can be asked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Struct, frozen=True, kw_only=True):
     id: str
     healthy: bool
     numa: tuple[int, ...] = ()
     """Empty when the plugin does not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandedMount:
+class HandedMount(Struct, frozen=True, kw_only=True):
     container_path: str
     host_path: str
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandedDevice:
+class HandedDevice(Struct, frozen=True, kw_only=True):
     container_path: str
     host_path: str
     permissions: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handed:
+class Handed(Struct, frozen=True, kw_only=True):
     """What a plugin wants put into a container that has its devices."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
@@ -169,8 +161,7 @@ class DevicePlugin(Protocol):
 DeviceConnect = Callable[[Path], DevicePlugin]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRegistration:
+class DeviceRegistration(Struct, frozen=True, kw_only=True):
     """A plugin asks to be used for a resource."""
 
     version: str
@@ -190,15 +181,13 @@ ReadHanded = Callable[[bytes], Handed]
 # --- drivers of dynamic resources (dra.py) --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRef:
+class ClaimRef(Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     uid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedDevice:
+class PreparedDevice(Struct, frozen=True, kw_only=True):
     pool: str
     device: str
     requests: tuple[str, ...] = ()
@@ -207,14 +196,12 @@ class PreparedDevice:
     share_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(Struct, frozen=True, kw_only=True):
     devices: tuple[PreparedDevice, ...] = ()
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedHealth:
+class ClaimedHealth(Struct, frozen=True, kw_only=True):
     pool: str
     device: str
     health: str

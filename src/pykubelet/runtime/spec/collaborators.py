@@ -7,8 +7,9 @@ waiting reason.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import ConfigMap, Pod, Secret, Service
 from pykubelet.model.pod import AnyContainer
@@ -50,8 +51,7 @@ class References(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
+class Granted(Struct, frozen=True, kw_only=True):
     """What device plugins, resource drivers and the CPU and memory managers give to one container."""
 
     envs: Mapping[str, str] = field(default_factory=dict)

@@ -7,7 +7,8 @@ plugins give comes first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
 from pykubelet.model.container_keys import container_annotations, container_labels
@@ -22,8 +23,7 @@ from pykubelet.runtime.spec.security import ImageUser, check_non_root, container
 from pykubelet.wire import cri_pb2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerParts:
+class ContainerParts(Struct, frozen=True, kw_only=True):
     """What a container needs beyond its pod; looked up or made beforehand."""
 
     image_ref: str

@@ -6,7 +6,8 @@ Reading the host's file is in resolv_conf.py; telling the warnings is in builder
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import log_form, namespace_of, uses_host_network
@@ -24,15 +25,13 @@ NO_CLUSTER_DNS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolver:
+class Resolver(Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...] = ()
     searches: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DnsResult:
+class DnsResult(Struct, frozen=True, kw_only=True):
     resolver: Resolver
     warnings: tuple[str, ...] = ()
     """Texts of DNSConfigForming events."""

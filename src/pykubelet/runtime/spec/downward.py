@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.pod_resources import is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
@@ -28,8 +29,7 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"} | {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
+class Addresses(Struct, frozen=True, kw_only=True):
     pod: tuple[str, ...] = ()
     """In the order of the node's family preference."""
     host: tuple[str, ...] = ()

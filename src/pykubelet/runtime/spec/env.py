@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ConfigMap, EnvFromSource, EnvVarSource, FileKeySelector, Pod, Secret, Service
@@ -25,8 +26,7 @@ from pykubelet.runtime.spec.services import service_variables
 _NOTHING: Final = Addresses()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvInputs:
+class EnvInputs(Struct, frozen=True, kw_only=True):
     addresses: Addresses = _NOTHING
     config_maps: Mapping[str, ConfigMap] = field(default_factory=dict)
     """Those of the pod's namespace that it refers to and that exist."""

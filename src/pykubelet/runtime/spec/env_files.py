@@ -11,7 +11,8 @@ import errno
 import logging
 import os
 import stat
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.model.errors import PykubeletError
 from pykubelet.runtime.problems import ConfigProblem
@@ -27,8 +28,7 @@ class EnvFileProblem(PykubeletError):
     """The file cannot be read or does not follow the syntax; the message is for the log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvFile:
+class EnvFile(Struct, frozen=True, kw_only=True):
     path: str
     """As messages name it."""
     text: str = ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pykubelet.api.types import HostAlias, Pod
 from pykubelet.model.pod import name_of, namespace_of, uses_host_network
@@ -29,8 +30,7 @@ class HostnameTooLong(ConfigProblem):
     """The fully qualified name does not fit into what the kernel allows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodHostname:
+class PodHostname(Struct, frozen=True, kw_only=True):
     host: str
     domain: str = ""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.types import Container, Pod
 from pykubelet.model.cgroup_names import parent_for_runtime
@@ -24,8 +25,7 @@ PROTOCOLS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxParts:
+class SandboxParts(Struct, frozen=True, kw_only=True):
     """What a sandbox needs beyond its pod; looked up beforehand."""
 
     attempt: int

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.types import (
     AppArmorProfile,
@@ -49,8 +50,7 @@ _NODE, _POD, _CONTAINER = cri_pb2.NamespaceMode.NODE, cri_pb2.NamespaceMode.POD,
 _Profile = cri_pb2.SecurityProfile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageUser:
+class ImageUser(Struct, frozen=True, kw_only=True):
     """The user an image names; root when it names none."""
 
     uid: int | None = 0

@@ -10,8 +10,9 @@ import contextlib
 import errno
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.clients.host.port import Mounts
 from pykubelet.volumes.csi.records import DATA_FILE, CsiPaths
@@ -19,8 +20,7 @@ from pykubelet.volumes.plugins.plugin import make_folder
 from pykubelet.volumes.problems import VolumeProblem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockPlaces:
+class BlockPlaces(Struct, frozen=True, kw_only=True):
     paths: CsiPaths
     mounts: Mounts
 

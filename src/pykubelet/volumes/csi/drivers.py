@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.clients.plugins.port import CsiConnect, CsiNode, CsiNodeInfo
 from pykubelet.model.errors import PykubeletError
@@ -37,8 +38,7 @@ class NodeDrivers(Protocol):
     async def remove_driver(self, name: str) -> None: ...
 
 
-@dataclass(slots=True)
-class _Driver:
+class _Driver(Struct):
     endpoint: Path
     version: Version
     capabilities: frozenset[str] | None = None

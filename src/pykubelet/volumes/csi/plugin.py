@@ -14,10 +14,11 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from pykubelet.api.types import CSIDriverSpec
 from pykubelet.clients.host.port import Mounts, VolumePaths

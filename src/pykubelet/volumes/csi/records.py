@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from pykubelet.clients.host.port import VolumePaths
 from pykubelet.kit.files import write_atomic
@@ -29,8 +30,7 @@ _KEYS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeRecord:
+class VolumeRecord(Struct, frozen=True, kw_only=True):
     """Content of one vol_data.json."""
 
     spec_name: str
@@ -58,8 +58,7 @@ def unique_name(driver: str, handle: str) -> str:
     return f"{CSI}/{driver}^{handle}"
 
 
-@dataclass(frozen=True, slots=True)
-class CsiPaths:
+class CsiPaths(Struct, frozen=True):
     """Every place of CSI volumes. Names come from the API server or from folders found here."""
 
     paths: VolumePaths

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from pykubelet.volumes.csi.records import EPHEMERAL, PERSISTENT, VolumeRecord, attachment_name, inline_handle
 from pykubelet.volumes.problems import VolumeProblem
@@ -13,8 +14,7 @@ SecretName = tuple[str, str]
 """Namespace and name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CsiSource:
+class CsiSource(Struct, frozen=True, kw_only=True):
     driver: str
     handle: str
     fs_type: str = ""

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.real_loop
 
 
 def a_transport(url: str, user: UserEntry | None = None, **options: Any) -> Transport:
-    cluster = {name: options.pop(name) for name in list(options) if name in ClusterEntry.__dataclass_fields__}
+    cluster = {name: options.pop(name) for name in list(options) if name in ClusterEntry.__struct_fields__}
     config = Kubeconfig(cluster=ClusterEntry(server=url, **cluster), user=user or UserEntry(), source="test.conf")
     return Transport(
         config, clock=SystemClock(), agent="kubelet/v1.36.4 (linux/amd64) kubernetes/pykubelet", environ={}, **options
