@@ -28,7 +28,7 @@ from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
 from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import gather_all, running
+from pykubelet.kit.tasks import both, gather_all, running
 from pykubelet.model.container_keys import termination_grace_of
 from pykubelet.model.errors import CriError
 from pykubelet.settings.load import LoadedSettings, load_settings
@@ -111,15 +111,16 @@ class _Up:
         if private is None:
             await self._serve(self._wishes.endpoint, stop, begun, [])
             return 0
-        packing = asyncio.create_task(asyncio.to_thread(build, [PAUSE, BUSYBOX, TESTSERVER]))
-        packing.add_done_callback(_seen)  # a runtime that does not come up is told instead
-        async with private:
-            imported = await import_images(private.ctr, await packing, clock=self._clock)
+        try:
+            _, archives = await both(private.start(), asyncio.to_thread(build, [PAUSE, BUSYBOX, TESTSERVER]))
+            imported = await import_images(private.ctr, archives, clock=self._clock)
             async with running(private):
                 await self._serve(private.endpoint, stop, begun, imported)
             if self._down:
                 await private.stop(containers=True)
                 print("the runtime is stopped; images and logs stay", flush=True)
+        finally:
+            private.release()
         return 0
 
     def _ask_down(self, stop: asyncio.Event) -> None:
@@ -182,11 +183,6 @@ class _Up:
             await self._wake.wait(at_most=LOOK_EVERY)
         view.show([], [])
         await until_tidy(self._state, self._clock, within=10.0)
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 async def until_tidy(state: UpState, clock: Clock, *, within: float) -> None:

@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from pykubelet.kit.clock import Clock
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Service(Protocol):
@@ -147,6 +148,12 @@ async def gather_all(*work: Coroutine[Any, Any, T]) -> list[T]:
     if errors:
         raise errors[0]
     return [task.result() for task in tasks]
+
+
+async def both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """As `gather_all`, for two things with results of different kinds."""
+    first, second = await gather_all(cast(Coroutine[Any, Any, Any], one), other)
+    return first, second
 
 
 async def first_of(*work: Coroutine[Any, Any, T]) -> T:

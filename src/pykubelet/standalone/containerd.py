@@ -23,7 +23,7 @@ import grpc
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.tasks import gather_all
+from pykubelet.kit.tasks import both, gather_all
 from pykubelet.model.errors import CriError
 from pykubelet.standalone import config, daemon
 from pykubelet.standalone.cleanup import remove_containers
@@ -97,12 +97,8 @@ class PrivateContainerd:
             raise StandaloneError("running containers needs root: start pykubelet as root or with sudo")
         self._prepare()
         try:
-            asking = asyncio.create_task(self._facts())
-            try:
-                await self.network.setup()
-            finally:
-                await asyncio.wait({asking})
-            await self._write_config_and_adopt(asking.result())
+            _, facts = await both(self.network.setup(), self._facts())
+            await self._write_config_and_adopt(facts)
             if self._daemon is None:
                 await self._launch()
         except BaseException:

@@ -16,7 +16,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.files import Checkpoint, write_atomic
 from pykubelet.kit.mailbox import Mailbox, Signal
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import ServiceStopped, TaskSet, finish, gather_all, running
+from pykubelet.kit.tasks import ServiceStopped, TaskSet, both, finish, gather_all, running
 
 
 class _Service:
@@ -87,6 +87,26 @@ async def test_gather_all_runs_siblings_to_their_end_before_it_raises() -> None:
     with pytest.raises(ValueError, match="no"):
         await gather_all(slow(), broken())
     assert done == ["slow"]
+
+
+async def test_both_gives_two_results_and_waits_for_the_second_when_the_first_fails() -> None:
+    ended = []
+
+    async def number() -> int:
+        return 1
+
+    async def word() -> str:
+        await asyncio.sleep(0)
+        ended.append("word")
+        return "w"
+
+    async def broken() -> None:
+        raise ValueError("broken")
+
+    assert await both(number(), word()) == (1, "w")
+    with pytest.raises(ValueError, match="broken"):
+        await both(broken(), word())
+    assert ended == ["word", "word"]
 
 
 async def test_mailbox_keeps_one_merged_item() -> None:
