@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY = 0.5
 LAST_RETRY = 122.0
+WAIT_FOR_SOURCES = 1.0
 LOOK_AGAIN = 60.0
 """Seconds between looks at the folder when the kernel told of nothing."""
 
@@ -94,7 +95,6 @@ class PluginManager:
         self._may_start = may_start
         self._open_watch = open_watch
         self._plugins: dict[Path, _Plugin] = {}
-        self._woken = Signal()
         total = metrics.gauge(
             "plugin_manager_total_plugins",
             "Plugins by socket, in the desired and in the actual state of the world",
@@ -108,13 +108,9 @@ class PluginManager:
             plugin.state or PluginState(socket=path, problem="not asked yet") for path, plugin in self._plugins.items()
         ]
 
-    def soon(self) -> None:
-        """Look again: whatever kept us from starting may be over."""
-        self._woken.set()
-
     async def run(self) -> None:
         while not self._may_start():
-            await self._woken.wait(1.0)
+            await self._clock.sleep(WAIT_FOR_SOURCES)
         watch = self._open_watch(self._folder)
         try:
             async with TaskSet("plugins") as tasks:

@@ -204,8 +204,7 @@ async def test_nothing_is_asked_before_the_sources_are_ready() -> None:
         await asyncio.sleep(60)
         assert bed.registrations.asked == []
         bed.may_start = True
-        bed.manager.soon()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(2)
         assert bed.handler.calls == [("register", "one", str(A))]
 
 
