@@ -163,7 +163,11 @@ class Inside:
 
     def first_process(self, pod: str, container: str = "app") -> int:
         """The first process of a running container, as this machine numbers it."""
-        ids = [run.id for run in self.runs(pod, container) if run.running]
+
+        def running() -> list[str]:  # the program may have spoken before the runtime calls it running
+            return [run.id for run in self.runs(pod, container) if run.running]
+
+        ids = self.wait(running, f"{pod}/{container} runs")
         (file,) = self.containerd.state_dir.glob(f"**/io.containerd.runtime.v2.task/k8s.io/{ids[0]}/init.pid")
         return int(file.read_text())
 

@@ -230,7 +230,7 @@ def test_stopping(inside: Inside, diary: Diary) -> None:
         inside.wait(lambda name=name: diary.has(f"{name}.start"), f"{name} runs")
     inside.wait(lambda: diary.has("stubborn.start") and "listening" in inside.log("pre-http"), "all run")
     assert not diary.has("post-hangs.two.start"), "waits for the hook of the first"
-    assert inside.runs("bystander")[0].running
+    inside.wait(lambda: any(run.running for run in inside.runs("bystander")), "the bystander runs")
     (server_log,) = inside.agent.pod_logs.glob(f"default_pre-http-{NODE}_*/app/0.log")
     with server_log.open() as log:
         begun = time.time()
