@@ -38,7 +38,7 @@ class CgroupTree:
         found.pop(".", None)
         return found
 
-    def remove(self, within: float = 10.0) -> None:
+    def remove(self, within: float = 30.0) -> None:
         """End what still runs in here and take the tree away."""
         deadline = time.monotonic() + within
         while left := [root for root in self._roots if root.exists()]:

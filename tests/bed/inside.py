@@ -36,7 +36,7 @@ Manifest = dict[str, Any]
 DONE = "--told--"
 REST = "trap 'exit 0' TERM; sleep 100000 & wait"
 """Waits for the end without using up the grace: a first process has no default signal handlers."""
-DEADLINE = 60.0
+DEADLINE = 120.0
 _EVENT = re.compile(
     r'"event" .*?\bobject="(?P<object>[^"]*)" reason="(?P<reason>[^"]*)" message_text=(?P<text>"(?:[^"\\]|\\.)*")'
 )
@@ -101,7 +101,11 @@ class Inside:
     def log(self, pod: str, container: str = "app", run: int = 0) -> str:
         """What a run of a container wrote so far, without the runtime's prefixes."""
         for file in self.agent.pod_logs.glob(f"default_{pod}-{NODE}_*/{container}/{run}.log"):
-            lines = (line.split(" ", 3) for line in file.read_text().splitlines(keepends=True))
+            try:
+                text = file.read_text()
+            except FileNotFoundError:  # the agent removes the logs of old runs
+                continue
+            lines = (line.split(" ", 3) for line in text.splitlines(keepends=True))
             return "".join(words[3] if words[2] == "F" else words[3][:-1] for words in lines if len(words) == 4)
         return ""
 
@@ -116,7 +120,9 @@ class Inside:
         return {name: value for name, equals, value in lines if equals}
 
     def has_run(self, pod: str, number: int, container: str = "app") -> bool:
-        return any(self.agent.pod_logs.glob(f"default_{pod}-{NODE}_*/{container}/{number}.log"))
+        """Whether that run, or a later one, was begun: only the logs of the newest two are kept."""
+        logs = self.agent.pod_logs.glob(f"default_{pod}-{NODE}_*/{container}/*.log")
+        return any(int(log.stem) >= number for log in logs)
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -148,7 +154,12 @@ class Inside:
             found = []
             for each in stub.ListContainers(wanted, timeout=DEADLINE).containers:
                 request = cri.ContainerStatusRequest(container_id=each.id)
-                status = stub.ContainerStatus(request, timeout=DEADLINE).status
+                try:
+                    status = stub.ContainerStatus(request, timeout=DEADLINE).status
+                except grpc.RpcError as error:
+                    if error.code() is grpc.StatusCode.NOT_FOUND:  # removed since it was listed
+                        continue
+                    raise
                 found.append(
                     Run(
                         id=each.id,
@@ -232,7 +243,7 @@ async def in_this_process(inside: Inside) -> AsyncIterator[Node]:
         inside.agent.start()
 
 
-async def status_when(node: Node, pod: str, question: Callable[[PodStatus], bool], within: float = 30.0) -> PodStatus:
+async def status_when(node: Node, pod: str, question: Callable[[PodStatus], bool], within: float = 60.0) -> PodStatus:
     """The status of a pod as soon as the answer is yes."""
     status: PodStatus | None = None
     try:

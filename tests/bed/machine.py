@@ -78,7 +78,7 @@ class Machine:
             found[name] = [each.get("containerID", "") for each in pod["status"].get("containerStatuses", [])]
         return found
 
-    def until_running(self, *names: str, within: float = 40.0) -> None:
+    def until_running(self, *names: str, within: float = 120.0) -> None:
         def all_run() -> bool:
             try:
                 pods = self.pods()
@@ -102,7 +102,7 @@ class Machine:
         unmount_below(self.state.folder)
 
 
-def wait_for(question: Callable[[], T], what: str, within: float = 30.0) -> T:
+def wait_for(question: Callable[[], T], what: str, within: float = 60.0) -> T:
     end = time.monotonic() + within
     while not (answer := question()):
         assert time.monotonic() < end, f"not within {within:g} s: {what}"

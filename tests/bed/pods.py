@@ -12,7 +12,7 @@ import grpc
 from pykubelet.wire import cri_pb2 as cri
 from pykubelet.wire.cri_pb2_grpc import RuntimeServiceStub
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 @dataclass(frozen=True, slots=True)

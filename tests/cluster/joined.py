@@ -39,13 +39,13 @@ class Joined:
 
     # -- what the API server says
 
-    def wait(self, what: str, holds: Callable[[Objects], Any], within: float = 30.0) -> Any:
+    def wait(self, what: str, holds: Callable[[Objects], Any], within: float = 60.0) -> Any:
         try:
             return self.pods.wait(what, holds, within)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.agent.tail()}") from None
 
-    def wait_pod(self, name: str, holds: Callable[[Manifest], Any], what: str, within: float = 30.0) -> Manifest:
+    def wait_pod(self, name: str, holds: Callable[[Manifest], Any], what: str, within: float = 60.0) -> Manifest:
         """The pod as soon as `holds(pod)` is true."""
 
         def asked(objects: Objects) -> Manifest | None:
@@ -55,10 +55,10 @@ class Joined:
         found: Manifest = self.wait(f"{name}: {what}", asked, within)
         return found
 
-    def wait_running(self, name: str, within: float = 30.0) -> Manifest:
+    def wait_running(self, name: str, within: float = 60.0) -> Manifest:
         return self.wait_pod(name, is_ready, "is ready", within)
 
-    def wait_gone(self, *names: str, within: float = 30.0) -> None:
+    def wait_gone(self, *names: str, within: float = 60.0) -> None:
         self.wait(f"{names} gone", lambda pods: not any(f"default/{name}" in pods for name in names), within)
 
     def wait_node(self, status: str, within: float) -> Manifest:
@@ -79,6 +79,13 @@ class Joined:
         found = self.cluster.get("events", "--field-selector", f"involvedObject.name={name}")
         return {event["reason"] for event in found["items"]}
 
+    def wait_events(self, name: str, *reasons: str, within: float = 60.0) -> None:
+        """Until the API server has them all: events go their own way, statuses may be there before them."""
+        deadline = time.monotonic() + within
+        while not set(reasons) <= (found := self.event_reasons(name)):
+            assert time.monotonic() < deadline, f"{name}: no {set(reasons) - found}\n{self.agent.tail()}"
+            time.sleep(0.1)
+
     # -- what the node says
 
     def containers(self) -> list[ContainerRecord]:
@@ -94,9 +101,13 @@ class Joined:
         newest = max(files, key=lambda path: int(path.stem), default=None)
         if newest is None:
             return ""
-        return "".join(line.split(" ", 3)[3] for line in newest.read_text().splitlines(keepends=True))
+        try:
+            lines = newest.read_text().splitlines(keepends=True)
+        except FileNotFoundError:  # of an earlier pod of that name, gone meanwhile
+            return ""
+        return "".join(line.split(" ", 3)[3] for line in lines if line.count(" ") >= 3)
 
-    def wait_log(self, pod: str, text: str, container: str = "app", within: float = 20.0) -> str:
+    def wait_log(self, pod: str, text: str, container: str = "app", within: float = 60.0) -> str:
         deadline = time.monotonic() + within
         while text not in (found := self.log_of(pod, container)):
             if time.monotonic() > deadline:
@@ -131,7 +142,7 @@ def joined(
     *,
     name: str,
     kubeconfig: Path | None = None,
-    ready_within: float = 20.0,
+    ready_within: float = 60.0,
     **changes: Any,
 ) -> Iterator[Joined]:
     """A node that is ready; it is taken out of the cluster at the end."""

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import termios
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -54,22 +55,26 @@ class Kubectl:
         return done.out
 
     @contextmanager
-    def running(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-        """With pipes on all three; ended at the end."""
+    def running(self, *words: str, within: float = 180.0) -> Iterator[subprocess.Popen[bytes]]:
+        """With pipes on all three; ended at the end, and after `within` seconds, so that no read waits for ever."""
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             [*self._base, *words], stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, env=self._environment
         )
+        guard = threading.Timer(within, process.kill)
+        guard.daemon = True
+        guard.start()
         try:
             yield process
         finally:
             process.terminate()
             process.communicate()
+            guard.cancel()
 
     @asynccontextmanager
     async def forwarding(self, pod: str, port: int) -> AsyncIterator[int]:
         """A local port that leads to the pod's."""
-        with self.running("port-forward", pod, f":{port}") as process:
+        with self.running("port-forward", pod, f":{port}", within=700) as process:
             assert process.stdout is not None
             async with asyncio.timeout(30):
                 first = (await asyncio.to_thread(process.stdout.readline)).decode()

@@ -169,7 +169,7 @@ def ended(node: Joined, cluster: Cluster, containerd: BedContainerd) -> Caller:
     return caller
 
 
-def eventually(caller: Caller, path: str, status: int, within: float = 30.0) -> None:
+def eventually(caller: Caller, path: str, status: int, within: float = 60.0) -> None:
     deadline = time.monotonic() + within
     while (found := caller.ask("GET", path))[0] != status:
         assert time.monotonic() < deadline, found
@@ -227,13 +227,18 @@ def test_a_certificate_of_the_cluster_with_rights_enters(node: Joined, cluster: 
 def test_metrics_have_the_names_that_dashboards_use(node: Joined, cluster: Cluster, address: str) -> None:
     caller = Caller(node, address, pair=cluster.admin)
     for path, wanted in NAMES.items():
-        status, text = caller.ask("GET", path)
-        assert status == 200
-        families = list(text_string_to_metric_families(text))
-        found = {sample.name for family in families for sample in family.samples}
-        found |= {family.name for family in families if family.samples}  # the parser ends all counters in _total
-        missing = set(wanted.split()) - found
-        assert not missing, path
+        deadline = time.monotonic() + 60
+        while missing := set(wanted.split()) - metric_names(caller, path):  # some come with the first measurement
+            assert time.monotonic() < deadline, (path, missing)
+            time.sleep(0.5)
+
+
+def metric_names(caller: Caller, path: str) -> set[str]:
+    status, text = caller.ask("GET", path)
+    assert status == 200
+    families = list(text_string_to_metric_families(text))
+    found = {sample.name for family in families for sample in family.samples}
+    return found | {family.name for family in families if family.samples}  # the parser ends all counters in _total
 
 
 def test_podresources_are_for_those_who_reach_the_socket(node: Joined) -> None:

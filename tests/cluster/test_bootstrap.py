@@ -46,7 +46,7 @@ def test_a_node_joins_and_its_certificate_is_renewed(
         while time.monotonic() - began < SIGNED_FOR + 5:
             number += 1
             node.apply(a_pod(f"p{number}", node=NAME))
-            node.wait_running(f"p{number}", within=10)
+            node.wait_running(f"p{number}")
             node.cluster.kubectl("delete", "pod", f"p{number}", "--grace-period=1")
             time.sleep(3)
         assert pem.resolve() != first, "renewed"
@@ -60,7 +60,7 @@ def test_a_node_joins_and_its_certificate_is_renewed(
         node.agent.stop()
         node.agent.start()
         node.apply(a_pod("after", node=NAME))
-        node.wait_running("after", within=15)
+        node.wait_running("after")
         node.clean()
 
 

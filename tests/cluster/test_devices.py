@@ -61,7 +61,7 @@ def devices_of(node: Joined) -> dict[str, list[str]]:
             request_serializer=podresources.ListPodResourcesRequest.SerializeToString,
             response_deserializer=podresources.ListPodResourcesResponse.FromString,
         )
-        said = listing(podresources.ListPodResourcesRequest(), timeout=10)
+        said = listing(podresources.ListPodResourcesRequest(), timeout=30)
     return {
         pod.name: sorted(each for c in pod.containers for d in c.devices for each in d.device_ids)
         for pod in said.pod_resources
@@ -79,7 +79,8 @@ def test_devices_are_given_once(node: Joined, plugin: Program) -> None:
     before = devices_of(node)
     node.agent.kill9()
     node.agent.start()
-    wait_until("the plugin has registered again", lambda: amount(node) == "2")
+    wait_until("the plugin has registered again", lambda: offered(node) == ["Dev-1", "Dev-2"])
+    wait_until("the API server knows", lambda: amount(node) == "2")  # or a pod that comes now may be turned away
     wait_until("the agent answers", lambda: answers(node))
     assert {name: devices_of(node)[name] for name in before} == before
     assert {phase(node.pod(name)) for name in ("one", "two")} == {"Running"}
@@ -88,6 +89,21 @@ def test_devices_are_given_once(node: Joined, plugin: Program) -> None:
     node.wait_running("three", within=60)
     held = devices_of(node)
     assert held["three"] == before["one"] and held["two"] == before["two"]
+
+
+def offered(node: Joined) -> list[str]:
+    """The devices the agent itself could give now; the API server may still tell of those before a restart."""
+    with grpc.insecure_channel(f"unix://{node.agent.root}/pod-resources/kubelet.sock") as channel:
+        asking = channel.unary_unary(
+            "/v1.PodResourcesLister/GetAllocatableResources",
+            request_serializer=podresources.AllocatableResourcesRequest.SerializeToString,
+            response_deserializer=podresources.AllocatableResourcesResponse.FromString,
+        )
+        try:
+            said = asking(podresources.AllocatableResourcesRequest(), timeout=30)
+        except grpc.RpcError:
+            return []
+    return sorted(each for device in said.devices for each in device.device_ids)
 
 
 def answers(node: Joined) -> bool:
@@ -100,6 +116,7 @@ def answers(node: Joined) -> bool:
 def test_a_plugin_gone_and_back(node: Joined, plugin: Program) -> None:
     node.apply(wanting("keeper"))
     node.wait_log("keeper", "/tmp/Dev-", within=60)
+    node.wait_running("keeper")
     plugin.kill9()
     wait_until("no device can be given", lambda: (amount(node), amount(node, "capacity")) == ("0", "2"))
     sick = node.wait_pod("keeper", lambda pod: health(pod) == ["Unhealthy"], "tells of its device")

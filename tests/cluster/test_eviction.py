@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from pykubelet.clients.host.machine import read_machine
+from pykubelet.standalone.images import parse_listing
 from pykubelet.standalone.packer import File, Image, architecture, pack
 from tests.bed.cluster import Cluster
+from tests.bed.machine import wait_for
 from tests.bed.runtime import BUSYBOX, BedContainerd, running_containerd
 from tests.bed.small_disk import small_disk
 from tests.cluster.joined import Joined, Manifest, a_container, a_pod, condition, is_ready, joined, phase, state_of
@@ -61,6 +63,7 @@ def short_node(cluster: Cluster, small_containerd: BedContainerd) -> Iterator[Jo
 def node(short_node: Joined) -> Iterator[Joined]:
     yield short_node
     short_node.clean()
+    wait_for(lambda: eased(short_node), "the agent takes pods in again", within=60)
     short_node.nodes.wait("no pressure", lambda found: not pressure(found[NAME]), 60)
     short_node.nodes.wait("no taints", lambda found: not found[NAME]["spec"].get("taints"), 60)
 
@@ -130,6 +133,16 @@ def wait_log(node: Joined, text: str, within: float = 60.0) -> None:
         time.sleep(0.1)
 
 
+def eased(node: Joined) -> bool:
+    """The agent itself is past the pressure it told of: the API server may not have heard of it yet, or still."""
+    told = [line for line in node.agent.log().splitlines() if "pressure on the node" in line]
+    return not told or told[-1].endswith('now="[]"')
+
+
+def is_known(containerd: BedContainerd, image: str) -> bool:
+    return parse_listing(containerd.ctr("images", "ls")).get(image, ("", False))[1]
+
+
 def test_the_pod_that_eats_memory_goes_and_the_others_stay(node: Joined) -> None:
     small = with_resources("small", "trap 'exit 0' TERM; sleep 100000 & wait", requests={"memory": "32Mi"})
     node.apply(guaranteed("guarded"), small, writes_to_memory("greedy", EATS))
@@ -160,6 +173,8 @@ def test_pods_over_limits_of_their_own_go_without_any_pressure(node: Joined) -> 
         with_resources("layered", layered, limits={"ephemeral-storage": "10Mi"}),
         guaranteed("guarded"),
     )
+    for name in ("within", "guarded"):
+        node.wait_running(name, within=90)
     said = {
         "scratch": 'Usage of EmptyDir volume "data" exceeds the limit "10Mi". ',
         "loud": "Pod ephemeral local storage usage exceeds the total limit of containers 5Mi. ",
@@ -181,6 +196,7 @@ def test_unused_images_go_first_and_then_the_pod_that_fills_the_disk(
         node.wait_running(name, within=60)
     image = Image(name=UNUSED, entries={"big": File(os.urandom(150 * MIB), 0o644)}, command=["/big"], environment={})
     small_containerd.ctr("images", "import", "-", stdin=pack(image, architecture()).data)
+    wait_for(lambda: is_known(small_containerd, UNUSED), "the runtime offers the image to the agent, too", within=60)
     ballast = small_containerd.state_dir / "ballast"
     left = shutil.disk_usage(small_containerd.state_dir).free
     with ballast.open("wb") as file:  # fills the disk to 200 MiB, which the image's 300 MiB make good
@@ -190,13 +206,15 @@ def test_unused_images_go_first_and_then_the_pod_that_fills_the_disk(
     assert UNUSED not in small_containerd.ctr("images", "ls", "-q")
     assert BUSYBOX in small_containerd.ctr("images", "ls", "-q")
     stay(node, "guarded", "some")
+    wait_for(lambda: eased(node), "the agent sees no pressure any more and takes pods in again", within=60)
     node.nodes.wait("no taints", lambda found: not found[NAME]["spec"].get("taints"), 60)
 
     node.apply(writes_to_disk("filler", 700))
     gone = node.wait_pod("filler", evicted, "is evicted", within=90)
     assert gone["status"]["message"].startswith("The node was low on resource: ephemeral-storage. ")
     assert "Removing dead containers and unused images was not enough" in event_of(node, "filler", "Evicted")["message"]
-    node.nodes.wait("the disk has room again", lambda found: not pressure(found[NAME]), 60)
+    wait_for(lambda: eased(node), "the disk has room again", within=60)
+    node.nodes.wait("the node says so", lambda found: not pressure(found[NAME]), 60)
     stay(node, "guarded", "some")
 
 
@@ -220,5 +238,5 @@ def test_the_kernel_kills_a_main_process_and_a_child(node: Joined) -> None:
     assert "the kernel killed process tail (pid " in event["message"]
     assert "of container app, which runs on without it (" in event["message"]
     node.wait_log("child", "survived")
-    assert is_ready(node.pod("child")) and state_of(node.pod("child"))["restartCount"] == 0
+    assert state_of(node.wait_running("child"))["restartCount"] == 0
     assert "which ends with it" in event_of(node, "whole", "OOMKilling")["message"]

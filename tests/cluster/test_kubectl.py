@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from typing import Any
 import pytest
 
 from tests.bed.cluster import Cluster
+from tests.bed.machine import wait_for
 from tests.bed.metrics_server import metrics_server
 from tests.bed.runtime import BUSYBOX, BedContainerd
-from tests.cluster.joined import Joined, a_container, a_pod, joined, state_of
+from tests.cluster.joined import Joined, a_container, a_pod, is_ready, joined, state_of
 from tests.cluster.kubectl import TRANSPORTS, Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node]
@@ -62,7 +64,9 @@ def node(cluster: Cluster, containerd: BedContainerd, tmp_path_factory: pytest.T
         )
         for name in ("lives", "shell", "web"):
             made.wait_running(name, within=60)
-        made.wait_pod("lives", lambda pod: state_of(pod).get("restartCount") == 1, "was restarted", within=60)
+        made.wait_pod(
+            "lives", lambda pod: is_ready(pod) and state_of(pod)["restartCount"] == 1, "was restarted", within=60
+        )
         made.wait_log("lives", "line 5")
         made.wait_log("web", "serving")
         yield made
@@ -114,7 +118,8 @@ def test_logs_are_followed_to_the_end_of_the_container(node: Joined, plain: Kube
     with plain.running("logs", "-f", "--timestamps", "brief") as follower:
         assert follower.stdout is not None
         assert follower.stdout.readline().endswith(b" begin\n")
-        plain.ok("exec", "brief", "--", "touch", "/tmp/go")
+        # The container may end, and this with it, before it can say that it went well.
+        plain.run("exec", "brief", "--", "touch", "/tmp/go")
         rest = follower.stdout.read()
         assert [line.split(b" ", 1)[1] for line in rest.splitlines()] == [b"more 1", b"more 2", b"more 3"]
         assert follower.wait(30) == 0
@@ -251,22 +256,24 @@ def test_debug_with_an_ephemeral_container(node: Joined, kubectl: Kubectl, reque
 def test_top_through_metrics_server(node: Joined, plain: Kubectl) -> None:
     node.apply(a_pod("busy", "while :; do :; done", node="streamer"))
     node.wait_running("busy")
-    with metrics_server(node.cluster) as service:
+    with metrics_server(node.cluster):
 
         def figures(*words: str) -> dict[str, list[str]]:
             done = plain.run("top", *words, "--no-headers")
             lines = done.out.decode().splitlines() if done.code == 0 else []
             return {line.split()[0]: line.split()[1:] for line in lines}
 
-        service.wait_for("figures of nodes", lambda: "streamer" in figures("node"), within=90)
-        service.wait_for("figures of pods", lambda: "busy" in figures("pod"), within=60)
-        cores, _, memory, _ = figures("node")["streamer"]
+        cores, _, memory, _ = wait_for(lambda: figures("node").get("streamer", []), "figures of nodes", within=90)
         assert int(cores.removesuffix("m")) > 100 and int(memory.removesuffix("Mi")) > 10
-        pods = figures("pod")
-        assert pods.keys() == {"busy", "lives", "shell", "web"}
+        wanted, deadline = {"busy", "lives", "shell", "web"}, time.monotonic() + 60
+        pods: dict[str, list[str]] = {}
+        while not wanted <= pods.keys():
+            assert time.monotonic() < deadline, f"no figures of {wanted - pods.keys()}"
+            pods = figures("pod")
+        assert pods.keys() == wanted
         assert int(pods["busy"][0].removesuffix("m")) > 100, pods
         assert int(pods["lives"][0].removesuffix("m")) < 100, pods
-        by_container = figures("pod", "busy", "--containers")
+        by_container = wait_for(lambda: figures("pod", "busy", "--containers"), "figures of containers")
         assert by_container["busy"][0] == "app"
     summary = json.loads(plain.ok("get", "--raw", "/api/v1/nodes/streamer/proxy/stats/summary"))
     found = {pod["podRef"]["name"]: pod for pod in summary["pods"]}

@@ -22,7 +22,7 @@ from tests.cluster.joined import (
 
 pytestmark = pytest.mark.cluster
 
-STUBBORN = "trap 'echo told' TERM; while true; do sleep 0.1; done"
+STUBBORN = "trap 'echo told' TERM; echo here; while true; do sleep 0.1; done"
 """Hears of its end and goes on."""
 
 
@@ -55,29 +55,30 @@ def test_init_sidecar_and_two_containers(node: Joined) -> None:
     node.wait_log("parts", "first")
     assert pod["status"]["hostIP"] == node.nodes.objects[node.agent.node]["status"]["addresses"][0]["address"]
     assert pod["status"]["observedGeneration"] == pod["metadata"]["generation"]
-    assert {"Pulled", "Created", "Started"} <= node.event_reasons("parts")
+    node.wait_events("parts", "Pulled", "Created", "Started")
 
 
 def test_delete_gives_the_grace_that_was_asked_for(node: Joined) -> None:
     node.apply(
-        a_pod("polite", "trap 'echo bye; sleep 1; exit 0' TERM; while true; do sleep 0.1; done",
+        a_pod("polite", "trap 'echo bye; sleep 1; exit 0' TERM; echo here; while true; do sleep 0.1; done",
               terminationGracePeriodSeconds=30),
         a_pod("stubborn", STUBBORN, terminationGracePeriodSeconds=30),
         a_pod("forced", STUBBORN, terminationGracePeriodSeconds=2),
     )  # fmt: skip
     for name in ("polite", "stubborn", "forced"):
         node.wait_running(name)
+        node.wait_log(name, "here")  # before its trap a first process hears nothing
     began = time.monotonic()
     node.cluster.kubectl("delete", "pod", "polite", "--wait=false")
     node.cluster.kubectl("delete", "pod", "stubborn", "--wait=false", "--grace-period=4")
     node.cluster.kubectl("delete", "pod", "forced", "--grace-period=0", "--force")
-    node.wait_gone("polite", within=15)
-    assert time.monotonic() - began < 12, "it left by itself long before its 30 s were over"
-    node.wait_gone("stubborn", within=15)
-    assert time.monotonic() - began >= 4
+    node.wait_gone("polite", within=28)
+    assert time.monotonic() - began < 28, "it left by itself before its 30 s were over"
+    node.wait_gone("stubborn", within=28)
+    assert 4 <= time.monotonic() - began < 30
     last = [seen.object for seen in node.pods.history if seen.object["metadata"]["name"] == "polite"][-1]
     assert state_of(last)["state"]["terminated"]["exitCode"] == 0
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while node.running_ids() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not node.running_ids(), "what was forced away from the API server ends on the node, too"
@@ -86,10 +87,11 @@ def test_delete_gives_the_grace_that_was_asked_for(node: Joined) -> None:
 def test_a_shorter_grace_wins_while_a_pod_is_ending(node: Joined) -> None:
     node.apply(a_pod("slow", STUBBORN, terminationGracePeriodSeconds=60))
     node.wait_running("slow")
+    node.wait_log("slow", "here")
     node.cluster.kubectl("delete", "pod", "slow", "--wait=false")
     node.wait_log("slow", "told")
     node.cluster.kubectl("delete", "pod", "slow", "--wait=false", "--grace-period=1")
-    node.wait_gone("slow", within=15)
+    node.wait_gone("slow", within=40)
 
 
 def test_a_pod_re_created_under_its_name(node: Joined) -> None:
@@ -110,15 +112,15 @@ def test_a_pod_re_created_under_its_name(node: Joined) -> None:
 
 def test_crashes_are_counted_and_told(node: Joined) -> None:
     node.apply(a_pod("crash", "echo last words > /dev/termination-log; exit 3"))
-    pod = node.wait_pod("crash", lambda p: state_of(p).get("restartCount", 0) >= 1, "restarted", within=20)
+    pod = node.wait_pod("crash", lambda p: state_of(p).get("restartCount", 0) >= 1, "restarted")
     assert state_of(pod)["lastState"]["terminated"]["exitCode"] == 3
     assert state_of(pod)["lastState"]["terminated"]["message"] == "last words\n"
-    node.wait_pod(
+    pod = node.wait_pod(
         "crash",
         lambda p: state_of(p)["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff",
         "waits in back-off",
     )
-    assert condition(node.pod("crash"), "Ready") == "False"
+    assert condition(pod, "Ready") == "False"
 
 
 def test_readiness_gates_hold_a_pod_back(node: Joined) -> None:
@@ -131,9 +133,9 @@ def test_readiness_gates_hold_a_pod_back(node: Joined) -> None:
         node.cluster.kubectl("patch", "pod", "gated", "--subresource=status", "-p", body)
 
     turn("True")
-    node.wait_running("gated", within=10)
+    node.wait_running("gated", within=30)
     turn("False")
-    node.wait_pod("gated", lambda p: condition(p, "Ready") == "False", "closed again", within=10)
+    node.wait_pod("gated", lambda p: condition(p, "Ready") == "False", "closed again", within=30)
 
 
 def test_rejected_pods_fail_with_the_reason(node: Joined) -> None:
@@ -145,14 +147,14 @@ def test_rejected_pods_fail_with_the_reason(node: Joined) -> None:
         a_pod("elsewhere", node=node.agent.node, nodeSelector=elsewhere),
         a_pod("fits", node=node.agent.node),
     )
-    big = node.wait_pod("too-big", lambda p: phase(p) == "Failed", "rejected", within=10)
+    big = node.wait_pod("too-big", lambda p: phase(p) == "Failed", "rejected")
     assert big["status"]["reason"] == "OutOfcpu"
     assert big["status"]["message"].startswith("Pod was rejected: Node didn't have enough resource: cpu, requested")
-    other = node.wait_pod("elsewhere", lambda p: phase(p) == "Failed", "rejected", within=10)
+    other = node.wait_pod("elsewhere", lambda p: phase(p) == "Failed", "rejected")
     assert other["status"]["reason"] == "NodeAffinity"
     node.wait_running("fits")
-    assert "OutOfcpu" in node.event_reasons("too-big")
-    node.delete("pod", "too-big", "--wait=true", "--timeout=10s")
+    node.wait_events("too-big", "OutOfcpu")
+    node.delete("pod", "too-big", "--wait=true", "--timeout=50s")
 
 
 def test_environment_from_config_maps_secrets_services_and_fields(node: Joined) -> None:
@@ -186,7 +188,7 @@ def test_environment_from_config_maps_secrets_services_and_fields(node: Joined) 
             metadata={"labels": {"kind": "test"}},
             containers=[
                 a_container(
-                    "env; " + STAY,
+                    "env; echo --told--; " + STAY,
                     env=env,
                     envFrom=[{"configMapRef": {"name": "conf"}, "prefix": "P_"}],
                     resources={"limits": {"memory": "64Mi"}},
@@ -195,7 +197,7 @@ def test_environment_from_config_maps_secrets_services_and_fields(node: Joined) 
         )
     )
     pod = node.wait_running("told")
-    lines = set(node.wait_log("told", "LIMIT=").splitlines())
+    lines = set(node.wait_log("told", "--told--").splitlines())
     wanted = {
         "COLOUR": "red",
         "WORD": "sesame",
@@ -226,7 +228,7 @@ def test_a_missing_secret_is_waited_for(node: Joined) -> None:
     )
     assert pod["status"]["phase"] == "Pending"
     node.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "late"}, "stringData": {"word": "now"}})
-    node.wait_running("waits", within=5)
+    node.wait_running("waits", within=30)
     node.wait_log("waits", "WORD=now")
     node.delete("secret/late")
 
@@ -248,7 +250,7 @@ def test_files_follow_their_config_map_and_the_token_is_there(node: Joined) -> N
     node.wait_running("reads")
     assert node.wait_log("reads", "default")
     node.apply(conf | {"data": {"key": "two"}})
-    node.wait_log("reads", "changed", within=10)
+    node.wait_log("reads", "changed", within=30)
     assert int(node.log_of("reads").split()[1]) > 500, "a signed token"
     node.delete("configmap/files")
 
@@ -291,7 +293,7 @@ def test_static_pods_have_mirrors(node: Joined) -> None:
     assert node.running_ids().isdisjoint(ids)
     node.agent.drop("fixed")
     node.wait_gone(name)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while node.running_ids() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not node.running_ids()
@@ -302,6 +304,7 @@ def test_an_ephemeral_container_joins_a_running_pod(node: Joined) -> None:
     pod = node.wait_running("host")
     before = state_of(pod)["containerID"]
     pod["spec"]["ephemeralContainers"] = [a_container("echo here; " + STAY, "debugger")]
+    del pod["metadata"]["resourceVersion"]  # its status may have been written again since
     path = "/api/v1/namespaces/default/pods/host/ephemeralcontainers"
     node.cluster.kubectl("replace", "--raw", path, "-f", "-", stdin=json.dumps(pod))
     pod = node.wait_pod("host", lambda p: "running" in state_of(p, "debugger").get("state", {}), "debugger runs")

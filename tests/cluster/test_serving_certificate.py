@@ -66,7 +66,7 @@ def test_a_serving_certificate_from_the_cluster(cluster: Cluster, containerd: Be
         # Certificates of this cluster live so shortly that the next one is due at once.
         (second,) = until("the agent asks again", lambda: pending(cluster))
         with (
-            socket.create_connection((address, port), timeout=10) as plain,
+            socket.create_connection((address, port), timeout=30) as plain,
             context.wrap_socket(plain, server_hostname=address) as kept,
         ):
             cluster.kubectl("certificate", "approve", second)

@@ -175,7 +175,7 @@ async def until_listening(cri: CriClient, container_id: str) -> None:
             pass
 
 
-async def until(clock: Clock, what: Callable[[], Awaitable[bool]], within: float = 10.0) -> None:
+async def until(clock: Clock, what: Callable[[], Awaitable[bool]], within: float = 60.0) -> None:
     """Look again and again until it is so; an answer that never comes fails the test."""
     async with asyncio.timeout(within):
         while not await what():

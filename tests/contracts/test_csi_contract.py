@@ -46,7 +46,7 @@ async def a_driver(kind: str, folder: Path) -> AsyncIterator[CsiNode]:
         process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log, cwd=REPO)
     try:
         driver = GrpcCsiNode(socket)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(PluginError):
                     await driver.info()
@@ -105,6 +105,6 @@ async def test_the_vendors_checker_finds_nothing_in_our_test_driver(tmp_path: Pa
     async with a_driver(BED, tmp_path):
         words = [str(go_programs("plugins") / "csi-sanity"), f"--csi.endpoint={tmp_path}/csi.sock", "--ginkgo.no-color"]
         words += [f"--csi.mountdir={tmp_path}/target", f"--csi.stagingdir={tmp_path}/stage"]
-        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=120)
+        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:]
     assert "41 Passed | 0 Failed" in done.stdout

@@ -79,7 +79,7 @@ async def test_an_alarm_rings_when_the_use_is_crossed(subject: Subject) -> None:
     rang = asyncio.Event()
     alarm = subject.alarms.watch(subject.group, 80 * MIB, rang.set)
     await subject.use(150 * MIB)
-    assert await rings_within(10, rang)
+    assert await rings_within(60, rang)
     alarm.close()
 
 
@@ -101,7 +101,7 @@ async def test_each_alarm_is_its_own(subject: Subject) -> None:
         subject.alarms.watch(subject.group, 400 * MIB, high.set),
     ]
     await subject.use(150 * MIB)
-    assert await rings_within(10, low) and not high.is_set()
+    assert await rings_within(60, low) and not high.is_set()
     for alarm in alarms:
         alarm.close()
 

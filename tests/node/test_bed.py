@@ -32,7 +32,7 @@ from tests.bed.runtime import BUSYBOX, TESTSERVER, BedContainerd
 pytestmark = pytest.mark.node
 
 
-def until(what: str, holds: Callable[[], bool], within: float = 10.0) -> None:
+def until(what: str, holds: Callable[[], bool], within: float = 60.0) -> None:
     """Wait for the real world, which tells nobody when it is done."""
     deadline = time.monotonic() + within
     while not holds():
@@ -45,7 +45,7 @@ def exited(pod: BarePod, container: str) -> Callable[[], bool]:
 
 
 def get(pod: BarePod, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(pod.ip, 8080, timeout=5)
+    connection = http.client.HTTPConnection(pod.ip, 8080, timeout=30)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -59,6 +59,7 @@ def test_container_prints_and_exits(containerd: BedContainerd, tmp_path: Path) -
         container = pod.run("main", BUSYBOX, ["sh", "-c", "echo hello from $0; id -u; exit 3", "busybox"])
         until("the container exits", exited(pod, container))
         assert pod.state(container).exit_code == 3
+        until("both lines are in the log", lambda: pod.log("main").count("\n") >= 2)  # it may lag behind the exit
         lines = pod.log("main").splitlines()
         assert [line.split(" ", 3)[3] for line in lines] == ["hello from busybox", "0"]
 
@@ -73,7 +74,7 @@ def test_pause_reaps_orphans_and_ends_on_sigterm(containerd: BedContainerd, tmp_
         until("orphans are gone", lambda: "sleep\x000.1" not in pod.exec(container, "sh", "-c", "cat /proc/*/cmdline"))
         before = time.monotonic()
         pod.stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=pod.id), timeout=30)
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < 10
 
 
 def test_test_server_answers_on_the_pod_address(containerd: BedContainerd, tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_host_ports_lead_to_the_pod_and_go_with_it(containerd: BedContainerd, tm
         pod.run("main", TESTSERVER)
         until("the server listens", lambda: "listening" in pod.log("main"))
         for host in ("127.0.0.1", containerd.gateway_ip):
-            with urllib.request.urlopen(f"http://{host}:{port}/hostname", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{host}:{port}/hostname", timeout=30) as answer:
                 assert answer.read() == b"hostport\n"
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2)
@@ -124,8 +125,7 @@ def test_containers_survive_a_killed_containerd(containerd: BedContainerd, tmp_p
     with bare_pod(containerd.socket, tmp_path, "survivor") as pod:
         container = pod.run("main", BUSYBOX, ["sh", "-c", "while :; do sleep 0.1; done"])
         containerd.kill()
-        with pytest.raises(grpc.RpcError):
-            pod.stub.Version(cri.VersionRequest(), timeout=2)
+        until("containerd is dead", lambda: not answers(pod))
         containerd.restart()
         until("the channel is back", lambda: answers(pod))
         assert pod.state(container).state == cri.ContainerState.CONTAINER_RUNNING
@@ -199,7 +199,7 @@ def pull(containerd: BedContainerd, reference: str, registry: Registry | None = 
     request = cri.PullImageRequest(image=cri.ImageSpec(image=reference), auth=login)
     with grpc.insecure_channel(f"unix:{containerd.socket}") as channel:
         stub = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
-        return str(stub.PullImage(request, timeout=30).image_ref)
+        return str(stub.PullImage(request, timeout=60).image_ref)
 
 
 def test_images_come_from_the_registry(containerd: BedContainerd, registry: Registry) -> None:
@@ -257,6 +257,6 @@ def start_forgotten_pod(socket: Path, folder: Path, mark: str) -> None:
     )
     with grpc.insecure_channel(f"unix:{socket}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
-        made = stub.RunPodSandbox(cri.RunPodSandboxRequest(config=config), timeout=30)
+        made = stub.RunPodSandbox(cri.RunPodSandboxRequest(config=config), timeout=60)
         pod = BarePod(stub, config, str(made.pod_sandbox_id))
         pod.run("main", BUSYBOX, ["sh", "-c", f"setsid sleep {mark} & sleep {mark}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ LOOK = (
 )
 
 
-def wait_for(question: Callable[[], Any], what: Callable[[], str], within: float = 30.0) -> Any:
+def wait_for(question: Callable[[], Any], what: Callable[[], str], within: float = 60.0) -> Any:
     end = time.monotonic() + within
     while time.monotonic() < end:
         if answer := question():
@@ -111,6 +112,9 @@ def log_of(agent: BedAgent, pod: str) -> list[str]:
 
 def uid_of_started(agent: BedAgent, pod: str) -> str:
     wait_for(lambda: "done" in log_of(agent, pod), lambda: f"{pod} runs\n{agent.tail()}")
+    # The program speaks before the runtime calls it running.
+    started = re.compile(rf'"event" .*\bobject="default/{pod}-{agent.node}" reason="Started"')
+    wait_for(lambda: started.search(agent.log()), lambda: f"{pod} is started\n{agent.tail()}")
     folder = folder_of(agent, pod)
     assert folder is not None
     return folder.name.rpartition("_")[2]
@@ -154,7 +158,10 @@ def test_each_class_has_its_limits_outside_and_inside(agent: BedAgent) -> None:
 
     agent.drop("some")
     wait_for(lambda: view.share("kubepods/burstable") == (1 if V2 else 2), lambda: "shares of the class given back")
-    assert not [path for path in agent.cgroups.groups() if f"pod{some}" in path]
+    wait_for(
+        lambda: not [path for path in agent.cgroups.groups() if f"pod{some}" in path],
+        lambda: f"{agent.cgroups.groups()}\n{agent.tail()}",
+    )
 
 
 def test_a_restarted_agent_adopts_the_groups_and_puts_them_right(agent: BedAgent) -> None:
@@ -191,14 +198,15 @@ def test_a_root_that_does_not_exist_ends_the_agent_with_a_sentence(tmp_path: Pat
 
 
 def test_removing_a_group_ends_what_runs_in_it(agent: BedAgent) -> None:
-    tree, path = CgroupTree(clock=SystemClock()), f"{agent.cgroups.name}/kubepods/podbusy"
+    # Not below kubepods: there the agent itself removes what belongs to no pod.
+    tree, path = CgroupTree(clock=SystemClock()), f"{agent.cgroups.name}/apart/podbusy"
     tree.create(path, CgroupLimits())
     child = subprocess.Popen(["sleep", "1000"])
     try:
         hierarchy = ROOT if V2 else ROOT / "pids"
         (hierarchy / path.lstrip("/") / "cgroup.procs").write_text(str(child.pid))
         blocking(tree.destroy(path))
-        assert child.wait(5) == -9
+        assert child.wait(30) == -9
         assert not tree.exists(path)
     finally:
         child.kill()

@@ -9,6 +9,7 @@ import http.server
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ pytestmark = pytest.mark.node
 
 DIARY = [{"name": "diary", "mountPath": "/diary"}]
 ENDING = ("pre-exec", "pre-sleep", "pre-hangs", "pre-fails", "pre-http", "sidecars", "stubborn", "post-hangs")
-SLACK = 3.0
+SLACK = 15.0
 """Seconds that a busy machine may add to a stop."""
 
 
 def noting(name: str, fields: dict[str, Any] | None = None, *, before: str = "") -> Manifest:
     """A container that writes into the diary when it starts and when it is told to stop."""
-    script = f"touch /diary/$POD.{name}.start; {before}\ntrap 'touch /diary/$POD.{name}.stop; exit 0' TERM"
+    script = f"trap 'touch /diary/$POD.{name}.stop; exit 0' TERM\ntouch /diary/$POD.{name}.start; {before}"
     more = fields or {}
     return a_container(name, script, ends=True, volumeMounts=DIARY, env=[POD]) | {
         "command": ["sh", "-c", f"{script}\nsleep 100000 & wait"],
@@ -55,7 +56,8 @@ def the_pods(diary: Path, port: int) -> list[Manifest]:
     def hears(path: str, **more: Any) -> dict[str, Any]:
         return {"httpGet": {"host": "127.0.0.1", "port": port, "path": path, **more}}
 
-    wait_for_hook = "until [ -e /tmp/hook ]; do sleep 0.05; done; cat /tmp/hook"
+    wait_for_hook = "until [ -s /tmp/hook ]; do sleep 0.05; done; cat /tmp/hook"
+    patient = {"terminationGracePeriodSeconds": 20}  # for hooks that are to come to their end
     server = {
         "name": "app",
         "image": TESTSERVER,
@@ -87,13 +89,13 @@ def the_pods(diary: Path, port: int) -> list[Manifest]:
             restartPolicy="Never",
         ),
         noted("post-hangs", noting("one", hooked("postStart", shell("sleep 100000"))), noting("two")),
-        noted("pre-exec", noting("app", hooked("preStop", shell("touch /diary/pre-exec.hook")))),
+        noted("pre-exec", noting("app", hooked("preStop", shell("touch /diary/pre-exec.hook"))), **patient),
         noted(
             "pre-sleep", noting("app", hooked("preStop", {"sleep": {"seconds": 1}})), terminationGracePeriodSeconds=9
         ),
-        noted("pre-hangs", noting("app", hooked("preStop", shell("touch /diary/pre-hangs.hook; sleep 100000")))),
-        noted("pre-fails", noting("app", hooked("preStop", shell("touch /diary/pre-fails.hook; exit 3")))),
-        a_pod("pre-http", server | hooked("preStop", {"httpGet": {"port": "web", "path": "/bye"}})),
+        noted("pre-hangs", noting("app", hooked("preStop", shell("sleep 100000")))),
+        noted("pre-fails", noting("app", hooked("preStop", shell("touch /diary/pre-fails.hook; exit 3"))), **patient),
+        a_pod("pre-http", server | hooked("preStop", {"httpGet": {"port": "web", "path": "/bye"}}), **patient),
         noted(
             "sidecars",
             noting("app", hooked("preStop", {"sleep": {"seconds": 1}})),
@@ -198,7 +200,8 @@ def test_a_request_after_the_start(inside: Inside, ear: Ear) -> None:
 
 def test_the_next_container_waits_for_the_hook(inside: Inside, diary: Diary) -> None:
     inside.wait(lambda: diary.has("post-sleep.two.start"), "the second container starts")
-    assert diary.at("post-sleep.two.start") - diary.at("post-sleep.one.start") >= 1.0
+    # The runtime's time, which is set before the hook begins; the first program's own word may come later.
+    assert diary.at("post-sleep.two.start") - inside.runs("post-sleep", "one")[0].started >= 1.0
 
 
 def test_a_failing_hook_ends_the_container(inside: Inside) -> None:
@@ -228,6 +231,8 @@ def test_stopping(inside: Inside, diary: Diary) -> None:
     started = ("pre-exec.app", "pre-sleep.app", "pre-hangs.app", "pre-fails.app", "sidecars.app", "post-hangs.one")
     for name in started:
         inside.wait(lambda name=name: diary.has(f"{name}.start"), f"{name} runs")
+        runs = partial(inside.runs, *name.split("."))
+        inside.wait(lambda runs=runs: any(run.running for run in runs()), f"the runtime knows that {name} runs")
     inside.wait(lambda: diary.has("stubborn.start") and "listening" in inside.log("pre-http"), "all run")
     assert not diary.has("post-hangs.two.start"), "waits for the hook of the first"
     inside.wait(lambda: any(run.running for run in inside.runs("bystander")), "the bystander runs")
@@ -251,8 +256,7 @@ def test_stopping(inside: Inside, diary: Diary) -> None:
         assert "GET /bye" in log.read()
     assert begun <= diary.at("pre-exec.hook") <= diary.at("pre-exec.app.stop")
     assert diary.at("pre-sleep.app.stop") - begun >= 1.0
-    # A second of grace from the moment of the stop; the hook itself begins a little later.
-    assert diary.at("pre-hangs.app.stop") - diary.at("pre-hangs.hook") >= 0.5, "the hook has the whole grace"
+    assert diary.at("pre-hangs.app.stop") - begun >= 1.0, "the hook has the whole grace"
     assert inside.event("pre-hangs", "FailedPreStopHook") == "PreStopHook failed"
     assert inside.event("pre-fails", "FailedPreStopHook") == "PreStopHook failed"
     assert diary.at("pre-fails.app.stop") >= diary.at("pre-fails.hook")

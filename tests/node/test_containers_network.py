@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import urllib.request
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -37,7 +37,6 @@ def resolving(name: str, policy: str | None, **spec: Any) -> Manifest:
     return a_pod(name, a_container(script=RESOLVER), **({"dnsPolicy": policy} if policy else {}), **spec)
 
 
-PORT, LOCAL_PORT, HOST_PORT = free_port(), free_port(), free_port()
 PODS = [
     named("plain"),
     named("aliases", hostAliases=ALIASES),
@@ -75,29 +74,6 @@ PODS = [
     ),
     resolving("dns-many", "Default", dnsConfig={"nameservers": ["192.0.2.3", "192.0.2.4"]}),
     a_pod(
-        "ports",
-        {
-            "name": "app",
-            "image": TESTSERVER,
-            "imagePullPolicy": "Never",
-            "ports": [
-                {"name": "web", "containerPort": 8080, "hostPort": PORT},
-                {"containerPort": 8080, "hostPort": LOCAL_PORT, "hostIP": "127.0.0.1"},
-            ],
-        },
-    ),
-    a_pod(
-        "host-ports",
-        {
-            "name": "app",
-            "image": TESTSERVER,
-            "imagePullPolicy": "Never",
-            "env": [{"name": "PORT", "value": str(HOST_PORT)}],
-            "ports": [{"containerPort": HOST_PORT}],
-        },
-        hostNetwork=True,
-    ),
-    a_pod(
         "interfaces",
         a_container(script="ls /sys/class/net; ip -4 addr show eth0; readlink /proc/self/ns/net", env=[ADDRESS]),
         a_container("sibling", "readlink /proc/self/ns/net; echo IP=$IP", env=[ADDRESS]),
@@ -110,12 +86,43 @@ PODS = [
 ]
 
 
+def serving(name: str, *ports: dict[str, Any], env: Sequence[dict[str, str]] = (), **spec: Any) -> Manifest:
+    app = {"name": "app", "image": TESTSERVER, "imagePullPolicy": "Never", "ports": list(ports), "env": list(env)}
+    return a_pod(name, app, **spec)
+
+
+class Ports(NamedTuple):
+    """Of the host; nobody keeps them for us, so they are chosen right before they are used."""
+
+    open: int
+    local: int
+    own: int
+
+
 @pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory, containerd: BedContainerd) -> Iterator[Inside]:
+def ports() -> Ports:
+    return Ports(free_port(), free_port(), free_port())
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory, containerd: BedContainerd, ports: Ports) -> Iterator[Inside]:
     folder = tmp_path_factory.mktemp("network")
     (folder / "resolv.conf").write_text(HOST_RESOLVER)
     settings = {"clusterDNS": [CLUSTER_DNS], "clusterDomain": DOMAIN, "resolvConf": str(folder / "resolv.conf")}
-    with looking_inside(folder, containerd, *PODS, **settings) as found:
+    servers = [
+        serving(
+            "ports",
+            {"name": "web", "containerPort": 8080, "hostPort": ports.open},
+            {"containerPort": 8080, "hostPort": ports.local, "hostIP": "127.0.0.1"},
+        ),
+        serving(
+            "host-ports",
+            {"containerPort": ports.own},
+            env=[{"name": "PORT", "value": str(ports.own)}],
+            hostNetwork=True,
+        ),
+    ]
+    with looking_inside(folder, containerd, *PODS, *servers, **settings) as found:
         yield found
 
 
@@ -223,19 +230,19 @@ def test_too_many_name_servers_are_told(inside: Inside) -> None:
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=30) as answer:
         return str(answer.read().decode())
 
 
-def test_ports_on_the_host(inside: Inside) -> None:
+def test_ports_on_the_host(inside: Inside, ports: Ports) -> None:
     inside.wait(lambda: "listening" in inside.log("ports"), "the server listens")
     gateway = inside.containerd.gateway_ip
-    assert get(f"http://127.0.0.1:{PORT}/hostname") == get(f"http://{gateway}:{PORT}/hostname") == f"ports-{NODE}\n"
-    assert get(f"http://127.0.0.1:{LOCAL_PORT}/hostname") == f"ports-{NODE}\n"
+    for host, port in (("127.0.0.1", ports.open), (gateway, ports.open), ("127.0.0.1", ports.local)):
+        assert get(f"http://{host}:{port}/hostname") == f"ports-{NODE}\n"
     with pytest.raises(OSError):
-        get(f"http://{gateway}:{LOCAL_PORT}/hostname")
+        get(f"http://{gateway}:{ports.local}/hostname")
     inside.wait(lambda: "listening" in inside.log("host-ports"), "the server listens")
-    assert get(f"http://127.0.0.1:{HOST_PORT}/hostname") == f"{socket.gethostname()}\n"
+    assert get(f"http://127.0.0.1:{ports.own}/hostname") == f"{socket.gethostname()}\n"
 
 
 def test_containers_of_a_pod_share_one_network_of_its_own(inside: Inside) -> None:

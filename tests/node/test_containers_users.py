@@ -42,10 +42,12 @@ def inside(tmp_path_factory: pytest.TempPathFactory, containerd2: BedContainerd)
         seeing("plain"),
     ]
     with looking_inside(tmp_path_factory.mktemp("users"), containerd2, *pods) as found:
-        found.wait(
-            lambda: found.log("apart") or found.has_event("apart", "FailedCreatePodSandBox"), "the pod runs or cannot"
-        )
-        refused = [each.text for each in found.events("apart") if each.reason in ("FailedCreatePodSandBox", "Failed")]
+
+        def refusals() -> list[str]:
+            return [each.text for each in found.events("apart") if each.reason in ("FailedCreatePodSandBox", "Failed")]
+
+        found.wait(lambda: found.log("apart") or refusals(), "the pod runs or cannot")
+        refused = refusals()
         if refused and not found.log("apart") and any(word in refused[0].lower() for word in REFUSALS):
             pytest.skip(f"this kernel has no user namespaces for pods: {refused[0]}")
         yield found
@@ -66,6 +68,8 @@ def test_root_inside_is_nobody_outside(inside: Inside) -> None:
 
 
 def test_files_of_volumes_belong_to_the_ids_of_the_spec(inside: Inside) -> None:
+    for pod in ("apart", "apart-too", "plain"):
+        inside.told(pod)  # their files are there
     told = inside.told("apart-user")
     assert (told["UID"], told["OWNER"]) == ("1000", "1000")
     owners = {file.stat().st_uid for file in (inside.agent.root / "pods").glob("*/volumes/*/data/file")}

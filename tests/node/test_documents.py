@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -47,11 +48,16 @@ class Reader:
         if FOREGROUND.search(command):
             self._foreground = self._open(words)
             self.machine.until_running("hello")
-        elif GOES_ON.search(command):
+            return
+        if re.search(r"exec|logs|explain|describe|restart|top|port-forward", command):
+            self.machine.until_running("hello")
+        if GOES_ON.search(command):
             self._looks(words)
+        elif "restart" in command:
+            before = self.machine.container_ids()["hello"]
+            self._runs(words)
+            wait_for(lambda: self.machine.container_ids()["hello"] != before, "the old container is told to be gone")
         else:
-            if re.search(r"exec|logs|explain|describe|restart|top", command):
-                self.machine.until_running("hello")
             self._runs(words)
 
     def _runs(self, words: str) -> None:
@@ -60,7 +66,7 @@ class Reader:
             words = shlex.join([shutil.which("script") or "script", "-qec", f"{words} -c 'exit 0'", "/dev/null"])
         done = subprocess.run(
             ["bash", "-c", words], env=self._environment, cwd=REPO, stdin=stdin, capture_output=True, text=True,
-            timeout=90, check=False,
+            timeout=180, check=False,
         )  # fmt: skip
         said = done.stdout + done.stderr
         # `explain` ends with 4 for a pod that is not well; one that was just restarted may be such a one.
@@ -73,10 +79,13 @@ class Reader:
         """Until something is shown, then Ctrl-C."""
         process = self._open(words.replace("port-forward hello 8080", "port-forward hello :8080"))
         assert process.stdout is not None
+        too_late = threading.Timer(60, os.killpg, (process.pid, signal.SIGKILL))
+        too_late.start()
         try:
             assert process.stdout.readline(), f"{words} shows nothing"
             time.sleep(0.1)  # a reader's eye needs longer than that
         finally:
+            too_late.cancel()
             os.killpg(process.pid, signal.SIGINT)
             status = process.wait(30)
             rest = process.stdout.read()

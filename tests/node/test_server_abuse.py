@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ pytestmark = [pytest.mark.node, pytest.mark.slow]
 REQUESTS = int(os.environ.get("PYKUBELET_FUZZ_REQUESTS", "20000"))
 CALLERS = 20
 SLOW = 500
+PATIENCE = 0.3
+"""Seconds for an answer, many requests get none; more while answers come late, as on a busy machine."""
 
 SEGMENTS = """pods runningpods logs exec attach portForward containerLogs run checkpoint default web app uid-web .. .
 %2e%2e %2f %00 %ff ä healthz ping metrics cadvisor resource stats summary configz flagz statusz debug flags v pprof
@@ -78,17 +81,24 @@ def one_request(dice: random.Random) -> bytes:
 async def attack(port: int, world: World, seed: int, count: int, seen: dict[int, int]) -> None:
     dice = random.Random(seed)
     context = world.client_context(world.ca.issue(f"ada{seed}"))
+    patience = PATIENCE
     while count > 0:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             async with connected(port, context) as client:
                 while count > 0:
                     count -= 1
-                    await exchange(client, one_request(dice), seen)
+                    begun = time.monotonic()
+                    try:
+                        await exchange(client, one_request(dice), seen, patience)
+                    except TimeoutError:
+                        patience = min(2 * patience, 5.0)
+                        raise
+                    patience = max(PATIENCE, 3 * (time.monotonic() - begun))
 
 
-async def exchange(client: RawClient, request: bytes, seen: dict[int, int]) -> None:
+async def exchange(client: RawClient, request: bytes, seen: dict[int, int], patience: float) -> None:
     client.writer.write(request)
-    async with asyncio.timeout(0.3):
+    async with asyncio.timeout(patience):
         status, headers = await client.head()
         seen[status] = seen.get(status, 0) + 1
         if request.startswith(b"HEAD") or status < 200:
@@ -102,6 +112,13 @@ async def exchange(client: RawClient, request: bytes, seen: dict[int, int]) -> N
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+async def until_closed(before: int) -> None:
+    """What idles is cut after a moment, and what is cut is closed a moment later."""
+    async with asyncio.timeout(60):
+        while gc.collect() >= 0 and open_files() > before + 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
 
 
 async def test_senseless_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -120,9 +137,7 @@ async def test_senseless_requests(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         await asyncio.gather(*(attack(port, world, seed, share, seen) for seed in range(CALLERS)))
         assert sum(seen.values()) > REQUESTS * 0.6, seen
         assert (await get(port, "/healthz", context)).status == 200
-        await asyncio.sleep(1.5)  # what idles is cut after a second
-        gc.collect()
-        assert open_files() <= before + 2
+        await until_closed(before)
     failures = sum(count for status, count in seen.items() if status >= 500)
     reasons = sum(
         "a request failed" in record.message or "cannot be reached" in record.message for record in caplog.records
@@ -151,12 +166,11 @@ async def test_hundreds_of_slow_callers(tmp_path: Path) -> None:
                             async with asyncio.timeout(0.2):
                                 await client.reader.read(100)
 
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(240), asyncio.TaskGroup() as group:
             for _ in range(SLOW):
                 group.create_task(slow())
             for _ in range(20):
                 assert (await get(port, "/healthz", ada)).status == 200
                 await asyncio.sleep(0.05)
         assert (await get(port, "/healthz", ada)).status == 200
-        gc.collect()
-        assert open_files() <= before + 2
+        await until_closed(before)

@@ -156,29 +156,37 @@ async def looking(agent: BedAgent, containerd: BedContainerd) -> AsyncIterator[L
         yield found
 
 
-async def until(look: Looking, name: str, holds: Any, what: str) -> dict[str, Any]:
+async def until(look: Looking, name: str, holds: Any, what: str, every: float = 0.5) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for _ in range(60):
+    end = look.clock.monotonic() + 60
+    while look.clock.monotonic() < end:
         found = await look.pod(name)
         if holds(found):
             return found
-        await look.clock.sleep(0.5)
+        await look.clock.sleep(every)
     raise AssertionError(f"{what}: {json.dumps(found)}")
 
 
 async def test_a_busy_loop_uses_a_core(agent: BedAgent, containerd: BedContainerd) -> None:
     async with looking(agent, containerd) as look:
-        first = await look.pod("burner")
+        seen = [await look.pod("burner")]
+
+        def busy(pod: dict[str, Any]) -> bool:
+            seen.append(pod)
+            app, before = (each["containers"][0]["cpu"] for each in reversed(seen[-2:]))
+            # Others work on this machine too: a core less what they take.
+            return (
+                300_000_000 < app.get("usageNanoCores", 0) < 1_100_000_000
+                and app["usageCoreNanoSeconds"] > before["usageCoreNanoSeconds"] + 900_000_000
+            )
+
         await look.clock.sleep(3)
-        second = await look.pod("burner")
-        app, before = second["containers"][0], first["containers"][0]
-        # Others work on this machine too: a core less what they take.
-        assert 300_000_000 < app["cpu"]["usageNanoCores"] < 1_100_000_000
-        assert app["cpu"]["usageCoreNanoSeconds"] > before["cpu"]["usageCoreNanoSeconds"] + 900_000_000
-        assert second["cpu"]["usageCoreNanoSeconds"] >= app["cpu"]["usageCoreNanoSeconds"]
+        last = await until(look, "burner", busy, "a core in use", every=3)
+        app = last["containers"][0]
+        assert last["cpu"]["usageCoreNanoSeconds"] >= app["cpu"]["usageCoreNanoSeconds"]
         node = (await look.summary())["node"]
         assert node["cpu"]["usageNanoCores"] >= 0.9 * app["cpu"]["usageNanoCores"]
-        assert second["process_stats"]["process_count"] == 1
+        assert last["process_stats"]["process_count"] == 1
 
 
 async def test_memory_shows_in_the_working_set(agent: BedAgent, containerd: BedContainerd) -> None:
@@ -210,14 +218,13 @@ async def test_network_bytes_grow(agent: BedAgent, containerd: BedContainerd) ->
         before = await look.pod("hog")
         (ip,) = [each.ips[0] for each in look.seen.statuses.values() if each.name == f"hog-{NODE}"]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-            for _ in range(500):
-                sender.sendto(b"x" * 1000, (ip, 9))
-        after = await until(
-            look,
-            "hog",
-            lambda pod: pod["network"]["rxBytes"] - before["network"]["rxBytes"] >= 500_000,
-            "500 kB received",
-        )
+
+            def received(pod: dict[str, Any]) -> bool:
+                for _ in range(500):  # again each time: the kernel drops what it cannot queue before it knows the peer
+                    sender.sendto(b"x" * 1000, (ip, 9))
+                return bool(pod["network"]["rxBytes"] - before["network"]["rxBytes"] >= 500_000)
+
+            after = await until(look, "hog", received, "500 kB received")
         assert after["network"]["name"] == "eth0"
 
 

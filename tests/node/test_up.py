@@ -38,7 +38,7 @@ def test_from_nothing_to_a_running_pod_and_back(machine: Machine) -> None:
     assert "runs in the background" in said
     machine.until_running("hello")
     print(f"first start to a running pod: {time.monotonic() - begun:.1f} s")
-    assert machine.run("logs", "hello").startswith("hello from hello-")
+    wait_for(lambda: machine.run("logs", "hello").startswith("hello from hello-"), "the pod has said hello")
     assert "1 Running" in machine.run("status")
     assert "runs already" in machine.run("up", str(HELLO), status=1)
     assert "everything is stopped" in machine.run("down")
@@ -54,7 +54,7 @@ def test_in_the_foreground_pods_outlive_ctrl_c_and_are_taken_over(machine: Machi
     machine.until_running("hello")
     before = machine.container_ids()
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert "pods keep running" in machine.said()
     begun = time.monotonic()
     process = machine.start(HELLO)
@@ -63,7 +63,7 @@ def test_in_the_foreground_pods_outlive_ctrl_c_and_are_taken_over(machine: Machi
     print(f"second start to a running pod: {took:.1f} s")
     assert machine.container_ids() == before
     os.kill(process.pid, signal.SIGUSR1)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert "the runtime is stopped" in machine.said()
 
 
@@ -89,7 +89,7 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(machine: Machine) -> No
     wait_for(
         lambda: (found := machine.state.containerd()) is not None and found.pid != containerd.pid, "it is restarted"
     )
-    wait_for(lambda: "ready" in machine.run("status"), "the runtime answers again")
+    wait_for(lambda: ": ready" in machine.run("status", status=None), "the runtime answers again")
     assert machine.container_ids() == before
 
 
@@ -135,14 +135,19 @@ def test_after_a_reboot_and_after_a_clean_sweep_of_processes_it_comes_up_clean(m
         layout = machine.state.runtime
         wait_for(lambda layout=layout: len(shims(layout.socket)) == 2, "one shim a pod")  # type: ignore[misc]
         addresses = {pod["status"]["podIP"] for pod in pods.values()}
-        leases = {path.name for path in (layout.ipam_dir / layout.network_name).glob("10.*")}
-        assert leases == addresses, "no address is held for what is gone"
-        assert len(list(layout.run.glob("*/netns/*"))) == 2, "one network namespace a pod"
-        assert len(list(layout.runc_root.glob("k8s.io/*"))) == 4, "a pause container and an app a pod"
+        # No address is held for what is gone; a network namespace a pod; a pause container and an app a pod.
+        wait_for(lambda found=(addresses, 2, 4): _held(machine) == found, f"nothing but {addresses}")  # type: ignore[misc]
         # What was in memory went with a reboot; while the machine is up, the volume lives as long as the pod.
-        kept = {True: "1", False: "2"}[rebooted]
-        assert machine.run("logs", "one").split()[:2] == [str(restarts + 1), kept]
+        starts = [str(restarts + 1), "1" if rebooted else "2"]
+        wait_for(lambda starts=starts: machine.run("logs", "one").split()[:2] == starts, f"{starts} starts")  # type: ignore[misc]
     machine.run("down")
+
+
+def _held(machine: Machine) -> tuple[set[str], int, int]:
+    """Addresses, network namespaces and containers that the runtime has."""
+    layout = machine.state.runtime
+    leases = {path.name for path in (layout.ipam_dir / layout.network_name).glob("10.*")}
+    return leases, len(list(layout.run.glob("*/netns/*"))), len(list(layout.runc_root.glob("k8s.io/*")))
 
 
 def _all_new(before: dict[str, list[str]], now: dict[str, list[str]]) -> bool:
@@ -192,7 +197,7 @@ def test_four_containers_run_quickly(machine: Machine) -> None:
     assert len(starts) == 4
     took = max(each["at"] + each["seconds"] for each in starts) - begun
     print(f"four containers running after {took:.2f} s")
-    assert took < 10, "a machine this busy proves nothing about the 1 s that is the goal, but this is too much"
+    assert took < 20, "a machine this busy proves nothing about the 1 s that is the goal, but this is too much"
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +222,7 @@ def test_exec_on_a_terminal(hello: Machine) -> None:
     assert script is not None
     words = shlex.join([*PYKUBELET, "exec", "-it", "hello", "--", "sh", "-c", "tty; exit 3"])
     done = subprocess.run(
-        [script, "-qec", words, "/dev/null"], capture_output=True, text=True, timeout=30, env=hello.environment,
+        [script, "-qec", words, "/dev/null"], capture_output=True, text=True, timeout=90, env=hello.environment,
         stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     assert done.returncode == 3, done.stdout
@@ -225,30 +230,28 @@ def test_exec_on_a_terminal(hello: Machine) -> None:
 
 
 def test_port_forward(hello: Machine) -> None:
-    process = subprocess.Popen(
-        [*PYKUBELET, "port-forward", "hello", ":8080"], stdout=subprocess.PIPE, text=True, env=hello.environment
-    )
-    assert process.stdout is not None
+    out = hello.folder / "forward"
+    with out.open("w") as file:
+        process = subprocess.Popen([*PYKUBELET, "port-forward", "hello", ":8080"], stdout=file, env=hello.environment)
     try:
-        found = re.search(r"127\.0\.0\.1:(\d+) -> 8080", process.stdout.readline())
+        found = wait_for(lambda: re.search(r"127\.0\.0\.1:(\d+) -> 8080", out.read_text()), "it says where it listens")
         assert found is not None
         assert "cannot listen" in hello.run("port-forward", "hello", f"{found[1]}:8080", status=1)
         for _ in range(3):
-            with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/", timeout=60) as answer:
                 assert answer.read().startswith(b"hello from hello-")
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(10)
-        process.stdout.close()
+        process.wait(60)
 
 
 def test_restart_keeps_the_address(hello: Machine) -> None:
     before = hello.pods()["hello"]["status"]
     assert "container hello restarted" in hello.run("restart", "hello")
-    hello.until_running("hello")
     wait_for(
         lambda: hello.container_ids()["hello"] != [before["containerStatuses"][0]["containerID"]], "another container"
     )
+    hello.until_running("hello")
     assert hello.pods()["hello"]["status"]["podIP"] == before["podIP"]
     hello.run("restart", "hello/hello")
     hello.until_running("hello")
@@ -256,7 +259,8 @@ def test_restart_keeps_the_address(hello: Machine) -> None:
 
 
 def test_figures(hello: Machine) -> None:
-    assert re.search(r"hello-\S+\s+\d+m\s+\d+Mi", hello.run("top"))
+    # A rate needs two looks at the pod; the agent itself may have had its first one before the pod was there.
+    wait_for(lambda: re.search(r"hello-\S+\s+\d+m\s+\d+Mi", hello.run("top")), "figures")
 
 
 def test_images_are_loaded(hello: Machine, tmp_path: Path) -> None:
@@ -266,5 +270,5 @@ def test_images_are_loaded(hello: Machine, tmp_path: Path) -> None:
     packed = pack(Image(name="localhost/loaded:1", entries={"hello": File(b"hello")}), architecture())
     tar.write_bytes(packed.data)
     assert "localhost/loaded:1" in hello.run("image", "load", str(tar))
-    assert "localhost/loaded" in hello.run("image", "ls")
+    wait_for(lambda: "localhost/loaded" in hello.run("image", "ls"), "the runtime tells of the image")
     assert "removed localhost/loaded:1" in hello.run("image", "rm", "localhost/loaded:1")

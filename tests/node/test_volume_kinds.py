@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    return Node(tmp_path, mounts=HostMounts(), clock=SystemClock(), rules=VolumeRules(wait_seconds=1.5))
+    return Node(tmp_path, mounts=HostMounts(), clock=SystemClock(), rules=VolumeRules(wait_seconds=5.0))
 
 
 async def test_huge_pages(node: Node) -> None:

@@ -242,7 +242,7 @@ async def test_subpaths_show_files_and_make_folders(node: Node) -> None:
         assert len([e for e in node.mounts.table() if "volume-subpaths" in e.mount_point]) == 3
         node.objects.config_maps["default", "web"] = a_config(a="2")
         manager.poke("ConfigMap", "default", "web")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while (where(manager, pod, "cfg") / "a").read_text() != "2":
             assert time.monotonic() < deadline
             await node.clock.sleep(0.01)
@@ -360,7 +360,7 @@ def test_killed_twenty_times_while_mounting_and_unmounting(node: Node, tmp_path:
         agent.wait()
         agent.stdout.close()
         assert (disk / "precious").read_text() == "data"
-    subprocess.run([*command, "clean"], env=environment, check=True, timeout=60)
+    subprocess.run([*command, "clean"], env=environment, check=True, timeout=180)
     assert [e.mount_point for e in node.mounts.table() if str(root) in e.mount_point] == []
     assert [str(p) for p in (root / "pods").rglob("*") if p.is_file() or p.is_symlink()] == []
     assert [p for p in root.glob("pods/*/volumes/*/*")] == [] and [p for p in root.glob("pods/*/volume-subpaths")] == []
@@ -455,7 +455,7 @@ async def test_seen_from_a_container(containerd: BedContainerd, node: Node, tmp_
             began = time.monotonic()
             manager.poke("ConfigMap", "default", "web")
             while shell(bare, inside, "cat /v/cfg/a /v/all/a") != "22":
-                assert time.monotonic() < began + 2
+                assert time.monotonic() < began + 20
                 await node.clock.sleep(0.01)
             bare.stub.StopContainer(cri.StopContainerRequest(container_id=inside, timeout=0), timeout=DEADLINE)
             bare.stub.RemoveContainer(cri.RemoveContainerRequest(container_id=inside), timeout=DEADLINE)
