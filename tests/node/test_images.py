@@ -226,6 +226,9 @@ def test_each_trouble_has_its_reason_and_harms_nobody_else(
         hung.set()
         release.wait(600)
 
+    def notes() -> list[str]:
+        return [path.read_text() for path in (agent.root / "image_manager" / "pulling").iterdir()]
+
     with a_server(status(401)) as denies, a_server(status(500)) as broken, a_server(hang) as silent:
         wanted = {
             "locked": locked,
@@ -269,7 +272,7 @@ def test_each_trouble_has_its_reason_and_harms_nobody_else(
         finally:
             release.set()
     # The pull that hung was given up with its pod; its note goes when the runtime has answered for the last time.
-    wait_for(lambda: not list((agent.root / "image_manager" / "pulling").iterdir()), agent.tail)
+    wait_for(lambda: not notes(), lambda: f"notes {notes()}\n{agent.tail()}")
 
 
 # --- logins -------------------------------------------------------------------------------------

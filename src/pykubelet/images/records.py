@@ -21,12 +21,14 @@ from pykubelet.images.record_files import Access, PulledRecord, RecordDamaged, R
 from pykubelet.images.reference import full_name
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import finish
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.runtime_status import Image
 
 logger = logging.getLogger(__name__)
 
 Lookup = Callable[[], Awaitable[Sequence[Login]]]
+DISK_TIME = 60.0
 
 
 class ImageLister(Protocol):
@@ -88,15 +90,31 @@ class PullRecords:
         return self._checked("credentialRecordFound", True)
 
     async def intend(self, image: str) -> None:
-        """A pull is about to begin; `pulled` or `failed` follows. Raises RecordProblem."""
+        """A pull is about to begin; `pulled` or `failed` follows. Raises RecordProblem, and then nothing follows."""
         await self._open()
+        noted = False
+
+        async def note() -> None:
+            nonlocal noted
+            await self._note(image)
+            noted = True
+
+        try:
+            await finish(note(), within=DISK_TIME)
+        except TimeoutError:
+            raise RecordProblem(f"{_not_recorded(image)}: the disk does not answer") from None
+        except asyncio.CancelledError:
+            if noted:  # whoever was going to pull is not there to say that it failed
+                await finish(self._ended(image), within=DISK_TIME)
+            raise
+
+    async def _note(self, image: str) -> None:
         async with self._lock:
             if image not in self._intents:
                 try:
                     await asyncio.to_thread(self._files.write_intent, image)
                 except OSError as error:
-                    text = f'Failed to record image pull intent for container image "{image}"'
-                    raise RecordProblem(f"{text}: {error.strerror or error}") from error
+                    raise RecordProblem(f"{_not_recorded(image)}: {error.strerror or error}") from error
                 self._intents.add(image)
             self._under_way[image] += 1
 
@@ -232,6 +250,10 @@ class PullRecords:
                 continue
             if ref in self._records or await self._keep(PulledRecord(image_ref=ref, updated=int(self._clock.now()))):
                 await self._drop_intent(intent)
+
+
+def _not_recorded(image: str) -> str:
+    return f'Failed to record image pull intent for container image "{image}"'
 
 
 def _complain(what: str, about: str, error: OSError) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -142,6 +144,36 @@ async def test_an_intent_lasts_as_long_as_any_pull_of_the_image(bench: Bench) ->
     await bench.records.failed("r.io/a:1")
     assert bench.stored("pulling") == []
     assert await bench.may_use("r.io/a:1", "sha256:a")
+
+
+@pytest.mark.real_loop
+async def test_a_pull_given_up_while_its_intent_is_written_leaves_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.records.intend("r.io/b:1")
+    loop, go_on = asyncio.get_running_loop(), threading.Event()
+    writing, written = asyncio.Event(), asyncio.Event()
+    write = bench.files.write_intent
+
+    def slow(image: str) -> None:
+        loop.call_soon_threadsafe(writing.set)
+        go_on.wait(10)
+        write(image)
+        loop.call_soon_threadsafe(written.set)
+
+    monkeypatch.setattr(bench.files, "write_intent", slow)
+    pull = asyncio.create_task(bench.records.intend("r.io/a:1"))
+    await writing.wait()
+    pull.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    await written.wait()
+    assert [each["image"] for each in bench.stored("pulling")] == ["r.io/b:1"]
+    monkeypatch.undo()
+    await bench.records.intend("r.io/a:1")
+    await bench.records.failed("r.io/a:1")
+    assert [each["image"] for each in bench.stored("pulling")] == ["r.io/b:1"]
 
 
 async def test_a_pull_cut_short_by_a_crash(bench: Bench) -> None:
