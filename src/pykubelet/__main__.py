@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
+OBJECTS_BETWEEN_LOOKS = 20_000
+"""Modules, pods and messages make many objects and next to no cycles; Python would look for them every 700."""
+
 
 def main() -> int:
+    gc.set_threshold(OBJECTS_BETWEEN_LOOKS)
     # gRPC prepares for children that go on using its channels, and complains when it cannot. Ours only run programs.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     arguments = sys.argv[1:]
