@@ -67,7 +67,7 @@ class LocalRoutes:
         about: Callable[[], dict[str, Any]],
         clock: Clock,
     ) -> None:
-        """`events` are dataclasses, oldest first; `about` is what `status` shows of the agent."""
+        """`events` are values with namespace and name, oldest first; `about` is what `status` shows of the agent."""
         self._pods = pods
         self._status = status
         self._is_ending = is_ending
@@ -114,12 +114,12 @@ class LocalRoutes:
         return pod
 
     async def events(self, call: Call) -> Reply:
-        found = [msgspec.to_builtins(event) for event in self._events()]
+        found = list(self._events())
         namespace, pod = call.get("namespace"), call.get("pod")
         if namespace:
-            found = [event for event in found if event["namespace"] in (namespace, "")]
+            found = [event for event in found if event.namespace in (namespace, "")]
         if pod:
-            found = [event for event in found if event["name"] == pod]
+            found = [event for event in found if event.name == pod]
         return _json({"items": found})
 
     async def restart(self, call: Call) -> Reply:
@@ -134,7 +134,7 @@ class LocalRoutes:
         return _json({"stopped": list(stopped)})
 
     async def list_images(self, call: Call) -> Reply:
-        return _json({"items": [msgspec.to_builtins(image) for image in await self._images.list_images()]})
+        return _json({"items": await self._images.list_images()})
 
     async def pull(self, call: Call) -> Reply:
         image = _named(call)

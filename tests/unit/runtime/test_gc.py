@@ -112,6 +112,12 @@ class Node:
             self.cri.exit(id)
         return id
 
+    async def ended_pod(self, pod: str) -> None:
+        """One container that has ended, in a sandbox that is stopped."""
+        await self.sandbox(pod)
+        await self.container(pod)
+        await self.cri.stop_pod_sandbox(self.cri.sandbox(pod).id)
+
     async def look(self, pod: str) -> None:
         now = self.clock.monotonic()
         self.cache.set((await inspect_pod(self.cri, f"uid-{pod}", started=now)).status)
@@ -144,9 +150,7 @@ async def test_a_wanted_pod_keeps_its_newest_dead_container_with_logs(node: Node
 
 async def test_a_gone_pod_loses_everything(node: Node) -> None:
     for name in ("web", "other"):
-        await node.sandbox(name)
-        await node.container(name)
-        await node.cri.stop_pod_sandbox(node.cri.sandbox(name).id)
+        await node.ended_pod(name)
     node.fate.gone.add("uid-web")
     await node.gc.collect()
     assert node.left() == (1, 1)
@@ -155,9 +159,7 @@ async def test_a_gone_pod_loses_everything(node: Node) -> None:
 
 
 async def test_nothing_is_gone_before_the_sources_are_ready(node: Node) -> None:
-    await node.sandbox("web")
-    await node.container("web")
-    await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
+    await node.ended_pod("web")
     node.fate.gone.add("uid-web")
     node.ready = False
     await node.gc.collect()
@@ -165,9 +167,7 @@ async def test_nothing_is_gone_before_the_sources_are_ready(node: Node) -> None:
 
 
 async def test_a_full_disk_takes_ended_pods_too_but_not_their_log_folder(node: Node) -> None:
-    await node.sandbox("job")
-    await node.container("job")
-    await node.cri.stop_pod_sandbox(node.cri.sandbox("job").id)
+    await node.ended_pod("job")
     node.fate.ended.add("uid-job")
     await node.gc.collect()
     assert node.left() == (1, 1)
@@ -176,9 +176,7 @@ async def test_a_full_disk_takes_ended_pods_too_but_not_their_log_folder(node: N
 
 
 async def test_leftovers_of_the_life_before_go_as_soon_as_the_sources_are_ready(node: Node) -> None:
-    await node.sandbox("web")
-    await node.container("web")
-    await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
+    await node.ended_pod("web")
     node.fate.gone.add("uid-web")
     node.ready = False
     async with running(node.gc):
@@ -209,9 +207,7 @@ async def test_a_container_in_an_unknown_state_is_stopped_first(node: Node) -> N
 
 async def test_one_pods_trouble_is_reported_and_harms_no_other(node: Node) -> None:
     for name in ("bad", "good"):
-        await node.sandbox(name)
-        await node.container(name)
-        await node.cri.stop_pod_sandbox(node.cri.sandbox(name).id)
+        await node.ended_pod(name)
         node.fate.gone.add(f"uid-{name}")
     node.cri.fail_next("remove_container", CriError("device busy"), "uid-bad", times=None)
     with pytest.raises(PykubeletError, match="device busy"):
@@ -236,9 +232,7 @@ async def test_what_cannot_be_removed_keeps_only_its_own_sandbox(node: Node) -> 
 
 async def test_a_hanging_removal_does_not_hold_up_the_others(node: Node) -> None:
     for name in ("stuck", "good"):
-        await node.sandbox(name)
-        await node.container(name)
-        await node.cri.stop_pod_sandbox(node.cri.sandbox(name).id)
+        await node.ended_pod(name)
         node.fate.gone.add(f"uid-{name}")
     node.cri.hang("remove_container", "uid-stuck")
     async with running(node.gc):
