@@ -8,7 +8,7 @@ AGENT ?= pykubelet
 RUNTIME ?= 1.6
 FOCUS ?=
 
-.PHONY: run test check fix bench conformance proto types docs setup clean
+.PHONY: run test check fix lint bench conformance proto types docs setup dev
 
 run: ## set up, then run the example pod in the foreground until Ctrl-C
 	@tools/setup.sh run
@@ -23,17 +23,18 @@ test: ## set up, then every test on real parts
 setup:
 	@tools/setup.sh test
 
-.PHONY: lint
-lint:
+dev:
+	@tools/setup.sh check
+
+lint: dev
 	@.venv/bin/ruff format --check --quiet . || (echo "run: make fix"; exit 1)
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/mypy
 
-check: ## quick: format, lint, types, layers, unit and scenario tests (no root needed)
-	@$(MAKE) --no-print-directory lint
+check: lint ## quick: format, lint, types, layers, unit and scenario tests (no root needed)
 	@$(PYTEST) -q -n 2 -m "not node and not cluster" tests/unit tests/scenarios tests/contracts tests/test_layers.py
 
-fix: ## format and mend what ruff can mend
+fix: dev ## format and mend what ruff can mend
 	@.venv/bin/ruff format --quiet .
 	@.venv/bin/ruff check --fix .
 
@@ -52,11 +53,11 @@ conformance: ## Kubernetes' own node tests; AGENT=pykubelet|go, RUNTIME=1.6|2, F
 	@tools/setup.sh test
 	@$(PYTHON) -m conformance --agent=$(AGENT) --runtime=$(RUNTIME) --focus='$(FOCUS)'
 
-proto: ## generate the gRPC stubs anew
+proto: dev ## generate the gRPC stubs anew
 	@$(PYTHON) tools/gen_protos.py
 
-types: ## generate the Kubernetes types anew
+types: dev ## generate the Kubernetes types anew
 	@$(PYTHON) tools/gen_types.py
 
-docs: ## generate the settings reference anew
+docs: dev ## generate the settings reference anew
 	@$(PYTHON) tools/gen_settings_doc.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import signal
 from typing import Any
 
 import pytest
@@ -18,6 +19,18 @@ ENDS_WITHIN = 5.0
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real_loop: runs on the ordinary event loop (real sockets, processes, time)")
+    give_children_signals()
+
+
+def give_children_signals() -> None:
+    """Let the programs that tests start be interrupted, also where this process was started with SIGINT ignored.
+
+    A shell starts background jobs so, and every child would inherit it. A handler, other than "ignore", is gone after
+    exec; this one does nothing, so that the test run itself goes on ignoring the signal as its parent asked for.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.hookimpl(tryfirst=True)

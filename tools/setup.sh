@@ -2,7 +2,8 @@
 # Make this machine ready: Debian packages, the virtual environment, and for tests the real control plane.
 #
 #   tools/setup.sh run      what `make run` needs
-#   tools/setup.sh test     that, and what `make test` needs
+#   tools/setup.sh check    what `make check` needs: the virtual environment alone, no root
+#   tools/setup.sh test     all of it, and what `make test` needs
 #
 # Safe to repeat; when nothing is missing it takes well under a second. Installs packages only as root: for others it
 # says which are missing and ends with status 1. Services that come with the packages are not started.
@@ -17,7 +18,7 @@ say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 purpose=${1:-}
-case $purpose in run | test) ;; *) die "usage: tools/setup.sh run|test" ;; esac
+case $purpose in run | check | test) ;; *) die "usage: tools/setup.sh run|check|test" ;; esac
 
 exec 8<"$root"
 flock -n 8 || { say "another set-up is running here, waiting for it"; flock 8; }
@@ -49,12 +50,13 @@ find_python() {
 }
 
 missing_packages() {
+  [ -x "$venv/bin/python" ] || find_python >/dev/null || echo python3 python3-venv
+  if [ "$purpose" = check ]; then return 0; fi
   has containerd && has ctr || echo containerd
   has runc || echo runc
   has_cni || echo containernetworking-plugins
   has_static_busybox || echo busybox-static
   has iptables || echo iptables
-  [ -x "$venv/bin/python" ] || find_python >/dev/null || echo python3 python3-venv
   if [ "$purpose" = test ]; then
     has etcd || echo etcd-server
     has docker-registry || echo docker-registry
@@ -99,8 +101,11 @@ if [ -n "${packages// /}" ]; then
 fi
 
 requirements=("$root/requirements.txt")
-[ "$purpose" = run ] || requirements+=("$root/requirements-dev.txt")
-stamp=$venv/.setup-$purpose
+stamp=$venv/.setup-run
+if [ "$purpose" != run ]; then
+  requirements+=("$root/requirements-dev.txt")
+  stamp=$venv/.setup-dev
+fi
 key=$(cat "${requirements[@]}" "$root/pyproject.toml" | sha256sum | cut -c1-16)
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "$key" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
   if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
