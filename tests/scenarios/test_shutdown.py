@@ -176,7 +176,7 @@ async def test_a_delay_that_logind_does_not_grant_is_told_once(
         await harness.clock.sleep(600)
         told = [record for record in caplog.records if "cannot be held up" in record.message]
         assert len(told) == 1
-        assert "shutdownGracePeriod asks for 30s" in told[0].__dict__["error"]
+        assert "grace periods at shutdown need 39s" in told[0].__dict__["error"]
         logind.takes_delay = True
         await harness.until(lambda: len(logind.locks) == 1)
         assert logind.delay == 30

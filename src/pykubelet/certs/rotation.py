@@ -8,6 +8,7 @@ told, because only a restart with bootstrap credentials can help.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 
@@ -69,13 +70,15 @@ class CertificateRotation:
         self._pair: Pair | None = None
         self._deadline = 0.0
         self._last_good = 0.0
+        # Upstream's names, which alert rules look for, are not alike.
+        prefix = "kubelet_certificate_manager_client" if role == "client" else "kubelet_server"
         self._renew_errors = seams.metrics.counter(
-            f"kubelet_certificate_manager_{role}_expiration_renew_errors", "Failed attempts to renew the certificate."
+            f"{prefix}_expiration_renew_errors", "Failed attempts to renew the certificate."
         )
         ttl = seams.metrics.gauge(
-            f"kubelet_certificate_manager_{role}_ttl_seconds", "Seconds until the certificate ends."
+            f"kubelet_certificate_manager_{role}_ttl_seconds", "Seconds until the certificate ends, +Inf without one."
         )
-        seams.metrics.on_scrape(lambda: ttl.set(self._left()))
+        seams.metrics.on_scrape(lambda: ttl.set(math.inf if self._pair is None else math.trunc(self._left())))
         self._lives: Histogram | None = None
         if role == "server":  # upstream does not measure the other
             self._lives = seams.metrics.histogram(

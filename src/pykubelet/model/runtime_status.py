@@ -195,7 +195,8 @@ class RuntimeConditions(Struct, frozen=True, kw_only=True):
 
     conditions: tuple[RuntimeCondition, ...] = ()
     handlers: tuple[RuntimeHandler, ...] = ()
-    supplemental_groups_policy: bool = False
+    supplemental_groups_policy: bool | None = None
+    """None: the runtime does not tell its features."""
 
     def condition(self, kind: str) -> RuntimeCondition | None:
         return next((c for c in self.conditions if c.type == kind), None)

@@ -71,7 +71,10 @@ class AddressFinder:
             if problem := unusable(ip, local):
                 raise NoNodeAddress(f"failed to validate nodeIP: {problem}")
         if self._external_cloud:
-            return cloud_addresses(old, self.fixed, self._hostname)
+            if old:
+                return list(old)  # what the cloud controller wrote stays
+            if not self._node_ips:
+                return [_host(self._hostname)]
         if self.fixed:
             return [*map(_internal, self.fixed), _host(self._hostname)]
         return [_internal(await self._search(local)), _host(self._hostname)]
@@ -79,13 +82,13 @@ class AddressFinder:
     async def _search(self, local: frozenset[IPAddress]) -> IPAddress:
         if self._found is not None and self._found in local:
             return self._found  # a name server that is slow or changes its mind must not move the node
-        prefer = self._node_ips[0].version if self._node_ips else 0
-        literal = _literal(self._hostname)
+        prefer = self._node_ips[0].version if self._node_ips else 4
+        literal = parsed_address(self._hostname)
         if literal is not None:
             return literal
         resolved = [ip for ip in await self._resolve() if not unusable(ip, local)]
-        found = choose(resolved, prefer or 4) or choose(self._network.route_addresses(), prefer or 4)
-        if found is None or (prefer and found.version != prefer):
+        found = choose(resolved, prefer) or choose(self._network.route_addresses(), prefer)
+        if found is None:
             raise NoNodeAddress(f"can't get ip address of node {self._node_name}. error: no usable address was found")
         self._found = found
         return found
@@ -145,13 +148,6 @@ def _wrong_kind(ip: IPAddress) -> str:
     return "an all zeros address" if ip.is_unspecified else ""
 
 
-def cloud_addresses(old: Sequence[NodeAddress], fixed: Sequence[IPAddress], hostname: str) -> list[NodeAddress]:
-    """With a cloud controller: what it wrote stays; until then only what is certain."""
-    if old:
-        return list(old)
-    return [*map(_internal, fixed), _host(hostname)]
-
-
 def provided_node_ip(fixed: Sequence[IPAddress]) -> str:
     """The annotation by which a cloud controller learns the operator's choice."""
     return ",".join(map(str, fixed))
@@ -161,7 +157,8 @@ def internal_ips(addresses: Iterable[NodeAddress]) -> tuple[str, ...]:
     return tuple(each.address for each in addresses if each.type == INTERNAL_IP and each.address)
 
 
-def _literal(text: str) -> IPAddress | None:
+def parsed_address(text: str) -> IPAddress | None:
+    """The address that the text is; None for a name."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:

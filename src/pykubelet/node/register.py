@@ -106,7 +106,7 @@ def adopt(existing: Node, identity: NodeIdentity, *, reset_extended: bool) -> No
 
 
 def with_own_annotations(annotations: Mapping[str, str], identity: NodeIdentity) -> dict[str, str]:
-    kept = {key: value for key, value in annotations.items() if key != ATTACH_DETACH}
+    kept = {key: value for key, value in annotations.items() if key not in (ATTACH_DETACH, PROVIDED_NODE_IP)}
     return {**kept, **own_annotations(identity)}
 
 

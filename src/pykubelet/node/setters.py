@@ -85,7 +85,8 @@ class NodeFacts:
     port: int
     images: Sequence[ContainerImage] = ()
     handlers: Sequence[RuntimeHandler] = ()
-    supplemental_groups_policy: bool = False
+    supplemental_groups_policy: bool | None = None
+    """None with a runtime that does not tell its features."""
     declared_features: Sequence[str] = ()
     pressures: frozenset[str] = frozenset()
     problems: Sequence[str] = ()
@@ -110,7 +111,7 @@ def node_status(old: NodeStatus, facts: NodeFacts) -> NodeStatus:
         daemon_endpoints=NodeDaemonEndpoints(kubelet_endpoint=DaemonEndpoint(port=facts.port)),
         images=list(facts.images),
         runtime_handlers=runtime_handlers(facts.handlers),
-        features=NodeFeatures(supplemental_groups_policy=True) if facts.supplemental_groups_policy else None,
+        features=node_features(facts.supplemental_groups_policy),
         declared_features=sorted(facts.declared_features),
         conditions=conditions(old.conditions, facts),
         volumes_in_use=old.volumes_in_use if facts.volumes_in_use is None else sorted(set(facts.volumes_in_use)),
@@ -123,6 +124,12 @@ def _parsed(values: Mapping[str, QuantityValue]) -> dict[str, Quantity]:
 
 def _written(values: Mapping[str, Quantity]) -> dict[str, QuantityValue]:
     return {name: str(value) for name, value in values.items()}
+
+
+def node_features(supplemental_groups_policy: bool | None) -> NodeFeatures | None:
+    if supplemental_groups_policy is None:
+        return None
+    return NodeFeatures(supplemental_groups_policy=supplemental_groups_policy)
 
 
 def system_info(facts: NodeFacts) -> NodeSystemInfo:

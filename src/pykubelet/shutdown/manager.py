@@ -19,7 +19,7 @@ from pykubelet.model.disruption import mark_disrupted
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import readable, uid_of
 from pykubelet.model.reasons import NORMAL
-from pykubelet.shutdown.plan import Group, Turn, grace_of, groups_of
+from pykubelet.shutdown.plan import TELL_WITHIN, Group, Turn, grace_of, groups_of
 from pykubelet.shutdown.state import ShutdownRecord, ShutdownTimes
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 REASON, MESSAGE = "Terminated", "Pod was terminated in response to imminent node shutdown."
 EVENT = "Shutdown"
 NOT_READY = "node is shutting down"
-TELL_WITHIN = 3.0
-"""Seconds beyond a class's own for its last statuses to reach the API server."""
 LOOK_EVERY = 0.05
 
 MarkStatus = Callable[[PodStatus], None]

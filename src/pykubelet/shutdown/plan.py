@@ -16,6 +16,8 @@ from pykubelet.settings.schema_resources import ShutdownSettings
 CRITICAL = 2_000_000_000
 """Priority of system-cluster-critical, the lowest of the critical ones."""
 DEFAULT_GRACE = 30
+TELL_WITHIN = 3.0
+"""Seconds beyond a class's own for its last statuses to reach the API server; once more for the Node's at the end."""
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -48,8 +50,9 @@ def turns_of(settings: ShutdownSettings) -> tuple[Turn, ...]:
     return two_turns(settings.shutdown_grace_period, settings.shutdown_grace_period_critical_pods)
 
 
-def whole_time(turns: Iterable[Turn]) -> float:
-    return sum(turn.seconds for turn in turns)
+def whole_time(turns: Sequence[Turn]) -> float:
+    """For how long the machine must be held up at most, telling included: else the last class is cut short."""
+    return sum(turn.seconds + TELL_WITHIN for turn in turns) + (TELL_WITHIN if turns else 0.0)
 
 
 def groups_of(turns: Sequence[Turn], pods: Iterable[Pod]) -> list[Group]:

@@ -15,7 +15,7 @@ from pykubelet.wiring.edges import Edges
 
 def with_features(local: NodeInfo, runtime: RuntimeState) -> NodeInfo:
     """Where no Node tells what the runtime can do, the runtime itself is asked."""
-    return replace(local, supplemental_groups_policy=runtime.conditions.supplemental_groups_policy)
+    return replace(local, supplemental_groups_policy=bool(runtime.conditions.supplemental_groups_policy))
 
 
 def told_addresses(settings: Settings, edges: Edges, seams: Seams) -> NodeAddresses:

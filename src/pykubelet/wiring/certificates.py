@@ -18,11 +18,13 @@ from pykubelet.certs.signing import CLIENT_SIGNER, SERVING_SIGNER
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
+from pykubelet.node.addresses import parsed_address
 from pykubelet.node.own import OwnNode
 from pykubelet.settings.settings import Settings
 
-IP_KINDS = ("InternalIP", "ExternalIP")
-DNS_KINDS = ("Hostname", "InternalDNS", "ExternalDNS")
+ADDRESS_KINDS = ("InternalIP", "ExternalIP", "Hostname")
+NAME_KINDS = ("Hostname", "InternalDNS", "ExternalDNS")
+"""A host name may be an address: it is asked for as what it is."""
 
 
 def client_rotation(
@@ -65,9 +67,13 @@ def wanted_for(node: Node | None) -> Wanted | None:
     """What the serving certificate must say; None while the node has no address."""
     if node is None:
         return None
-    told = [(each.type, each.address) for each in node.status.addresses if each.address]
+    told = [
+        (each.type, each.address, parsed_address(each.address) is not None)
+        for each in node.status.addresses
+        if each.address
+    ]
     return wanted_for_serving(
         node.metadata.name or "",
-        dns=[address for kind, address in told if kind in DNS_KINDS],
-        ips=[address for kind, address in told if kind in IP_KINDS],
+        dns=[text for kind, text, is_ip in told if kind in NAME_KINDS and not (is_ip and kind == "Hostname")],
+        ips=[text for kind, text, is_ip in told if kind in ADDRESS_KINDS and is_ip],
     )

@@ -351,3 +351,21 @@ async def test_request_replaced_by_somebody_else_is_not_trusted(tmp_path: Path) 
             await obtain(
                 bed.kube, key=make_key(), wanted=ME, signer=CLIENT_SIGNER, clock=bed.clock, within=60, name="mine"
             )
+
+
+@pytest.mark.parametrize(
+    ("signer", "errors", "ttl"),
+    [
+        (CLIENT_SIGNER, "kubelet_certificate_manager_client_expiration_renew_errors", "client"),
+        (SERVING_SIGNER, "kubelet_server_expiration_renew_errors", "server"),
+    ],
+)
+async def test_series_have_the_names_that_alert_rules_look_for(
+    tmp_path: Path, signer: str, errors: str, ttl: str
+) -> None:
+    bed = Bed(tmp_path)
+    bed.rotation(signer)
+    shown = bed.metrics.expose()
+    assert f"{errors} 0" in shown
+    # 0 would be an expired certificate to an alert rule.
+    assert f"kubelet_certificate_manager_{ttl}_ttl_seconds +Inf" in shown

@@ -35,6 +35,9 @@ async def shown(found: AddressFinder, old: Sequence[NodeAddress] = ()) -> list[s
         (FakeNetwork(), ("fd00::5",), ["InternalIP=fd00::5"]),
         (FakeNetwork(), ("10.1.0.5", "fd00::5"), ["InternalIP=10.1.0.5", "InternalIP=fd00::5"]),
         (FakeNetwork(local=("10.9.9.9", "10.1.0.5"), names=("10.9.9.9",)), (), ["InternalIP=10.9.9.9"]),
+        # A family that the machine does not have is a wish, not a condition.
+        (FakeNetwork(local=("10.1.0.5",), route=("10.1.0.5",)), ("::",), ["InternalIP=10.1.0.5"]),
+        (FakeNetwork(local=("fd00::5",), route=("fd00::5",)), ("0.0.0.0",), ["InternalIP=fd00::5"]),
         # A name that leads to loopback or to another machine is no address of this one.
         (FakeNetwork(names=("127.0.1.1", "10.66.0.1")), (), ["InternalIP=10.1.0.5"]),
     ],
@@ -93,6 +96,8 @@ async def test_with_a_cloud_controller_its_addresses_stay() -> None:
     cloud = [NodeAddress(type="ExternalIP", address="1.2.3.4")]
     assert await shown(finder(FakeNetwork(), external=True), cloud) == ["ExternalIP=1.2.3.4"]
     assert await shown(finder(FakeNetwork(), external=True)) == ["Hostname=box"]
+    # Until the controller comes a host-network pod of its own needs an address.
+    assert await shown(finder(FakeNetwork(), "::", external=True)) == ["InternalIP=fd00::5", "Hostname=box"]
     given = finder(FakeNetwork(), "10.1.0.5", external=True)
     assert await shown(given) == ["InternalIP=10.1.0.5", "Hostname=box"]
     assert provided_node_ip(given.fixed) == "10.1.0.5"

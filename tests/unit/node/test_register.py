@@ -77,3 +77,12 @@ def test_stale_vendor_resources_are_reset() -> None:
     assert adopt(before, identity(), reset_extended=False).status.capacity["a.com/gpu"] == "2"
     after = adopt(before, identity(), reset_extended=True)
     assert after.status.capacity == after.status.allocatable == {"a.com/gpu": "0", "cpu": "4"}
+
+
+def test_an_address_that_was_taken_off_the_command_line_is_no_longer_provided() -> None:
+    before = existing()
+    before.metadata.annotations["alpha.kubernetes.io/provided-node-ip"] = "10.9.9.9"
+    gone = adopt(before, identity(external_cloud=True), reset_extended=False)
+    assert "alpha.kubernetes.io/provided-node-ip" not in gone.metadata.annotations
+    other = adopt(before, identity(external_cloud=True, provided_ip="10.1.0.5"), reset_extended=False)
+    assert other.metadata.annotations["alpha.kubernetes.io/provided-node-ip"] == "10.1.0.5"

@@ -128,3 +128,9 @@ def test_another_boot_id_is_a_reboot() -> None:
         ("Warning", "Rebooted", "Node box has been rebooted, boot id: b")
     ]
     assert transitions("box", NodeStatus(), new) == []
+
+
+@pytest.mark.parametrize(("told", "shown"), [(None, None), (False, False), (True, True)])
+def test_features_of_the_runtime_are_shown_as_it_tells_them(told: bool | None, shown: bool | None) -> None:
+    features = node_status(NodeStatus(), facts(supplemental_groups_policy=told)).features
+    assert (features.supplemental_groups_policy if features is not None else None) is shown

@@ -26,6 +26,13 @@ def a_node(**addresses: str) -> Node:
             Wanted(node_name="n1", dns=("a.example", "a.local"), ips=("10.0.0.1", "192.0.2.1")),
         ),
         (a_node(Hostname="", InternalIP="10.0.0.1"), Wanted(node_name="n1", ips=("10.0.0.1",))),
+        # A host name that is an address is asked for as one, or a strict approver refuses the request.
+        (a_node(Hostname="10.0.0.1", InternalIP="10.0.0.1"), Wanted(node_name="n1", ips=("10.0.0.1",))),
+        (a_node(Hostname="fd00::1"), Wanted(node_name="n1", ips=("fd00::1",))),
+        (
+            a_node(Hostname="n1", InternalIP="10.0.0.1", ExternalIP="no address"),
+            Wanted(node_name="n1", dns=("n1",), ips=("10.0.0.1",)),
+        ),
     ],
 )
 def test_names_and_addresses(node: Node | None, wanted: Wanted | None) -> None:

@@ -185,7 +185,7 @@ def runtime_conditions(answer: cri_pb2.StatusResponse) -> RuntimeConditions:
             )
             for item in answer.runtime_handlers
         ),
-        supplemental_groups_policy=answer.features.supplemental_groups_policy,
+        supplemental_groups_policy=answer.features.supplemental_groups_policy if answer.HasField("features") else None,
     )
 
 
