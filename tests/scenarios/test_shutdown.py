@@ -179,7 +179,7 @@ async def test_a_delay_that_logind_does_not_grant_is_told_once(
         assert "grace periods at shutdown need 39s" in told[0].__dict__["error"]
         logind.takes_delay = True
         await harness.until(lambda: len(logind.locks) == 1)
-        assert logind.delay == 30
+        assert logind.delay == 39
     finally:
         await harness.kill()
 
