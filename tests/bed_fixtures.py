@@ -12,10 +12,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pykubelet.clients.host.kernel_tunables import PROC_SYS, WANTED
+
 if TYPE_CHECKING:
     from tests.bed.cluster import Cluster
     from tests.bed.registry import Registry
     from tests.bed.runtime import BedContainerd
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernel_settings() -> Iterator[None]:
+    """An agent sets the kernel up for a node; the machine gets its own settings back."""
+    before = {name: (PROC_SYS / name).read_text() for name in WANTED if (PROC_SYS / name).exists()}
+    yield
+    for name, value in before.items():
+        if (PROC_SYS / name).read_text() != value:
+            (PROC_SYS / name).write_text(value)
 
 
 @pytest.fixture(scope="session")

@@ -144,6 +144,7 @@ class BedAgent:
             "failSwapOn": False,
             "failCgroupV1": False,
             "enforceNodeAllocatable": [],
+            "makeIPTablesUtilChains": False,  # tests leave the firewall of the machine alone
             "address": "127.0.0.1",
             "port": free_port(),
             "healthzPort": 0,

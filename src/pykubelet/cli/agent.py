@@ -13,8 +13,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from pykubelet.cli.notify import systemd_notifier
+from pykubelet.clients.host.lock_file import LockFile
 from pykubelet.kit import log
+from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.memory import freeze_start_up, limit_arenas
+from pykubelet.kit.tasks import running
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.load import PrintAndExit, load_settings
 from pykubelet.settings.problems import SettingsError
@@ -43,10 +47,13 @@ def run_agent(arguments: Sequence[str]) -> int:
 def run_settings(settings: Settings) -> int:
     import uvloop
 
+    from pykubelet.cli.host_setup import set_up_host
+
     limit_arenas()
     try:
+        lock = set_up_host(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_run(settings))
+            return runner.run(_run(settings, lock))
     except SettingsError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 1
@@ -72,11 +79,14 @@ def _causes(group: ExceptionGroup[Exception]) -> list[Exception]:
     return found
 
 
-async def _run(settings: Settings) -> int:
+async def _run(settings: Settings, lock: LockFile | None) -> int:
     from pykubelet.app import assemble, live
     from pykubelet.cli.edges import connected_edges
+    from pykubelet.cli.host_setup import host_services
 
-    async with connected_edges(settings) as edges:
+    clock = SystemClock()
+    notifier = systemd_notifier(settings.environment, clock)
+    async with running(notifier), connected_edges(settings) as edges:
         node = assemble(settings, edges)
         freeze_start_up()
         stop = stop_requested()
@@ -84,9 +94,11 @@ async def _run(settings: Settings) -> int:
             from pykubelet.cli.run_once import run_once
 
             return await run_once(node)
-        async with live(node):
+        async with live(node), running(*host_services(settings, lock=lock, stop=stop, clock=clock)):
             logger.info("agent is running", extra={"node": settings.node_name(edges.machine.hostname)})
+            notifier.ready()
             await stop.wait()
+            notifier.stopping()
             logger.info("stop requested; pods keep running")
     return 0
 

@@ -29,7 +29,7 @@ from pykubelet.settings.help import help_text
 from pykubelet.settings.kinds import PATH
 from pykubelet.settings.node_flags import IPAddress, NodeFlags, parse_node_ips
 from pykubelet.settings.problems import SettingsError, printable
-from pykubelet.settings.schema import KubeletConfig, settings_by_path, settings_of, with_value
+from pykubelet.settings.schema import KubeletConfig, all_settings, settings_by_path, settings_of, value_at, with_value
 from pykubelet.settings.settings import Settings as Settings
 from pykubelet.settings.validate import config_problems, flag_problems
 from pykubelet.settings.versions import KUBERNETES_VERSION, raw_version_text, version_text
@@ -95,7 +95,8 @@ def load_settings(
         node_ips=node_ips,
         kubernetes_version=version if version.startswith("v") else KUBERNETES_VERSION,
     )
-    warnings = [*parsed.warnings, *warnings, *sources.warnings, *final_gates.warnings()]
+    idle = without_effect(config, flags)
+    warnings = [*parsed.warnings, *warnings, *sources.warnings, *idle, *final_gates.warnings()]
     return LoadedSettings(settings=settings, warnings=tuple(map(printable, warnings)))
 
 
@@ -105,6 +106,18 @@ def _node_ips(flags: NodeFlags, faults: list[str]) -> tuple[tuple[IPAddress, ...
     except SettingsError as err:
         faults += err.problems
         return (), []
+
+
+def without_effect(config: KubeletConfig, flags: NodeFlags) -> list[str]:
+    """A sentence for each setting that somebody chose and that changes nothing here."""
+    own = [ref for ref in all_settings() if ref.setting.without_effect]
+    chosen = [(ref.path, ref.setting, value_at(config, ref.attributes)) for ref in own]
+    chosen += [(f"--{info.flag}", info, getattr(flags, name)) for name, info in settings_of(NodeFlags).values()]
+    return [
+        f"{name} is accepted, without effect: {info.without_effect}"
+        for name, info, value in chosen
+        if info.without_effect and value not in (info.default, info.legacy)
+    ]
 
 
 @dataclass(slots=True)

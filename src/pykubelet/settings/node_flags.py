@@ -143,8 +143,9 @@ class NodeFlags:
         "experimental-mounter-path",
         PATH,
         "",
-        "Accepted, without effect here.",
+        "Program to mount with.",
         flag="experimental-mounter-path",
+        without_effect="the host's mount is used",
     )
     experimental_allocatable_ignore_eviction: bool = setting(
         "experimental-allocatable-ignore-eviction",
@@ -159,6 +160,7 @@ class NodeFlags:
         10.0,
         "How often container statistics are collected.",
         flag="housekeeping-interval",
+        without_effect="statistics are read when somebody asks for them",
     )
 
     @property

@@ -207,8 +207,9 @@ class NetworkSettings:
         "hairpinMode",
         STRING,
         "promiscuous-bridge",
-        "promiscuous-bridge, hairpin-veth or none; checked, without effect with CRI.",
+        "promiscuous-bridge, hairpin-veth or none.",
         flag="hairpin-mode",
+        without_effect="with CRI the network plugin decides",
     )
     make_iptables_util_chains: bool = setting(
         "makeIPTablesUtilChains",
@@ -299,15 +300,28 @@ class LoggingSettings:
     )
 
 
+NO_SPANS = "this agent sends no spans yet"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingSettings:
     """Export of traces over OTLP."""
 
     endpoint: str | None = setting(
-        "endpoint", STRING, None, "host:port of the collector; absent: localhost:4317.", optional=True
+        "endpoint",
+        STRING,
+        None,
+        "host:port of the collector; absent: localhost:4317.",
+        optional=True,
+        without_effect=NO_SPANS,
     )
     sampling_rate_per_million: int | None = setting(
-        "samplingRatePerMillion", INT32, None, "Samples for each million spans; absent: 0.", optional=True
+        "samplingRatePerMillion",
+        INT32,
+        None,
+        "Samples for each million spans; absent: 0.",
+        optional=True,
+        without_effect=NO_SPANS,
     )
 
 

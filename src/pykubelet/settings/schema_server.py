@@ -199,8 +199,9 @@ class ServerSettings:
         "enableContentionProfiling",
         BOOL,
         False,
-        "Block profiling of the Go kubelet; accepted, without effect here.",
+        "Profile where goroutines block.",
         flag="contention-profiling",
+        without_effect="an event loop has no such profile",
     )
     enable_profiling_handler: bool = setting(
         "enableProfilingHandler", BOOL, True, "Offer /debug/pprof/.", optional=True

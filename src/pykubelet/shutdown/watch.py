@@ -104,6 +104,6 @@ class ShutdownWatch:
             await self._clock.sleep(pause)
             pause *= 2
         raise DelayTooShort(
-            f"the pods' grace periods at shutdown need {wanted:g}s, but logind holds up shutdowns for {allowed:g}s at most "
-            "(InhibitDelayMaxSec) and did not take our setting"
+            f"the pods' grace periods at shutdown need {wanted:g}s, but logind holds up shutdowns for {allowed:g}s "
+            "at most (InhibitDelayMaxSec) and did not take our setting"
         )

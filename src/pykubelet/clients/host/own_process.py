@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 from pykubelet.clients.host.port import AlarmRefused
@@ -14,3 +15,18 @@ def set_oom_score(score: int, proc: Path = Path("/proc")) -> None:
         path.write_text(str(score))
     except OSError as error:
         raise AlarmRefused(f"{path}: {error.strerror}") from error
+
+
+def allow_open_files(wanted: int) -> int:
+    """Let this process have that many files open, or as many as the host allows; returns how many it may.
+
+    Raising the hard limit needs a right that containers and some hosts do not give.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limits in ((wanted, wanted), (min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted, hard)):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        except (OSError, ValueError):
+            continue
+        return limits[0]
+    return soft
