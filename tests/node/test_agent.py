@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -209,3 +210,35 @@ def test_the_idle_agent_is_small(agent: BedAgent) -> None:
     rollup = Path(f"/proc/{agent.pid}/smaps_rollup").read_text()
     pss = int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE).group(1))  # type: ignore[union-attr]
     assert pss <= 60 * 1024, f"{pss / 1024:.1f} MiB"
+
+
+def test_systemd_hears_that_the_agent_is_ready_alive_and_leaving(
+    tmp_path: Path, containerd: BedContainerd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "2000000")
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        with bed_agent(tmp_path / "agent", containerd) as agent:
+            heard = []
+            while heard[-2:] != ["WATCHDOG=1", "WATCHDOG=1"]:
+                heard.append(manager.recv(200).decode())
+            assert heard[0].startswith("EXTEND_TIMEOUT_USEC=")
+            assert heard.count("READY=1") == 1
+            assert agent.stop() == 0
+            while heard[-1] != "STOPPING=1":
+                heard.append(manager.recv(200).decode())
+
+
+def test_two_agents_do_not_share_a_lock_file(tmp_path: Path, containerd: BedContainerd) -> None:
+    flags = [f"--lock-file={tmp_path / 'lock'}", "--exit-on-lock-contention"]
+    with bed_agent(tmp_path / "a", containerd, flags=flags) as first:
+        wait_for(lambda: (tmp_path / "lock").exists(), "the first agent has the lock file")
+        wait_for(lambda: "connected" in first.log(), "the first agent holds and watches it")
+        with bed_agent(tmp_path / "b", containerd, flags=flags) as second:
+            wait_for(lambda: first.status is not None, "the first leaves because another one wants the file")
+            assert first.status == 0
+            assert "another process wants the lock file" in first.log()
+            wait_for(lambda: "agent is running" in second.log(), "the second takes its place")

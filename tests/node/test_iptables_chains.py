@@ -44,9 +44,10 @@ async def test_both_kinds_of_iptables_take_the_chains(namespace: str, kind: str)
         pytest.skip(f"this kernel does not take iptables-{kind}")
     for _ in range(2):  # a second agent finds what the first made
         async with running(IptablesChains(run=inside, clock=SystemClock())):
-            async with asyncio.timeout(60):
-                while "KUBE-KUBELET-CANARY" not in await shown("-S"):
-                    await asyncio.sleep(0.05)
+            for _ in range(600):
+                if "KUBE-KUBELET-CANARY" in await shown("-S"):
+                    break
+                await asyncio.sleep(0.1)
     rules = (await shown("-S")).splitlines()
     assert rules.count("-A INPUT -j KUBE-FIREWALL") == rules.count("-A OUTPUT -j KUBE-FIREWALL") == 1
     assert len([rule for rule in rules if rule.startswith("-A KUBE-FIREWALL") and rule.endswith("-j DROP")]) == 1

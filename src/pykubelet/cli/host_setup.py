@@ -29,7 +29,7 @@ def set_up_host(settings: Settings, *, proc_sys: Path = PROC_SYS) -> LockFile | 
     lock = None
     if settings.flags.lock_file:
         lock = LockFile(Path(settings.flags.lock_file))
-        lock.acquire()
+        lock.acquire(watch=settings.flags.exit_on_lock_contention)
     wanted = settings.config.node.max_open_files
     if (allowed := allow_open_files(wanted)) < wanted:
         logger.warning("maxOpenFiles: the host allows fewer", extra={"wanted": wanted, "allowed": allowed})

@@ -7,39 +7,42 @@ import logging
 import os
 from pathlib import Path
 
+from asyncinotify import Inotify, Mask
+
 from pykubelet.model.errors import PykubeletError
 
 logger = logging.getLogger(__name__)
 
 
 class LockFailed(PykubeletError):
-    """The lock file cannot be opened, locked or watched."""
+    """The lock file cannot be opened, watched or locked."""
 
 
 class LockFile:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = -1
+        self._watch: Inotify | None = None
 
-    def acquire(self) -> None:
-        """Hold the lock until the process ends; waits for whoever holds it. Raises LockFailed."""
+    def acquire(self, *, watch: bool = False) -> None:
+        """Hold the lock until the process ends; waits for whoever holds it. Raises LockFailed.
+
+        With `watch` everybody who opens the file from here on is noticed (`contended`).
+        """
         try:
-            self._fd = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            if watch:
+                self._watch = Inotify()
+                self._watch.add_watch(self.path, Mask.OPEN | Mask.DELETE_SELF)
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 logger.warning("waiting for the lock file, another agent holds it", extra={"path": str(self.path)})
-                fcntl.flock(self._fd, fcntl.LOCK_EX)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise LockFailed(f"--lock-file: {self.path}: {error.strerror}") from error
 
     async def contended(self) -> None:
-        """Returns when somebody else opens or removes the file. Raises LockFailed."""
-        from asyncinotify import Inotify, Mask
-
-        try:
-            with Inotify() as inotify:
-                inotify.add_watch(self.path, Mask.OPEN | Mask.DELETE_SELF)
-                await inotify.get()
-        except OSError as error:
-            raise LockFailed(f"--exit-on-lock-contention: cannot watch {self.path}: {error.strerror}") from error
+        """Returns when somebody else opened or removed the file since it was acquired with `watch`."""
+        if self._watch is None:
+            raise RuntimeError("the lock file is not watched")
+        await self._watch.get()
