@@ -75,7 +75,7 @@ from pykubelet.wiring.resources import ActivePods, Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
-from pykubelet.wiring.sources import make_sources, source_kinds
+from pykubelet.wiring.sources import make_mux, make_sources
 from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     pods = PodManager()
     statuses = StatusManager(clock=clock)
     runtime_state = RuntimeState(cri=cri, clock=clock)
-    mux = PodMux(sources=source_kinds(settings, edges), events=events, clock=clock)
+    mux = make_mux(settings, edges, events)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
     board = PressureBoard()
     shutdown = shutdown_parts(settings, edges, phases=phases, events=events, metrics=metrics)
@@ -276,7 +276,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         runtime_name=edges.runtime_name,
         recursive_read_only=recursive_read_only,
-        health=extensions.health,
+        health=extensions.health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
     )
     steps = PodSync(
         runtime=side.manager,

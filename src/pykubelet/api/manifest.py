@@ -15,7 +15,7 @@ import msgspec
 
 from pykubelet.api.codec import ManifestError, convert, load_yaml_documents, unknown_fields
 from pykubelet.api.defaults import default_pod
-from pykubelet.api.references import api_references
+from pykubelet.api.references import NEVER_IN_STATIC_PODS, api_references
 from pykubelet.api.types import Pod, PodList, Toleration
 from pykubelet.api.validation.findings import FieldError, key_path, one_line, show
 from pykubelet.api.validation.pod import validate_pod
@@ -79,8 +79,12 @@ def load_static_pods(
     source: StaticSource,
     origin: str,
     warnings: ManifestWarnings | None = None,
+    may_refer: bool = False,
 ) -> list[Pod]:
-    """What a static source delivers for one file or URL: a file holds one Pod, a URL may give a PodList."""
+    """What a static source delivers for one file or URL: a file holds one Pod, a URL may give a PodList.
+
+    `may_refer`: to objects of the API server, which a static pod otherwise must not.
+    """
     document = _only_document(data, origin)
     if source == "file" and isinstance(document, dict) and document.get("kind") == "PodList":
         raise InvalidManifest([_at("kind", "must be Pod in a file, not PodList")], origin=origin)
@@ -94,7 +98,8 @@ def load_static_pods(
             continue
         static = static_pod_defaults(pod, node_name=node_name, source=source, origin=origin)
         problems += _judge(static, prefix)
-        problems += (_at(prefix + refused.path, refused.message) for refused in api_references(static))
+        refused = api_references(static, only=NEVER_IN_STATIC_PODS if may_refer else None)
+        problems += (_at(prefix + found.path, found.message) for found in refused)
         pods.append(static)
     if problems:
         raise InvalidManifest(problems, origin=origin)

@@ -4,7 +4,7 @@ Covers: service account, secrets, config maps, claims, CSI drivers, trust bundle
 Does not cover: whether the objects exist.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pykubelet.api.types import Container, EphemeralContainer, Pod, Volume, VolumeProjection
 from pykubelet.api.validation.findings import FieldError
@@ -39,11 +39,16 @@ PROJECTIONS = (
 )
 
 
-def api_references(pod: Pod) -> list[FieldError]:
-    """Every such reference, as `static pods may not reference <resource>` at its field."""
+NEVER_IN_STATIC_PODS = frozenset(("clustertrustbundles", "resourceclaims"))
+"""Refused with gate PreventStaticPodAPIReferences off, too."""
+
+
+def api_references(pod: Pod, *, only: Collection[str] | None = None) -> list[FieldError]:
+    """Every such reference, as `static pods may not reference <resource>` at its field; `only` to these resources."""
     return [
         FieldError(path=path, message=f"static pods may not reference {resource}")
         for path, resource in _references(pod)
+        if only is None or resource in only
     ]
 
 

@@ -17,24 +17,28 @@ from pykubelet.sources.url import LoadPods
 logger = logging.getLogger(__name__)
 
 
-def file_loader(node_name: str) -> LoadPod:
-    """What reads the one pod of a manifest file."""
+def file_loader(node_name: str, *, may_refer: bool = False) -> LoadPod:
+    """What reads the one pod of a manifest file. `may_refer`: to objects of the API server."""
 
     def load(data: bytes, origin: str) -> Pod:
         warnings: ManifestWarnings = []
-        pods = load_static_pods(data, node_name=node_name, source="file", origin=origin, warnings=warnings)
+        pods = load_static_pods(
+            data, node_name=node_name, source="file", origin=origin, warnings=warnings, may_refer=may_refer
+        )
         _tell(warnings, origin)
         return pods[0]
 
     return load
 
 
-def url_loader(node_name: str) -> LoadPods:
+def url_loader(node_name: str, *, may_refer: bool = False) -> LoadPods:
     """What reads the pods a URL answered with."""
 
     def load(data: bytes, origin: str) -> Sequence[Pod]:
         warnings: ManifestWarnings = []
-        pods = load_static_pods(data, node_name=node_name, source="http", origin=origin, warnings=warnings)
+        pods = load_static_pods(
+            data, node_name=node_name, source="http", origin=origin, warnings=warnings, may_refer=may_refer
+        )
         _tell(warnings, origin)
         return pods
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -65,8 +65,17 @@ class SourceSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class PodMux:
-    def __init__(self, *, sources: Iterable[Source], events: EventSink, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        sources: Iterable[Source],
+        events: EventSink,
+        clock: Clock,
+        filtered: Callable[[Pod], Pod] | None = None,
+    ) -> None:
+        """`filtered` takes out of each pod what this node does not look at."""
         self._sources = frozenset(sources)
+        self._filtered = filtered
         self._events = events
         self._clock = clock
         self._known: dict[Source, dict[PodUID, _Known]] = {}
@@ -81,7 +90,7 @@ class PodMux:
         """Hand over the complete set of pods of one source. Never waits; the newest set wins."""
         if source not in self._sources:
             raise ValueError(f"source {source.value} is not configured")
-        self._pending[source] = tuple(pods)
+        self._pending[source] = tuple(pods if self._filtered is None else map(self._filtered, pods))
         self._filled.set()
 
     # -- the sync loop

@@ -55,6 +55,7 @@ class AdmissionGate:
         declares = gates.enabled("NodeDeclaredFeatures")
         self._declared_features = frozenset(declared_features(gates)) if declares else None
         self._taint_comparison = gates.enabled("TaintTolerationComparisonOperators")
+        self._pod_level_resources = gates.enabled("PodLevelResources")
 
     def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict:
         context = AdmissionContext(
@@ -66,6 +67,7 @@ class AdmissionGate:
             apparmor_problem=self._apparmor_problem,
             declared_features=self._declared_features,
             taint_comparison=self._taint_comparison,
+            pod_level_resources=self._pod_level_resources,
         )
         self._allocated = False
         verdict = decide_admission(pod, context, self._chain)

@@ -7,6 +7,7 @@ from pathlib import Path
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import Source
+from pykubelet.pods.gated_fields import field_filter
 from pykubelet.settings.settings import Settings
 from pykubelet.sources.loading import file_loader, url_loader
 from pykubelet.sources.mux import PodMux
@@ -22,16 +23,22 @@ def source_kinds(settings: Settings, edges: Edges) -> list[Source]:
     return kinds + ([Source.HTTP] if sources.static_pod_url else [])
 
 
+def make_mux(settings: Settings, edges: Edges, events: EventSink) -> PodMux:
+    kinds, filtered = source_kinds(settings, edges), field_filter(settings.gates)
+    return PodMux(sources=kinds, events=events, clock=edges.clock, filtered=filtered)
+
+
 def make_sources(settings: Settings, edges: Edges, mux: PodMux, events: EventSink) -> list[Service]:
     sources = settings.config.sources
     node_name = settings.node_name(edges.machine.hostname)
+    may_refer = not settings.gates.enabled("PreventStaticPodAPIReferences")
     found: list[Service] = []
     if sources.static_pod_path:
         found.append(
             StaticSource(
                 path=Path(sources.static_pod_path),
                 check_period=sources.file_check_frequency,
-                load=file_loader(node_name),
+                load=file_loader(node_name, may_refer=may_refer),
                 sets=mux,
                 events=events,
                 clock=edges.clock,
@@ -43,7 +50,7 @@ def make_sources(settings: Settings, edges: Edges, mux: PodMux, events: EventSin
                 url=sources.static_pod_url,
                 headers={name: ", ".join(values) for name, values in sources.static_pod_url_header.items()},
                 check_period=sources.http_check_frequency,
-                load=url_loader(node_name),
+                load=url_loader(node_name, may_refer=may_refer),
                 fetch=edges.fetch,
                 sets=mux,
                 events=events,

@@ -244,3 +244,23 @@ def test_references_of_a_static_pod() -> None:
     ]
     with pytest.raises(InvalidManifest, match="static pods may not reference serviceaccounts"):
         load_static_pods(json.dumps(rich_pod()).encode(), node_name="n", source="file", origin="f")
+
+
+def test_references_are_a_matter_of_a_gate_but_for_two_kinds() -> None:
+    manifest: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p"},
+        "spec": {
+            "containers": [{"name": "c", "image": "i"}],
+            "volumes": [{"name": "v", "configMap": {"name": "m"}}],
+        },
+    }
+
+    def load(**also: Any) -> None:
+        document = {**manifest, "spec": {**manifest["spec"], **also}}
+        load_static_pods(json.dumps(document).encode(), node_name="n", source="file", origin="f", may_refer=True)
+
+    load()
+    with pytest.raises(InvalidManifest, match="static pods may not reference resourceclaims"):
+        load(resourceClaims=[{"name": "r", "resourceClaimName": "x"}])
