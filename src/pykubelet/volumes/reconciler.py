@@ -28,8 +28,9 @@ from pykubelet.volumes.actual import State, Step, VolumeEntry, VolumeTable, tell
 from pykubelet.volumes.claims import resolve_claim
 from pykubelet.volumes.desired import ObjectKey, claim_name, fs_user, nested_folders
 from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.volumes.plugins.plugin import RemotePlugin, SetUp, VolumePlugin
+from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
 from pykubelet.volumes.problems import ClaimProblem, VolumeProblem
+from pykubelet.volumes.reconstruct import forget_attached, note_attached
 from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
@@ -209,15 +210,20 @@ class Reconciler:
         entry.scope = None
         if not entry.wanted:
             return False
-        if entry.state is State.ABSENT:
+        if not entry.in_pod:
             entry.state = State.UNCERTAIN
         if isinstance(plugin, RemotePlugin):
             await plugin.obtain(task, entry.wait_for)
         else:
-            await self._blocking(entry, partial(plugin.set_up, task, files), task)
+            await self._blocking(entry, partial(self._set_up, plugin, task, files, unique), task)
             for reason, text in task.feedback.warnings:
                 self._events.pod_event(pod, WARNING, reason, text)
         return True
+
+    def _set_up(self, plugin: VolumePlugin, task: SetUp, files: Files | None, unique: str) -> None:
+        if unique:
+            note_attached(self._paths, task.uid, task.spec, unique)
+        plugin.set_up(task, files)
 
     async def _attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> None:
         """Until the volume is attached; who waits long is told what the attacher says."""
@@ -271,7 +277,7 @@ class Reconciler:
             return
         for other in self._table.entries():
             same = other.spec is not None and other.spec.persistent == spec.persistent
-            if same and other.uid != entry.uid and other.state is not State.ABSENT:
+            if same and other.uid != entry.uid and other.in_pod:
                 raise VolumeProblem("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
 
     def _task(self, pod: Pod, spec: VolumeSpec) -> SetUp:
@@ -288,16 +294,23 @@ class Reconciler:
         spec = entry.spec
         if spec is None:  # its claim was never resolved, so nothing can be there
             return
-        await self._blocking(entry, partial(self._tear_down, entry.uid, spec))
         plugin = self.plugin_of(spec)
+        if entry.state is not State.STAGED:
+            await self._blocking(entry, partial(self._tear_down, entry.uid, spec))
+            if isinstance(plugin, RemotePlugin):
+                await plugin.give_back(entry.uid, spec, entry.wait_for)
         if isinstance(plugin, RemotePlugin):
-            await plugin.give_back(entry.uid, spec, entry.wait_for)
+            # The pod may go from here on; the volume is in use until the node has let go of it, too.
+            entry.state = State.STAGED
+            self._on_settled(entry)
+            await plugin.let_go(spec, entry.wait_for)
 
     def _tear_down(self, uid: str, spec: VolumeSpec) -> None:
         clean_subpaths(self._mounts, self._paths, uid, spec.folder)
         plugin = self.plugin_of(spec)
         if not isinstance(plugin, RemotePlugin):
             plugin.tear_down(uid, spec.folder)
+            forget_attached(self._paths, uid, spec)
 
     async def _blocking(self, entry: VolumeEntry, work: Callable[[], None], task: SetUp | None = None) -> None:
         if entry.stuck is not None:

@@ -70,6 +70,8 @@ class VolumeSpec(Struct, frozen=True, kw_only=True):
     secret_namespace: str = ""
     """Where secrets named by the source live, when not beside the pod."""
     size_bytes: int | None = None
+    attached: str = ""
+    """What the control plane calls it, when only that is known of a volume of an earlier life."""
 
 
 def kind_of(volume: Volume) -> str:

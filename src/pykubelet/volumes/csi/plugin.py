@@ -13,14 +13,14 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from pykubelet.api.types import CSIDriverSpec
+from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.clients.plugins.port import CsiNode, CsiUsage, CsiVolume
 from pykubelet.kit.tasks import gather_all
@@ -35,6 +35,7 @@ from pykubelet.volumes.csi.expand import Growth
 from pykubelet.volumes.csi.objects import CsiObjects
 from pykubelet.volumes.csi.records import (
     DATA_FILE,
+    EPHEMERAL,
     CsiPaths,
     VolumeRecord,
     attachment_name,
@@ -82,6 +83,8 @@ class CsiVolumes(RemotePlugin):
         """Volumes that could not be attached for want of room, and whose driver was asked for its limits again."""
         self._passed_over: dict[str, int] = {}
         """Drivers that hang when they are asked for figures, and how often they still go without."""
+        self._held: dict[Path, VolumeRecord] = {}
+        """Volumes that the node has or may have staged, by the folder of their record: as much as is on disk."""
         self._staged: set[tuple[str, str]] = set()
         """Staged by this very process: needs no second asking for another pod."""
 
@@ -90,11 +93,26 @@ class CsiVolumes(RemotePlugin):
     def attached_as(self, spec: VolumeSpec) -> str:
         if spec.csi is None:
             return ""
-        name = spec.csi.driver or ""
-        driver = self._objects.driver(name)
-        if driver is not None and driver.attach_required is False:
-            return ""
-        return unique_name(name, spec.csi.volume_handle or "")
+        return self._unique(spec.csi.driver or "", spec.csi.volume_handle or "")
+
+    def _unique(self, driver: str, handle: str) -> str:
+        said = self._objects.driver(driver)
+        return "" if said is not None and said.attach_required is False else unique_name(driver, handle)
+
+    def held(self) -> Iterable[str]:
+        """Also what could not be unstaged yet, though no pod has it any more."""
+        return [self._unique(*record.key) for record in self._held.values()]
+
+    def remember(self) -> None:
+        self._held = {self._record_home(record, block): record for block, record in self._all_staged()}
+
+    def recall(self, uid: str, found: VolumeSpec) -> VolumeSpec:
+        home = self._paths.device_home(found.folder) if found.block else self._paths.home(uid, found.folder)
+        record = read_record(home)
+        if record is None or record.lifecycle == EPHEMERAL:
+            return found
+        source = CSIPersistentVolumeSource(driver=record.driver, volume_handle=record.handle)
+        return replace(found, csi=source, persistent=found.folder)
 
     def where(self, path: Path, spec: VolumeSpec) -> Path:
         return path / "mount"
@@ -173,13 +191,11 @@ class CsiVolumes(RemotePlugin):
     ) -> Path | None:
         key = (source.driver, source.handle)
         record = source.record(spec, self._node_name)
-        if spec.block:
-            home, staging = self._paths.device_home(spec.folder), self._paths.device_staging(spec.folder)
-        else:
-            home, staging = self._paths.staging_home(*key), self._paths.staging(*key)
+        home, staging = self._record_home(record, spec.block), self._staging(record, spec.block)
         stages = rules.STAGE_UNSTAGE in capabilities and not source.ephemeral
         if spec.block or stages:
             # A block volume is written down here even when its driver stages nothing: the pod has no folder for it.
+            self._held[home] = record
             await self._run(partial(_write_down, home, staging if stages else None, record))
         if not stages:
             return None
@@ -190,7 +206,7 @@ class CsiVolumes(RemotePlugin):
             await driver.stage(_with(volume, secrets=secrets), staging)
         except PluginError as error:
             if rules.is_final(error.code) and not await self._run(partial(self._has_users, record, spec.block)):
-                await self._run(partial(self._forget_staging, record, spec.block))
+                await self._drop(record, spec.block)
             raise
         self._staged.add(key)
         return staging
@@ -283,17 +299,32 @@ class CsiVolumes(RemotePlugin):
             driver = announced(self._drivers.find(record.driver), record.driver, say)
             await driver.unpublish(record.handle, self._target(uid, folder, block=block))
             await self._run(partial(self._forget_target, uid, folder, block))
-            await self._unstage(record, driver, block)
+
+    async def let_go(self, spec: VolumeSpec, say: Say) -> None:
+        if spec.csi is None:
+            return
+        key = spec.csi.driver or "", spec.csi.volume_handle or ""
+        home = self._paths.device_home(spec.folder) if spec.block else self._paths.staging_home(*key)
+        async with self._turns.alone(key):
+            record = await self._run(partial(read_record, home))
+            if record is not None:
+                driver = announced(self._drivers.find(record.driver), record.driver, say)
+                await self._unstage(record, driver, spec.block)
 
     async def _unstage(self, record: VolumeRecord, driver: CsiNode, block: bool) -> None:
         """When no pod has it any more."""
         if await self._run(partial(self._has_users, record, block)):
             return
-        staging = self._paths.device_staging(record.spec_name) if block else self._paths.staging(*record.key)
+        staging = self._staging(record, block)
         if await self._run(staging.exists):
             await driver.unstage(record.handle, staging)
         self._staged.discard(record.key)
+        await self._drop(record, block)
+
+    async def _drop(self, record: VolumeRecord, block: bool) -> None:
+        """The node has it no more."""
         await self._run(partial(self._forget_staging, record, block))
+        self._held.pop(self._record_home(record, block), None)
 
     async def sweep(self) -> None:
         """Give back what a killed agent left staged for nobody. Each failure is told and left for the next time."""
@@ -365,6 +396,12 @@ class CsiVolumes(RemotePlugin):
 
     def _target(self, uid: str, folder: str, *, block: bool) -> Path:
         return self._paths.device_publish(folder, uid) if block else self._paths.target(uid, folder)
+
+    def _record_home(self, record: VolumeRecord, block: bool) -> Path:
+        return self._paths.device_home(record.spec_name) if block else self._paths.staging_home(*record.key)
+
+    def _staging(self, record: VolumeRecord, block: bool) -> Path:
+        return self._paths.device_staging(record.spec_name) if block else self._paths.staging(*record.key)
 
     def _marker(self, uid: str, folder: str) -> Path:
         return self._paths.paths.plugin_data(uid, CSI, folder) / "ready"
