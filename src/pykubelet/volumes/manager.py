@@ -23,7 +23,7 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
-from pykubelet.model.pod import AnyContainer, uid_of
+from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
 from pykubelet.volumes.actual import PodVolumes, State, VolumeEntry, VolumeTable, tell
 from pykubelet.volumes.desired import ObjectKey, Use, objects_of, wanted_volumes
 from pykubelet.volumes.mounts import MountBuilder
@@ -228,18 +228,18 @@ class VolumeManager:
             entry = record.entries.get(name)
             if entry is None:
                 entry = record.entries[name] = VolumeEntry(uid=uid, name=name)
-                self._adopt(record, entry, use)
+                self._adopt(record, entry, pod, use)
             self._note_pod(entry, pod, use)
             if entry.next_step() is not None:
                 self._reconciler.begin(entry)
         return record
 
-    def _adopt(self, record: PodVolumes, entry: VolumeEntry, use: Use) -> None:
+    def _adopt(self, record: PodVolumes, entry: VolumeEntry, pod: Pod, use: Use) -> None:
         """Take over what an earlier run left of this very volume. Claims are taken over once resolved."""
         if is_claimed(use.volume):
             return
         try:
-            spec = spec_of(use.volume, block=use.mapped)
+            spec = spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
         except VolumeProblem:
             return  # said, with back-off, by the reconciler
         found = record.entries.get(found_name(spec.plugin, spec.folder))

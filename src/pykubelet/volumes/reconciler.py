@@ -116,7 +116,7 @@ class Reconciler:
             return False
         began = self._clock.monotonic()
         try:
-            spec = entry.spec or spec_of(use.volume, block=use.mapped)
+            spec = entry.spec or spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
             plugin = self.plugin_of(spec)
             entry.spec = spec
             if not plugin.is_quick(spec):
@@ -251,7 +251,7 @@ class Reconciler:
                 self._table.hang_on(entry, entry.objects | {volume})
                 self._adopt(entry, entry.spec)
             else:
-                entry.spec = spec_of(use.volume, block=use.mapped)
+                entry.spec = spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
         return entry.spec
 
     def _adopt(self, entry: VolumeEntry, spec: VolumeSpec) -> None:
@@ -365,8 +365,9 @@ class Reconciler:
 
     def _measure(self, entry: VolumeEntry, step: Step, began: float, status: str) -> None:
         plugin = entry.spec.plugin if entry.spec else ""
+        migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
-        self._durations.observe(self._clock.monotonic() - began, plugin, name, status, "false")
+        self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
 
 
 def found_name(plugin: str, folder: str) -> str:

@@ -141,7 +141,7 @@ class CsiVolumes(RemotePlugin):
 
     async def obtain(self, task: SetUp, say: Say) -> None:
         source = source_of(task.spec, task.uid, namespace_of(task.pod))
-        driver = announced(self._drivers.find(source.driver), source.driver, say)
+        driver = announced(self._drivers.find(source.driver, migrated=task.spec.migrated), source.driver, say)
         self._found_full.discard((source.driver, source.handle))
         async with self._turns.alone((source.driver, source.handle)):
             said = self._objects.driver(source.driver)

@@ -69,9 +69,7 @@ def applies_fs_group(
         case _:
             if not fs_type:
                 return False
-            return (
-                not spec.persistent or "ReadWriteOnce" in spec.access_modes or "ReadWriteOncePod" in spec.access_modes
-            )
+            return spec.csi is None or "ReadWriteOnce" in spec.access_modes or "ReadWriteOncePod" in spec.access_modes
 
 
 def check_inline(driver: CSIDriverSpec | None, name: str) -> None:
