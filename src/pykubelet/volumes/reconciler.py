@@ -28,8 +28,9 @@ from pykubelet.volumes.actual import State, Step, VolumeEntry, VolumeTable, tell
 from pykubelet.volumes.claims import resolve_claim
 from pykubelet.volumes.desired import ObjectKey, claim_name, fs_user, nested_folders
 from pykubelet.volumes.objects import VolumeObjects
+from pykubelet.volumes.patience import tell_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
-from pykubelet.volumes.problems import ClaimProblem, VolumeProblem
+from pykubelet.volumes.problems import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
 from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
@@ -48,7 +49,7 @@ OPERATION_SECONDS = 120.0
 """For the blocking part; what takes longer goes on, but is reported."""
 PATIENCE = (30.0, 60.0, OPERATION_SECONDS - 90.0)
 """Its parts, in seconds: after the first and second a slow change of owners is told."""
-SLOW_OWNERSHIP = "VolumePermissionChangeInProgress"
+RESIZE_FAILED = "VolumeResizeFailed"
 _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
 
@@ -325,7 +326,7 @@ class Reconciler:
             if future.done() or number == len(PATIENCE) - 1:
                 break
             if task is not None and task.feedback.files:
-                self._events.pod_event(task.pod, WARNING, SLOW_OWNERSHIP, _slow_text(task, first=number == 0))
+                tell_slow_ownership(self._events, task, first=number == 0)
         if not future.done():
             entry.stuck = future
             raise VolumeProblem(f"the file system has not finished after {OPERATION_SECONDS:.0f} s")
@@ -358,7 +359,8 @@ class Reconciler:
             self._recorder.fail(
                 entry.uid, LifeStep.VOLUMES, entry.name, reason="FailedMount", message=tell(entry, began)
             )
-            self._events.pod_event(entry.pod, WARNING, "FailedMount", _event_text(entry, error))
+            reason = RESIZE_FAILED if _grows_later(entry, error) else "FailedMount"
+            self._events.pod_event(entry.pod, WARNING, reason, _event_text(entry, error))
         record = self._table.pods.get(entry.uid)
         if record is not None:
             record.changed()
@@ -381,14 +383,19 @@ def _retrieve(future: asyncio.Future[None]) -> None:
         future.exception()
 
 
-def _slow_text(task: SetUp, *, first: bool) -> str:
-    where = f"Setting volume ownership for {task.path}"
-    if first:
-        return f"{where} is taking longer than expected, consider using OnRootMismatch"
-    return f"{where}, processed {task.feedback.files} files."
+def _grows_later(entry: VolumeEntry, error: Exception) -> bool:
+    """A running pod goes on with the size it has."""
+    return isinstance(error, GrowthProblem) and entry.state is State.MOUNTED
 
 
 def _event_text(entry: VolumeEntry, error: Exception) -> str:
+    if isinstance(error, GrowthProblem):
+        name = entry.spec.persistent if entry.spec is not None else entry.name
+        later = _grows_later(entry, error)
+        what = (
+            "NodeExpandVolume.NodeExpandVolume failed" if later else "MountVolume.Setup failed while expanding volume"
+        )
+        return f'{what} for volume "{name}" : {error}'
     if isinstance(error, ClaimProblem):
         pod, use = entry.pod, entry.use
         claim = f"{namespace_of(pod)}/{claim_name(pod, use.volume)}" if pod and use else ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from pykubelet.api.types import (
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.model.life import LifeRecorder
+from pykubelet.volumes import patience
 from pykubelet.volumes.csi.drivers import CsiDrivers
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.csi.records import CsiPaths, attachment_name, inline_handle, read_record
@@ -69,6 +71,8 @@ class Bed:
             mounts=self.node.mounts,
             paths=self.node.paths,
             node_name="here",
+            events=self.node.told,
+            clock=self.node.clock,
         )
         manager = VolumeManager(
             mounts=self.node.mounts,
@@ -209,6 +213,17 @@ async def test_inline_volumes_need_a_driver_that_does_them(
         tasks.spawn(manager.wait_mounted(pod_with(inline())), name="wait")
         await bed.node.clock.sleep(1)
         assert text in bed.node.told.events[0][1]
+
+
+async def test_a_driver_of_inline_volumes_alone_is_asked_for_no_other(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.objects.drivers["d"] = INLINE
+    async with bed.life() as manager, TaskSet("test") as tasks:
+        tasks.spawn(manager.wait_mounted(pod_with(bed.volume())), name="wait")
+        await bed.node.clock.sleep(1)
+        text = 'volume mode "Persistent" not supported by driver d (only supports ["Ephemeral"])'
+        assert text in bed.node.told.events[0][1]
+    assert bed.driver.order() == []
 
 
 async def test_secrets_of_each_call(tmp_path: Path) -> None:
@@ -373,6 +388,56 @@ async def test_who_sets_the_group(
     assert (target.stat().st_gid == 4321) == given
 
 
+async def test_the_group_is_set_again_after_each_publishing(tmp_path: Path) -> None:
+    """A driver that is asked again and again may bring new files each time."""
+    bed = Bed(tmp_path)
+    bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, requires_republish=True, fs_group_policy="File")
+    pod = pod_with(bed.volume(), security_context=PodSecurityContext(fs_group=4321))
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        new = bed.paths.target("uid-web", "pv-data") / "rotated"
+        new.touch(0o600)  # the folder hands its group on, but not its rights
+        await bed.node.clock.sleep(61)
+        await manager.wait_mounted(pod)
+        await bed.node.clock.sleep(1)
+        assert bed.driver.order().count("publish h-data") == 2
+        assert new.stat().st_mode & 0o777 == 0o660
+
+
+async def test_a_volume_that_is_published_already_is_not_walked_again(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, fs_group_policy="File")
+    pod = pod_with(bed.volume(), security_context=PodSecurityContext(fs_group=4321))
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+    new = bed.paths.target("uid-web", "pv-data") / "of the pod"
+    new.touch(0o600)
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+    assert new.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.real_loop
+async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST", 0.05)
+    monkeypatch.setattr(patience, "NEXT", 0.05)
+    bed, gate = Bed(tmp_path), threading.Event()
+    bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, fs_group_policy="File")
+
+    def give(path: Path, gid: int | None, *, on_root_mismatch: bool, progress: Callable[[int], None]) -> None:
+        progress(17)
+        assert gate.wait(30)
+
+    monkeypatch.setattr("pykubelet.volumes.ownership.give", give)
+    bed.node.told.on_event = lambda: gate.set() if len(bed.node.told.events) == 3 else None
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod_with(bed.volume(), security_context=PodSecurityContext(fs_group=4321)))
+    where = f"Setting volume ownership for {bed.paths.home('uid-web', 'pv-data')}"
+    texts = [f"{where} is taking longer than expected, consider using OnRootMismatch"]
+    texts += [f"{where}, processed 17 files."] * 2
+    assert bed.node.told.events == [("VolumePermissionChangeInProgress", text) for text in texts]
+
+
 async def test_a_driver_that_sets_the_group_itself_is_told_it(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
     bed.driver.can |= {"VOLUME_MOUNT_GROUP"}
@@ -380,32 +445,6 @@ async def test_a_driver_that_sets_the_group_itself_is_told_it(tmp_path: Path) ->
     async with bed.life() as manager:
         await manager.wait_mounted(pod)
     assert [told.mount_group for told in bed.driver.told] == ["4321", "4321"]
-
-
-async def test_growing(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
-    volume = bed.volume(capacity={"storage": "2Gi"})
-    claim = bed.node.objects.claims["default", "data"]
-    claim.status.capacity = {"storage": "1Gi"}
-    claim.status.allocated_resource_statuses = {"storage": "NodeResizePending"}
-    async with bed.life() as manager:
-        await manager.wait_mounted(pod_with(volume))
-    assert bed.driver.grown == {"h-data": 2 << 30}
-    states = [each.status.allocated_resource_statuses.get("storage") for each in bed.objects.written]
-    assert states == ["NodeResizeInProgress", None]
-    assert bed.objects.written[-1].status.capacity == {"storage": "2Gi"}
-
-
-async def test_growing_that_can_never_be_is_not_tried_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
-    volume = bed.volume(capacity={"storage": "2Gi"})
-    bed.node.objects.claims["default", "data"].status.capacity = {"storage": "1Gi"}
-    bed.driver.plans = [("expand", "OUT_OF_RANGE", False)]
-    async with bed.life() as manager:
-        await manager.wait_mounted(pod_with(volume))
-        assert bed.driver.order().count("expand h-data") == 1
-    assert bed.objects.written[-1].status.allocated_resource_statuses == {"storage": "NodeResizeInfeasible"}
-    assert "cannot grow volume pv-data to 2Gi" in bed.node.told.events[0][1]
 
 
 async def test_the_drivers_own_figures(tmp_path: Path) -> None:

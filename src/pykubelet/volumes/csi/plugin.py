@@ -7,7 +7,6 @@ Block volumes are in blocks.py, growing in expand.py.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import json
@@ -22,20 +21,24 @@ from msgspec.structs import replace
 
 from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource
 from pykubelet.clients.host.port import Mounts, VolumePaths
-from pykubelet.clients.plugins.port import CsiNode, CsiUsage, CsiVolume
+from pykubelet.clients.plugins.port import CsiNode, CsiVolume
+from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import gather_all
 from pykubelet.kit.turns import Turns
 from pykubelet.model.errors import PluginError, PykubeletError
+from pykubelet.model.events import ClaimSink
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes import ownership
 from pykubelet.volumes.csi import rules
 from pykubelet.volumes.csi.blocks import BlockPlaces, is_mount_point
 from pykubelet.volumes.csi.drivers import CsiDrivers, announced
 from pykubelet.volumes.csi.expand import Growth
+from pykubelet.volumes.csi.figures import Figures
 from pykubelet.volumes.csi.objects import CsiObjects
 from pykubelet.volumes.csi.records import (
     DATA_FILE,
     EPHEMERAL,
+    PERSISTENT,
     CsiPaths,
     VolumeRecord,
     attachment_name,
@@ -44,6 +47,7 @@ from pykubelet.volumes.csi.records import (
     write_record,
 )
 from pykubelet.volumes.csi.source import CsiSource, SecretName, source_of
+from pykubelet.volumes.patience import wait_for_ownership
 from pykubelet.volumes.plugins.plugin import RemotePlugin, Say, SetUp, make_folder
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import CSI, VolumeSpec
@@ -56,10 +60,6 @@ T = TypeVar("T")
 
 NODE_IS_FULL = 8
 """gRPC's ResourceExhausted, as an attacher reports it."""
-FIGURES_SECONDS = 5.0
-"""Others wait for their figures behind a driver: one that takes longer has none."""
-FIGURES_SKIPPED = 20
-"""How often such a driver is passed over before it is asked again."""
 
 
 class CsiVolumes(RemotePlugin):
@@ -67,7 +67,15 @@ class CsiVolumes(RemotePlugin):
     live = True
 
     def __init__(
-        self, *, drivers: CsiDrivers, objects: CsiObjects, mounts: Mounts, paths: VolumePaths, node_name: str
+        self,
+        *,
+        drivers: CsiDrivers,
+        objects: CsiObjects,
+        mounts: Mounts,
+        paths: VolumePaths,
+        node_name: str,
+        events: ClaimSink,
+        clock: Clock,
     ) -> None:
         self._drivers = drivers
         self._objects = objects
@@ -75,14 +83,14 @@ class CsiVolumes(RemotePlugin):
         self._node_name = node_name
         self._paths = CsiPaths(paths)
         self._blocks = BlockPlaces(paths=self._paths, mounts=mounts)
-        self._growth = Growth(objects)
+        self._growth = Growth(objects, events, clock)
+        self._figures = Figures(drivers)
+        self._events = events
         self._offload = Offload()
         self._turns = Turns()
         """By driver and handle."""
         self._found_full: set[tuple[str, str]] = set()
         """Volumes that could not be attached for want of room, and whose driver was asked for its limits again."""
-        self._passed_over: dict[str, int] = {}
-        """Drivers that hang when they are asked for figures, and how often they still go without."""
         self._held: dict[Path, VolumeRecord] = {}
         """Volumes that the node has or may have staged, by the folder of their record: as much as is on disk."""
         self._staged: set[tuple[str, str]] = set()
@@ -145,17 +153,18 @@ class CsiVolumes(RemotePlugin):
         self._found_full.discard((source.driver, source.handle))
         async with self._turns.alone((source.driver, source.handle)):
             said = self._objects.driver(source.driver)
-            if source.ephemeral:
-                rules.check_inline(said, source.driver)
+            rules.check_lifecycle(said, source.driver, EPHEMERAL if source.ephemeral else PERSISTENT)
             capabilities = await self._drivers.capabilities(source.driver, driver)
             volume = await self._described(task, source, said, capabilities)
             staging = await self._stage(task.spec, source, driver, volume, capabilities)
-            path = await self._publish(task, source, driver, said, volume, staging)
+            path = self._target(task.uid, task.spec.folder, block=task.spec.block)
+            asked = await self._publish(task, source, driver, said, volume, staging)
             if not task.spec.block:
-                await self._finish(task, source, said, capabilities)
+                await self._finish(task, source, said, capabilities, again=asked)
             if rules.EXPAND in capabilities and task.spec.claim is not None:
                 secrets = await self._secret(source.expand_secret)
-                await self._growth.grow(task.spec, driver, _with(volume, secrets=secrets), path, staging)
+                key = source.driver, source.handle
+                await self._growth.grow(task, key, driver, _with(volume, secrets=secrets), path, staging)
 
     async def _described(
         self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str]
@@ -219,12 +228,13 @@ class CsiVolumes(RemotePlugin):
         said: CSIDriverSpec | None,
         volume: CsiVolume,
         staging: Path | None,
-    ) -> Path:
+    ) -> bool:
+        """Whether the driver was asked: it may have written to the volume."""
         spec, uid = task.spec, task.uid
         target = self._target(uid, spec.folder, block=spec.block)
         again = said is not None and bool(said.requires_republish)
         if not again and await self._run(partial(self._is_published, uid, spec)):
-            return target
+            return False
         record = source.record(spec, self._node_name)
         if spec.block:
             await self._run(partial(make_folder, target.parent))
@@ -245,25 +255,30 @@ class CsiVolumes(RemotePlugin):
             raise
         if spec.block:
             await self._run(partial(self._blocks.show, spec.folder, uid))
-        return target
+        return True
 
     async def _finish(
-        self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str]
+        self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str], *, again: bool
     ) -> None:
-        """The pod's group, once; a marker keeps a restarted agent from walking a big volume again."""
+        """The pod's group, after each publishing; a marker keeps a restarted agent from walking a big volume."""
         marker = self._marker(task.uid, task.spec.folder)
         target = self._target(task.uid, task.spec.folder, block=False)
         applies = rules.applies_fs_group(said, task.spec, source.fs_type, capabilities)
 
         def finish() -> None:
-            if marker.exists():
+            if marker.exists() and not again:
                 return
             if applies:
-                ownership.give(target, task.fs_group, on_root_mismatch=task.on_root_mismatch)
+                ownership.give(
+                    target,
+                    task.fs_group,
+                    on_root_mismatch=task.on_root_mismatch,
+                    progress=task.feedback.progress,
+                )
             make_folder(marker.parent)
             marker.touch()
 
-        await self._run(finish)
+        await wait_for_ownership(self._offload.begin(finish), self._events, task)
 
     async def _tokens(self, task: SetUp, said: CSIDriverSpec | None) -> str:
         if said is None or not said.token_requests:
@@ -307,7 +322,9 @@ class CsiVolumes(RemotePlugin):
         home = self._paths.device_home(spec.folder) if spec.block else self._paths.staging_home(*key)
         async with self._turns.alone(key):
             record = await self._run(partial(read_record, home))
-            if record is not None:
+            if record is None:
+                self._growth.forget(key)
+            else:
                 driver = announced(self._drivers.find(record.driver), record.driver, say)
                 await self._unstage(record, driver, spec.block)
 
@@ -325,6 +342,7 @@ class CsiVolumes(RemotePlugin):
         """The node has it no more."""
         await self._run(partial(self._forget_staging, record, block))
         self._held.pop(self._record_home(record, block), None)
+        self._growth.forget(record.key)
 
     async def sweep(self) -> None:
         """Give back what a killed agent left staged for nobody. Each failure is told and left for the next time."""
@@ -354,43 +372,18 @@ class CsiVolumes(RemotePlugin):
     def driver_back(self, name: str) -> None:
         """A driver registered (again): what it had staged is its own knowledge now, so it is asked anew."""
         self._staged = {key for key in self._staged if key[0] != name}
-        self._passed_over.pop(name, None)
+        self._figures.driver_back(name)
 
     # --- figures --------------------------------------------------------------------------------
 
     async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
         """The driver's own figures; None when it has none and the filesystem is to be asked."""
-        record = await self._run(partial(read_record, self._paths.home(uid, spec.folder)))
-        said = await self._figures(uid, spec, record) if record is not None else None
-        if said is None:
+        home = self._paths.device_home(spec.folder) if spec.block else self._paths.home(uid, spec.folder)
+        record = await self._run(partial(read_record, home))
+        if record is None:
             return None
-        return VolumeUsage(
-            name=spec.name,
-            used_bytes=said.used_bytes,
-            capacity_bytes=said.total_bytes,
-            available_bytes=said.available_bytes,
-            inodes=said.total_inodes,
-            inodes_free=said.available_inodes,
-            inodes_used=said.used_inodes,
-            claim=spec.claim,
-        )
-
-    async def _figures(self, uid: str, spec: VolumeSpec, record: VolumeRecord) -> CsiUsage | None:
-        name = record.driver
-        late = f"driver {name} has not answered NodeGetVolumeStats within {FIGURES_SECONDS:g} s"
-        if left := self._passed_over.pop(name, 0):
-            self._passed_over[name] = left - 1
-            raise VolumeProblem(f"{late} and is asked again later")
-        staging = self._paths.staging(*record.key) if record.key in self._staged else None
-        target = self._target(uid, spec.folder, block=False)
-        try:
-            async with asyncio.timeout(FIGURES_SECONDS):
-                if rules.STATS not in await self._drivers.capabilities(name):
-                    return None
-                return await self._drivers.find(name).usage(record.handle, target, staging=staging)
-        except TimeoutError:
-            self._passed_over[name] = FIGURES_SKIPPED
-            raise VolumeProblem(late) from None
+        staging = self._staging(record, spec.block) if record.key in self._staged else None
+        return await self._figures.of(spec, record, self._target(uid, spec.folder, block=spec.block), staging)
 
     # --- on disk --------------------------------------------------------------------------------
 
