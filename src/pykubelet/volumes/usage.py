@@ -115,6 +115,34 @@ def walk_usage(folder: Path, budget: int = WALK_BUDGET) -> Measured:
     return Measured(bytes=used, inodes=inodes, complete=complete)
 
 
+def device_bytes(path: Path) -> int | None:
+    """Size of a block device; None when it is not there, or is none. Blocking."""
+    try:
+        device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.lseek(device, 0, os.SEEK_END) if stat.S_ISBLK(os.fstat(device).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(device)
+
+
+def block_usage(name: str, spec: VolumeSpec, size: int) -> VolumeUsage:
+    """All that can be told of a device from outside is how big it is."""
+    return VolumeUsage(
+        name=name,
+        used_bytes=0,
+        capacity_bytes=size,
+        available_bytes=0,
+        inodes=0,
+        inodes_free=0,
+        inodes_used=0,
+        claim=spec.claim,
+    )
+
+
 @runtime_checkable
 class Measures(Protocol):
     """A kind of volume that may know its own figures."""
@@ -146,7 +174,7 @@ class UsageMeter:
         wanted = [
             (entry.name, entry.spec)
             for entry in self._mounted(pod)
-            if entry.spec is not None and entry.spec.plugin not in (HOST_PATH, IMAGE) and not entry.spec.block
+            if entry.spec is not None and entry.spec.plugin not in (HOST_PATH, IMAGE)
         ]
         if not wanted:
             return ()
@@ -162,6 +190,12 @@ class UsageMeter:
                 continue
             if told is not None:
                 found.append(told)
+                continue
+            if spec.block:
+                link = self._paths.volume_devices(uid_of(pod)) / spec.plugin.replace("/", "~") / spec.folder
+                size = await self._offload.run(partial(device_bytes, link))
+                if size is not None:
+                    found.append(block_usage(name, spec, size))
                 continue
             path = plugin.where(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)
             usage = await self._offload.run(partial(self._one, name, spec, path, str(path) in points))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import stat
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,17 +26,19 @@ from pykubelet.api.types import (
     SecretReference,
     StorageTokenRequest,
     Volume,
+    VolumeDevice,
 )
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.model.life import LifeRecorder
-from pykubelet.volumes import patience
+from pykubelet.volumes import patience, usage
 from pykubelet.volumes.csi.drivers import CsiDrivers
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.csi.records import CsiPaths, attachment_name, inline_handle, read_record
 from pykubelet.volumes.csi.timed import CsiTimes
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import VolumeObjects
+from tests.builders import a_container
 from tests.fakes.fake_csi import FakeCsiDriver, FakeCsiObjects, NobodyToTell
 from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import Node, a_secret, pod_with
@@ -452,8 +457,40 @@ async def test_the_drivers_own_figures(tmp_path: Path) -> None:
     pod: Pod = pod_with(bed.volume())
     async with bed.life() as manager:
         await manager.wait_mounted(pod)
-        (usage,) = await manager.usage(pod)
-    assert (usage.name, usage.used_bytes, usage.capacity_bytes, usage.claim) == ("data", 1, 10, ("default", "data"))
+        (found,) = await manager.usage(pod)
+    assert (found.name, found.used_bytes, found.capacity_bytes, found.claim) == ("data", 1, 10, ("default", "data"))
+
+
+def block_device() -> str:
+    """Any of this machine; it is only looked at."""
+    for name in sorted(os.listdir("/dev")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISBLK(os.stat(f"/dev/{name}").st_mode):
+                return f"/dev/{name}"
+    pytest.skip("this machine shows no block device")
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_block_volume_has_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    bed = Bed(tmp_path)
+    bed.driver.device = block_device()
+    bed.driver.can = bed.driver.can if told else bed.driver.can - {"GET_VOLUME_STATS"}
+    monkeypatch.setattr(usage, "device_bytes", lambda path: 5 if Path(path).is_block_device() else None)
+    volume = bed.volume(volume_mode="Block")
+    devices = [VolumeDevice(name="data", device_path="/dev/x")]
+    pod = pod_with(volume, containers=[a_container(volume_devices=devices)])
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        shown = bed.paths.device_link("uid-web", "pv-data")
+        shown.unlink()
+        shown.symlink_to(bed.driver.device)  # in place of the bind mount, which is a fake's
+        (found,) = await manager.usage(pod)
+        assert (found.name, found.claim) == ("data", ("default", "data"))
+        assert (found.capacity_bytes, found.used_bytes) == ((10, 1) if told else (5, 0))
+        await manager.wait_unmounted(pod)
+        await bed.node.clock.sleep(0.1)
+    assert bed.driver.order()[-2:] == ["unpublish h-data", "unstage h-data"]
+    assert bed.is_clean()
 
 
 async def test_attached_volumes_are_told_to_the_node(tmp_path: Path) -> None:
