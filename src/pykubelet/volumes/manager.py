@@ -170,7 +170,7 @@ class VolumeManager:
     def _look(self) -> list[tuple[Found, VolumeSpec]]:
         for plugin in self._plugins.values():
             plugin.remember()
-        volumes = scan(self._paths)
+        volumes = scan(self._paths, self._mounts.table())
         for name in {found.plugin for found in volumes} - set(self._plugins):
             self._plugins[name] = Leftover(name, mounts=self._mounts, paths=self._paths)
         return [(found, self._plugins[found.plugin].recall(found.uid, found.spec())) for found in volumes]
@@ -229,6 +229,8 @@ class VolumeManager:
             if entry is None:
                 entry = record.entries[name] = VolumeEntry(uid=uid, name=name)
                 self._adopt(record, entry, pod, use)
+            elif not entry.wanted:
+                entry.retry_now()  # a wait for another try at taking it away is over
             self._note_pod(entry, pod, use)
             if entry.next_step() is not None:
                 self._reconciler.begin(entry)
@@ -339,7 +341,7 @@ class VolumeManager:
         for entry in self._table.entries():
             plugin = self._plugins.get(entry.spec.plugin) if entry.spec is not None else None
             if entry.spec is not None and plugin is not None:
-                names.add(entry.spec.attached or plugin.attached_as(entry.spec))
+                names.update(entry.spec.attached or (plugin.attached_as(entry.spec),))
         return sorted(names - {""})
 
     def problems(self, uid: str) -> list[str]:

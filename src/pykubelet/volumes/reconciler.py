@@ -355,7 +355,9 @@ class Reconciler:
             extra={"volume": entry.name, "uid": entry.uid, "operation": step.value, "error": entry.problem,
                    "failures": entry.failures, "retry_in": delay},
         )  # fmt: skip
-        if entry.pod is not None:
+        if step is Step.UNMOUNT and entry.wanted:
+            entry.retry_now()  # wanted again meanwhile: what could not be taken away is set up again
+        elif entry.pod is not None:
             self._recorder.fail(
                 entry.uid, LifeStep.VOLUMES, entry.name, reason="FailedMount", message=tell(entry, began)
             )

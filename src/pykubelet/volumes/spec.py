@@ -72,8 +72,8 @@ class VolumeSpec(Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     migrated: bool = False
     """Once a kind of its own, now a storage driver's."""
-    attached: str = ""
-    """What the control plane calls it, when only that is known of a volume of an earlier life."""
+    attached: tuple[str, ...] = ()
+    """What the control plane calls it, or may call it, when only that is known of a volume of an earlier life."""
 
 
 def kind_of(volume: Volume) -> str:

@@ -18,7 +18,7 @@ from pykubelet.kit.tasks import TaskSet
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
 from pykubelet.volumes.problems import VolumesNotReady
 from pykubelet.volumes.reconstruct import forget_attached, note_attached, scan
-from pykubelet.volumes.spec import spec_of
+from pykubelet.volumes.spec import FC, ISCSI, spec_of
 from tests.unit.volumes.making import Node, pod_with
 from tests.unit.volumes.test_csi import Bed, inline
 
@@ -130,7 +130,9 @@ async def test_a_pod_that_wants_a_volume_again_while_it_is_being_unstaged(tmp_pa
         await manager.wait_mounted(pod)
         bed.driver.plans = [("unstage", "INTERNAL", False)] * 2
         await manager.wait_unmounted(pod)
+        before = bed.node.clock.monotonic()
         await manager.wait_mounted(pod)
+        assert bed.node.clock.monotonic() == before and bed.node.told.events == []
         assert manager.volumes_in_use() == [UNIQUE]
         await manager.wait_unmounted(pod)
         await bed.node.clock.sleep(5)
@@ -184,9 +186,35 @@ def test_a_note_outlives_the_folder_of_its_volume(tmp_path: Path) -> None:
     spec = spec_of(Volume(name="disk", fc=FCVolumeSource(target_wwns=["5006"], lun=1)))
     note_attached(paths, "uid-a", spec, "kubernetes.io/fc/[5006]:1")
     (found,) = scan(paths)
-    assert (found.plugin, found.folder, found.spec().attached) == (spec.plugin, "disk", "kubernetes.io/fc/[5006]:1")
+    assert (found.plugin, found.folder, found.spec().attached) == (spec.plugin, "disk", ("kubernetes.io/fc/[5006]:1",))
     paths.volume("uid-a", spec.plugin, "disk").mkdir(parents=True)
     assert scan(paths) == [found]
     forget_attached(paths, "uid-a", spec)
     forget_attached(paths, "uid-a", spec)
-    assert [each.attached for each in scan(paths)] == [""]
+    assert [each.attached for each in scan(paths)] == [()]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "place", "names"),
+    [
+        (FC, "5006-5007-lun-3", ["kubernetes.io/fc/[5006 5007]:3"]),
+        (FC, "3600508b4", ["kubernetes.io/fc/[3600508b4]"]),
+        (ISCSI, "iface-default/10.0.0.1:3261-iqn.2024-01.com.example:disk-lun-2", [DISK.replace("0.1:", "0.1:3261:")]),
+        (
+            ISCSI,
+            "iface-default/10.0.0.1:3260-iqn.2024-01.com.example:disk-lun-2",
+            [DISK.replace("0.1:", "0.1:3260:"), DISK],
+        ),
+        (ISCSI, "iface-default/something else", []),
+    ],
+)
+async def test_a_disk_that_another_agent_mounted(tmp_path: Path, plugin: str, place: str, names: list[str]) -> None:
+    node = Node(tmp_path)
+    top, point = node.paths.plugins / plugin / place, node.paths.volume("uid-a", plugin, "pv")
+    for folder in (top, point):
+        folder.mkdir(parents=True)
+    node.mounts.by_tool("/dev/sdx", top, fs_type="ext4", options=(), seconds=1)
+    node.mounts.bind(top, point, read_only=False)
+    async with node.running() as manager:
+        await node.clock.sleep(0.1)
+        assert manager.volumes_in_use() == sorted(names)
