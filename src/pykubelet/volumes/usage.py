@@ -23,6 +23,7 @@ from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
 from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
+from pykubelet.volumes.block_size import device_bytes
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CONFIG_MAP, EMPTY_DIR, HOST_PATH, IMAGE, VolumeSpec
 from pykubelet.volumes.threads import Offload
@@ -46,12 +47,12 @@ class VolumeUsage(Struct, frozen=True, kw_only=True):
     """One volume in the shape of the summary's VolumeStats."""
 
     name: str
-    used_bytes: int
     capacity_bytes: int
-    available_bytes: int
-    inodes: int
-    inodes_free: int
-    inodes_used: int
+    used_bytes: int = 0
+    available_bytes: int = 0
+    inodes: int = 0
+    inodes_free: int = 0
+    inodes_used: int = 0
     claim: tuple[str, str] | None = None
     """Namespace and name of the claim it came by."""
     on_node_disk: bool = False
@@ -115,34 +116,6 @@ def walk_usage(folder: Path, budget: int = WALK_BUDGET) -> Measured:
     return Measured(bytes=used, inodes=inodes, complete=complete)
 
 
-def device_bytes(path: Path) -> int | None:
-    """Size of a block device; None when it is not there, or is none. Blocking."""
-    try:
-        device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return os.lseek(device, 0, os.SEEK_END) if stat.S_ISBLK(os.fstat(device).st_mode) else None
-    except OSError:
-        return None
-    finally:
-        os.close(device)
-
-
-def block_usage(name: str, spec: VolumeSpec, size: int) -> VolumeUsage:
-    """All that can be told of a device from outside is how big it is."""
-    return VolumeUsage(
-        name=name,
-        used_bytes=0,
-        capacity_bytes=size,
-        available_bytes=0,
-        inodes=0,
-        inodes_free=0,
-        inodes_used=0,
-        claim=spec.claim,
-    )
-
-
 @runtime_checkable
 class Measures(Protocol):
     """A kind of volume that may know its own figures."""
@@ -195,7 +168,7 @@ class UsageMeter:
                 link = self._paths.volume_devices(uid_of(pod)) / spec.plugin.replace("/", "~") / spec.folder
                 size = await self._offload.run(partial(device_bytes, link))
                 if size is not None:
-                    found.append(block_usage(name, spec, size))
+                    found.append(VolumeUsage(name=name, capacity_bytes=size, claim=spec.claim))
                 continue
             path = plugin.where(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)
             usage = await self._offload.run(partial(self._one, name, spec, path, str(path) in points))
