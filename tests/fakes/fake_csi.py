@@ -50,6 +50,8 @@ class FakeCsiDriver:
     plans: list[tuple[str, str, bool]] = field(default_factory=list)
     """(call, gRPC code, whether it takes effect all the same), each used once."""
     hangs: set[str] = field(default_factory=set)
+    device: str = "/dev/loop0"
+    """What is published for block volumes."""
 
     async def info(self) -> CsiNodeInfo:
         await self._called("info")
@@ -87,9 +89,9 @@ class FakeCsiDriver:
             self.published[str(target)] = volume.volume_id
             if volume.block:
                 if not target.is_symlink():
-                    target.symlink_to("/dev/loop0")  # a block device that is there, as far as stat can tell
-            else:
-                target.mkdir(exist_ok=True)
+                    target.symlink_to(self.device)  # as far as stat can tell, it is there
+                return
+            target.mkdir(exist_ok=True)
             self._mounted(target)
 
         await self._called("publish", volume.volume_id, work)

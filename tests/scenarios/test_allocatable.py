@@ -6,10 +6,11 @@ import errno
 import json
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import ResourceRequirements
+from pykubelet.api.types import EmptyDirVolumeSource, ResourceRequirements, Volume, VolumeMount
 from pykubelet.model.cgroup_limits import CgroupLimits
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cgroups import FakeCgroups
@@ -172,5 +173,21 @@ async def test_a_systemd_that_is_away_holds_up_new_pods_and_no_others(tmp_path: 
         assert node.running() == ["first/app"]
         slices.away = False
         await node.until_running(first, second)
+    finally:
+        await node.kill()
+
+
+@pytest.mark.parametrize("kind", [NodeHarness, ClusterHarness])
+async def test_memory_volumes_are_bounded_by_what_pods_may_have(tmp_path: Path, kind: type[NodeHarness]) -> None:
+    node = kind(tmp_path, a_config(tmp_path, **RESERVED))
+    node.machine = BIG
+    await node.start()
+    try:
+        volume = Volume(name="mem", empty_dir=EmptyDirVolumeSource(medium="Memory"))
+        mounts = [VolumeMount(name="mem", mount_path="/mem")]
+        pod = a_pod("web", uid="w", volumes=[volume], containers=[a_container(volume_mounts=mounts)])
+        await node.until_running(node.run(pod))
+        sizes = {size for path, size in node.mounts.sizes.items() if path.endswith("/mem")}
+        assert sizes == {16 * GIB - GIB - 512 * MIB - 256 * MIB - GIB}
     finally:
         await node.kill()

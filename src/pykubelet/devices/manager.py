@@ -30,6 +30,7 @@ from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.life import LifeEntry, LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
+from pykubelet.model.pod_resources import served_by_claims
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class DeviceManager:
     ) -> Mapping[str, Sequence[tuple[int, bool]] | None]:
         """For each resource of ours that the container asks for, where it could be had."""
         found: dict[str, Sequence[tuple[int, bool]] | None] = {}
-        for resource, count in self._asked(container).items():
+        for resource, count in self._asked(pod, container).items():
             grant = self._books.grant(uid_of(pod), container.name or "", resource)
             if grant is not None and len(grant.ids) == count:
                 found[resource] = self._books.hints(resource, count, reusable=grant.ids, masks=masks)
@@ -164,7 +165,7 @@ class DeviceManager:
         passing: dict[str, int] = {}
         for each in (*pod.spec.init_containers, *pod.spec.containers):
             is_passing = each in pod.spec.init_containers and not is_sidecar(each)
-            for resource, count in self._asked(each).items():
+            for resource, count in self._asked(pod, each).items():
                 if is_passing:
                     passing[resource] = max(passing.get(resource, 0), count + lasting.get(resource, 0))
                 else:
@@ -181,7 +182,7 @@ class DeviceManager:
     def allocate(self, pod: Pod, container: AnyContainer, nodes: int | None) -> None:
         """Reserve devices for the container; DevicesRefused when there are not enough. Repeating changes nothing."""
         uid, name = uid_of(pod), container.name or ""
-        for resource, count in self._asked(container).items():
+        for resource, count in self._asked(pod, container).items():
             grant = self._books.grant(uid, name, resource)
             if grant is not None and len(grant.ids) == count:
                 self._check_still_good(uid, name, resource, grant)
@@ -208,12 +209,16 @@ class DeviceManager:
     def holders(self) -> frozenset[str]:
         return frozenset(self._books.held)
 
-    def _asked(self, container: AnyContainer) -> Mapping[str, int]:
+    def _asked(self, pod: Pod, container: AnyContainer) -> Mapping[str, int]:
+        """Devices that are to come from a plugin: what a resource claim serves is none of ours, whatever its name."""
         limits = container.resources.limits if container.resources is not None else {}
+        claimed = served_by_claims(pod)
         return {
             resource: Quantity.parse(amount).value()
             for resource, amount in limits.items()
-            if self._is_ours(resource) and Quantity.parse(amount).value() > 0
+            if self._is_ours(resource)
+            and (container.name or "", resource) not in claimed
+            and Quantity.parse(amount).value() > 0
         }
 
     def _is_ours(self, resource: str) -> bool:
@@ -240,7 +245,7 @@ class DeviceManager:
         """What plugins want put into the container, asked now if they were not before. PykubeletError to wait."""
         uid, name = uid_of(pod), container.name or ""
         found = []
-        for resource, count in self._asked(container).items():
+        for resource, count in self._asked(pod, container).items():
             if self._books.grant(uid, name, resource) is None:
                 # A second life that was not admitted anew: the first one gave everything back.
                 reusable = self._reusable(pod, container, resource)

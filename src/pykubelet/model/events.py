@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from pykubelet.api.types import Pod
+from pykubelet.api.types import PersistentVolumeClaim, Pod
 
 
 class EventSink(Protocol):
@@ -20,6 +20,12 @@ class EventSink(Protocol):
     def node_event(self, kind: str, reason: str, message: str) -> None:
         """Tell something about this node."""
         ...
+
+
+class ClaimSink(EventSink, Protocol):
+    """One that hears of claims as well."""
+
+    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None: ...
 
 
 class AnnotatedSink(Protocol):
@@ -37,3 +43,5 @@ class AnnotatedSink(Protocol):
     ) -> None: ...
 
     def node_event(self, kind: str, reason: str, message: str) -> None: ...
+
+    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None: ...

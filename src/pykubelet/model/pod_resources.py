@@ -34,6 +34,13 @@ PODS = "pods"
 Which = Literal["requests", "limits"]
 
 
+def served_by_claims(pod: Pod) -> frozenset[tuple[str, str]]:
+    """(container, resource) of extended resources that a resource claim serves, not a device plugin."""
+    status = pod.status.extended_resource_claim_status
+    mappings = status.request_mappings if status is not None else ()
+    return frozenset((each.container_name or "", each.resource_name or "") for each in mappings)
+
+
 def pod_requests(pod: Pod, *, overhead: bool = True, pod_level: bool = True, use_status: bool = False) -> Amounts:
     """Requests of the pod. `use_status` counts what a running pod still holds while it is being resized."""
     spec = _with_status(pod, "requests") if use_status else pod.spec

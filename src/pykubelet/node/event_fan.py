@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pykubelet.api.types import Pod
+from pykubelet.api.types import PersistentVolumeClaim, Pod
 from pykubelet.model.events import AnnotatedSink
 
 
@@ -28,3 +28,7 @@ class EventFan:
     def node_event(self, kind: str, reason: str, message: str) -> None:
         for sink in self._sinks:
             sink.node_event(kind, reason, message)
+
+    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None:
+        for sink in self._sinks:
+            sink.claim_event(claim, kind, reason, message)

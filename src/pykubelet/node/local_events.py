@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from pykubelet.api.types import Pod
+from pykubelet.api.types import PersistentVolumeClaim, Pod
 from pykubelet.kit.clock import Clock
 from pykubelet.model.pod import name_of, namespace_of, readable, uid_of
 from pykubelet.model.reasons import WARNING
@@ -87,6 +87,23 @@ class LocalEvents:
                 last=self._clock.now(),
             ),
             shown=f"node {self._node_name}",
+        )
+
+    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None:
+        namespace, name = claim.metadata.namespace or "", claim.metadata.name or ""
+        self._note(
+            LocalEvent(
+                kind=kind,
+                reason=reason,
+                message=message,
+                object_kind="PersistentVolumeClaim",
+                namespace=namespace,
+                name=name,
+                uid=claim.metadata.uid or "",
+                first=self._clock.now(),
+                last=self._clock.now(),
+            ),
+            shown=f"claim {namespace}/{name}",
         )
 
     def all(self) -> list[LocalEvent]:

@@ -34,6 +34,7 @@ from pykubelet.model.pod_resources import (
     is_counted,
     is_extended,
     pod_requests,
+    served_by_claims,
 )
 
 NODE_AFFINITY = "NodeAffinity"
@@ -162,10 +163,9 @@ def _capacity(node: NodeInfo, name: str) -> int:
 
 def _without_claimed(pod: Pod) -> Pod:
     """The pod without those requests that a resource claim already serves."""
-    status = pod.status.extended_resource_claim_status
-    if status is None or not status.request_mappings:
+    served = served_by_claims(pod)
+    if not served:
         return pod
-    served = {(each.container_name, each.resource_name) for each in status.request_mappings}
 
     def stripped(container: Container) -> Container:
         if container.resources is None:

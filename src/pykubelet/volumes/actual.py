@@ -27,6 +27,8 @@ class State(enum.Enum):
     UNCERTAIN = "uncertain"
     """Something may be: set-up failed half-way, or it was found after a restart."""
     MOUNTED = "mounted"
+    STAGED = "staged"
+    """Gone from the pod, but the node may still have it: it is in use, and nobody waits for it."""
 
 
 class Step(enum.Enum):
@@ -65,6 +67,11 @@ class VolumeEntry:
     @property
     def wanted(self) -> bool:
         return self.pod is not None
+
+    @property
+    def in_pod(self) -> bool:
+        """Whether anything of it may be below the pod's folder."""
+        return self.state in (State.UNCERTAIN, State.MOUNTED)
 
     def next_step(self) -> Step | None:
         if self.wanted:
@@ -119,8 +126,8 @@ class PodVolumes:
         return [entry for entry in self.entries.values() if entry.wanted and entry.state is not State.MOUNTED]
 
     def leftover(self) -> list[VolumeEntry]:
-        """On disk although nobody wants them."""
-        return [entry for entry in self.entries.values() if not entry.wanted and entry.state is not State.ABSENT]
+        """In the pod although nobody wants them."""
+        return [entry for entry in self.entries.values() if not entry.wanted and entry.in_pod]
 
     @property
     def is_waited_for(self) -> bool:

@@ -20,10 +20,11 @@ from pykubelet.api.types import (
     Volume,
 )
 from pykubelet.model.pod import namespace_of, uid_of
+from pykubelet.volumes.csi.migration import migrated_volume
 from pykubelet.volumes.desired import Use, claim_name
 from pykubelet.volumes.objects import Claims
 from pykubelet.volumes.problems import ClaimProblem, VolumeProblem
-from pykubelet.volumes.spec import CSI, LOCAL, PLUGINS, VolumeSpec, kind_of, wire_name
+from pykubelet.volumes.spec import CSI, LOCAL, PLUGINS, VolumeSpec, wire_name
 
 PROTECTION = "kubernetes.io/pvc-protection"
 GID_ANNOTATION = "pv.beta.kubernetes.io/gid"
@@ -43,10 +44,11 @@ async def resolve_claim(
     if volume is None:
         raise ClaimProblem(f"failed to fetch PV {volume_name} from API server: not found")
     _check_volume(claim, volume)
-    affinity = volume.spec.node_affinity.required if volume.spec.node_affinity else None
+    now = migrated_volume(volume)
+    affinity = now.spec.node_affinity.required if now.spec.node_affinity else None
     if affinity is not None and not fits_node(affinity):
         raise VolumeProblem(f"node affinity of persistent volume {volume_name} does not match this node")
-    return _spec(use, namespace, name, volume)
+    return _spec(use, namespace, name, now, migrated=now is not volume)
 
 
 def _check_claim(pod: Pod, use: Use, claim: PersistentVolumeClaim) -> None:
@@ -76,7 +78,7 @@ def _check_volume(claim: PersistentVolumeClaim, volume: PersistentVolume) -> Non
         )
 
 
-def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume) -> VolumeSpec:
+def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume, *, migrated: bool) -> VolumeSpec:
     name, source = use.volume.name or "", volume.spec
     mode = source.volume_mode or "Filesystem"
     if use.mounted and mode != "Filesystem":
@@ -92,9 +94,8 @@ def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume) -> Vol
         volume=shaped,
         local=source.local,
         csi=source.csi,
-        read_only=bool(asked is not None and asked.read_only)
-        or bool(source.csi is not None and source.csi.read_only)
-        or bool(getattr(getattr(shaped, kind_of(shaped)), "read_only", False)),
+        # As upstream: what the claim's user says counts, not what the persistent volume's source says.
+        read_only=bool(asked is not None and asked.read_only),
         block=mode == "Block",
         persistent=volume.metadata.name or "",
         claim=(namespace, claim),
@@ -103,6 +104,7 @@ def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume) -> Vol
         gid=_gid(volume),
         secret_namespace=_secret_namespace(source.iscsi, namespace),
         size_bytes=_bytes(source.capacity.get("storage")),
+        migrated=migrated,
     )
 
 

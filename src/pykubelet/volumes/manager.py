@@ -23,7 +23,7 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
-from pykubelet.model.pod import AnyContainer, uid_of
+from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
 from pykubelet.volumes.actual import PodVolumes, State, VolumeEntry, VolumeTable, tell
 from pykubelet.volumes.desired import ObjectKey, Use, objects_of, wanted_volumes
 from pykubelet.volumes.mounts import MountBuilder
@@ -33,9 +33,9 @@ from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.plugins.registry import make_plugins
 from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.reconciler import Reconciler, found_name
-from pykubelet.volumes.reconstruct import scan
+from pykubelet.volumes.reconstruct import Found, scan
 from pykubelet.volumes.selinux import SelinuxMounts
-from pykubelet.volumes.spec import is_claimed, spec_of
+from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
 from pykubelet.volumes.threads import Offload
 from pykubelet.volumes.usage import EmptyDirUse, UsageMeter, VolumeUsage
 from pykubelet.wire import cri_pb2
@@ -160,14 +160,20 @@ class VolumeManager:
                 self._ready.clear()
 
     async def _reconstruct(self) -> None:
-        for found in await Offload().run(lambda: scan(self._paths)):
-            if found.plugin not in self._plugins:
-                self._plugins[found.plugin] = Leftover(found.plugin, mounts=self._mounts, paths=self._paths)
+        for found, spec in await Offload().run(self._look):
             name = found_name(found.plugin, found.folder)
-            entry = VolumeEntry(uid=found.uid, name=name, state=State.UNCERTAIN, spec=found.spec())
+            entry = VolumeEntry(uid=found.uid, name=name, state=State.UNCERTAIN, spec=spec)
             self._table.of(found.uid).entries[name] = entry
         if self._table.pods:
             logger.info("found volumes of an earlier run", extra={"pods": len(self._table.pods)})
+
+    def _look(self) -> list[tuple[Found, VolumeSpec]]:
+        for plugin in self._plugins.values():
+            plugin.remember()
+        volumes = scan(self._paths, self._mounts.table())
+        for name in {found.plugin for found in volumes} - set(self._plugins):
+            self._plugins[name] = Leftover(name, mounts=self._mounts, paths=self._paths)
+        return [(found, self._plugins[found.plugin].recall(found.uid, found.spec())) for found in volumes]
 
     def _may_begin(self, entry: VolumeEntry) -> bool:
         """A volume found after a restart is left alone until its pod, or that there is none, is known."""
@@ -222,18 +228,20 @@ class VolumeManager:
             entry = record.entries.get(name)
             if entry is None:
                 entry = record.entries[name] = VolumeEntry(uid=uid, name=name)
-                self._adopt(record, entry, use)
+                self._adopt(record, entry, pod, use)
+            elif not entry.wanted:
+                entry.retry_now()  # a wait for another try at taking it away is over
             self._note_pod(entry, pod, use)
             if entry.next_step() is not None:
                 self._reconciler.begin(entry)
         return record
 
-    def _adopt(self, record: PodVolumes, entry: VolumeEntry, use: Use) -> None:
+    def _adopt(self, record: PodVolumes, entry: VolumeEntry, pod: Pod, use: Use) -> None:
         """Take over what an earlier run left of this very volume. Claims are taken over once resolved."""
         if is_claimed(use.volume):
             return
         try:
-            spec = spec_of(use.volume, block=use.mapped)
+            spec = spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
         except VolumeProblem:
             return  # said, with back-off, by the reconciler
         found = record.entries.get(found_name(spec.plugin, spec.folder))
@@ -265,10 +273,11 @@ class VolumeManager:
         record = self._table.pods.get(entry.uid)
         if record is None:
             return
-        if not entry.wanted and entry.state is State.ABSENT:
+        if not entry.wanted and not entry.in_pod:
             self._wake_rivals(entry)
-            self._table.remove(entry)
-            if not any(e.state is not State.ABSENT for e in record.entries.values()):
+            if entry.state is State.ABSENT:
+                self._table.remove(entry)
+            if not any(each.in_pod for each in record.entries.values()):
                 self.on_released(entry.uid)
         elif entry.state is State.MOUNTED and not record.unmounted() and not record.is_waited_for:
             self.on_mounted(entry.uid)
@@ -318,15 +327,22 @@ class VolumeManager:
         if not self._ready.is_set():
             return True
         record = self._table.pods.get(uid)
-        return record is not None and any(entry.state is not State.ABSENT for entry in record.entries.values())
+        return record is not None and any(entry.in_pod for entry in record.entries.values())
 
-    def volumes_in_use(self) -> list[str]:
-        """Unique names of attachable volumes this node uses or may use, for node.status.volumesInUse."""
-        names = set()
+    def volumes_in_use(self) -> list[str] | None:
+        """Unique names of attachable volumes this node uses or may use, for node.status.volumesInUse.
+
+        None before the first look at the disk: what is said there is not to be changed. A volume that is not named
+        may be detached at any moment, whatever is mounted.
+        """
+        if not self._ready.is_set():
+            return None
+        names = {unique for plugin in self._plugins.values() for unique in plugin.held()}
         for entry in self._table.entries():
-            if entry.spec is not None and (unique := self._plugins[entry.spec.plugin].attached_as(entry.spec)):
-                names.add(unique)
-        return sorted(names)
+            plugin = self._plugins.get(entry.spec.plugin) if entry.spec is not None else None
+            if entry.spec is not None and plugin is not None:
+                names.update(entry.spec.attached or (plugin.attached_as(entry.spec),))
+        return sorted(names - {""})
 
     def problems(self, uid: str) -> list[str]:
         """Why volumes of the pod are not as wanted, one sentence each."""

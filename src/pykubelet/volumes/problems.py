@@ -13,5 +13,9 @@ class ClaimProblem(VolumeProblem):
     """The persistent volume claim behind a volume cannot be used yet."""
 
 
+class GrowthProblem(VolumeProblem):
+    """The volume is there, but not as big as it should be."""
+
+
 class VolumesNotReady(VolumeProblem):
     """The wait for a pod's volumes ended before all of them were mounted, or unmounted."""

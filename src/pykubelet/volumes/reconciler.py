@@ -28,8 +28,10 @@ from pykubelet.volumes.actual import State, Step, VolumeEntry, VolumeTable, tell
 from pykubelet.volumes.claims import resolve_claim
 from pykubelet.volumes.desired import ObjectKey, claim_name, fs_user, nested_folders
 from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.volumes.plugins.plugin import RemotePlugin, SetUp, VolumePlugin
-from pykubelet.volumes.problems import ClaimProblem, VolumeProblem
+from pykubelet.volumes.patience import tell_slow_ownership
+from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
+from pykubelet.volumes.problems import ClaimProblem, GrowthProblem, VolumeProblem
+from pykubelet.volumes.reconstruct import forget_attached, note_attached
 from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
@@ -47,7 +49,7 @@ OPERATION_SECONDS = 120.0
 """For the blocking part; what takes longer goes on, but is reported."""
 PATIENCE = (30.0, 60.0, OPERATION_SECONDS - 90.0)
 """Its parts, in seconds: after the first and second a slow change of owners is told."""
-SLOW_OWNERSHIP = "VolumePermissionChangeInProgress"
+RESIZE_FAILED = "VolumeResizeFailed"
 _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
 
@@ -115,7 +117,7 @@ class Reconciler:
             return False
         began = self._clock.monotonic()
         try:
-            spec = entry.spec or spec_of(use.volume, block=use.mapped)
+            spec = entry.spec or spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
             plugin = self.plugin_of(spec)
             entry.spec = spec
             if not plugin.is_quick(spec):
@@ -209,15 +211,20 @@ class Reconciler:
         entry.scope = None
         if not entry.wanted:
             return False
-        if entry.state is State.ABSENT:
+        if not entry.in_pod:
             entry.state = State.UNCERTAIN
         if isinstance(plugin, RemotePlugin):
             await plugin.obtain(task, entry.wait_for)
         else:
-            await self._blocking(entry, partial(plugin.set_up, task, files), task)
+            await self._blocking(entry, partial(self._set_up, plugin, task, files, unique), task)
             for reason, text in task.feedback.warnings:
                 self._events.pod_event(pod, WARNING, reason, text)
         return True
+
+    def _set_up(self, plugin: VolumePlugin, task: SetUp, files: Files | None, unique: str) -> None:
+        if unique:
+            note_attached(self._paths, task.uid, task.spec, unique)
+        plugin.set_up(task, files)
 
     async def _attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> None:
         """Until the volume is attached; who waits long is told what the attacher says."""
@@ -245,7 +252,7 @@ class Reconciler:
                 self._table.hang_on(entry, entry.objects | {volume})
                 self._adopt(entry, entry.spec)
             else:
-                entry.spec = spec_of(use.volume, block=use.mapped)
+                entry.spec = spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
         return entry.spec
 
     def _adopt(self, entry: VolumeEntry, spec: VolumeSpec) -> None:
@@ -271,7 +278,7 @@ class Reconciler:
             return
         for other in self._table.entries():
             same = other.spec is not None and other.spec.persistent == spec.persistent
-            if same and other.uid != entry.uid and other.state is not State.ABSENT:
+            if same and other.uid != entry.uid and other.in_pod:
                 raise VolumeProblem("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
 
     def _task(self, pod: Pod, spec: VolumeSpec) -> SetUp:
@@ -288,16 +295,23 @@ class Reconciler:
         spec = entry.spec
         if spec is None:  # its claim was never resolved, so nothing can be there
             return
-        await self._blocking(entry, partial(self._tear_down, entry.uid, spec))
         plugin = self.plugin_of(spec)
+        if entry.state is not State.STAGED:
+            await self._blocking(entry, partial(self._tear_down, entry.uid, spec))
+            if isinstance(plugin, RemotePlugin):
+                await plugin.give_back(entry.uid, spec, entry.wait_for)
         if isinstance(plugin, RemotePlugin):
-            await plugin.give_back(entry.uid, spec, entry.wait_for)
+            # The pod may go from here on; the volume is in use until the node has let go of it, too.
+            entry.state = State.STAGED
+            self._on_settled(entry)
+            await plugin.let_go(spec, entry.wait_for)
 
     def _tear_down(self, uid: str, spec: VolumeSpec) -> None:
         clean_subpaths(self._mounts, self._paths, uid, spec.folder)
         plugin = self.plugin_of(spec)
         if not isinstance(plugin, RemotePlugin):
             plugin.tear_down(uid, spec.folder)
+            forget_attached(self._paths, uid, spec)
 
     async def _blocking(self, entry: VolumeEntry, work: Callable[[], None], task: SetUp | None = None) -> None:
         if entry.stuck is not None:
@@ -312,7 +326,7 @@ class Reconciler:
             if future.done() or number == len(PATIENCE) - 1:
                 break
             if task is not None and task.feedback.files:
-                self._events.pod_event(task.pod, WARNING, SLOW_OWNERSHIP, _slow_text(task, first=number == 0))
+                tell_slow_ownership(self._events, task, first=number == 0)
         if not future.done():
             entry.stuck = future
             raise VolumeProblem(f"the file system has not finished after {OPERATION_SECONDS:.0f} s")
@@ -341,19 +355,23 @@ class Reconciler:
             extra={"volume": entry.name, "uid": entry.uid, "operation": step.value, "error": entry.problem,
                    "failures": entry.failures, "retry_in": delay},
         )  # fmt: skip
-        if entry.pod is not None:
+        if step is Step.UNMOUNT and entry.wanted:
+            entry.retry_now()  # wanted again meanwhile: what could not be taken away is set up again
+        elif entry.pod is not None:
             self._recorder.fail(
                 entry.uid, LifeStep.VOLUMES, entry.name, reason="FailedMount", message=tell(entry, began)
             )
-            self._events.pod_event(entry.pod, WARNING, "FailedMount", _event_text(entry, error))
+            reason = RESIZE_FAILED if _grows_later(entry, error) else "FailedMount"
+            self._events.pod_event(entry.pod, WARNING, reason, _event_text(entry, error))
         record = self._table.pods.get(entry.uid)
         if record is not None:
             record.changed()
 
     def _measure(self, entry: VolumeEntry, step: Step, began: float, status: str) -> None:
         plugin = entry.spec.plugin if entry.spec else ""
+        migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
-        self._durations.observe(self._clock.monotonic() - began, plugin, name, status, "false")
+        self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
 
 
 def found_name(plugin: str, folder: str) -> str:
@@ -367,14 +385,19 @@ def _retrieve(future: asyncio.Future[None]) -> None:
         future.exception()
 
 
-def _slow_text(task: SetUp, *, first: bool) -> str:
-    where = f"Setting volume ownership for {task.path}"
-    if first:
-        return f"{where} is taking longer than expected, consider using OnRootMismatch"
-    return f"{where}, processed {task.feedback.files} files."
+def _grows_later(entry: VolumeEntry, error: Exception) -> bool:
+    """A running pod goes on with the size it has."""
+    return isinstance(error, GrowthProblem) and entry.state is State.MOUNTED
 
 
 def _event_text(entry: VolumeEntry, error: Exception) -> str:
+    if isinstance(error, GrowthProblem):
+        name = entry.spec.persistent if entry.spec is not None else entry.name
+        later = _grows_later(entry, error)
+        what = (
+            "NodeExpandVolume.NodeExpandVolume failed" if later else "MountVolume.Setup failed while expanding volume"
+        )
+        return f'{what} for volume "{name}" : {error}'
     if isinstance(error, ClaimProblem):
         pod, use = entry.pod, entry.use
         claim = f"{namespace_of(pod)}/{claim_name(pod, use.volume)}" if pod and use else ""

@@ -1,7 +1,6 @@
 """What one volume of one pod is, once its kind is known and its claim, if any, is resolved.
 
-Kinds this agent cannot serve are refused here by name, so that none is ever silently left out. CSI and
-flexVolume have their plugin names already: a plugin registered under that name takes them over.
+Kinds this agent cannot serve are refused here by name, so that none is ever silently left out.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from pykubelet.api.types import CSIPersistentVolumeSource, LocalVolumeSource, Volume
+from pykubelet.volumes.csi.migration import migrated_inline
 from pykubelet.volumes.problems import VolumeProblem
 
 EMPTY_DIR = "kubernetes.io/empty-dir"
@@ -70,6 +70,10 @@ class VolumeSpec(Struct, frozen=True, kw_only=True):
     secret_namespace: str = ""
     """Where secrets named by the source live, when not beside the pod."""
     size_bytes: int | None = None
+    migrated: bool = False
+    """Once a kind of its own, now a storage driver's."""
+    attached: tuple[str, ...] = ()
+    """What the control plane calls it, or may call it, when only that is known of a volume of an earlier life."""
 
 
 def kind_of(volume: Volume) -> str:
@@ -89,9 +93,20 @@ def is_claimed(volume: Volume) -> bool:
     return kind_of(volume) in CLAIMED
 
 
-def spec_of(volume: Volume, *, block: bool = False) -> VolumeSpec:
-    """The spec of a volume that needs no claim; refuses kinds nobody here knows."""
+def spec_of(volume: Volume, *, namespace: str = "", block: bool = False) -> VolumeSpec:
+    """The spec of a volume that needs no claim; refuses kinds nobody here knows. `namespace` is the pod's."""
     name, kind = volume.name or "", kind_of(volume)
+    if (stands_for_it := migrated_inline(volume, namespace)) is not None:
+        return VolumeSpec(
+            name=name,
+            folder=(stands_for_it.metadata.name or "").replace("/", "~"),
+            plugin=CSI,
+            volume=Volume(name=name),
+            csi=stands_for_it.spec.csi,
+            read_only=bool(getattr(getattr(volume, kind), "read_only", False)),
+            access_modes=tuple(stands_for_it.spec.access_modes),
+            migrated=True,
+        )
     if kind == "git_repo":
         raise VolumeProblem(_GIT_REPO)
     plugin = PLUGINS.get(kind)

@@ -23,6 +23,7 @@ from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
 from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
+from pykubelet.volumes.block_size import device_bytes
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CONFIG_MAP, EMPTY_DIR, HOST_PATH, IMAGE, VolumeSpec
 from pykubelet.volumes.threads import Offload
@@ -46,12 +47,12 @@ class VolumeUsage(Struct, frozen=True, kw_only=True):
     """One volume in the shape of the summary's VolumeStats."""
 
     name: str
-    used_bytes: int
     capacity_bytes: int
-    available_bytes: int
-    inodes: int
-    inodes_free: int
-    inodes_used: int
+    used_bytes: int = 0
+    available_bytes: int = 0
+    inodes: int = 0
+    inodes_free: int = 0
+    inodes_used: int = 0
     claim: tuple[str, str] | None = None
     """Namespace and name of the claim it came by."""
     on_node_disk: bool = False
@@ -146,7 +147,7 @@ class UsageMeter:
         wanted = [
             (entry.name, entry.spec)
             for entry in self._mounted(pod)
-            if entry.spec is not None and entry.spec.plugin not in (HOST_PATH, IMAGE) and not entry.spec.block
+            if entry.spec is not None and entry.spec.plugin not in (HOST_PATH, IMAGE)
         ]
         if not wanted:
             return ()
@@ -162,6 +163,12 @@ class UsageMeter:
                 continue
             if told is not None:
                 found.append(told)
+                continue
+            if spec.block:
+                link = self._paths.volume_devices(uid_of(pod)) / spec.plugin.replace("/", "~") / spec.folder
+                size = await self._offload.run(partial(device_bytes, link))
+                if size is not None:
+                    found.append(VolumeUsage(name=name, capacity_bytes=size, claim=spec.claim))
                 continue
             path = plugin.where(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)
             usage = await self._offload.run(partial(self._one, name, spec, path, str(path) in points))

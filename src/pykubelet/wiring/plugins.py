@@ -21,7 +21,7 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import Service, TaskSet
 from pykubelet.model.assigned import Assigned
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import ClaimSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import all_containers, uid_of
 from pykubelet.model.runtime_status import ContainerState
@@ -163,7 +163,7 @@ def plugin_parts(
     pods: PodManager,
     phases: PodPhases,
     cache: PodStatusCache,
-    events: EventSink,
+    events: ClaimSink,
     recorder: LifeRecorder,
     sources_ready: Callable[[], bool],
 ) -> PluginParts:
@@ -195,6 +195,8 @@ def plugin_parts(
             mounts=edges.mounts,
             paths=edges.paths,
             node_name=node_name,
+            events=events,
+            clock=edges.clock,
         )
         handlers["CSIPlugin"] = drivers
         managers.append(LimitsKeeper(drivers=drivers, objects=cluster.csi_objects, clock=edges.clock))

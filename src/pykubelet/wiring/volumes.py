@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.selinux import container_file_label
+from pykubelet.model.pod_resources import MEMORY
 from pykubelet.pods.predicates import NodeInfo, matches_selector
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.settings.settings import Settings
@@ -25,8 +26,12 @@ def volume_rules(
     node: Callable[[], NodeInfo],
     recursive_read_only: Callable[[Pod], bool],
 ) -> VolumeRules:
+    def allocatable_memory() -> int:
+        amount = node().allocatable.get(MEMORY)
+        return amount.value() if amount is not None else spec.memory_bytes
+
     return VolumeRules(
-        allocatable_memory=lambda: spec.memory_bytes,
+        allocatable_memory=allocatable_memory,
         selinux=spec.selinux,
         labels=SelinuxMounts(
             default=container_file_label() if spec.selinux else "", any_mode=settings.gates.enabled(LABEL_GATE)

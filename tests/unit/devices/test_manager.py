@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.api.types import Container, Pod, ResourceRequirements
+from pykubelet.api.types import (
+    Container,
+    ContainerExtendedResourceRequest,
+    Pod,
+    PodExtendedResourceClaimStatus,
+    ResourceRequirements,
+)
 from pykubelet.clients.plugins.port import Device, DeviceOptions, DeviceRegistration, Handed
 from pykubelet.devices.books import DevicesRefused
 from pykubelet.devices.checkpoint import FILE
@@ -408,3 +414,26 @@ async def test_a_container_whose_plugin_must_see_each_start_waits_for_it(tmp_pat
         await asyncio.sleep(0.1)
         await manager.handed(made, made.spec.containers[0])
         assert bed.plugin.calls == [("pre_start", ("a",))]
+
+
+async def test_what_a_resource_claim_serves_is_left_to_it(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    claimed = pod("claimed")
+    mapping = ContainerExtendedResourceRequest(container_name="app", resource_name=R, request_name="gpu")
+    claimed.status.extended_resource_claim_status = PodExtendedResourceClaimStatus(
+        resource_claim_name="made", request_mappings=[mapping]
+    )
+    async with bed.life() as manager:
+        older = pod("older", count=2)
+        manager.allocate(older, older.spec.containers[0], None)
+        container = claimed.spec.containers[0]
+        assert manager.hints(claimed, container, [1]) == {} and manager.pod_hints(claimed, [1]) == {}
+        manager.allocate(claimed, container, None)
+        assert await manager.handed(claimed, container) == []
+        assert manager.holders() == {"uid-older"}
+        bed.plugin.leave()  # and with it the name is known by the older pod's devices alone
+        await asyncio.sleep(1)
+        manager.allocate(claimed, container, None)
+        mapping.container_name = "other"
+        with pytest.raises(DevicesRefused):
+            manager.allocate(claimed, container, None)

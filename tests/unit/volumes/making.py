@@ -98,6 +98,7 @@ class Told:
     """Events, as (reason, message)."""
 
     events: list[tuple[str, str]] = field(default_factory=list)
+    of_claims: list[tuple[str, str, str]] = field(default_factory=list)
     on_event: Callable[[], None] = lambda: None
 
     def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
@@ -106,6 +107,9 @@ class Told:
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         self.events.append((reason, message))
+
+    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None:
+        self.of_claims.append((claim.metadata.name or "", reason, message))
 
 
 @dataclass

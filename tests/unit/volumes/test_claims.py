@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pykubelet.api.types import (
+    CinderPersistentVolumeSource,
+    CSIPersistentVolumeSource,
     EphemeralVolumeSource,
+    FCVolumeSource,
+    ISCSIPersistentVolumeSource,
     NFSVolumeSource,
     NodeSelector,
     ObjectReference,
@@ -160,3 +165,21 @@ async def test_extra_groups(tmp_path: Path) -> None:
     async with node.running() as manager:
         await manager.wait_mounted(pod)
         assert manager.extra_groups(pod) == [77]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"nfs": NFSVolumeSource(server="s", path="/", read_only=True)},
+        {"csi": CSIPersistentVolumeSource(driver="d", volume_handle="h", read_only=True)},
+        {"iscsi": ISCSIPersistentVolumeSource(iqn="iqn.a", target_portal="p", read_only=True)},
+        {"fc": FCVolumeSource(wwids=["w"], read_only=True)},
+        {"cinder": CinderPersistentVolumeSource(volume_id="c", read_only=True)},
+    ],
+)
+async def test_read_only_is_what_the_claims_user_says(source: dict[str, Any]) -> None:
+    for asked in (False, True):
+        objects = Objects()
+        volume = bound(objects, "data", read_only=asked, **source)
+        spec = await resolve_claim(objects, a_pod(), Use(volume, mounted=True, mapped=False))
+        assert spec.read_only == asked

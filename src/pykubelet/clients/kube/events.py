@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from pykubelet.api.types import Event, EventSource, ObjectMeta, ObjectReference, Pod
+from pykubelet.api.types import Event, EventSource, ObjectMeta, ObjectReference, PersistentVolumeClaim, Pod
 from pykubelet.clients.kube.event_correlation import Correlator, Told
 from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.kit.backoff import Backoff, jittered
@@ -75,6 +75,17 @@ class ApiEvents:
     def node_event(self, kind: str, reason: str, message: str) -> None:
         # The node's name stands for its UID, as tools expect that look for a node's events.
         involved = ObjectReference(kind="Node", api_version="v1", name=self._node_name, uid=self._node_name)
+        self._put(involved, kind, reason, message)
+
+    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None:
+        involved = ObjectReference(
+            kind="PersistentVolumeClaim",
+            api_version="v1",
+            namespace=claim.metadata.namespace,
+            name=claim.metadata.name,
+            uid=claim.metadata.uid,
+            resource_version=claim.metadata.resource_version,
+        )
         self._put(involved, kind, reason, message)
 
     def snapshot(self) -> dict[str, float]:

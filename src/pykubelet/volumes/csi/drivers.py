@@ -58,14 +58,15 @@ class CsiDrivers:
     def names(self) -> list[str]:
         return sorted(self._drivers)
 
-    def find(self, name: str) -> CsiNode:
+    def find(self, name: str, *, migrated: bool = False) -> CsiNode:
+        """The driver; `migrated` when it stands in for a kind of volume that was once built in."""
         driver = self._drivers.get(name)
         if driver is None:
             raise VolumeProblem(f"driver name {name} not found in the list of registered CSI drivers")
-        return self._at(driver.endpoint, name)
+        return self._at(driver.endpoint, name, migrated=migrated)
 
-    def _at(self, endpoint: Path, name: str) -> CsiNode:
-        return self._times.of(self._connect(endpoint), name)
+    def _at(self, endpoint: Path, name: str, *, migrated: bool = False) -> CsiNode:
+        return self._times.of(self._connect(endpoint), name, migrated=migrated)
 
     async def capabilities(self, name: str, asked: CsiNode | None = None) -> frozenset[str]:
         """What the driver can do; `asked` is the driver, for who wants to hear that it is being asked."""

@@ -7,34 +7,38 @@ Block volumes are in blocks.py, growing in expand.py.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from pykubelet.api.types import CSIDriverSpec
+from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource
 from pykubelet.clients.host.port import Mounts, VolumePaths
-from pykubelet.clients.plugins.port import CsiNode, CsiUsage, CsiVolume
+from pykubelet.clients.plugins.port import CsiNode, CsiVolume
+from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import gather_all
 from pykubelet.kit.turns import Turns
 from pykubelet.model.errors import PluginError, PykubeletError
+from pykubelet.model.events import ClaimSink
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes import ownership
 from pykubelet.volumes.csi import rules
 from pykubelet.volumes.csi.blocks import BlockPlaces, is_mount_point
 from pykubelet.volumes.csi.drivers import CsiDrivers, announced
 from pykubelet.volumes.csi.expand import Growth
+from pykubelet.volumes.csi.figures import Figures
 from pykubelet.volumes.csi.objects import CsiObjects
 from pykubelet.volumes.csi.records import (
     DATA_FILE,
+    EPHEMERAL,
+    PERSISTENT,
     CsiPaths,
     VolumeRecord,
     attachment_name,
@@ -43,6 +47,7 @@ from pykubelet.volumes.csi.records import (
     write_record,
 )
 from pykubelet.volumes.csi.source import CsiSource, SecretName, source_of
+from pykubelet.volumes.patience import wait_for_ownership
 from pykubelet.volumes.plugins.plugin import RemotePlugin, Say, SetUp, make_folder
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import CSI, VolumeSpec
@@ -55,10 +60,6 @@ T = TypeVar("T")
 
 NODE_IS_FULL = 8
 """gRPC's ResourceExhausted, as an attacher reports it."""
-FIGURES_SECONDS = 5.0
-"""Others wait for their figures behind a driver: one that takes longer has none."""
-FIGURES_SKIPPED = 20
-"""How often such a driver is passed over before it is asked again."""
 
 
 class CsiVolumes(RemotePlugin):
@@ -66,7 +67,15 @@ class CsiVolumes(RemotePlugin):
     live = True
 
     def __init__(
-        self, *, drivers: CsiDrivers, objects: CsiObjects, mounts: Mounts, paths: VolumePaths, node_name: str
+        self,
+        *,
+        drivers: CsiDrivers,
+        objects: CsiObjects,
+        mounts: Mounts,
+        paths: VolumePaths,
+        node_name: str,
+        events: ClaimSink,
+        clock: Clock,
     ) -> None:
         self._drivers = drivers
         self._objects = objects
@@ -74,14 +83,16 @@ class CsiVolumes(RemotePlugin):
         self._node_name = node_name
         self._paths = CsiPaths(paths)
         self._blocks = BlockPlaces(paths=self._paths, mounts=mounts)
-        self._growth = Growth(objects)
+        self._growth = Growth(objects, events, clock)
+        self._figures = Figures(drivers)
+        self._events = events
         self._offload = Offload()
         self._turns = Turns()
         """By driver and handle."""
         self._found_full: set[tuple[str, str]] = set()
         """Volumes that could not be attached for want of room, and whose driver was asked for its limits again."""
-        self._passed_over: dict[str, int] = {}
-        """Drivers that hang when they are asked for figures, and how often they still go without."""
+        self._held: dict[Path, VolumeRecord] = {}
+        """Volumes that the node has or may have staged, by the folder of their record: as much as is on disk."""
         self._staged: set[tuple[str, str]] = set()
         """Staged by this very process: needs no second asking for another pod."""
 
@@ -90,11 +101,26 @@ class CsiVolumes(RemotePlugin):
     def attached_as(self, spec: VolumeSpec) -> str:
         if spec.csi is None:
             return ""
-        name = spec.csi.driver or ""
-        driver = self._objects.driver(name)
-        if driver is not None and driver.attach_required is False:
-            return ""
-        return unique_name(name, spec.csi.volume_handle or "")
+        return self._unique(spec.csi.driver or "", spec.csi.volume_handle or "")
+
+    def _unique(self, driver: str, handle: str) -> str:
+        said = self._objects.driver(driver)
+        return "" if said is not None and said.attach_required is False else unique_name(driver, handle)
+
+    def held(self) -> Iterable[str]:
+        """Also what could not be unstaged yet, though no pod has it any more."""
+        return [self._unique(*record.key) for record in self._held.values()]
+
+    def remember(self) -> None:
+        self._held = {self._record_home(record, block): record for block, record in self._all_staged()}
+
+    def recall(self, uid: str, found: VolumeSpec) -> VolumeSpec:
+        home = self._paths.device_home(found.folder) if found.block else self._paths.home(uid, found.folder)
+        record = read_record(home)
+        if record is None or record.lifecycle == EPHEMERAL:
+            return found
+        source = CSIPersistentVolumeSource(driver=record.driver, volume_handle=record.handle)
+        return replace(found, csi=source, persistent=found.folder)
 
     def where(self, path: Path, spec: VolumeSpec) -> Path:
         return path / "mount"
@@ -123,21 +149,22 @@ class CsiVolumes(RemotePlugin):
 
     async def obtain(self, task: SetUp, say: Say) -> None:
         source = source_of(task.spec, task.uid, namespace_of(task.pod))
-        driver = announced(self._drivers.find(source.driver), source.driver, say)
+        driver = announced(self._drivers.find(source.driver, migrated=task.spec.migrated), source.driver, say)
         self._found_full.discard((source.driver, source.handle))
         async with self._turns.alone((source.driver, source.handle)):
             said = self._objects.driver(source.driver)
-            if source.ephemeral:
-                rules.check_inline(said, source.driver)
+            rules.check_lifecycle(said, source.driver, EPHEMERAL if source.ephemeral else PERSISTENT)
             capabilities = await self._drivers.capabilities(source.driver, driver)
             volume = await self._described(task, source, said, capabilities)
             staging = await self._stage(task.spec, source, driver, volume, capabilities)
-            path = await self._publish(task, source, driver, said, volume, staging)
+            path = self._target(task.uid, task.spec.folder, block=task.spec.block)
+            asked = await self._publish(task, source, driver, said, volume, staging)
             if not task.spec.block:
-                await self._finish(task, source, said, capabilities)
+                await self._finish(task, source, said, capabilities, again=asked)
             if rules.EXPAND in capabilities and task.spec.claim is not None:
                 secrets = await self._secret(source.expand_secret)
-                await self._growth.grow(task.spec, driver, _with(volume, secrets=secrets), path, staging)
+                key = source.driver, source.handle
+                await self._growth.grow(task, key, driver, _with(volume, secrets=secrets), path, staging)
 
     async def _described(
         self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str]
@@ -173,13 +200,11 @@ class CsiVolumes(RemotePlugin):
     ) -> Path | None:
         key = (source.driver, source.handle)
         record = source.record(spec, self._node_name)
-        if spec.block:
-            home, staging = self._paths.device_home(spec.folder), self._paths.device_staging(spec.folder)
-        else:
-            home, staging = self._paths.staging_home(*key), self._paths.staging(*key)
+        home, staging = self._record_home(record, spec.block), self._staging(record, spec.block)
         stages = rules.STAGE_UNSTAGE in capabilities and not source.ephemeral
         if spec.block or stages:
             # A block volume is written down here even when its driver stages nothing: the pod has no folder for it.
+            self._held[home] = record
             await self._run(partial(_write_down, home, staging if stages else None, record))
         if not stages:
             return None
@@ -190,7 +215,7 @@ class CsiVolumes(RemotePlugin):
             await driver.stage(_with(volume, secrets=secrets), staging)
         except PluginError as error:
             if rules.is_final(error.code) and not await self._run(partial(self._has_users, record, spec.block)):
-                await self._run(partial(self._forget_staging, record, spec.block))
+                await self._drop(record, spec.block)
             raise
         self._staged.add(key)
         return staging
@@ -203,12 +228,13 @@ class CsiVolumes(RemotePlugin):
         said: CSIDriverSpec | None,
         volume: CsiVolume,
         staging: Path | None,
-    ) -> Path:
+    ) -> bool:
+        """Whether the driver was asked: it may have written to the volume."""
         spec, uid = task.spec, task.uid
         target = self._target(uid, spec.folder, block=spec.block)
         again = said is not None and bool(said.requires_republish)
         if not again and await self._run(partial(self._is_published, uid, spec)):
-            return target
+            return False
         record = source.record(spec, self._node_name)
         if spec.block:
             await self._run(partial(make_folder, target.parent))
@@ -229,25 +255,30 @@ class CsiVolumes(RemotePlugin):
             raise
         if spec.block:
             await self._run(partial(self._blocks.show, spec.folder, uid))
-        return target
+        return True
 
     async def _finish(
-        self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str]
+        self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str], *, again: bool
     ) -> None:
-        """The pod's group, once; a marker keeps a restarted agent from walking a big volume again."""
+        """The pod's group, after each publishing; a marker keeps a restarted agent from walking a big volume."""
         marker = self._marker(task.uid, task.spec.folder)
         target = self._target(task.uid, task.spec.folder, block=False)
         applies = rules.applies_fs_group(said, task.spec, source.fs_type, capabilities)
 
         def finish() -> None:
-            if marker.exists():
+            if marker.exists() and not again:
                 return
             if applies:
-                ownership.give(target, task.fs_group, on_root_mismatch=task.on_root_mismatch)
+                ownership.give(
+                    target,
+                    task.fs_group,
+                    on_root_mismatch=task.on_root_mismatch,
+                    progress=task.feedback.progress,
+                )
             make_folder(marker.parent)
             marker.touch()
 
-        await self._run(finish)
+        await wait_for_ownership(self._offload.begin(finish), self._events, task)
 
     async def _tokens(self, task: SetUp, said: CSIDriverSpec | None) -> str:
         if said is None or not said.token_requests:
@@ -283,17 +314,35 @@ class CsiVolumes(RemotePlugin):
             driver = announced(self._drivers.find(record.driver), record.driver, say)
             await driver.unpublish(record.handle, self._target(uid, folder, block=block))
             await self._run(partial(self._forget_target, uid, folder, block))
-            await self._unstage(record, driver, block)
+
+    async def let_go(self, spec: VolumeSpec, say: Say) -> None:
+        if spec.csi is None:
+            return
+        key = spec.csi.driver or "", spec.csi.volume_handle or ""
+        home = self._paths.device_home(spec.folder) if spec.block else self._paths.staging_home(*key)
+        async with self._turns.alone(key):
+            record = await self._run(partial(read_record, home))
+            if record is None:
+                self._growth.forget(key)
+            else:
+                driver = announced(self._drivers.find(record.driver), record.driver, say)
+                await self._unstage(record, driver, spec.block)
 
     async def _unstage(self, record: VolumeRecord, driver: CsiNode, block: bool) -> None:
         """When no pod has it any more."""
         if await self._run(partial(self._has_users, record, block)):
             return
-        staging = self._paths.device_staging(record.spec_name) if block else self._paths.staging(*record.key)
+        staging = self._staging(record, block)
         if await self._run(staging.exists):
             await driver.unstage(record.handle, staging)
         self._staged.discard(record.key)
+        await self._drop(record, block)
+
+    async def _drop(self, record: VolumeRecord, block: bool) -> None:
+        """The node has it no more."""
         await self._run(partial(self._forget_staging, record, block))
+        self._held.pop(self._record_home(record, block), None)
+        self._growth.forget(record.key)
 
     async def sweep(self) -> None:
         """Give back what a killed agent left staged for nobody. Each failure is told and left for the next time."""
@@ -323,48 +372,29 @@ class CsiVolumes(RemotePlugin):
     def driver_back(self, name: str) -> None:
         """A driver registered (again): what it had staged is its own knowledge now, so it is asked anew."""
         self._staged = {key for key in self._staged if key[0] != name}
-        self._passed_over.pop(name, None)
+        self._figures.driver_back(name)
 
     # --- figures --------------------------------------------------------------------------------
 
     async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
         """The driver's own figures; None when it has none and the filesystem is to be asked."""
-        record = await self._run(partial(read_record, self._paths.home(uid, spec.folder)))
-        said = await self._figures(uid, spec, record) if record is not None else None
-        if said is None:
+        home = self._paths.device_home(spec.folder) if spec.block else self._paths.home(uid, spec.folder)
+        record = await self._run(partial(read_record, home))
+        if record is None:
             return None
-        return VolumeUsage(
-            name=spec.name,
-            used_bytes=said.used_bytes,
-            capacity_bytes=said.total_bytes,
-            available_bytes=said.available_bytes,
-            inodes=said.total_inodes,
-            inodes_free=said.available_inodes,
-            inodes_used=said.used_inodes,
-            claim=spec.claim,
-        )
-
-    async def _figures(self, uid: str, spec: VolumeSpec, record: VolumeRecord) -> CsiUsage | None:
-        name = record.driver
-        late = f"driver {name} has not answered NodeGetVolumeStats within {FIGURES_SECONDS:g} s"
-        if left := self._passed_over.pop(name, 0):
-            self._passed_over[name] = left - 1
-            raise VolumeProblem(f"{late} and is asked again later")
-        staging = self._paths.staging(*record.key) if record.key in self._staged else None
-        target = self._target(uid, spec.folder, block=False)
-        try:
-            async with asyncio.timeout(FIGURES_SECONDS):
-                if rules.STATS not in await self._drivers.capabilities(name):
-                    return None
-                return await self._drivers.find(name).usage(record.handle, target, staging=staging)
-        except TimeoutError:
-            self._passed_over[name] = FIGURES_SKIPPED
-            raise VolumeProblem(late) from None
+        staging = self._staging(record, spec.block) if record.key in self._staged else None
+        return await self._figures.of(spec, record, self._target(uid, spec.folder, block=spec.block), staging)
 
     # --- on disk --------------------------------------------------------------------------------
 
     def _target(self, uid: str, folder: str, *, block: bool) -> Path:
         return self._paths.device_publish(folder, uid) if block else self._paths.target(uid, folder)
+
+    def _record_home(self, record: VolumeRecord, block: bool) -> Path:
+        return self._paths.device_home(record.spec_name) if block else self._paths.staging_home(*record.key)
+
+    def _staging(self, record: VolumeRecord, block: bool) -> Path:
+        return self._paths.device_staging(record.spec_name) if block else self._paths.staging(*record.key)
 
     def _marker(self, uid: str, folder: str) -> Path:
         return self._paths.paths.plugin_data(uid, CSI, folder) / "ready"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pykubelet.api.types import CSIDriverSpec, Pod
 from pykubelet.model.pod import name_of, namespace_of, uid_of
+from pykubelet.volumes.csi.records import PERSISTENT
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import VolumeSpec
 
@@ -69,17 +70,17 @@ def applies_fs_group(
         case _:
             if not fs_type:
                 return False
-            return (
-                not spec.persistent or "ReadWriteOnce" in spec.access_modes or "ReadWriteOncePod" in spec.access_modes
-            )
+            return spec.csi is None or "ReadWriteOnce" in spec.access_modes or "ReadWriteOncePod" in spec.access_modes
 
 
-def check_inline(driver: CSIDriverSpec | None, name: str) -> None:
-    """An inline volume needs a driver that says it can do them."""
-    refused = f'volume mode "Ephemeral" not supported by driver {name}'
+def check_lifecycle(driver: CSIDriverSpec | None, name: str, mode: str) -> None:
+    """A volume written in the pod needs a driver that says it can do them, others one that does not say otherwise."""
+    refused = f'volume mode "{mode}" not supported by driver {name}'
     if driver is None:
-        raise VolumeProblem(f"{refused} (no CSIDriver object)")
-    modes = driver.volume_lifecycle_modes or ["Persistent"]
-    if "Ephemeral" not in modes:
-        shown = " ".join(f'"{mode}"' for mode in modes)
+        if mode != PERSISTENT:
+            raise VolumeProblem(f"{refused} (no CSIDriver object)")
+        return
+    modes = driver.volume_lifecycle_modes or [PERSISTENT]
+    if mode not in modes:
+        shown = " ".join(f'"{each}"' for each in modes)
         raise VolumeProblem(f"{refused} (only supports [{shown}])")

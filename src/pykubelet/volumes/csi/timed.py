@@ -29,11 +29,11 @@ class CsiTimes:
             BUCKETS,
         )
 
-    def of(self, driver: CsiNode, name: str) -> CsiNode:
-        return AskedDriver(driver, lambda call: self.timing(name, call))
+    def of(self, driver: CsiNode, name: str, *, migrated: bool = False) -> CsiNode:
+        return AskedDriver(driver, lambda call: self.timing(name, call, migrated=migrated))
 
     @contextmanager
-    def timing(self, driver: str, call: str) -> Iterator[None]:
+    def timing(self, driver: str, call: str, *, migrated: bool = False) -> Iterator[None]:
         began, code = self._clock.monotonic(), "CANCELLED"
         try:
             yield
@@ -42,5 +42,5 @@ class CsiTimes:
             code = error.code
             raise
         finally:
-            # No driver stands in for a plugin of old here: nothing is migrated.
-            self._taken.observe(self._clock.monotonic() - began, driver, f"{SERVICE}/{call}", grpc_code(code), "false")
+            took, stands_in = self._clock.monotonic() - began, "true" if migrated else "false"
+            self._taken.observe(took, driver, f"{SERVICE}/{call}", grpc_code(code), stands_in)

@@ -46,18 +46,19 @@ def memory_size(pod: Pod, source: EmptyDirVolumeSource, allocatable: int) -> int
 
 
 def page_size(pod: Pod, medium: str) -> str:
-    """The page size of a huge page volume, from its medium or from what the pod's containers ask for."""
+    """The page size of a huge page volume, from its medium or from what the pod or its containers ask for."""
     asked: set[str] = set()
-    for container in (*pod.spec.init_containers, *pod.spec.containers):
-        amounts = container.resources.requests if container.resources else {}
+    containers = (*pod.spec.init_containers, *pod.spec.containers)
+    for resources in (pod.spec.resources, *(each.resources for each in containers)):
+        amounts = resources.requests if resources is not None else {}
         asked.update(str(Quantity.parse(name.removeprefix(_PREFIX))) for name in amounts if name.startswith(_PREFIX))
     if medium != HUGE_PAGES:
         wanted = str(Quantity.parse(medium.removeprefix(f"{HUGE_PAGES}-")))
         if wanted not in asked:
-            raise VolumeProblem(f"medium {medium} needs a container that requests hugepages-{wanted}")
+            raise VolumeProblem(f"medium {medium} needs a pod or container that requests hugepages-{wanted}")
         return wanted
     if not asked:
-        raise VolumeProblem("medium HugePages needs a container that requests huge pages")
+        raise VolumeProblem("medium HugePages needs a pod or container that requests huge pages")
     if len(asked) > 1:
         raise VolumeProblem(
             f"medium {HUGE_PAGES} is ambiguous, containers request pages of {', '.join(sorted(asked))}; "

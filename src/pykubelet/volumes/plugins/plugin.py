@@ -8,7 +8,7 @@ known. All three may be repeated at any time and after any interruption.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -98,6 +98,18 @@ class VolumePlugin(Protocol):
         """Unique name of a volume the control plane attaches to nodes; empty for all others."""
         ...
 
+    def remember(self) -> None:
+        """Learn from disk what an earlier life of the agent left on the node. Blocking; before anything else."""
+        ...
+
+    def recall(self, uid: str, found: VolumeSpec) -> VolumeSpec:
+        """What the disk tells of a volume that was found there. Blocking."""
+        ...
+
+    def held(self) -> Iterable[str]:
+        """Unique names of volumes that the node itself has, whether a pod still does or not."""
+        ...
+
     def where(self, path: Path, spec: VolumeSpec) -> Path:
         """What containers get: the volume's folder, or a place of the host."""
         ...
@@ -138,6 +150,15 @@ class PluginDefaults:
     def attached_as(self, spec: VolumeSpec) -> str:
         return ""
 
+    def remember(self) -> None:
+        return
+
+    def recall(self, uid: str, found: VolumeSpec) -> VolumeSpec:
+        return found
+
+    def held(self) -> Iterable[str]:
+        return ()
+
     def where(self, path: Path, spec: VolumeSpec) -> Path:
         return path
 
@@ -164,7 +185,11 @@ class RemotePlugin(PluginDefaults):
         raise NotImplementedError
 
     async def give_back(self, uid: str, spec: VolumeSpec, say: Say) -> None:
-        """Instead of `tear_down`."""
+        """Instead of `tear_down`: take it from the pod."""
+        raise NotImplementedError
+
+    async def let_go(self, spec: VolumeSpec, say: Say) -> None:
+        """After `give_back`: take it from the node if no other pod has it."""
         raise NotImplementedError
 
     def set_up(self, task: SetUp, files: Files | None) -> None:

@@ -1,0 +1,125 @@
+"""Volumes that the control plane attaches, on a whole agent: each is named as long as anything of it is mounted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from pykubelet.api.types import (
+    AttachedVolume,
+    AWSElasticBlockStoreVolumeSource,
+    ObjectMeta,
+    ObjectReference,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    PersistentVolumeClaimSpec,
+    PersistentVolumeClaimStatus,
+    PersistentVolumeClaimVolumeSource,
+    PersistentVolumeSpec,
+    Pod,
+    Volume,
+    VolumeAttachment,
+    VolumeAttachmentStatus,
+    VolumeMount,
+)
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.volumes.csi.records import attachment_name
+from tests.builders import a_container
+from tests.fakes.fake_csi import FakeCsiDriver
+from tests.scenarios.cluster_node import ClusterHarness
+from tests.scenarios.test_plugins import Bed
+
+EBS = "ebs.csi.aws.com"
+UNIQUE = f"kubernetes.io/csi/{EBS}^vol-1"
+
+
+class Attached:
+    """A pod with a disk of a kind that a driver took over; the control plane attached it by that driver."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node = ClusterHarness(folder)
+        bed = Bed(self.node)
+        self.driver = FakeCsiDriver(self.node.mounts)
+        self.node.plugins = msgspec.structs.replace(bed.node.plugins, csi=lambda socket: self.driver)
+        self.add_objects()
+
+    def add_objects(self) -> None:
+        api = self.node.api
+        api.add(
+            PersistentVolume(
+                metadata=ObjectMeta(name="pv"),
+                spec=PersistentVolumeSpec(
+                    aws_elastic_block_store=AWSElasticBlockStoreVolumeSource(volume_id="aws://a/vol-1"),
+                    access_modes=["ReadWriteOnce"],
+                    claim_ref=ObjectReference(namespace="default", name="data", uid="uid-data"),
+                ),
+            )
+        )
+        api.add(
+            PersistentVolumeClaim(
+                metadata=ObjectMeta(name="data", namespace="default", uid="uid-data"),
+                spec=PersistentVolumeClaimSpec(volume_name="pv"),
+                status=PersistentVolumeClaimStatus(phase="Bound"),
+            )
+        )
+        api.add(
+            VolumeAttachment(
+                metadata=ObjectMeta(name=attachment_name("vol-1", EBS, "node1")),
+                status=VolumeAttachmentStatus(attached=True),
+            )
+        )
+
+    async def start(self) -> None:
+        await self.node.start()
+        await self.node.until(self.node.is_ready)
+        drivers = self.node.node.extensions.drivers
+        assert drivers is not None
+        await drivers.register(EBS, Path("/ebs.sock"), ("1.0.0",))
+
+    def attach(self) -> None:
+        node = self.node.api_node()
+        status = msgspec.structs.replace(node.status, volumes_attached=[AttachedVolume(name=UNIQUE)])
+        self.node.api.change(msgspec.structs.replace(node, status=status))
+
+    def bind(self) -> Pod:
+        claim = PersistentVolumeClaimVolumeSource(claim_name="data")
+        return self.node.bind(
+            volumes=[Volume(name="disk", persistent_volume_claim=claim)],
+            containers=[a_container(volume_mounts=[VolumeMount(name="disk", mount_path="/disk")])],
+        )
+
+    def in_use(self) -> list[str]:
+        return self.node.api_node().status.volumes_in_use
+
+
+async def test_a_disk_is_in_use_from_before_it_is_attached_until_it_is_unstaged(tmp_path: Path) -> None:
+    made = Attached(tmp_path)
+    await made.start()
+    try:
+        made.bind()
+        await made.node.until(lambda: made.in_use() == [UNIQUE])
+        assert made.driver.order() == []
+        made.attach()
+        await made.node.until(lambda: made.node.phase() == "Running")
+        # The agent stops, and while it is away the pod goes from the API server.
+        await made.node.kill()
+        made.node.api.remove(Pod, "web", "default")
+        made.driver.hangs = {"unstage"}
+        async with TaskSet("test") as tasks:
+            starting = tasks.spawn(made.start(), name="start")
+            for _ in range(600):
+                assert made.in_use() == [UNIQUE], "never cleared while it is mounted"
+                await asyncio.sleep(0.1)
+            await starting
+        await made.node.until(lambda: "unstage vol-1" in made.driver.order())
+        assert made.in_use() == [UNIQUE]
+        await made.node.kill()
+        made.driver.hangs = set()
+        await made.start()
+        assert made.in_use() == [UNIQUE]
+        await made.node.until(lambda: made.in_use() == [])
+        assert made.driver.staged == {}
+    finally:
+        await made.node.kill()
