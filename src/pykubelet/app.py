@@ -394,7 +394,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager],
+        [runtime_state, pleg, pinning.manager, side.stopper],
         [
             *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
