@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler
+from pykubelet.kit.clock import utc
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.shutdown.plan import two_turns
 from tests.builders import a_container, a_pod, a_sidecar
@@ -86,6 +87,20 @@ async def test_a_pod_deleted_while_it_is_stopped_for_a_new_sandbox_keeps_its_gra
         await node.delete()
         await node.until(lambda: node.running() == [])
         assert container.exit_code == 0
+
+
+@pytest.mark.parametrize("first", [None, 60])
+async def test_a_forced_delete_of_a_pod_with_a_finalizer_takes_two_seconds(tmp_path: Path, first: int | None) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.cri.program(Behaviour(stops_after=None), name="app")
+        await a_running_pod(node, grace=60)
+        for grace in (0,) if first is None else (first, 0):
+            begun, shown = node.clock.monotonic(), node.shown()
+            assert shown is not None
+            node.change(shown, deletion_timestamp=utc(node.clock.now()), deletion_grace_period_seconds=grace)
+            await node.clock.sleep(1)
+        await node.until(lambda: node.running() == [])
+        assert 1.9 <= node.clock.monotonic() - begun <= 2.2
 
 
 async def test_a_hook_runs_once_however_often_the_grace_is_shortened(tmp_path: Path) -> None:
