@@ -319,3 +319,22 @@ async def test_the_end_of_a_container_is_seen_beside_one_that_waits_for_its_imag
         node.cri.exit("app", 1)
         seen = len(node.cri.called("start_container", "app"))
         await node.until(lambda: len(node.cri.called("start_container", "app")) == seen + 4, within=75)
+
+
+async def test_a_static_pod_removed_and_written_again_at_once_is_ended_and_started_again(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        node.cri.program(Behaviour(stops_after=3), name="app")
+        pod = node.run(a_pod("web"))
+        await node.until_running(pod)
+        first = node.cri.container("app").id
+        node.remove("web")
+        assert node.run(a_pod("web")).metadata.uid == pod.metadata.uid
+        await node.until(lambda: node.running() == [])
+        await node.until(lambda: node.running() == ["web/app"])
+        await node.until(lambda: node.status(pod).container_statuses[0].restart_count == 1)
+        await node.clock.sleep(120)
+        assert node.cri.container("app").id != first
+        assert len(node.cri.called("start_container")) == 2
+        status = node.status(pod).container_statuses[0]
+        assert (status.restart_count, status.ready) == (1, True)
+        assert status.last_state is not None and status.last_state.terminated is not None

@@ -119,6 +119,8 @@ class PodPhases:
         state = self.get(uid)
         if state is None:
             return self._synced
+        if state.restart_requested:
+            return False  # the next life under this UID goes on counting from this one
         ended = state.phase in (Phase.TERMINATED, Phase.FINISHED)
         return ended and (state.evicted or state.deleted)
 
