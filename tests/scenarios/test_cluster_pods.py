@@ -20,6 +20,7 @@ from pykubelet.api.types import (
     Secret,
     SecretKeySelector,
 )
+from pykubelet.model.errors import CriError
 from pykubelet.model.pod import MIRROR_ANNOTATION
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import Behaviour
@@ -349,3 +350,29 @@ async def test_a_rejected_pod_shows_what_was_looked_at_and_keeps_its_start(tmp_p
         shown = node.shown()
         assert shown is not None
         assert (shown.status.observed_generation, shown.status.start_time) == (4, begun)
+
+
+async def test_a_change_that_needs_what_the_node_lacks_is_told(tmp_path: Path) -> None:
+    flag = "--feature-gates=InPlacePodLevelResourcesVerticalScaling=false"
+    async with a_cluster_node(tmp_path, flag) as node:
+        node.bind(resources=ResourceRequirements(requests={"cpu": "1"}))
+        await node.until(lambda: node.phase() == "Running")
+        shown = node.shown()
+        assert shown is not None
+        spec = replace(shown.spec, resources=ResourceRequirements(requests={"cpu": "2"}))
+        node.api.change(replace(shown, spec=spec))
+        await node.until(lambda: bool(node.events("FailedNodeDeclaredFeaturesCheck")))
+        (text,) = node.events("FailedNodeDeclaredFeaturesCheck")
+        assert text == "Pod requires node features that are not available: InPlacePodLevelResourcesVerticalScaling"
+
+
+async def test_an_orphan_that_cannot_be_killed_is_told(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind()
+        await node.until(lambda: node.phase() == "Running")
+        await node.kill()
+        await node.delete(grace=0)
+        node.cri.fail_next("stop_pod_sandbox", CriError("device busy"))
+        await node.start()
+        await node.until(lambda: not node.cri.sandboxes)
+        assert node.events("FailedKillPod") == ["error killing pod: device busy"]
