@@ -272,7 +272,10 @@ class Pleg:
     def _tell(self, event: RuntimeEvent) -> None:
         logger.debug("runtime event", extra={"event": type(event).__name__, "uid": event.pod_uid})
         for listener in self._listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Exception:  # this pod's trouble, never the node's; the others hear of it all the same
+                logger.exception("a runtime event cannot be handled", extra={"uid": event.pod_uid})
 
     # Relisting
 
