@@ -15,7 +15,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
-from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.eviction.board import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
@@ -108,23 +107,20 @@ class Node(Struct, kw_only=True):
 
 
 def assemble(settings: Settings, edges: Edges) -> Node:
-    config, clock, cri = settings.config, edges.clock, edges.cri
+    config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
-    metrics = edges.metrics
     local_events = LocalEvents(clock=clock, node_name=node_name)
-    sent_events: ApiEvents | None = None
-    events: AnnotatedSink = local_events
-    if edges.cluster is not None:
-        sent_events = api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics)
-        events = EventFan(local_events, sent_events)
-    recorder = LifeRecorder(clock)
-    phases, cache, results, reasons = PodPhases(), PodStatusCache(), ProbeResults(), ReasonCache()
-    pods = PodManager()
-    statuses = StatusManager(clock=clock)
+    sent_events = (
+        api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics) if edges.cluster else None
+    )
+    events: AnnotatedSink = EventFan(local_events, sent_events) if sent_events is not None else local_events
+    recorder, phases, cache, results = LifeRecorder(clock), PodPhases(), PodStatusCache(), ProbeResults()
+    recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
+    statuses = StatusManager(clock=clock, recalls=recalls)
+    pods, board, reasons = PodManager(), PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = make_mux(settings, edges, events)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    board = PressureBoard()
     shutdown = shutdown_parts(settings, edges, phases=phases, events=events, metrics=metrics)
     cluster: Cluster | None = None
     if edges.cluster is not None and sent_events is not None:
@@ -263,6 +259,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         expand_command=expand_command,
         started=started,
+        recalls=recalls,
     )
     maker = PodStatusMaker(
         told=statuses,
@@ -277,6 +274,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         runtime_name=edges.runtime_name,
         recursive_read_only=recursive_read_only,
         health=extensions.health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
+        recalls=recalls,
     )
     steps = PodSync(
         runtime=side.manager,
@@ -302,6 +300,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         phases=phases,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
         statuses=WorkerStatuses(pleg=pleg, cache=cache),
+        events=events,
         recorder=recorder,
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
@@ -325,7 +324,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans({state.uid for state in phases}, still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(phases.uids(), still_held=volumes.has_mounts)
 
     housekeeping = Housekeeping(
         sources=mux,
@@ -394,7 +393,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager],
+        [runtime_state, pleg, pinning.manager, side.stopper],
         [
             *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),

@@ -30,7 +30,7 @@ from pykubelet.model.runtime_status import (
     SandboxRecord,
 )
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.diff import RuntimeEvent, listed_lives
+from pykubelet.pleg.diff import Life, RuntimeEvent, listed_lives
 from pykubelet.pleg.events import EventFeed, EventSource
 from pykubelet.pleg.inspect import Listing, RuntimeReader, both
 from pykubelet.pleg.refresh import Answer, PodInspections
@@ -120,6 +120,7 @@ class Pleg:
         self._relist_changed = Signal()
         self._relist_at = NOT_DUE
         self._last_relist: float | None = None
+        self._listed = asyncio.Event()
         self._last_answer: float | None = None
         self._failing = False
 
@@ -133,18 +134,23 @@ class Pleg:
             tasks.spawn(self._feed.run(), name="pleg events")
             await self._run_relists()
 
-    async def refresh(self, uid: str) -> PodRuntimeStatus:
+    async def refresh(self, uid: str, *, asked: bool = True) -> PodRuntimeStatus:
         """Inspect the pod now and renew its cache entry; raises CriError when it cannot be read.
 
-        Workers call this after their own actions. Concurrent callers share one inspection.
+        Workers call this after their own actions, and act on what they get. For anybody else `asked` is False, so
+        that the worker is told of what was found. Concurrent callers share one inspection.
         """
-        return await self._inspections.refresh(uid)
+        return await self._inspections.refresh(uid, asked=asked)
 
     async def status_newer_than(self, uid: str, observed_at: float) -> PodRuntimeStatus:
         """A status known to hold at or after `observed_at`, from the cache or else by inspecting now."""
         if self._cache.age_of(uid) >= observed_at:
             return self._cache.get(uid)
         return await self.refresh(uid)
+
+    async def wait_listed(self) -> None:
+        """Until everything in the runtime was listed once."""
+        await self._listed.wait()
 
     def healthy(self) -> tuple[bool, str]:
         """Whether the runtime answers questions about pods, and if not what to tell."""
@@ -267,7 +273,10 @@ class Pleg:
     def _tell(self, event: RuntimeEvent) -> None:
         logger.debug("runtime event", extra={"event": type(event).__name__, "uid": event.pod_uid})
         for listener in self._listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Exception:  # this pod's trouble, never the node's; the others hear of it all the same
+                logger.exception("a runtime event cannot be handled", extra={"uid": event.pod_uid})
 
     # Relisting
 
@@ -330,7 +339,9 @@ class Pleg:
             if (record := records.get(uid)) is None
             or (record.observed_at <= started and not record.agrees_with(found.get(uid, {})))
         ]
-        self._cache.relisted(started, changed=changed)
+        up = {uid for uid, lives in found.items() if Life.RUNNING in lives.values()}
+        self._cache.relisted(started, changed=changed, up=up)
+        self._listed.set()
         for uid, listing in _listings(changed, started, sandboxes, containers).items():
             if (want := self._wants.get(uid)) is not None and want.failures.failures and want.at != NOT_DUE:
                 continue  # it failed lately and has its own time to be tried again

@@ -18,7 +18,8 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import PodUID, deletion_requested, is_static, uid_of
 from pykubelet.pods.manager import PodManager
 from pykubelet.sync.phases import Phase, PodPhases
-from pykubelet.sync.worker import Orphan, PodWorkers, UpdateKind
+from pykubelet.sync.steps import Orphan
+from pykubelet.sync.worker import PodWorkers, UpdateKind
 
 logger = logging.getLogger(__name__)
 
@@ -132,8 +133,9 @@ class Housekeeping:
                 self._workers.update(UpdateKind.CREATE, pod)
 
     def _kill_orphans(self) -> None:
+        known = self._phases.uids()
         for orphan in self._runtime.running_pods():
-            if self._phases.get(orphan.uid) is None:
+            if orphan.uid not in known:
                 logger.info(
                     "pod runs although no source wants it, stopping it",
                     extra={"pod": f"{orphan.namespace}/{orphan.name}", "uid": orphan.uid},

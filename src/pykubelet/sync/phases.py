@@ -50,6 +50,7 @@ class PodState(Struct):
     started: bool = False
     """Whether the worker was allowed to begin (same-name static pods wait for their turn)."""
     deleted: bool = False
+    """Its source asked for the end or has it no more; a pod the node ended for its own sake can still be looked at."""
     evicted: bool = False
     grace: int | None = None
     """Seconds the containers get to stop; only ever shortened."""
@@ -72,12 +73,10 @@ class PodState(Struct):
         """Apply the rules for the effective grace period; True when it became shorter than before."""
         before = self.grace
         asked = self.pod.metadata.deletion_grace_period_seconds if self.pod else None
-        bounds = [seconds for seconds in (before, asked, override) if seconds]
-        grace = min(bounds) if bounds else 0
-        if grace == 0 and self.pod is not None:
-            # A forced delete asks for 0, which upstream reads as "no wish": the spec's period counts.
-            grace = self.pod.spec.termination_grace_period_seconds or 0
-        self.grace = max(1, grace)
+        bounds = [seconds for seconds in (before, asked, override) if seconds is not None]
+        if not bounds and self.pod is not None:
+            bounds = [self.pod.spec.termination_grace_period_seconds or 0]
+        self.grace = max(1, min(bounds, default=0))
         return before is not None and self.grace < before
 
 
@@ -87,6 +86,8 @@ class PodPhases:
     def __init__(self) -> None:
         self._states: dict[PodUID, PodState] = {}
         self._synced = False
+        self.undecided: set[PodUID] = set()
+        """Pods whose admission broke: neither wanted nor unwanted until that was tried again. The loop's."""
 
     def mark_synced(self) -> None:
         self._synced = True
@@ -100,6 +101,10 @@ class PodPhases:
     def forget(self, uid: str) -> None:
         self._states.pop(PodUID(uid), None)
 
+    def uids(self) -> set[str]:
+        """Pods that may hold something."""
+        return {*self._states, *self.undecided}
+
     def __iter__(self) -> Iterator[PodState]:
         return iter(list(self._states.values()))
 
@@ -112,27 +117,33 @@ class PodPhases:
     def could_have_running_containers(self, uid: str) -> bool:
         state = self.get(uid)
         if state is None:
-            return not self._synced
+            return not self._is_unknown(uid)
         return state.phase in (Phase.SYNCING, Phase.TERMINATING)
 
     def should_remove_content(self, uid: str) -> bool:
         """Whether logs, containers and volumes of the pod are of no use to anybody any more."""
         state = self.get(uid)
         if state is None:
-            return self._synced
+            return self._is_unknown(uid)
+        if state.restart_requested:
+            return False  # the next life under this UID goes on counting from this one
         ended = state.phase in (Phase.TERMINATED, Phase.FINISHED)
         return ended and (state.evicted or state.deleted)
 
     def should_remove_runtime(self, uid: str) -> bool:
         state = self.get(uid)
         if state is None:
-            return self._synced
+            return self._is_unknown(uid)
         return state.phase in (Phase.TERMINATED, Phase.FINISHED)
 
     def should_be_terminating(self, uid: str) -> bool:
         state = self.get(uid)
-        return self._synced if state is None else state.is_ending
+        return self._is_unknown(uid) if state is None else state.is_ending
 
     def is_finished(self, uid: str) -> bool:
         state = self.get(uid)
-        return self._synced if state is None else state.phase is Phase.FINISHED
+        return self._is_unknown(uid) if state is None else state.phase is Phase.FINISHED
+
+    def _is_unknown(self, uid: str) -> bool:
+        """Whether a pod without a state is one that nobody wants, for all this agent knows."""
+        return self._synced and PodUID(uid) not in self.undecided

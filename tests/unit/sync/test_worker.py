@@ -8,24 +8,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
+import pytest
+
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.errors import RuntimeDown
+from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
-from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
+from pykubelet.node.local_events import LocalEvents
 from pykubelet.sync.phases import Phase, PodPhases
-from pykubelet.sync.worker import (
-    KillRequest,
-    NetworkNotReady,
-    Orphan,
-    PodWorkers,
-    RetryAt,
-    StatusChange,
-    SyncVerdict,
-    UpdateKind,
-)
+from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
+from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
 
 
 def a_pod(name: str = "web", uid: str = "u1", *, static: bool = False, deleted: int | None = None) -> Pod:
@@ -78,14 +73,18 @@ class Steps:
 class Statuses:
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.down = True
 
     async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
         if self.error is not None:
             raise self.error
         return PodRuntimeStatus(uid=uid)
 
-    def known(self, uid: str) -> PodRuntimeStatus | None:
-        return None
+    def is_down(self, uid: str) -> bool:
+        return self.down
+
+    async def listed(self) -> None:
+        return
 
 
 class Bench:
@@ -94,11 +93,13 @@ class Bench:
         self.phases = PodPhases()
         self.steps = Steps(self.clock)
         self.statuses = Statuses()
+        self.events = LocalEvents(clock=self.clock, node_name="node1")
         self.finished: list[str] = []
         self.workers = PodWorkers(
             phases=self.phases,
             steps=self.steps,
             statuses=self.statuses,
+            events=self.events,
             recorder=LifeRecorder(self.clock),
             clock=self.clock,
             sync_frequency=60,
@@ -197,6 +198,33 @@ async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
         assert bench.workers.snapshot()["u0"].last_error == "boom"
 
 
+async def test_a_status_that_cannot_be_had_is_told_but_not_when_the_whole_runtime_is_away() -> None:
+    async with a_bench() as bench:
+        bench.statuses.error = CriError("no such sandbox")
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(1)
+        assert [e.message for e in bench.events.all()] == ["error determining status: no such sandbox"]
+        bench.statuses.error = RuntimeDown("connection refused")
+        await bench.clock.sleep(30)
+        assert len(bench.events.all()) == 1
+
+
+async def test_a_pod_waits_for_those_that_make_room_but_not_for_ever() -> None:
+    async with a_bench() as bench:
+        gone, stuck = (asyncio.get_running_loop().create_future() for _ in range(2))
+        bench.workers.update(UpdateKind.CREATE, a_pod(), after=Room(stopped=[gone], patience=45))
+        bench.workers.update(UpdateKind.CREATE, a_pod("late", "u2"), after=Room(stopped=[stuck], patience=45))
+        bench.workers.update(UpdateKind.CREATE, a_pod("gone", "u3"), after=Room(stopped=[stuck], patience=45))
+        await bench.clock.sleep(20)
+        assert bench.what() == []
+        gone.set_result(None)
+        bench.workers.update(UpdateKind.UPDATE, a_pod("gone", "u3", deleted=10))
+        await bench.clock.sleep(1)
+        assert bench.what() == ["sync web", "kill gone 10", "killed gone", "terminated gone"]
+        await bench.clock.sleep(25)
+        assert bench.steps.log[-1] == (45.0, "sync late")
+
+
 async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
     async with a_bench() as bench:
         bench.statuses.error = RuntimeDown("no answer")
@@ -228,6 +256,16 @@ async def test_a_pod_that_already_ended_in_the_api_is_only_cleaned_up() -> None:
         bench.workers.update(UpdateKind.CREATE, pod)
         await bench.clock.sleep(1)
         assert bench.what() == ["terminated web"]
+
+
+async def test_a_pod_that_ended_in_the_api_and_is_still_up_is_stopped_first() -> None:
+    async with a_bench() as bench:
+        bench.statuses.down = False
+        pod = a_pod()
+        pod.status.phase = "Failed"
+        bench.workers.update(UpdateKind.CREATE, pod)
+        await bench.clock.sleep(1)
+        assert bench.what() == ["kill web 30", "killed web", "terminated web"]
 
 
 async def test_same_name_static_pods_take_turns() -> None:
@@ -318,3 +356,32 @@ async def test_a_deadline_brings_the_next_run_forward() -> None:
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(8)
         assert [at for at, _ in bench.steps.log] == [0, 7]
+
+
+def _retry_at_once(pod: Pod) -> SyncVerdict:
+    raise RetryAt(0.0, "in a moment")
+
+
+@pytest.mark.parametrize("on_sync", [lambda pod: SyncVerdict(again_in=0.0), _retry_at_once])
+async def test_passes_that_change_nothing_are_not_repeated_without_a_pause(
+    on_sync: Callable[[Pod], SyncVerdict],
+) -> None:
+    async with a_bench() as bench:
+        bench.steps.on_sync, bench.steps.sync_takes = on_sync, 0.01
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(10)
+        assert 8 <= bench.steps.done("sync web") <= 12
+
+
+async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
+    async with a_bench() as bench:
+
+        async def fresh(uid: str, than: float) -> PodRuntimeStatus:
+            number = bench.steps.done("sync web")
+            return PodRuntimeStatus(uid=uid, containers=(ContainerStatus(id=f"c{number}", name="app"),))
+
+        bench.statuses.fresh = fresh  # type: ignore[method-assign]
+        bench.steps.on_sync = lambda pod: SyncVerdict(again_in=None if bench.steps.done("sync web") == 5 else 0.0)
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(0.1)
+        assert bench.steps.done("sync web") == 5
