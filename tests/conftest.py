@@ -8,6 +8,7 @@ import inspect
 import signal
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.clock_loop import AutojumpLoop
@@ -20,6 +21,9 @@ ENDS_WITHIN = 5.0
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real_loop: runs on the ordinary event loop (real sockets, processes, time)")
     give_children_signals()
+    # How long an example takes says how busy the machine is, not whether the code is right.
+    hypothesis.settings.register_profile("pykubelet", deadline=None)
+    hypothesis.settings.load_profile("pykubelet")
 
 
 def give_children_signals() -> None:
