@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from pykubelet.clients.host.port import MountEntry, MountError, ToolMissing
@@ -68,7 +68,9 @@ class FakeMounts:
     def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
         self._mount("bind", target, source=os.readlink(f"/proc/self/fd/{descriptor}"), read_only=read_only)
 
-    def by_tool(self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float) -> None:
+    def by_tool(
+        self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
+    ) -> None:
         if fs_type.startswith("nfs") and "mount.nfs" not in self.tools:
             raise ToolMissing("an nfs volume needs the program mount.nfs (package nfs-common), which this host lacks")
         self._mount("tool", target, source=source, fs_type=fs_type, options=tuple(options))
@@ -92,7 +94,7 @@ class FakeMounts:
     def unmount_forced(self, target: Path, *, seconds: float) -> bool:
         return self.unmount(target)
 
-    def run(self, *command: str, seconds: float, allow: Sequence[int] = ()) -> str:
+    def run(self, *command: str, seconds: float | None, allow: Container[int] = ()) -> str:
         self.commands.append(command)
         if command[0] not in self.tools:
             raise ToolMissing(f"this volume needs the program {command[0]}, which this host does not have")

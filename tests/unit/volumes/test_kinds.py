@@ -23,12 +23,14 @@ from pykubelet.api.types import (
 )
 from pykubelet.volumes import ownership
 from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.plugins import words
 from pykubelet.volumes.plugins.empty_dir import memory_size, page_size
 from pykubelet.volumes.plugins.fc import device_patterns, global_name
 from pykubelet.volumes.plugins.host_path import check_type
 from pykubelet.volumes.plugins.iscsi import portals_of
 from pykubelet.volumes.plugins.mounted import prepare_filesystem
 from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.selinux import mount_option
 from pykubelet.volumes.spec import spec_of
 from pykubelet.volumes.subpath import show_subpath
 from pykubelet.volumes.usage import walk_usage
@@ -126,9 +128,9 @@ def test_host_path_types(tmp_path: Path) -> None:
         "CharDevice": "a character device",
     }
     called |= {"BlockDevice": "a block device", "DirectoryOrCreate": "a directory"}
-    for kind, words in called.items():
+    for kind, called_so in called.items():
         wrong = tmp_path / ("dir" if "Dir" not in kind else "file")
-        with pytest.raises(VolumeProblem, match=f"hostPath type check failed: {wrong} is not {words}"):
+        with pytest.raises(VolumeProblem, match=f"hostPath type check failed: {wrong} is not {called_so}"):
             check_type(str(wrong), kind)
     with pytest.raises(VolumeProblem, match="is not a directory"):
         check_type(str(tmp_path / "nothing"), "Directory")
@@ -206,6 +208,38 @@ async def test_nfs(tmp_path: Path) -> None:
         assert (entry.source, entry.fs_type, entry.options) == ("[fd00::1]:/export", "nfs", ("vers=4.2",))
         await manager.wait_unmounted(pod)
         assert node.mounts.points() == []
+
+
+@pytest.mark.parametrize(
+    "server", ["-T/var/lib/kubelet/pods/u/volumes/a", "a/b", "LABEL=root", "a b", "a\nb", "", ".."]
+)
+async def test_an_nfs_server_must_be_a_server(tmp_path: Path, server: str) -> None:
+    """`mount` would take a word that begins with `-` for an option, such as a table of mounts that a pod wrote."""
+    node = Node(tmp_path)
+    node.mounts.tools["mount.nfs"] = ""
+    pod = pod_with(Volume(name="share", nfs=NFSVolumeSource(server=server, path="/fstab")))
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady, match=r"nfs\.server"):
+            await manager.wait_mounted(pod)
+    assert node.mounts.entries == []
+
+
+@pytest.mark.parametrize("value", ["../../bin/sh", "fuse.sh", "fuse", "-x", "ext4 -o", "a" * 300])
+def test_a_filesystem_type_names_no_other_program(value: str) -> None:
+    with pytest.raises(VolumeProblem, match=r"fsType .* is not a filesystem"):
+        words.fs_type(value, "iscsi.fsType")
+
+
+def test_filesystem_types() -> None:
+    assert [words.fs_type(value, "x") for value in (None, "", "xfs", "ext3")] == ["ext4", "ext4", "xfs", "ext3"]
+
+
+def test_a_label_is_one_mount_option() -> None:
+    assert mount_option("system_u:object_r:container_file_t:s0:c1,c2") == (
+        'context="system_u:object_r:container_file_t:s0:c1,c2"',
+    )
+    with pytest.raises(VolumeProblem, match="seLinuxOptions"):
+        mount_option('u:r:t:s0",loop,x="')
 
 
 async def test_iscsi_without_its_tool(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Managers take the part they need. Implementations are beside this file; tests gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -140,8 +140,10 @@ class Mounts(Protocol):
         """Show what an open descriptor stands for at `target`, whatever its path leads to by now."""
         ...
 
-    def by_tool(self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float) -> None:
-        """Mount with the host's `mount`, for filesystems that need helpers."""
+    def by_tool(
+        self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
+    ) -> None:
+        """Mount with the host's `mount`, for filesystems that need helpers. A source beginning with `-` is refused."""
         ...
 
     def unmount(self, target: Path) -> bool:
@@ -152,9 +154,10 @@ class Mounts(Protocol):
         """The same for filesystems whose server may be gone: after `seconds` by force."""
         ...
 
-    def run(self, *command: str, seconds: float, allow: Sequence[int] = ()) -> str:
+    def run(self, *command: str, seconds: float | None, allow: Container[int] = ()) -> str:
         """A program of the host; its output. ToolMissing when it is not there, MountError when it ends with
-        anything but 0 or one of `allow`."""
+        anything but 0 or one of `allow`, or not within `seconds`: then it is killed with all it started. With None
+        it may take its time and goes on even if the agent ends, as what repairs a filesystem must."""
         ...
 
     def make_shared(self, folder: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,70 @@ def test_programs() -> None:
     assert mounts.run("sh", "-c", "exit 3", seconds=5, allow=(3,)) == ""
     with pytest.raises(MountError, match="did not finish within"):
         mounts.run("sleep", "10", seconds=0.05)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host whose `mount` and helper only write down their words, one a line."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("mount", "mount.nfs", "umount"):
+        (folder / name).write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/words\n')
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_mount_takes_no_source_for_an_option(tools: Path) -> None:
+    HostMounts().by_tool("server:/x", tools, fs_type="nfs", options=("ro",), seconds=5)
+    assert (tools / "words").read_text().split() == ["-t", "nfs", "-o", "ro", "--", "server:/x", str(tools)]
+    (tools / "words").unlink()
+    with pytest.raises(MountError, match="the source must not begin with '-'"):
+        HostMounts().by_tool("-T/tmp/a:/fstab", tools, fs_type="nfs", options=(), seconds=5)
+    assert not (tools / "words").exists()
+
+
+@pytest.mark.real_loop
+def test_at_its_deadline_a_program_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    script = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
+    with pytest.raises(MountError, match=r"did not finish within 0\.3 s"):
+        HostMounts().run("sh", "-c", script, seconds=0.3)
+    child = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    gone = time.monotonic() + 10
+    while child.exists() and child.read_text().split()[2] != "Z" and time.monotonic() < gone:
+        time.sleep(0.01)
+    assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
+AGENT = """
+import sys, threading
+from pathlib import Path
+from pykubelet.clients.host.mounts import HostMounts
+tool = "echo begun > {0}/begun; read x < {0}/go; echo repairing; echo repaired > {0}/done"
+run = lambda: HostMounts().run("sh", "-c", tool.format(sys.argv[1]), seconds=None)
+threading.Thread(target=run, daemon=True).start()
+while not Path(sys.argv[1], "begun").exists():
+    pass
+"""
+
+
+@pytest.mark.real_loop
+def test_a_program_without_deadline_outlives_the_agent_and_its_signals(tmp_path: Path) -> None:
+    """What repairs a filesystem is not cut short by a restart of the agent, nor by the pipe that goes with it."""
+    os.mkfifo(tmp_path / "go")
+    done = subprocess.run([sys.executable, "-c", AGENT, str(tmp_path)], timeout=30, check=False)
+    assert done.returncode == 0
+    (tmp_path / "go").write_text("now\n")
+    until = time.monotonic() + 10
+    while not (tmp_path / "done").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert (tmp_path / "done").exists()
+
+
+def test_long_words_of_a_program_are_cut() -> None:
+    with pytest.raises(MountError) as caught:
+        HostMounts().run("sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x >&2; exit 1", seconds=30)
+    assert len(str(caught.value)) < 3000
 
 
 def test_what_is_no_mount_is_nothing_to_unmount(tmp_path: Path) -> None:
