@@ -22,6 +22,10 @@ class FakeMounts:
         self.tools: dict[str, str] = {}
         """Output of programs this host has, by their name."""
         self.commands: list[tuple[str, ...]] = []
+        self.codes: dict[str, int] = {}
+        """How programs end, by their name; with 0 if it is not said."""
+        self.deadlines: dict[str, float | None] = {}
+        """Seconds the last run of each program was given."""
         self.refused: set[str] = set()
         """Commands with one of these words fail, showing themselves as real ones do."""
         self._failures: list[list[object]] = []
@@ -98,6 +102,10 @@ class FakeMounts:
         self.commands.append(command)
         if command[0] not in self.tools:
             raise ToolMissing(f"this volume needs the program {command[0]}, which this host does not have")
+        self.deadlines[command[0]] = seconds
+        code = self.codes.get(command[0], 0)
+        if code and code not in allow:
+            raise MountError(f"`{' '.join(command)}` failed with {code}: no output")
         if self.refused & set(command):
             raise MountError(f"`{' '.join(command)}` failed with 1: refused")
         return self.tools[command[0]]

@@ -8,7 +8,8 @@ import os
 from pykubelet.api.types import FCVolumeSource
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.volumes.plugins.disks import multipath_of, rescan_hosts, wait_for_device
-from pykubelet.volumes.plugins.mounted import DeviceMounts, MountedPlugin
+from pykubelet.volumes.plugins.filesystems import DeviceMounts
+from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import Files, SetUp
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import FC, VolumeSpec

@@ -16,7 +16,8 @@ from pykubelet.clients.host.port import MountError, Mounts, ToolMissing, VolumeP
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes.objects import References
 from pykubelet.volumes.plugins.disks import multipath_of, wait_for_device
-from pykubelet.volumes.plugins.mounted import DeviceMounts, MountedPlugin
+from pykubelet.volumes.plugins.filesystems import DeviceMounts
+from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import FileContent, Files, SetUp
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import ISCSI, VolumeSpec

@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 
 from pykubelet.clients.host.port import Mounts, VolumePaths
-from pykubelet.volumes.plugins.mounted import DeviceMounts, MountedPlugin
+from pykubelet.volumes.plugins.filesystems import DeviceMounts
+from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import Files, SetUp
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import LOCAL
