@@ -29,7 +29,7 @@ from pykubelet.volumes.plugins.host_path import check_type
 from pykubelet.volumes.plugins.iscsi import portals_of
 from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.selinux import mount_option
-from pykubelet.volumes.spec import spec_of
+from pykubelet.volumes.spec import FC, spec_of
 from pykubelet.volumes.subpath import show_subpath
 from pykubelet.volumes.usage import walk_usage
 from tests.builders import a_container, a_pod
@@ -277,7 +277,32 @@ async def test_chap_passwords_never_show(tmp_path: Path) -> None:
     assert node.mounts.commands[3][-4:] == ("-n", "node.session.auth.username", "-v", "me")
 
 
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({"target_wwns": ["50060e801049cfd1"], "lun": 0}, "kubernetes.io/fc/[50060e801049cfd1]:0"),
+        ({"target_wwns": ["a", "b"], "lun": 2, "wwids": ["3600"]}, "kubernetes.io/fc/[a b]:2"),
+        ({"target_wwns": ["a"], "wwids": ["3600", "VENDOR 1"]}, "kubernetes.io/fc/[3600 VENDOR 1]"),
+        ({"wwids": ["3600"]}, "kubernetes.io/fc/[3600]"),
+    ],
+)
+async def test_an_fc_disk_has_the_name_the_control_plane_writes(
+    tmp_path: Path, fields: dict[str, Any], name: str
+) -> None:
+    plugin = Node(tmp_path).manager()._plugins[FC]
+    assert plugin.attached_as(spec_of(Volume(name="disk", fc=FCVolumeSource(**fields)))) == name
+
+
+@pytest.mark.parametrize("wwid", ["../../../../etc", "a/b", "..", "-x", "a\nb", "", "w" * 300])
+def test_an_fc_name_leads_to_no_other_folder(wwid: str) -> None:
+    with pytest.raises(VolumeProblem, match=r"fc\.wwids"):
+        global_name(FCVolumeSource(wwids=[wwid]))
+    with pytest.raises(VolumeProblem, match=r"fc\.targetWWNs"):
+        global_name(FCVolumeSource(target_wwns=[wwid], lun=0))
+
+
 def test_fc_names() -> None:
+    assert global_name(FCVolumeSource(target_wwns=["a", "b"], lun=3)) == "a-b-lun-3"
     source = FCVolumeSource(wwids=["3600508b4 0001"])
     assert global_name(source) == "3600508b4_0001"
     assert device_patterns(FCVolumeSource(target_wwns=["50060E8000000001"], lun=3)) == [

@@ -11,16 +11,26 @@ from pykubelet.volumes.plugins.disks import multipath_of, rescan_hosts, wait_for
 from pykubelet.volumes.plugins.filesystems import DeviceMounts
 from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import Files, SetUp
+from pykubelet.volumes.plugins.words import word
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import FC, VolumeSpec
 
 
+def unique_name(source: FCVolumeSource) -> str:
+    """What the control plane calls the disk in volumesAttached: Go's way to print lists."""
+    if source.target_wwns and source.lun is not None:
+        return f"[{' '.join(source.target_wwns)}]:{source.lun}"
+    return f"[{' '.join(source.wwids)}]" if source.wwids else ""
+
+
 def global_name(source: FCVolumeSource) -> str:
-    if source.target_wwns:
-        return f"{source.target_wwns[0]}-lun-{source.lun or 0}"
+    """The disk's folder on the node; every part is a checked word."""
+    if source.target_wwns and source.lun is not None:
+        names = [word(name, "fc.targetWWNs") for name in source.target_wwns]
+        return word(f"{'-'.join(names)}-lun-{source.lun}", "fc.targetWWNs")
     if source.wwids:
-        return source.wwids[0].replace(" ", "_")
-    raise VolumeProblem("fc volume names neither targetWWNs nor wwids")
+        return word("-".join(word(name.replace(" ", "_"), "fc.wwids") for name in source.wwids), "fc.wwids")
+    raise VolumeProblem("fc volume names neither targetWWNs with a lun nor wwids")
 
 
 def device_patterns(source: FCVolumeSource) -> list[str]:
@@ -40,7 +50,7 @@ class FcVolume(MountedPlugin):
         self._devices = DeviceMounts(mounts=mounts, top=self._top, pods=paths.pods)
 
     def attached_as(self, spec: VolumeSpec) -> str:
-        return f"{FC}/{global_name(spec.volume.fc)}" if spec.volume.fc is not None else ""
+        return f"{FC}/{unique_name(spec.volume.fc)}" if spec.volume.fc is not None else ""
 
     def mount(self, task: SetUp, files: Files | None) -> None:
         source = _source(task)
