@@ -24,9 +24,8 @@ from pykubelet.api.types import (
 from pykubelet.volumes.manager import VolumeRules
 from pykubelet.volumes.plugins import words
 from pykubelet.volumes.plugins.empty_dir import memory_size, page_size
-from pykubelet.volumes.plugins.fc import device_patterns, global_name
+from pykubelet.volumes.plugins.fc import global_name, link_names
 from pykubelet.volumes.plugins.host_path import check_type
-from pykubelet.volumes.plugins.iscsi import portals_of
 from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.selinux import mount_option
 from pykubelet.volumes.spec import FC, spec_of
@@ -251,11 +250,6 @@ async def test_iscsi_without_its_tool(tmp_path: Path) -> None:
         assert manager.volumes_in_use() == []
 
 
-def test_iscsi_portals() -> None:
-    source = ISCSIVolumeSource(target_portal="10.0.0.1", portals=["10.0.0.2:3261", "10.0.0.1:3260", "[fd00::1]"])
-    assert portals_of(source) == ["10.0.0.1:3260", "10.0.0.2:3261", "[fd00::1]:3260"]
-
-
 async def test_chap_passwords_never_show(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.objects.secrets["default", "chap"] = a_secret(
@@ -274,7 +268,7 @@ async def test_chap_passwords_never_show(tmp_path: Path) -> None:
             await manager.wait_mounted(pod_with(Volume(name="disk", iscsi=source)))
     assert "iscsiadm refused the setting node.session.auth.password" in str(caught.value)
     assert "hunter2" not in f"{caught.value}{node.told.events}"
-    assert node.mounts.commands[3][-4:] == ("-n", "node.session.auth.username", "-v", "me")
+    assert any(words[-4:] == ("-n", "node.session.auth.username", "-v", "me") for words in node.mounts.commands)
 
 
 @pytest.mark.parametrize(
@@ -305,9 +299,22 @@ def test_fc_names() -> None:
     assert global_name(FCVolumeSource(target_wwns=["a", "b"], lun=3)) == "a-b-lun-3"
     source = FCVolumeSource(wwids=["3600508b4 0001"])
     assert global_name(source) == "3600508b4_0001"
-    assert device_patterns(FCVolumeSource(target_wwns=["50060E8000000001"], lun=3)) == [
-        "/dev/disk/by-path/*-fc-0x50060e8000000001-lun-3"
-    ]
+
+
+@pytest.mark.parametrize(
+    "name, fits",
+    [
+        ("pci-0000:00:01.0-fc-0x50060e8000000001-lun-3", True),
+        ("fc-0x50060e8000000002-lun-3", True),
+        ("fc-0x50060e8000000001-lun-3-part1", False),
+        ("fc-0x50060e8000000001-lun-33", False),
+        ("pci-0000:00:01.0-fc-0x50060e8000000009-lun-3", False),
+    ],
+)
+def test_links_to_fc_disks(name: str, fits: bool) -> None:
+    source = FCVolumeSource(target_wwns=["50060E8000000001", "50060e8000000002"], lun=3)
+    folder, pattern = link_names(source)
+    assert folder == "by-path" and bool(pattern.fullmatch(name)) is fits
 
 
 async def test_block_volume(tmp_path: Path) -> None:

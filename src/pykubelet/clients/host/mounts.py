@@ -26,8 +26,22 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 32, 1024, 2048, 4096, 16384
 MS_SHARED, MS_RELATIME = 1 << 20, 1 << 21
 MNT_FORCE, UMOUNT_NOFOLLOW = 1, 8
+MS_NOSYMFOLLOW, MS_STRICTATIME = 256, 1 << 24
+_TIMES = MS_NOATIME | MS_RELATIME | MS_STRICTATIME
+BIND_OPTIONS = {
+    "ro": MS_RDONLY,
+    "nosuid": MS_NOSUID,
+    "nodev": MS_NODEV,
+    "noexec": MS_NOEXEC,
+    "nosymfollow": MS_NOSYMFOLLOW,
+    "noatime": MS_NOATIME,
+    "nodiratime": MS_NODIRATIME,
+    "relatime": MS_RELATIME,
+    "strictatime": MS_STRICTATIME,
+}
+"""Options that a bind mount can have of its own. All others belong to the filesystem, which is mounted already."""
 _KEPT_FLAGS = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME | MS_RELATIME
-"""Flags of the source that a read-only remount of a bind must not lose."""
+"""Flags of the source that a remount of a bind must not lose."""
 _STACK_LIMIT = 64
 MOST_OUTPUT, MOST_SAID = 1 << 20, 2000
 """Bytes read of what a program writes; characters of it that go into an error."""
@@ -75,13 +89,14 @@ class HostMounts:
         with _explained("hugetlbfs", target):
             _mount_at("nodev", target, "hugetlbfs", 0, data)
 
-    def bind(self, source: Path, target: Path, *, read_only: bool) -> None:
+    def bind(self, source: Path, target: Path, *, read_only: bool, options: Sequence[str] = ()) -> None:
+        flags = {BIND_OPTIONS[option] for option in options if option in BIND_OPTIONS}
         with _explained(str(source), target):
-            _bind(str(source), target, read_only)
+            _bind(str(source), target, sum(flags) | (MS_RDONLY if read_only else 0))
 
     def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
         with _explained(f"descriptor {descriptor}", target):
-            _bind(f"/proc/self/fd/{descriptor}", target, read_only)
+            _bind(f"/proc/self/fd/{descriptor}", target, MS_RDONLY if read_only else 0)
 
     def by_tool(
         self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
@@ -251,15 +266,18 @@ def _mount_at(source: str, target: Path, fs_type: str | None, flags: int, data: 
         os.close(descriptor)
 
 
-def _bind(source: str, target: Path, read_only: bool) -> None:
+def _bind(source: str, target: Path, flags: int) -> None:
+    """Bind, with these flags of mount points on top of those the source has."""
     _mount_at(source, target, None, MS_BIND, None)
-    if not read_only:
+    if not flags:
         return
     try:
         kept = os.statvfs(target).f_flag & _KEPT_FLAGS
-        _mount_at("none", target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | kept, None)
+        if flags & _TIMES:
+            kept &= ~_TIMES
+        _mount_at("none", target, None, MS_BIND | MS_REMOUNT | flags | kept, None)
     except OSError:
-        _unmount_once(target, UMOUNT_NOFOLLOW)  # better no mount than one that can be written to
+        _unmount_once(target, UMOUNT_NOFOLLOW)  # better no mount than one that allows more than it should
         raise
 
 

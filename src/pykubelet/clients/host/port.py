@@ -134,7 +134,9 @@ class Mounts(Protocol):
 
     def hugetlbfs(self, target: Path, *, page_size: str, size_bytes: int | None) -> None: ...
 
-    def bind(self, source: Path, target: Path, *, read_only: bool) -> None: ...
+    def bind(self, source: Path, target: Path, *, read_only: bool, options: Sequence[str] = ()) -> None:
+        """Show `source` at `target`. Of the options those count that a mount point can have, such as noexec."""
+        ...
 
     def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
         """Show what an open descriptor stands for at `target`, whatever its path leads to by now."""

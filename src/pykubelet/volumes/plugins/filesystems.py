@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pykubelet.clients.host.port import MountError, Mounts, ToolMissing
+import msgspec
+from msgspec import Struct
+
+from pykubelet.clients.host.port import MountError, Mounts, ToolMissing, VolumePaths
+from pykubelet.kit.files import write_atomic
+from pykubelet.model.errors import PykubeletError
 from pykubelet.volumes.plugins.leftover import remove_empty
 from pykubelet.volumes.plugins.plugin import SetUp, make_folder
 from pykubelet.volumes.problems import VolumeProblem
@@ -16,63 +22,156 @@ from pykubelet.volumes.selinux import mount_option
 
 logger = logging.getLogger(__name__)
 
+NOTE = "disk.json"
+BLOCK = "volumeDevices"
+"""Folder for disks that pods get as devices, beside those that are mounted."""
 FSCK_UNCORRECTED = 4
 FSCK_FINE = frozenset(range(256)) - {0, FSCK_UNCORRECTED}
 """All other ends of fsck are no reason to refuse a disk, as upstream has it: errors corrected, no checker for this
 filesystem, a device that cannot be checked. Whether it can be mounted the kernel says."""
 
 
-class DeviceMounts:
-    """Filesystems on block devices, each mounted once on the node and bound into every pod that has it."""
+class Note(Struct, frozen=True, kw_only=True):
+    """That a pod uses a disk of the node. Lies in the pod's folder from before the disk is there until it is given
+    back, so that every life of the agent knows who uses what."""
 
-    def __init__(self, *, mounts: Mounts, top: Path, pods: Path) -> None:
+    place: str
+    """The disk's folder on the node."""
+    record: str = ""
+    """What its kind needs to know to give it back."""
+
+
+class DeviceMounts:
+    """Disks of one kind, each brought and mounted once on the node for all pods that have it."""
+
+    def __init__(self, *, mounts: Mounts, paths: VolumePaths, plugin: str, top: Path, depth: int = 1) -> None:
         self._mounts = mounts
+        self._paths = paths
+        self._plugin = plugin
         self._top = top
-        self._pods = pods
-        self._locks: dict[str, threading.Lock] = {}
-        self._guard = threading.Lock()
+        self._depth = depth
+        """Folders between `top` and what is mounted."""
+        self._locks = KeyedLocks()
+
+    # --- a pod gets a disk ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def alone(self, key: str) -> Iterator[None]:
-        """One operation at a time on one disk or target; others go on."""
-        with self._lock(key):
+    def used(self, task: SetUp, note: Note) -> Iterator[None]:
+        """While a pod gets the disk: nobody else brings it or takes it away, and it is noted who uses it."""
+        with self._locks.held(note.place):
+            file = self._note_file(task.uid, task.spec.folder)
+            make_folder(file.parent)
+            write_atomic(file, msgspec.json.encode(note), durable=False)  # of no use after a reboot
             yield
 
     def show(self, device: str, place: Path, task: SetUp, fs_type: str) -> None:
         """Mount the device at `place` unless it is there already, and show that at the pod's folder."""
         spec = task.spec
-        # Held until the pod's mount exists, so that nobody frees the place between the two.
-        with self._lock(str(place)):
-            if not any(entry.mount_point == str(place) for entry in self._mounts.table()):
-                make_folder(place)
-                options = (*spec.mount_options, *mount_option(task.label), *(("ro",) if spec.read_only else ()))
-                mount_filesystem(self._mounts, device, place, fs_type, options, read_only=spec.read_only)
-            self._mounts.bind(place, task.path, read_only=spec.read_only)
+        if not self._is_mounted(place):
+            make_folder(place)
+            options = (*spec.mount_options, *mount_option(task.label), *(("ro",) if spec.read_only else ()))
+            mount_filesystem(self._mounts, device, place, fs_type, options, read_only=spec.read_only)
+        self._mounts.bind(place, task.path, read_only=spec.read_only)
 
-    def free_unused(self) -> list[Path]:
-        """Unmount the node's own mounts of disks that no pod has any more, also what a killed agent left."""
-        freed = []
-        for point in self._unused():
-            lock = self._lock(point)
-            if not lock.acquire(blocking=False):
-                continue  # a pod is just getting it
+    # --- and gives it back ----------------------------------------------------------------------
+
+    def give_back(self, uid: str, folder: str, detach: Callable[[Path, str], None]) -> None:
+        """After the pod's own mount is gone: if no other pod has the disk, unmount it and `detach` it, which is told
+        its place and record. Raises what went wrong with this disk, to be repeated. What killed agents left of other
+        disks is taken away in passing."""
+        own = self._read(self._note_file(uid, folder))
+        if own is not None:
+            self._free(Path(own.place), own.record, detach, besides=self._note_file(uid, folder))
+        noted = {note.place for note in self.notes()}
+        for place in self.places():
+            if str(place) in noted:
+                continue
             try:
-                if point in self._unused():
-                    self._mounts.unmount(Path(point))
-                    remove_empty(Path(point))
-                    freed.append(Path(point))
-            finally:
-                lock.release()
-        return freed
+                self._free(place, "", detach)
+            except (PykubeletError, OSError) as error:
+                logger.warning("a disk that nobody uses stays", extra={"place": str(place), "error": str(error)})
 
-    def _unused(self) -> list[str]:
+    def notes(self, besides: Path | None = None) -> list[Note]:
+        files = self._paths.pods.glob(f"*/plugins/{self._plugin.replace('/', '~')}/*/{NOTE}")
+        return [note for file in files if file != besides and (note := self._read(file)) is not None]
+
+    def places(self) -> list[Path]:
+        """Folders of disks, mounted or not. Looks at names only: what is mounted may hang, or be a stranger's."""
+        found = _folders(self._top)
+        block = [folder for folder in found if folder.name == BLOCK]
+        plain = [folder for folder in found if folder.name != BLOCK]
+        blocks = [inner for folder in block for inner in _folders(folder)]
+        for _ in range(self._depth - 1):
+            plain = [inner for folder in plain for inner in _folders(folder)]
+            blocks = [inner for folder in blocks for inner in _folders(folder)]
+        return plain + blocks
+
+    def _free(self, place: Path, record: str, detach: Callable[[Path, str], None], besides: Path | None = None) -> None:
+        with self._locks.held(str(place), wait=False) as held:
+            if not held or self._is_used(place, besides):
+                return  # whoever has it will give it back
+            self._mounts.unmount(place)
+            detach(place, record)
+            remove_empty(place)
+
+    def _is_used(self, place: Path, besides: Path | None) -> bool:
+        if any(note.place == str(place) for note in self.notes(besides)):
+            return True
+        # Pods of an agent that wrote no notes are known by their mounts and links to devices.
+        if BLOCK in place.relative_to(self._top).parts:
+            links = self._paths.pods.glob(f"*/{BLOCK}/{self._plugin.replace('/', '~')}/*")
+            return any(not self._note_file(link.parts[-4], link.name).exists() for link in links)
         table = self._mounts.table()
-        used = {entry.device for entry in table if entry.mount_point.startswith(f"{self._pods}/")}
-        return [e.mount_point for e in table if e.mount_point.startswith(f"{self._top}/") and e.device not in used]
+        devices = {entry.device for entry in table if entry.mount_point == str(place)}
+        return any(entry.device in devices and entry.mount_point.startswith(f"{self._paths.pods}/") for entry in table)
 
-    def _lock(self, key: str) -> threading.Lock:
+    def _is_mounted(self, place: Path) -> bool:
+        return any(entry.mount_point == str(place) for entry in self._mounts.table())
+
+    def _note_file(self, uid: str, folder: str) -> Path:
+        return self._paths.plugin_data(uid, self._plugin, folder) / NOTE
+
+    def _read(self, file: Path) -> Note | None:
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=Note)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            logger.warning("a note about a disk cannot be read", extra={"file": str(file), "error": str(error)})
+            return None
+
+
+def _folders(top: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(top) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    return []
+
+
+class KeyedLocks:
+    """A lock for each key, for threads; those that nobody holds or waits for are forgotten."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextlib.contextmanager
+    def held(self, key: str, *, wait: bool = True) -> Iterator[bool]:
+        """Gives whether it is held, which without `wait` it may not be."""
         with self._guard:
-            return self._locks.setdefault(key, threading.Lock())
+            lock, users = self._locks.get(key, (threading.Lock(), 0))
+            self._locks[key] = (lock, users + 1)
+        taken = lock.acquire(blocking=wait)
+        try:
+            yield taken
+        finally:
+            if taken:
+                lock.release()
+            with self._guard:
+                lock, users = self._locks[key]
+                if users == 1:
+                    del self._locks[key]
+                else:
+                    self._locks[key] = (lock, users - 1)
 
 
 def mount_filesystem(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pykubelet.clients.host.port import Mounts, VolumePaths
@@ -22,40 +23,47 @@ class MountedPlugin(PluginDefaults):
     name = ""
     owned = True
     """Whether fsGroup is applied to it."""
+    first_pod_owns = False
+    """Whether only the first pod's fsGroup is applied, and the others are told."""
 
     def __init__(self, *, mounts: Mounts, paths: VolumePaths) -> None:
         self._mounts = mounts
         self._paths = paths
 
+    def using(self, task: SetUp) -> AbstractContextManager[None]:
+        """Around all that brings the volume to the pod."""
+        return contextlib.nullcontext()
+
     def mount(self, task: SetUp, files: Files | None) -> None:
         """Mount the thing at `task.path`, which exists and is no mount yet."""
         raise NotImplementedError
 
-    def released(self) -> None:
-        """A pod's mount is gone; if it was the last of its disk, the node's own mount may go, too."""
+    def released(self, uid: str, folder: str) -> None:
+        """A pod's mount is gone; if it was the last of its disk, the node lets go of it, too. Repeated if it fails."""
 
     def device_of(self, task: SetUp, files: Files | None) -> str:
         """The block device of a volume that is passed on as one."""
         raise VolumeProblem(f"volumes of kind {self.name} cannot be used as block devices by this agent")
 
     def set_up(self, task: SetUp, files: Files | None) -> None:
-        if task.spec.block:
-            self._link_device(task, self.device_of(task, files))
-            return
-        marker = self._marker(task.uid, task.spec.folder)
-        mounted = self.is_mounted(task.path)
-        if mounted and marker.exists():
-            return
-        make_folder(task.path)
-        if not mounted:
-            self.mount(task, files)
+        with self.using(task):
+            if task.spec.block:
+                self._link_device(task, self.device_of(task, files))
+                return
+            marker = self._marker(task.uid, task.spec.folder)
+            mounted = self.is_mounted(task.path)
+            if mounted and marker.exists():
+                return
+            make_folder(task.path)
+            if not mounted:
+                self.mount(task, files)
         if self.owned and not task.spec.read_only:
             self._give(task)
         make_folder(marker.parent)
         marker.touch()
 
     def _give(self, task: SetUp) -> None:
-        if self._is_first(task):
+        if not self.first_pod_owns or self._is_first(task):
             ownership.give(
                 task.path,
                 task.fs_group,
@@ -72,14 +80,14 @@ class MountedPlugin(PluginDefaults):
     def tear_down(self, uid: str, folder: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._marker(uid, folder).unlink()
-        link = self._paths.volume_devices(uid) / self.name.replace("/", "~") / folder
-        with contextlib.suppress(FileNotFoundError):
-            link.unlink()
         path = self._paths.volume(uid, self.name, folder)
         self.unmount(path)
+        self.released(uid, folder)
+        # Last, so that the next life of the agent finds what this one could not give back.
+        with contextlib.suppress(FileNotFoundError):
+            self._device_link(uid, folder).unlink()
         remove_empty(path)
         self._mounts.remove_tree(self._marker(uid, folder).parent)
-        self.released()
 
     def unmount(self, path: Path) -> None:
         self._mounts.unmount(path)
@@ -93,8 +101,11 @@ class MountedPlugin(PluginDefaults):
         others = (e.mount_point for e in self._mounts.table() if e.mount_point != str(task.path))
         return not any(point.startswith(pods) and point.endswith(tail) for point in others)
 
+    def _device_link(self, uid: str, folder: str) -> Path:
+        return self._paths.volume_devices(uid) / self.name.replace("/", "~") / folder
+
     def _link_device(self, task: SetUp, device: str) -> None:
-        link = self._paths.volume_devices(task.uid) / self.name.replace("/", "~") / task.spec.folder
+        link = self._device_link(task.uid, task.spec.folder)
         make_folder(link.parent)
         if os.path.lexists(link):
             if os.readlink(link) == device:
