@@ -13,6 +13,7 @@ import pytest
 from pykubelet.api.types import (
     FCVolumeSource,
     GitRepoVolumeSource,
+    HostPathVolumeSource,
     ISCSIVolumeSource,
     LocalObjectReference,
     LocalVolumeSource,
@@ -141,6 +142,29 @@ def test_host_paths_are_made_when_the_type_says_so(tmp_path: Path) -> None:
         check_type(str(tmp_path / "none/f"), "FileOrCreate")
 
 
+def test_a_file_is_made_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("real")
+    check_type(str(tmp_path / "link"), "FileOrCreate")
+    assert (tmp_path / "real").is_file() and (tmp_path / "link").is_symlink()
+    (tmp_path / "away").symlink_to(tmp_path / "none/at/all")
+    with pytest.raises(VolumeProblem, match="cannot be created: No such file"):
+        check_type(str(tmp_path / "away"), "FileOrCreate")
+    (tmp_path / "folder").symlink_to("nothing")
+    with pytest.raises(VolumeProblem, match="is not a directory"):
+        check_type(str(tmp_path / "folder"), "DirectoryOrCreate")
+
+
+async def test_a_host_path_has_no_mount_options(tmp_path: Path) -> None:
+    node = Node(tmp_path / "root")
+    source = HostPathVolumeSource(path=str(tmp_path))
+    pod = pod_with(bound(node.objects, "host", host_path=source, mount_options=["noexec"]))
+    async with node.running() as manager:
+        with pytest.raises(
+            VolumesNotReady, match="mount options noexec of persistent volume pv-host are not supported"
+        ):
+            await manager.wait_mounted(pod)
+
+
 def test_git_repo_is_refused_in_upstreams_words() -> None:
     with pytest.raises(VolumeProblem, match="git-repo volume plugin has been disabled"):
         spec_of(Volume(name="g", git_repo=GitRepoVolumeSource(repository="x")))
@@ -150,12 +174,13 @@ async def test_local_folder(tmp_path: Path) -> None:
     node, disk = Node(tmp_path / "root"), tmp_path / "disk"
     disk.mkdir()
     (disk / "data").write_text("keep")
-    pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))))
+    local = LocalVolumeSource(path=str(disk))
+    pod = pod_with(bound(node.objects, "disk", local=local, mount_options=["noexec", "nodev"]))
     async with node.running() as manager:
         await manager.wait_mounted(pod)
         path = manager.path_of(pod, "disk")
         assert path is not None and path.endswith("kubernetes.io~local-volume/pv-disk")
-        assert node.mounts.shown(path) == str(disk)
+        assert node.mounts.shown(path) == str(disk) and node.mounts.entries[0].options == ("noexec", "nodev")
         await manager.wait_unmounted(pod)
         assert node.mounts.points() == [] and not Path(path).exists()
     assert (disk / "data").read_text() == "keep"

@@ -130,6 +130,37 @@ def test_what_is_no_mount_is_nothing_to_unmount(tmp_path: Path) -> None:
     assert mounts.is_mounted(Path("/proc"))
 
 
+BINDS = """
+import sys
+from pathlib import Path
+from pykubelet.clients.host.mounts import HostMounts
+top, mounts = Path(sys.argv[1]), HostMounts()
+def shown(name, **wanted):
+    (top / name).mkdir()
+    mounts.bind(top / "source", top / name, **wanted)
+    options = next(entry.options for entry in mounts.table() if entry.mount_point == str(top / name))
+    print(name, *sorted({"ro", "noexec", "nosuid", "nodev", "noatime"} & set(options)))
+(top / "source").mkdir()
+shown("plain", read_only=False)
+shown("flags", read_only=False, options=("noexec", "nodev", "discard", "noatime"))
+shown("both", read_only=True, options=("nosuid",))
+(top / "flags/written").touch()
+mounts.bind(top / "flags", top / "source", read_only=False)
+shown("kept", read_only=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_bind_mount_has_the_options_it_can_have(tmp_path: Path) -> None:
+    """In a mount namespace of its own, with which everything goes."""
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", BINDS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "plain", "flags noatime nodev noexec", "both nosuid ro", "kept noatime nodev noexec ro",
+    ]  # fmt: skip
+
+
 def test_trees_of_any_depth_and_width(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
