@@ -10,6 +10,7 @@ import pytest
 
 from pykubelet.api.types import ISCSIVolumeSource, PodSecurityContext, Volume
 from pykubelet.clients.host.port import MountError
+from pykubelet.volumes.plugins.filesystems import GIVE_BACK_TRIES
 from pykubelet.volumes.plugins.iscsi import IscsiVolume, target_of
 from pykubelet.volumes.plugins.iscsi_sessions import with_port
 from pykubelet.volumes.plugins.plugin import FileContent
@@ -143,6 +144,23 @@ def test_a_logout_that_failed_is_repeated_also_by_the_next_life(tmp_path: Path) 
     plugin_on(host).tear_down(task.uid, "disk")
     assert host.sessions() == {} and not task.path.exists()
     assert not host.paths.plugin_data(task.uid, ISCSI, "disk").exists()
+
+
+def test_a_disk_that_cannot_be_given_back_holds_no_pod_for_ever(tmp_path: Path) -> None:
+    host = ScsiHost(tmp_path)
+    plugin, task = plugin_on(host), host.task(a_pod("web"), volume(portals=["10.0.0.2"]))
+    plugin.set_up(task, None)
+    host.refused = {"--logout"}
+    for _ in range(GIVE_BACK_TRIES - 1):
+        with pytest.raises(MountError, match="--logout"):
+            plugin.tear_down(task.uid, "disk")
+    plugin.tear_down(task.uid, "disk")
+    assert not task.path.exists() and len(host.sessions()) == 2
+    host.refused = set()
+    other = host.task(a_pod("other"), volume(lun=2))
+    plugin.set_up(other, None)
+    plugin.tear_down(other.uid, "disk")
+    assert host.sessions() == {}, "given back in passing, out of every portal"
 
 
 def test_trouble_with_another_disk_is_not_this_pods(tmp_path: Path) -> None:

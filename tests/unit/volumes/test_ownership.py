@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,16 @@ def nest(top: Path, depth: int) -> None:
     os.close(here)
 
 
-def test_fs_group_reaches_any_depth_with_few_descriptors(tmp_path: Path) -> None:
-    nest(tmp_path, 1500)
+@pytest.fixture
+def top(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is removed whatever its depth, which pytest itself cannot."""
+    (tmp_path / "top").mkdir()
+    yield tmp_path / "top"
+    remove_tree(tmp_path / "top")
+
+
+def test_fs_group_reaches_any_depth_with_few_descriptors(top: Path) -> None:
+    nest(top, 1500)
     before = len(os.listdir("/proc/self/fd"))
     most = 0
 
@@ -62,10 +71,10 @@ def test_fs_group_reaches_any_depth_with_few_descriptors(tmp_path: Path) -> None
             most = max(most, len(os.listdir("/proc/self/fd")))
 
     counted: list[int] = []
-    ownership.give(tmp_path, os.getgid(), progress=look)
+    ownership.give(top, os.getgid(), progress=look)
     assert counted[-1] == 1500 + 38 + 1 and most < before + ownership.MAX_OPEN + 10
     assert len(os.listdir("/proc/self/fd")) == before
-    here = os.open(tmp_path, os.O_RDONLY)
+    here = os.open(top, os.O_RDONLY)
     for _ in range(1500):
         below = os.open("d" * 50, os.O_RDONLY, dir_fd=here)
         os.close(here)
@@ -73,12 +82,11 @@ def test_fs_group_reaches_any_depth_with_few_descriptors(tmp_path: Path) -> None
     assert stat.S_IMODE(os.fstat(here).st_mode) == 0o2770
     assert stat.S_IMODE(os.stat("lowest", dir_fd=here).st_mode) == 0o660
     os.close(here)
-    remove_tree(tmp_path / ("d" * 50))
 
 
-def test_fs_group_notices_folders_that_were_moved_away(tmp_path: Path) -> None:
-    nest(tmp_path, 200)
-    (tmp_path / "other").mkdir()
+def test_fs_group_notices_folders_that_were_moved_away(top: Path) -> None:
+    nest(top, 200)
+    (top / "other").mkdir()
     moved = False
 
     def move(count: int) -> None:
@@ -86,14 +94,12 @@ def test_fs_group_notices_folders_that_were_moved_away(tmp_path: Path) -> None:
         if not moved and count > 150:
             moved = True
             deep = os.path.join(*["d" * 50] * 20)
-            os.rename(tmp_path / deep, tmp_path / "other/x")
+            os.rename(top / deep, top / "other/x")
 
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(VolumeProblem, match="folders were moved while fsGroup was applied"):
-        ownership.give(tmp_path, os.getgid(), progress=move)
+        ownership.give(top, os.getgid(), progress=move)
     assert len(os.listdir("/proc/self/fd")) == before
-    remove_tree(tmp_path / ("d" * 50))
-    remove_tree(tmp_path / "other")
 
 
 def test_a_file_that_cannot_be_changed_is_told_and_left(

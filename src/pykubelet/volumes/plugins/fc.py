@@ -52,7 +52,7 @@ class FcVolume(MountedPlugin):
     def __init__(self, *, mounts: Mounts, paths: VolumePaths, disks: ScsiDisks | None = None) -> None:
         super().__init__(mounts=mounts, paths=paths)
         self._top = paths.plugins / FC
-        self._devices = DeviceMounts(mounts=mounts, paths=paths, plugin=FC, top=self._top)
+        self._devices = DeviceMounts(mounts=mounts, paths=paths, plugin=FC, top=self._top, record_file="fc.json")
         self._disks = disks or ScsiDisks(mounts=mounts)
 
     def attached_as(self, spec: VolumeSpec) -> str:
@@ -101,7 +101,10 @@ class FcVolume(MountedPlugin):
     def _detach(self, place: Path, record: str) -> None:
         if not record:
             return  # nobody wrote down which disk it was
-        source = msgspec.json.decode(record, type=FCVolumeSource)
+        try:
+            source = msgspec.json.decode(record, type=FCVolumeSource)
+        except msgspec.MsgspecError as error:
+            raise VolumeProblem(f"the record of the disk at {place} cannot be read: {error}") from error
         name = global_name(source)
         other = self._top / name if place.parent.name == BLOCK else self._top / BLOCK / name
         if any(note.place == str(other) for note in self._devices.notes()):

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 NOTE = "disk.json"
 BLOCK = "volumeDevices"
 """Folder for disks that pods get as devices, beside those that are mounted."""
+GIVE_BACK_TRIES = 6
+"""How often a pod waits for its disk to be given back; with the reconciler's pauses about half a minute."""
 FSCK_UNCORRECTED = 4
 FSCK_FINE = frozenset(range(256)) - {0, FSCK_UNCORRECTED}
 """All other ends of fsck are no reason to refuse a disk, as upstream has it: errors corrected, no checker for this
@@ -44,14 +47,19 @@ class Note(Struct, frozen=True, kw_only=True):
 class DeviceMounts:
     """Disks of one kind, each brought and mounted once on the node for all pods that have it."""
 
-    def __init__(self, *, mounts: Mounts, paths: VolumePaths, plugin: str, top: Path, depth: int = 1) -> None:
+    def __init__(
+        self, *, mounts: Mounts, paths: VolumePaths, plugin: str, top: Path, depth: int = 1, record_file: str = ""
+    ) -> None:
         self._mounts = mounts
         self._paths = paths
         self._plugin = plugin
         self._top = top
         self._depth = depth
         """Folders between `top` and what is mounted."""
+        self._record_file = record_file
+        """Where the record lies in the disk's folder: under the mount, so it can be read only when that is gone."""
         self._locks = KeyedLocks()
+        self._failures: Counter[Path] = Counter()
 
     # --- a pod gets a disk ----------------------------------------------------------------------
 
@@ -62,6 +70,10 @@ class DeviceMounts:
             file = self._note_file(task.uid, task.spec.folder)
             make_folder(file.parent)
             write_atomic(file, msgspec.json.encode(note), durable=False)  # of no use after a reboot
+            place = Path(note.place)
+            if self._record_file and not self._is_mounted(place):
+                make_folder(place)
+                write_atomic(place / self._record_file, note.record.encode(), durable=False)
             yield
 
     def show(self, device: str, place: Path, task: SetUp, fs_type: str) -> None:
@@ -77,14 +89,24 @@ class DeviceMounts:
 
     def give_back(self, uid: str, folder: str, detach: Callable[[Path, str], None]) -> None:
         """After the pod's own mount is gone: if no other pod has the disk, unmount it and `detach` it, which is told
-        its place and record. Raises what went wrong with this disk, to be repeated. What killed agents left of other
-        disks is taken away in passing."""
-        own = self._read(self._note_file(uid, folder))
+        its place and record. Raises what went wrong with this disk, to be repeated; but a disk that cannot be given
+        back does not hold up the pod for ever. Such disks, and what killed agents left, are tried whenever another
+        one is given back."""
+        file = self._note_file(uid, folder)
+        own = self._read(file)
         if own is not None:
-            self._free(Path(own.place), own.record, detach, besides=self._note_file(uid, folder))
+            try:
+                self._free(Path(own.place), own.record, detach, besides=file)
+            except (PykubeletError, OSError) as error:
+                self._failures[file] += 1
+                if self._failures[file] < GIVE_BACK_TRIES:
+                    raise
+                logger.error("a disk cannot be given back", extra={"place": own.place, "error": str(error)})
+            del self._failures[file]
+            file.unlink()
         noted = {note.place for note in self.notes()}
         for place in self.places():
-            if str(place) in noted:
+            if str(place) in noted or (own is not None and str(place) == own.place):
                 continue
             try:
                 self._free(place, "", detach)
@@ -111,8 +133,16 @@ class DeviceMounts:
             if not held or self._is_used(place, besides):
                 return  # whoever has it will give it back
             self._mounts.unmount(place)
-            detach(place, record)
+            detach(place, record or self._recorded(place))
+            for left in place.glob(f"*{self._record_file}*") if self._record_file else ():
+                left.unlink()  # also one that was being written when the agent was killed
             remove_empty(place)
+
+    def _recorded(self, place: Path) -> str:
+        try:
+            return (place / self._record_file).read_text() if self._record_file else ""
+        except FileNotFoundError:
+            return ""
 
     def _is_used(self, place: Path, besides: Path | None) -> bool:
         if any(note.place == str(place) for note in self.notes(besides)):

@@ -15,20 +15,19 @@ import msgspec
 
 from pykubelet.api.types import ISCSIVolumeSource
 from pykubelet.clients.host.port import Mounts, VolumePaths
-from pykubelet.kit.files import write_atomic
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes.objects import References
 from pykubelet.volumes.plugins.disks import ScsiDisks
 from pykubelet.volumes.plugins.filesystems import BLOCK, DeviceMounts, KeyedLocks, Note
 from pykubelet.volumes.plugins.iscsi_sessions import Chap, Sessions, Target, with_port
 from pykubelet.volumes.plugins.mounted import MountedPlugin
-from pykubelet.volumes.plugins.plugin import FileContent, Files, SetUp, make_folder
+from pykubelet.volumes.plugins.plugin import FileContent, Files, SetUp
 from pykubelet.volumes.plugins.words import fs_type, host, word
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import ISCSI, VolumeSpec
 
 RECORD = "iscsi.json"
-"""Upstream's record of how to log out; lies under the mount, so it can be read only when the disk is unmounted."""
+"""Upstream's record of how to log out."""
 MARKS = ("-iqn.", "-eui.", "-naa.")
 
 
@@ -81,7 +80,9 @@ class IscsiVolume(MountedPlugin):
     ) -> None:
         super().__init__(mounts=mounts, paths=paths)
         self._top = paths.plugins / ISCSI
-        self._devices = DeviceMounts(mounts=mounts, paths=paths, plugin=ISCSI, top=self._top, depth=2)
+        self._devices = DeviceMounts(
+            mounts=mounts, paths=paths, plugin=ISCSI, top=self._top, depth=2, record_file=RECORD
+        )
         self._sessions = Sessions(mounts=mounts, disks=disks or ScsiDisks(mounts=mounts))
         self._targets = KeyedLocks()
         self._references = references
@@ -124,30 +125,22 @@ class IscsiVolume(MountedPlugin):
         return place_of(self._top / BLOCK if spec.block else self._top, target_of(spec))
 
     def _attach(self, task: SetUp, source: ISCSIVolumeSource, files: Files | None) -> str:
-        target, place = target_of(task.spec), self._place(task.spec)
+        target = target_of(task.spec)
         try:
             secret = {key: content.data.decode() for key, content in (files or {}).items()}
         except UnicodeDecodeError:
             raise VolumeProblem("the secret for CHAP is no text") from None
         chap = Chap(discovery=bool(source.chap_auth_discovery), session=bool(source.chap_auth_session), secret=secret)
-        if not self.is_mounted(place):
-            make_folder(place)
-            write_atomic(place / RECORD, msgspec.json.encode(target), durable=False)
         # Not while the disk is formatted or checked: other disks of the target need not wait for that.
         with self._targets.held(target.iqn):
             return self._sessions.attach(target, chap)
 
     def _detach(self, place: Path, record: str) -> None:
-        """Also what killed agents or upstream's left: their record lies in the folder now that nothing covers it."""
-        with contextlib.suppress(FileNotFoundError):
-            record = record or (place / RECORD).read_text()
         target = _recorded(place, record)
         if target is None:
             raise VolumeProblem(f"{place} is not the folder of an iscsi volume")
         with self._targets.held(target.iqn):
             self._sessions.detach(target, self._others(place))
-        for left in place.glob(f"*{RECORD}*"):  # also one that was being written when the agent was killed
-            left.unlink()
 
     def _others(self, place: Path) -> list[Target]:
         notes = {note.place: note.record for note in self._devices.notes()}
