@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,32 @@ def test_an_interface_the_host_does_not_know_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MountError, match="iface -I odd -o show"):
         plugin_on(host).set_up(host.task(a_pod("web"), volume(iscsi_interface="odd")), None)
     assert host.mounts.points() == []
+
+
+def test_a_long_repair_holds_up_no_other_disk_of_the_target(tmp_path: Path) -> None:
+    host = ScsiHost(tmp_path)
+    plugin, pod = plugin_on(host), a_pod("web")
+    begun, go, real = threading.Event(), threading.Event(), host.mounts.answer
+
+    def answer(command: tuple[str, ...]) -> tuple[int, str] | None:
+        if command == ("fsck", "-a", str(host.dev / "sda1")):
+            begun.set()
+            assert go.wait(30)
+        return real(command)
+
+    host.mounts.answer = answer
+    slow = threading.Thread(target=plugin.set_up, args=(host.task(pod, volume("slow")), None))
+    slow.start()
+    try:
+        assert begun.wait(30)
+        plugin.set_up(host.task(pod, volume("quick", lun=2)), None)
+        plugin.tear_down("uid-web", "quick")
+        assert host.sessions() == {"10.0.0.1": "default"}, "the slow disk comes through this session"
+    finally:
+        go.set()
+        slow.join()
+    plugin.tear_down("uid-web", "slow")
+    assert host.sessions() == {}
 
 
 def test_every_pod_of_a_disk_gets_its_group(tmp_path: Path) -> None:
