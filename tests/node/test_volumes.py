@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,8 +34,8 @@ from pykubelet.api.types import (
 )
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.kit.clock import SystemClock
-from pykubelet.volumes.manager import VolumeManager, VolumeRules
-from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.subpath import show_subpath
 from pykubelet.wire import cri_pb2 as cri
 from tests.bed.pods import DEADLINE, BarePod, bare_pod
@@ -131,18 +130,6 @@ async def test_limits_and_usage(node: Node) -> None:
         await manager.wait_unmounted(pod)
 
 
-@pytest.fixture
-def blank_disk(tmp_path: Path) -> Iterator[Path]:
-    """A block device with nothing on it."""
-    image = tmp_path / "image"
-    image.write_bytes(b"")
-    os.truncate(image, 32 << 20)
-    made = subprocess.run(["losetup", "-f", "--show", str(image)], capture_output=True, text=True, check=True)
-    device = made.stdout.strip()
-    yield Path(device)
-    subprocess.run(["losetup", "-d", device], check=True)
-
-
 async def test_a_disk_is_formatted_once_and_shared_by_pods(node: Node, blank_disk: Path) -> None:
     volume = bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk)))
     first, second = pod_with(volume, name="first"), pod_with(volume, name="second")
@@ -163,25 +150,6 @@ async def test_a_disk_is_formatted_once_and_shared_by_pods(node: Node, blank_dis
                 return
         # the next life finds the second pod's mount and the node's own
     pytest.fail("the disk lost its data")
-
-
-async def test_a_disk_with_an_older_filesystem_is_mounted_as_the_newer(node: Node, blank_disk: Path) -> None:
-    node.mounts.run("mkfs.ext3", "-q", str(blank_disk), seconds=60)
-    pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk))))
-    async with node.running() as manager:
-        await manager.wait_mounted(pod)
-        (where(manager, pod, "disk") / "file").write_text("x")
-        await manager.wait_unmounted(pod)
-    assert "TYPE=ext3" in node.mounts.run("blkid", "-p", "-o", "export", str(blank_disk), seconds=60)
-
-
-async def test_a_disk_that_is_no_filesystem_of_the_type_asked_for(node: Node, blank_disk: Path) -> None:
-    node.mounts.run("mkfs.ext4", "-q", str(blank_disk), seconds=60)
-    pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk), fs_type="xfs")))
-    async with replace(node, rules=VolumeRules(wait_seconds=5.0)).running() as manager:
-        with pytest.raises(VolumesNotReady, match=f"{blank_disk} holds ext4, but xfs is asked for: `mount "):
-            await manager.wait_mounted(pod)
-        await manager.wait_unmounted(pod)
 
 
 async def test_the_nodes_mount_left_by_a_killed_agent_goes(node: Node, blank_disk: Path) -> None:

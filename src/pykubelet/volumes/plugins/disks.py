@@ -6,9 +6,11 @@ away: what a pod's author named may be the disk the host itself runs from.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,19 +95,21 @@ class ScsiDisks:
         except OSError as error:
             raise VolumeProblem(f"cannot scan {host} for lun {lun}: {error.strerror}") from error
 
-    def is_used(self, disk: str, besides: Iterable[str] = ()) -> bool:
-        """Whether it, or a part of it, is mounted or held by another device than those."""
+    def is_used(self, disk: str, besides: Collection[str] = ()) -> bool:
+        """Whether it, or a part of it, is mounted, swapped to, or held by another device than those."""
         top = self.sys / "block" / disk
         parts = [top, *(part.parent for part in top.glob("*/partition"))]
         numbers = {read_attribute(part / "dev") for part in parts} - {""}
         held = {holder.name for part in parts for holder in part.glob("holders/*")}
-        return bool(held - set(besides)) or any(entry.device in numbers for entry in self._mounts.table())
+        if held - set(besides) or any(entry.device in numbers for entry in self._mounts.table()):
+            return True
+        return not held and _is_claimed(self.path(disk))
 
     def take_away(self, disks: Collection[str]) -> bool:
         """Flush the disks and their multipath devices and make the kernel forget them, so that nothing stale is left
         when the number is used again. False when something else uses them: then they stay."""
         maps = sorted({mapped for disk in disks if (mapped := disk if disk.startswith("dm-") else self.map_of(disk))})
-        disks = sorted({way for disk in (*disks, *maps) for way in self.ways(disk)})
+        disks = sorted({way for disk in (*disks, *maps) for way in self.ways(disk)} - set(maps))
         if busy := [name for name in (*maps, *disks) if self.is_used(name, maps)]:
             logger.warning("disks stay: others on this host use them", extra={"disks": busy})
             return False
@@ -133,6 +137,15 @@ class ScsiDisks:
             return
         except OSError as error:
             logger.warning("disk not deleted", extra={"disk": disk, "error": error.strerror})
+
+
+def _is_claimed(device: str) -> bool:
+    """Whether the kernel gave the device, or a part of it, to one user alone: a mount, swap, another device."""
+    try:
+        os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno == errno.EBUSY
+    return False
 
 
 def read_attribute(file: Path) -> str:
