@@ -262,6 +262,7 @@ def test_the_record_is_upstreams_and_upstreams_is_read(tmp_path: Path) -> None:
 def test_chap_settings_are_lines_of_their_own(tmp_path: Path) -> None:
     host = ScsiHost(tmp_path)
     secret = {
+        "of-somebody-else": FileContent(data=b"\xff", mode=0o600),
         "node.session.auth.username": FileContent(data=b"me", mode=0o600),
         "node.session.auth.password": FileContent(data=b"x\nnode.startup = automatic", mode=0o600),
     }

@@ -19,7 +19,14 @@ from pykubelet.model.pod import namespace_of
 from pykubelet.volumes.objects import References
 from pykubelet.volumes.plugins.disks import ScsiDisks
 from pykubelet.volumes.plugins.filesystems import BLOCK, DeviceMounts, KeyedLocks, Note
-from pykubelet.volumes.plugins.iscsi_sessions import Chap, Sessions, Target, with_port
+from pykubelet.volumes.plugins.iscsi_sessions import (
+    DISCOVERY_CHAP,
+    SESSION_CHAP,
+    Chap,
+    Sessions,
+    Target,
+    with_port,
+)
 from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import FileContent, Files, SetUp
 from pykubelet.volumes.plugins.words import fs_type, host, word
@@ -28,6 +35,7 @@ from pykubelet.volumes.spec import ISCSI, VolumeSpec
 
 RECORD = "iscsi.json"
 """Upstream's record of how to log out."""
+CHAP = (DISCOVERY_CHAP, SESSION_CHAP)
 MARKS = ("-iqn.", "-eui.", "-naa.")
 
 
@@ -127,7 +135,7 @@ class IscsiVolume(MountedPlugin):
     def _attach(self, task: SetUp, source: ISCSIVolumeSource, files: Files | None) -> str:
         target = target_of(task.spec)
         try:
-            secret = {key: content.data.decode() for key, content in (files or {}).items()}
+            secret = {key: content.data.decode() for key, content in (files or {}).items() if key.startswith(CHAP)}
         except UnicodeDecodeError:
             raise VolumeProblem("the secret for CHAP is no text") from None
         chap = Chap(discovery=bool(source.chap_auth_discovery), session=bool(source.chap_auth_session), secret=secret)

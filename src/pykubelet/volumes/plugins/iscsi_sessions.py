@@ -27,6 +27,7 @@ ATTEMPTS = 2
 """How often a portal is tried while others already answered."""
 SESSION_EXISTS = 15
 NO_SESSION, NOTHING_FOUND = 2, 21
+DISCOVERY_CHAP, SESSION_CHAP = "discovery.sendtargets.auth", "node.session.auth"
 CHAP_KEYS = ("username", "password", "username_in", "password_in")
 
 _GO_NAMES = {
@@ -155,7 +156,7 @@ class Sessions:
         discovery = ("-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", target.interface)
         self._try(*discovery, "-o", "new")
         if chap.discovery:
-            self._set_chap(discovery, "discovery.sendtargets.auth", chap.secret)
+            self._set_chap(discovery, DISCOVERY_CHAP, chap.secret)
         try:
             self._admin(*discovery, "--discover")
         except MountError:
@@ -166,7 +167,7 @@ class Sessions:
         self._try(*node, "-o", "update", "-n", "node.session.scan", "-v", "manual")
         self._try(*node, "-o", "update", "-n", "node.startup", "-v", "manual")
         if chap.session:
-            self._set_chap(node, "node.session.auth", chap.secret)
+            self._set_chap(node, SESSION_CHAP, chap.secret)
         try:
             self._admin(*node, "--login", allow=(SESSION_EXISTS,))
         except MountError:
