@@ -81,8 +81,11 @@ def test_mount_takes_no_source_for_an_option(tools: Path) -> None:
 @pytest.mark.real_loop
 def test_at_its_deadline_a_program_is_killed_with_all_it_started(tmp_path: Path) -> None:
     script = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
-    with pytest.raises(MountError, match=r"did not finish within 0\.3 s"):
-        HostMounts().run("sh", "-c", script, seconds=0.3)
+    for seconds in (0.2, 1.0, 10.0):  # a busy machine may need a while to begin
+        with pytest.raises(MountError, match=f"did not finish within {seconds:g} s"):
+            HostMounts().run("sh", "-c", script, seconds=seconds)
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"):
+            break
     child = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
     gone = time.monotonic() + 10
     while child.exists() and child.read_text().split()[2] != "Z" and time.monotonic() < gone:
