@@ -7,7 +7,10 @@ them, such as `make check`, do not pay for them.
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,3 +77,15 @@ def private_registry() -> Iterator[Registry]:
 
     with running_registry(with_password=True) as running:
         yield running
+
+
+@pytest.fixture
+def blank_disk(tmp_path: Path) -> Iterator[Path]:
+    """A block device with nothing on it."""
+    image = tmp_path / "image"
+    image.write_bytes(b"")
+    os.truncate(image, 32 << 20)
+    made = subprocess.run(["losetup", "-f", "--show", str(image)], capture_output=True, text=True, check=True)
+    device = made.stdout.strip()
+    yield Path(device)
+    subprocess.run(["losetup", "-d", device], check=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 from pykubelet.clients.host.port import MountEntry, MountError, ToolMissing
@@ -22,10 +22,17 @@ class FakeMounts:
         self.tools: dict[str, str] = {}
         """Output of programs this host has, by their name."""
         self.commands: list[tuple[str, ...]] = []
+        self.answer: Callable[[tuple[str, ...]], tuple[int, str] | None] = lambda command: None
+        """How a command ends and what it prints; None: as the other fields say."""
+        self.codes: dict[str, int] = {}
+        """How programs end, by their name; with 0 if it is not said."""
+        self.deadlines: dict[str, float | None] = {}
+        """Seconds the last run of each program was given."""
         self.refused: set[str] = set()
         """Commands with one of these words fail, showing themselves as real ones do."""
         self._failures: list[list[object]] = []
         self.sizes: dict[str, int | None] = {}
+        self._disks: dict[str, int] = {}
 
     # --- planning trouble -----------------------------------------------------------------------
 
@@ -60,15 +67,17 @@ class FakeMounts:
     def hugetlbfs(self, target: Path, *, page_size: str, size_bytes: int | None) -> None:
         self._mount("hugetlbfs", target, fs_type="hugetlbfs", source=f"pagesize={page_size}")
 
-    def bind(self, source: Path, target: Path, *, read_only: bool) -> None:
+    def bind(self, source: Path, target: Path, *, read_only: bool, options: Sequence[str] = ()) -> None:
         if not source.exists():
             raise MountError(f"cannot mount {source} at {target}: No such file or directory")
-        self._mount("bind", target, source=str(source), read_only=read_only)
+        self._mount("bind", target, source=str(source), read_only=read_only, options=tuple(options))
 
     def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
         self._mount("bind", target, source=os.readlink(f"/proc/self/fd/{descriptor}"), read_only=read_only)
 
-    def by_tool(self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float) -> None:
+    def by_tool(
+        self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
+    ) -> None:
         if fs_type.startswith("nfs") and "mount.nfs" not in self.tools:
             raise ToolMissing("an nfs volume needs the program mount.nfs (package nfs-common), which this host lacks")
         self._mount("tool", target, source=source, fs_type=fs_type, options=tuple(options))
@@ -92,13 +101,17 @@ class FakeMounts:
     def unmount_forced(self, target: Path, *, seconds: float) -> bool:
         return self.unmount(target)
 
-    def run(self, *command: str, seconds: float, allow: Sequence[int] = ()) -> str:
+    def run(self, *command: str, seconds: float | None, allow: Container[int] = ()) -> str:
         self.commands.append(command)
         if command[0] not in self.tools:
             raise ToolMissing(f"this volume needs the program {command[0]}, which this host does not have")
+        self.deadlines[command[0]] = seconds
+        code, said = self.answer(command) or (self.codes.get(command[0], 0), self.tools[command[0]])
+        if code and code not in allow:
+            raise MountError(f"`{' '.join(command)}` failed with {code}: no output")
         if self.refused & set(command):
             raise MountError(f"`{' '.join(command)}` failed with 1: refused")
-        return self.tools[command[0]]
+        return said
 
     def remove_tree(self, folder: Path) -> None:
         self._note("remove", folder)
@@ -119,6 +132,15 @@ class FakeMounts:
     def points(self) -> list[str]:
         return [entry.mount_point for entry in self.entries]
 
+    def _device(self, verb: str, source: str) -> str:
+        """A bind mount is on the device of what it shows; a disk mounted twice is one device."""
+        if verb == "bind":
+            holds = [e for e in self.entries if source == e.mount_point or source.startswith(f"{e.mount_point}/")]
+            return max(holds, key=lambda entry: len(entry.mount_point)).device if holds else "0:1"
+        if verb == "tool":
+            return f"8:{self._disks.setdefault(source, len(self._disks))}"
+        return f"0:{len(self.calls) + 100}"
+
     def _mount(
         self,
         verb: str,
@@ -136,7 +158,7 @@ class FakeMounts:
             MountEntry(
                 mount_point=str(target),
                 root="/",
-                device="0:1",
+                device=self._device(verb, source),
                 fs_type=fs_type,
                 source=source,
                 options=("ro",) if read_only else options or ("rw",),

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from pykubelet.clients.host.port import Counted
 from pykubelet.clients.host.quotas import FIRST_PROJECT, ProjectQuotas, project_of
 from pykubelet.kit.clock import SystemClock
 from pykubelet.volumes.manager import VolumeRules
-from pykubelet.volumes.plugins import disks, fc
+from pykubelet.volumes.plugins import fc
 from pykubelet.volumes.problems import VolumesNotReady
 from tests.builders import a_container
 from tests.unit.volumes.making import Node, a_volume, empty_dir, pod_with
@@ -70,7 +69,7 @@ async def test_remote_disks_that_cannot_be_had(
 ) -> None:
     if program and shutil.which(program):
         pytest.skip(f"this host has {program}")
-    monkeypatch.setattr(fc, "wait_for_device", partial(disks.wait_for_device, seconds=0.2))
+    monkeypatch.setattr(fc, "APPEAR_SECONDS", 0.2)
     pod = pod_with(a_volume("disk", **source))
     async with node.running() as manager:
         with pytest.raises(VolumesNotReady, match=text):

@@ -130,18 +130,6 @@ async def test_limits_and_usage(node: Node) -> None:
         await manager.wait_unmounted(pod)
 
 
-@pytest.fixture
-def blank_disk(tmp_path: Path) -> Iterator[Path]:
-    """A block device with nothing on it."""
-    image = tmp_path / "image"
-    image.write_bytes(b"")
-    os.truncate(image, 32 << 20)
-    made = subprocess.run(["losetup", "-f", "--show", str(image)], capture_output=True, text=True, check=True)
-    device = made.stdout.strip()
-    yield Path(device)
-    subprocess.run(["losetup", "-d", device], check=True)
-
-
 async def test_a_disk_is_formatted_once_and_shared_by_pods(node: Node, blank_disk: Path) -> None:
     volume = bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk)))
     first, second = pod_with(volume, name="first"), pod_with(volume, name="second")

@@ -2,7 +2,9 @@
 
 Links that stay inside are followed, as configMap volumes need. The kernel's openat2 (5.6 and later) does it in
 one call; where it is missing or forbidden, every component is opened by itself without following and links
-are resolved here, against the folders opened so far.
+are resolved here, against the folders opened so far. That is also how absolute links are followed that name a place
+in the folder itself, by one of the `names` the folder has: what comes after the name is looked up inside, so even a
+wrong name leads nowhere else.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Sequence
 
 from pykubelet.volumes.problems import VolumeProblem
 
@@ -44,7 +47,7 @@ def check_subpath(path: str) -> str:
     return "/".join(steps)
 
 
-def open_beneath(base: int, path: str) -> int:
+def open_beneath(base: int, path: str, names: Sequence[str] = ()) -> int:
     """A descriptor (O_PATH) of `path` inside the folder `base`. OSError when it is not there, Escapes when it
     leads out. The descriptor stays what it is, whatever happens to the path."""
     if not path:
@@ -52,11 +55,11 @@ def open_beneath(base: int, path: str) -> int:
     try:
         return _open_by_kernel(base, path)
     except OSError as error:
-        if error.errno == errno.EXDEV:
+        if error.errno == errno.EXDEV and not names:
             raise Escapes(f"subPath {path} leads out of the volume") from error
-        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.E2BIG):
+        if error.errno not in (errno.EXDEV, errno.ENOSYS, errno.EPERM, errno.E2BIG):
             raise
-    return open_stepwise(base, path)
+    return open_stepwise(base, path, names)
 
 
 def _open_by_kernel(base: int, path: str) -> int:
@@ -71,7 +74,7 @@ def _open_by_kernel(base: int, path: str) -> int:
     raise OSError(number, os.strerror(number), path)
 
 
-def open_stepwise(base: int, path: str) -> int:
+def open_stepwise(base: int, path: str, names: Sequence[str] = ()) -> int:
     """The same without the kernel's help. Folders passed stay open: `..` goes back to one of them, never by name."""
     held = [os.dup(base)]
     left = _steps(path)
@@ -93,10 +96,15 @@ def open_stepwise(base: int, path: str) -> int:
             finally:
                 os.close(found)
             links += 1
-            if target.startswith("/"):
-                raise Escapes(f"subPath {path} leads out of the volume")
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if target.startswith("/"):
+                inside = _inside(target, names)
+                if inside is None:
+                    raise Escapes(f"subPath {path} leads out of the volume")
+                target = inside
+                while len(held) > 1:
+                    os.close(held.pop())
             left[:0] = _steps(target)
         return held.pop()
     finally:
@@ -104,11 +112,21 @@ def open_stepwise(base: int, path: str) -> int:
             os.close(descriptor)
 
 
+def _inside(target: str, names: Sequence[str]) -> str | None:
+    """The rest of an absolute path after the name of the folder; None when it begins with none of them."""
+    steps = _steps(target)
+    for name in names:
+        head = _steps(name)
+        if steps[: len(head)] == head:
+            return "/".join(steps[len(head) :])
+    return None
+
+
 def _steps(path: str) -> list[str]:
     return [step for step in path.split("/") if step not in ("", ".")]
 
 
-def make_beneath(base: int, path: str, mode: int) -> int:
+def make_beneath(base: int, path: str, mode: int, names: Sequence[str] = ()) -> int:
     """Like `open_beneath`, making folders that are missing, each with exactly `mode`."""
     here = os.dup(base)
     try:
@@ -117,7 +135,7 @@ def make_beneath(base: int, path: str, mode: int) -> int:
             done.append(step)
             try:
                 # Looked up from the top each time: a link may lead to another folder of the volume.
-                below = open_beneath(base, "/".join(done))
+                below = open_beneath(base, "/".join(done), names)
             except FileNotFoundError:
                 below = _make_one(here, step, mode)
             os.close(here)

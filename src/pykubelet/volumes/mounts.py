@@ -111,7 +111,6 @@ class MountBuilder:
         self._offload = Offload()
 
     async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
-        relabelled: set[str] = set()
         found = []
         for index, mount in enumerate(container.volume_mounts):
             entry = self._mounted(pod, mount.name or "", f'mount into container "{container.name}"')
@@ -122,11 +121,8 @@ class MountBuilder:
                 readonly=bool(mount.read_only) or plugin.always_read_only(entry.spec),
                 propagation=propagation_of(mount),
                 recursive_read_only=is_recursive_read_only(mount, self._supports_rro(pod)),
-                selinux_relabel=self._selinux and plugin.relabels and entry.name not in relabelled,
+                selinux_relabel=self._is_relabelled(pod, plugin, entry.spec),
             )
-            if self._labels.label(pod, entry.spec):
-                built.selinux_relabel = False  # its mount says it already
-            relabelled.add(entry.name)
             subpath = subpath_of(mount, env)
             await self._share(self._place(pod, entry.spec), built.propagation)
             if entry.spec.plugin == IMAGE:
@@ -138,6 +134,13 @@ class MountBuilder:
                 built.host_path = str(self._place(pod, entry.spec))
             found.append(built)
         return found
+
+    def _is_relabelled(self, pod: Pod, plugin: VolumePlugin, spec: VolumeSpec) -> bool:
+        """Whether the runtime labels the files for SELinux: not what cannot be written to, nor what its mount labels.
+
+        At every mount of the volume: the runtime sees only the part that a subPath shows.
+        """
+        return self._selinux and plugin.relabels and not spec.read_only and not self._labels.label(pod, spec)
 
     async def devices_for(self, pod: Pod, container: AnyContainer) -> Sequence[cri_pb2.Device]:
         found = []

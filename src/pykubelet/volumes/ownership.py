@@ -1,21 +1,28 @@
 """Giving a volume to the pod's fsGroup: group and mode bits of everything in it, as upstream sets them.
 
 Works through descriptors that follow no link: a container that swaps a file for a link while this walks (a
-volume may have other users) must not make us change a file of the host. The top folder comes last, so that
-an interrupted walk is seen by OnRootMismatch and done again.
+volume may have other users) must not make us change a file of the host. Folders may nest to any depth; only the
+lowest levels are held open. A file that cannot be changed (a read-only snapshot, a server that squashes root) is
+left as it is and told once. The top folder comes last, so that an interrupted walk is seen by OnRootMismatch and
+done again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.volumes.problems import VolumeProblem
 
+logger = logging.getLogger(__name__)
+
 READ_WRITE, READ_ONLY, SEARCH = 0o660, 0o440, 0o110
-MAX_DEPTH = 200
+MAX_OPEN = 64
+"""Levels held open at once; those above are opened again on the way back."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -44,59 +51,109 @@ def give(
     """Give the whole volume to the group; `progress` hears the number of files done so far."""
     if gid is None or (on_root_mismatch and is_given(path, gid, read_only=read_only)):
         return
+    change = _Change(gid, read_only)
     top = os.open(path, _FOLDER)
     try:
-        _give_below(top, path, gid, read_only, progress)
+        _give_below(top, path, change, progress)
     finally:
         os.close(top)
-    _give_one(str(path), None, gid, read_only)
+    change.one(str(path), None)
+    if change.refused:
+        logger.warning(
+            "files of a volume keep their group or mode",
+            extra={"path": str(path), "fs_group": gid, "files": change.refused, "first": change.first},
+        )
 
 
-def _give_below(top: int, shown: Path, gid: int, read_only: bool, progress: Callable[[int], None]) -> None:
+@dataclass(slots=True)
+class _Change:
+    """What is done to each file, and which of them would not have it."""
+
+    gid: int
+    read_only: bool
+    refused: int = 0
+    first: str = ""
+
+    def one(self, name: str, folder: int | None) -> bool:
+        """Change one file; True when it is a folder."""
+        descriptor = os.open(name, _PLACE, dir_fd=folder)
+        try:
+            found = os.fstat(descriptor)
+            try:
+                # The kernel ends this path at what the descriptor stands for, be it a link: nothing is followed.
+                self._set(f"/proc/self/fd/{descriptor}", found)
+            except OSError as error:
+                self.refused += 1
+                self.first = self.first or f"{name}: {error.strerror or error}"
+            return stat.S_ISDIR(found.st_mode)
+        finally:
+            os.close(descriptor)
+
+    def _set(self, itself: str, found: os.stat_result) -> None:
+        is_link = stat.S_ISLNK(found.st_mode)
+        wanted = with_group(found.st_mode, folder=stat.S_ISDIR(found.st_mode), read_only=self.read_only)
+        try:
+            if found.st_gid != self.gid:
+                os.chown(itself, -1, self.gid)
+        finally:
+            # Also where the group stays. Changing it clears set-id bits, so the mode is set even if it was right.
+            if not is_link and (found.st_gid != self.gid or stat.S_IMODE(found.st_mode) != wanted):
+                os.chmod(itself, wanted)
+
+
+@dataclass(slots=True)
+class _Level:
+    """A folder on the way down. Closed (-1) while it is far above; known again by what it is."""
+
+    descriptor: int
+    names: list[str]
+    identity: tuple[int, int]
+
+
+def _open_level(descriptor: int) -> _Level:
+    found = os.fstat(descriptor)
+    return _Level(descriptor, os.listdir(descriptor), (found.st_dev, found.st_ino))
+
+
+def _give_below(top: int, shown: Path, change: _Change, progress: Callable[[int], None]) -> None:
     count = 0
-    stack: list[tuple[int, list[str]]] = [(top, os.listdir(top))]
+    stack = [_open_level(os.dup(top))]
     try:
         while stack:
-            here, names = stack[-1]
-            if not names:
-                stack.pop()
-                if here != top:
-                    os.close(here)
+            here = stack[-1]
+            if not here.names:
+                _leave(stack, shown)
                 continue
-            name = names.pop()
+            name = here.names.pop()
             count += 1
             progress(count)
             try:
-                is_folder = _give_one(name, here, gid, read_only)
-                if not is_folder:
+                if not change.one(name, here.descriptor):
                     continue
-                if len(stack) >= MAX_DEPTH:
-                    raise VolumeProblem(f"{shown}: folders nest deeper than {MAX_DEPTH}, fsGroup cannot be applied")
-                below = os.open(name, _FOLDER, dir_fd=here)
+                below = os.open(name, _FOLDER, dir_fd=here.descriptor)
             except FileNotFoundError:
                 continue  # another user of the volume removed it meanwhile
-            stack.append((below, os.listdir(below)))
+            stack.append(_Level(below, [], (0, 0)))  # closed below, whatever happens next
+            stack[-1] = _open_level(below)
+            if len(stack) > MAX_OPEN:
+                far = stack[-MAX_OPEN - 1]
+                os.close(far.descriptor)
+                far.descriptor = -1
     finally:
-        for descriptor, _ in stack[1:]:
-            os.close(descriptor)
+        for level in stack:
+            if level.descriptor >= 0:
+                os.close(level.descriptor)
 
 
-def _give_one(name: str, folder: int | None, gid: int, read_only: bool) -> bool:
-    """Change one file; True when it is a folder."""
-    descriptor = os.open(name, _PLACE, dir_fd=folder)
-    # The kernel ends this path at what the descriptor stands for, be it a link: nothing is followed.
-    itself = f"/proc/self/fd/{descriptor}"
+def _leave(stack: list[_Level], shown: Path) -> None:
+    """Go up one level. Where the folder above was closed, it must be the very same that is opened again."""
+    left = stack.pop()
     try:
-        found = os.fstat(descriptor)
-        if found.st_gid != gid:
-            os.chown(itself, -1, gid)
-        if stat.S_ISLNK(found.st_mode):
-            return False
-        is_folder = stat.S_ISDIR(found.st_mode)
-        wanted = with_group(found.st_mode, folder=is_folder, read_only=read_only)
-        # Changing the group clears set-id bits, so the mode is set again even if it was right before.
-        if found.st_gid != gid or stat.S_IMODE(found.st_mode) != wanted:
-            os.chmod(itself, wanted)
-        return is_folder
+        if stack and stack[-1].descriptor < 0:
+            above = os.open("..", _FOLDER, dir_fd=left.descriptor)
+            stack[-1].descriptor = above
+            found = os.fstat(above)
+            if (found.st_dev, found.st_ino) != stack[-1].identity:
+                raise VolumeProblem(f"{shown}: folders were moved while fsGroup was applied")
     finally:
-        os.close(descriptor)
+        os.close(left.descriptor)

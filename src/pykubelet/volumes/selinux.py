@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod, SELinuxOptions
 from pykubelet.model.pod import all_containers
+from pykubelet.volumes.plugins import words
 from pykubelet.volumes.spec import FC, ISCSI, VolumeSpec
 
 MOUNTED_WITH_LABEL = (ISCSI, FC)
@@ -45,7 +46,7 @@ def file_label(default: str, options: SELinuxOptions | None) -> str:
 
 def mount_option(label: str) -> tuple[str, ...]:
     """Quoted, since levels have commas."""
-    return (f'context="{label}"',) if label else ()
+    return (f'context="{words.label(label)}"',) if label else ()
 
 
 def _asked(pod: Pod, volume: str) -> list[SELinuxOptions | None]:

@@ -32,7 +32,7 @@ def show_subpath(mounts: Mounts, volume: Path, subpath: str, place: Path) -> Non
     except OSError as error:
         raise VolumeProblem(f"{volume}: {error.strerror}") from error
     try:
-        source = _open(base, wanted)
+        source = _open(base, wanted, (str(volume), os.readlink(f"/proc/self/fd/{base}")))
         try:
             _bind(mounts, source, place)
         finally:
@@ -43,10 +43,10 @@ def show_subpath(mounts: Mounts, volume: Path, subpath: str, place: Path) -> Non
         os.close(base)
 
 
-def _open(base: int, wanted: str) -> int:
+def _open(base: int, wanted: str, names: tuple[str, ...]) -> int:
     with contextlib.suppress(FileNotFoundError):
-        return open_beneath(base, wanted)
-    return make_beneath(base, wanted, stat.S_IMODE(os.fstat(base).st_mode))
+        return open_beneath(base, wanted, names)
+    return make_beneath(base, wanted, stat.S_IMODE(os.fstat(base).st_mode), names)
 
 
 def _bind(mounts: Mounts, source: int, place: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pykubelet.api.types import (
     FCVolumeSource,
     GitRepoVolumeSource,
+    HostPathVolumeSource,
     ISCSIVolumeSource,
     LocalObjectReference,
     LocalVolumeSource,
@@ -21,19 +22,17 @@ from pykubelet.api.types import (
     Volume,
     VolumeDevice,
 )
-from pykubelet.volumes import ownership
 from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.plugins import words
 from pykubelet.volumes.plugins.empty_dir import memory_size, page_size
-from pykubelet.volumes.plugins.fc import device_patterns, global_name
+from pykubelet.volumes.plugins.fc import global_name, link_names
 from pykubelet.volumes.plugins.host_path import check_type
-from pykubelet.volumes.plugins.iscsi import portals_of
-from pykubelet.volumes.plugins.mounted import prepare_filesystem
 from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
-from pykubelet.volumes.spec import spec_of
+from pykubelet.volumes.selinux import mount_option
+from pykubelet.volumes.spec import FC, spec_of
 from pykubelet.volumes.subpath import show_subpath
 from pykubelet.volumes.usage import walk_usage
 from tests.builders import a_container, a_pod
-from tests.fakes.fake_mounts import FakeMounts
 from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import Node, a_secret, empty_dir, pod_with
 
@@ -126,9 +125,9 @@ def test_host_path_types(tmp_path: Path) -> None:
         "CharDevice": "a character device",
     }
     called |= {"BlockDevice": "a block device", "DirectoryOrCreate": "a directory"}
-    for kind, words in called.items():
+    for kind, called_so in called.items():
         wrong = tmp_path / ("dir" if "Dir" not in kind else "file")
-        with pytest.raises(VolumeProblem, match=f"hostPath type check failed: {wrong} is not {words}"):
+        with pytest.raises(VolumeProblem, match=f"hostPath type check failed: {wrong} is not {called_so}"):
             check_type(str(wrong), kind)
     with pytest.raises(VolumeProblem, match="is not a directory"):
         check_type(str(tmp_path / "nothing"), "Directory")
@@ -143,6 +142,29 @@ def test_host_paths_are_made_when_the_type_says_so(tmp_path: Path) -> None:
         check_type(str(tmp_path / "none/f"), "FileOrCreate")
 
 
+def test_a_file_is_made_where_a_link_leads(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("real")
+    check_type(str(tmp_path / "link"), "FileOrCreate")
+    assert (tmp_path / "real").is_file() and (tmp_path / "link").is_symlink()
+    (tmp_path / "away").symlink_to(tmp_path / "none/at/all")
+    with pytest.raises(VolumeProblem, match="cannot be created: No such file"):
+        check_type(str(tmp_path / "away"), "FileOrCreate")
+    (tmp_path / "folder").symlink_to("nothing")
+    with pytest.raises(VolumeProblem, match="is not a directory"):
+        check_type(str(tmp_path / "folder"), "DirectoryOrCreate")
+
+
+async def test_a_host_path_has_no_mount_options(tmp_path: Path) -> None:
+    node = Node(tmp_path / "root")
+    source = HostPathVolumeSource(path=str(tmp_path))
+    pod = pod_with(bound(node.objects, "host", host_path=source, mount_options=["noexec"]))
+    async with node.running() as manager:
+        with pytest.raises(
+            VolumesNotReady, match="mount options noexec of persistent volume pv-host are not supported"
+        ):
+            await manager.wait_mounted(pod)
+
+
 def test_git_repo_is_refused_in_upstreams_words() -> None:
     with pytest.raises(VolumeProblem, match="git-repo volume plugin has been disabled"):
         spec_of(Volume(name="g", git_repo=GitRepoVolumeSource(repository="x")))
@@ -152,12 +174,13 @@ async def test_local_folder(tmp_path: Path) -> None:
     node, disk = Node(tmp_path / "root"), tmp_path / "disk"
     disk.mkdir()
     (disk / "data").write_text("keep")
-    pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))))
+    local = LocalVolumeSource(path=str(disk))
+    pod = pod_with(bound(node.objects, "disk", local=local, mount_options=["noexec", "nodev"]))
     async with node.running() as manager:
         await manager.wait_mounted(pod)
         path = manager.path_of(pod, "disk")
         assert path is not None and path.endswith("kubernetes.io~local-volume/pv-disk")
-        assert node.mounts.shown(path) == str(disk)
+        assert node.mounts.shown(path) == str(disk) and node.mounts.entries[0].options == ("noexec", "nodev")
         await manager.wait_unmounted(pod)
         assert node.mounts.points() == [] and not Path(path).exists()
     assert (disk / "data").read_text() == "keep"
@@ -208,6 +231,38 @@ async def test_nfs(tmp_path: Path) -> None:
         assert node.mounts.points() == []
 
 
+@pytest.mark.parametrize(
+    "server", ["-T/var/lib/kubelet/pods/u/volumes/a", "a/b", "LABEL=root", "a b", "a\nb", "", ".."]
+)
+async def test_an_nfs_server_must_be_a_server(tmp_path: Path, server: str) -> None:
+    """`mount` would take a word that begins with `-` for an option, such as a table of mounts that a pod wrote."""
+    node = Node(tmp_path)
+    node.mounts.tools["mount.nfs"] = ""
+    pod = pod_with(Volume(name="share", nfs=NFSVolumeSource(server=server, path="/fstab")))
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady, match=r"nfs\.server"):
+            await manager.wait_mounted(pod)
+    assert node.mounts.entries == []
+
+
+@pytest.mark.parametrize("value", ["../../bin/sh", "fuse.sh", "fuse", "-x", "ext4 -o", "a" * 300])
+def test_a_filesystem_type_names_no_other_program(value: str) -> None:
+    with pytest.raises(VolumeProblem, match=r"fsType .* is not a filesystem"):
+        words.fs_type(value, "iscsi.fsType")
+
+
+def test_filesystem_types() -> None:
+    assert [words.fs_type(value, "x") for value in (None, "", "xfs", "ext3")] == ["ext4", "ext4", "xfs", "ext3"]
+
+
+def test_a_label_is_one_mount_option() -> None:
+    assert mount_option("system_u:object_r:container_file_t:s0:c1,c2") == (
+        'context="system_u:object_r:container_file_t:s0:c1,c2"',
+    )
+    with pytest.raises(VolumeProblem, match="seLinuxOptions"):
+        mount_option('u:r:t:s0",loop,x="')
+
+
 async def test_iscsi_without_its_tool(tmp_path: Path) -> None:
     node = Node(tmp_path)
     source = ISCSIVolumeSource(target_portal="10.0.0.1", iqn="iqn.2024-01.com.example:disk", lun=2)
@@ -218,11 +273,6 @@ async def test_iscsi_without_its_tool(tmp_path: Path) -> None:
         assert manager.volumes_in_use() == ["kubernetes.io/iscsi/10.0.0.1:iqn.2024-01.com.example:disk:2"]
         await manager.wait_unmounted(pod)
         assert manager.volumes_in_use() == []
-
-
-def test_iscsi_portals() -> None:
-    source = ISCSIVolumeSource(target_portal="10.0.0.1", portals=["10.0.0.2:3261", "10.0.0.1:3260", "[fd00::1]"])
-    assert portals_of(source) == ["10.0.0.1:3260", "10.0.0.2:3261", "[fd00::1]:3260"]
 
 
 async def test_chap_passwords_never_show(tmp_path: Path) -> None:
@@ -243,36 +293,53 @@ async def test_chap_passwords_never_show(tmp_path: Path) -> None:
             await manager.wait_mounted(pod_with(Volume(name="disk", iscsi=source)))
     assert "iscsiadm refused the setting node.session.auth.password" in str(caught.value)
     assert "hunter2" not in f"{caught.value}{node.told.events}"
-    assert node.mounts.commands[3][-4:] == ("-n", "node.session.auth.username", "-v", "me")
-
-
-def test_fc_names() -> None:
-    source = FCVolumeSource(wwids=["3600508b4 0001"])
-    assert global_name(source) == "3600508b4_0001"
-    assert device_patterns(FCVolumeSource(target_wwns=["50060E8000000001"], lun=3)) == [
-        "/dev/disk/by-path/*-fc-0x50060e8000000001-lun-3"
-    ]
+    assert any(words[-4:] == ("-n", "node.session.auth.username", "-v", "me") for words in node.mounts.commands)
 
 
 @pytest.mark.parametrize(
-    "told, commands",
+    "fields, name",
     [
-        ("", ["mkfs.ext4 -F -m0 /dev/x"]),
-        ("TYPE=ext4\n", ["fsck -a /dev/x"]),
-        ("TYPE=xfs\n", "holds xfs, but ext4"),
-        ("PTTYPE=gpt\n", "holds a partition table"),
+        ({"target_wwns": ["50060e801049cfd1"], "lun": 0}, "kubernetes.io/fc/[50060e801049cfd1]:0"),
+        ({"target_wwns": ["a", "b"], "lun": 2, "wwids": ["3600"]}, "kubernetes.io/fc/[a b]:2"),
+        ({"target_wwns": ["a"], "wwids": ["3600", "VENDOR 1"]}, "kubernetes.io/fc/[3600 VENDOR 1]"),
+        ({"wwids": ["3600"]}, "kubernetes.io/fc/[3600]"),
     ],
 )
-def test_only_blank_disks_are_formatted(told: str, commands: list[str] | str) -> None:
-    mounts = FakeMounts()
-    mounts.tools = {"blkid": told, "mkfs.ext4": "", "fsck": ""}
-    if isinstance(commands, str):
-        with pytest.raises(VolumeProblem, match=commands):
-            prepare_filesystem(mounts, "/dev/x", "ext4", read_only=False)
-        commands = []
-    else:
-        prepare_filesystem(mounts, "/dev/x", "ext4", read_only=False)
-    assert [" ".join(command) for command in mounts.commands[1:]] == commands
+async def test_an_fc_disk_has_the_name_the_control_plane_writes(
+    tmp_path: Path, fields: dict[str, Any], name: str
+) -> None:
+    plugin = Node(tmp_path).manager()._plugins[FC]
+    assert plugin.attached_as(spec_of(Volume(name="disk", fc=FCVolumeSource(**fields)))) == name
+
+
+@pytest.mark.parametrize("wwid", ["../../../../etc", "a/b", "..", "-x", "a\nb", "", "w" * 300])
+def test_an_fc_name_leads_to_no_other_folder(wwid: str) -> None:
+    with pytest.raises(VolumeProblem, match=r"fc\.wwids"):
+        global_name(FCVolumeSource(wwids=[wwid]))
+    with pytest.raises(VolumeProblem, match=r"fc\.targetWWNs"):
+        global_name(FCVolumeSource(target_wwns=[wwid], lun=0))
+
+
+def test_fc_names() -> None:
+    assert global_name(FCVolumeSource(target_wwns=["a", "b"], lun=3)) == "a-b-lun-3"
+    source = FCVolumeSource(wwids=["3600508b4 0001"])
+    assert global_name(source) == "3600508b4_0001"
+
+
+@pytest.mark.parametrize(
+    "name, fits",
+    [
+        ("pci-0000:00:01.0-fc-0x50060e8000000001-lun-3", True),
+        ("fc-0x50060e8000000002-lun-3", True),
+        ("fc-0x50060e8000000001-lun-3-part1", False),
+        ("fc-0x50060e8000000001-lun-33", False),
+        ("pci-0000:00:01.0-fc-0x50060e8000000009-lun-3", False),
+    ],
+)
+def test_links_to_fc_disks(name: str, fits: bool) -> None:
+    source = FCVolumeSource(target_wwns=["50060E8000000001", "50060e8000000002"], lun=3)
+    folder, pattern = link_names(source)
+    assert folder == "by-path" and bool(pattern.fullmatch(name)) is fits
 
 
 async def test_block_volume(tmp_path: Path) -> None:
@@ -284,27 +351,6 @@ async def test_block_volume(tmp_path: Path) -> None:
         with pytest.raises(VolumesNotReady, match="local volume /dev/null is no block device"):
             await manager.wait_mounted(pod)
         await manager.wait_unmounted(pod)
-
-
-def test_fs_group_reaches_every_file_and_follows_no_link(tmp_path: Path) -> None:
-    volume, outside = tmp_path / "volume", tmp_path / "outside"
-    (volume / "d").mkdir(parents=True)
-    (volume / "d/f").write_text("x")
-    (volume / "d/f").chmod(0o600)
-    (volume / "d").chmod(0o700)
-    outside.write_text("y")
-    outside.chmod(0o600)
-    (volume / "link").symlink_to(outside)
-    counted: list[int] = []
-    ownership.give(volume, os.getgid(), progress=counted.append)
-    assert stat.S_IMODE((volume / "d/f").stat().st_mode) == 0o660
-    assert stat.S_IMODE((volume / "d").stat().st_mode) == 0o2770
-    assert stat.S_IMODE(outside.stat().st_mode) == 0o600
-    assert counted == [1, 2, 3]
-    assert ownership.is_given(volume, os.getgid(), read_only=False)
-    (volume / "d/f").chmod(0o600)
-    ownership.give(volume, os.getgid(), on_root_mismatch=True)
-    assert stat.S_IMODE((volume / "d/f").stat().st_mode) == 0o600, "the top fits, so nothing below is touched"
 
 
 def test_usage_counts_links_once_and_stops_at_its_budget(tmp_path: Path) -> None:

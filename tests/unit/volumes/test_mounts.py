@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.api.types import ImageVolumeSource, Volume, VolumeMount
+from pykubelet.api.types import ImageVolumeSource, LocalVolumeSource, Volume, VolumeMount
 from pykubelet.volumes.manager import VolumeRules
 from pykubelet.volumes.mounts import container_path, is_recursive_read_only, propagation_of, subpath_of
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container
+from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import Node, a_config, config_volume, empty_dir, host_path, pod_with
 
 
@@ -97,11 +98,26 @@ async def test_mounts_come_in_the_order_of_the_spec(tmp_path: Path) -> None:
         ("/z", "/srv", False, False),
         ("/cfg", f"{base}/volumes/kubernetes.io~configmap/cfg", True, True),
         ("/a", f"{base}/volumes/kubernetes.io~empty-dir/scratch", True, True),
-        ("/b", place, False, False),
+        ("/b", place, False, True),
         ("/model", "", True, False),
     ]
     assert built[0].propagation == cri_pb2.MountPropagation.PROPAGATION_HOST_TO_CONTAINER
     assert (built[4].image.image, built[4].image_sub_path) == ("models/m:1", "weights")
+
+
+async def test_only_what_can_be_written_to_is_relabelled(tmp_path: Path) -> None:
+    """A runtime that labels files of a read-only volume fails. Read-only in the container alone is no matter."""
+    node, disk = Node(tmp_path / "root", rules=VolumeRules(selinux=True)), tmp_path / "disk"
+    disk.mkdir()
+    source = LocalVolumeSource(path=str(disk))
+    volumes = [bound(node.objects, "ro", read_only=True, local=source), bound(node.objects, "rw", local=source)]
+    mounts = [VolumeMount(name=name, mount_path=f"/{name}", read_only=True) for name in ("ro", "rw")]
+    pod = pod_with(*volumes, containers=[a_container(volume_mounts=mounts)])
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        built = await manager.mounts_for(pod, pod.spec.containers[0], {})
+        assert [mount.selinux_relabel for mount in built] == [False, True]
+        await manager.wait_unmounted(pod)
 
 
 async def test_a_volume_that_is_not_there_is_named(tmp_path: Path) -> None:

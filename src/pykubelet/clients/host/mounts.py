@@ -7,14 +7,17 @@ to be mounted where. Which volume needs which mount is decided in `volumes/`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from pykubelet.clients.host import trees
 from pykubelet.clients.host.port import MountEntry, MountError, ToolMissing
@@ -23,9 +26,25 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC = 32, 1024, 2048, 4096, 16384
 MS_SHARED, MS_RELATIME = 1 << 20, 1 << 21
 MNT_FORCE, UMOUNT_NOFOLLOW = 1, 8
+MS_NOSYMFOLLOW, MS_STRICTATIME = 256, 1 << 24
+_TIMES = MS_NOATIME | MS_RELATIME | MS_STRICTATIME
+BIND_OPTIONS = {
+    "ro": MS_RDONLY,
+    "nosuid": MS_NOSUID,
+    "nodev": MS_NODEV,
+    "noexec": MS_NOEXEC,
+    "nosymfollow": MS_NOSYMFOLLOW,
+    "noatime": MS_NOATIME,
+    "nodiratime": MS_NODIRATIME,
+    "relatime": MS_RELATIME,
+    "strictatime": MS_STRICTATIME,
+}
+"""Options that a bind mount can have of its own. All others belong to the filesystem, which is mounted already."""
 _KEPT_FLAGS = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME | MS_RELATIME
-"""Flags of the source that a read-only remount of a bind must not lose."""
+"""Flags of the source that a remount of a bind must not lose."""
 _STACK_LIMIT = 64
+MOST_OUTPUT, MOST_SAID = 1 << 20, 2000
+"""Bytes read of what a program writes; characters of it that go into an error."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 PACKAGES = {"mount.nfs": "nfs-common", "iscsiadm": "open-iscsi", "multipath": "multipath-tools"}
 
@@ -70,22 +89,28 @@ class HostMounts:
         with _explained("hugetlbfs", target):
             _mount_at("nodev", target, "hugetlbfs", 0, data)
 
-    def bind(self, source: Path, target: Path, *, read_only: bool) -> None:
+    def bind(self, source: Path, target: Path, *, read_only: bool, options: Sequence[str] = ()) -> None:
+        flags = {BIND_OPTIONS[option] for option in options if option in BIND_OPTIONS}
         with _explained(str(source), target):
-            _bind(str(source), target, read_only)
+            _bind(str(source), target, sum(flags) | (MS_RDONLY if read_only else 0))
 
     def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
         with _explained(f"descriptor {descriptor}", target):
-            _bind(f"/proc/self/fd/{descriptor}", target, read_only)
+            _bind(f"/proc/self/fd/{descriptor}", target, MS_RDONLY if read_only else 0)
 
-    def by_tool(self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float) -> None:
+    def by_tool(
+        self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
+    ) -> None:
+        if source.startswith("-"):
+            # `--` keeps `mount` from taking it for an option, but not the helper that `mount` hands it to.
+            raise MountError(f"cannot mount {source} at {target}: the source must not begin with '-'")
         if fs_type.startswith("nfs"):
             # `mount` itself would only say "bad option; for several filesystems you might need a helper".
             _need(f"mount.{fs_type}" if shutil.which(f"mount.{fs_type}") else "mount.nfs", f"an {fs_type} volume")
         command = ["mount", "-t", fs_type] if fs_type else ["mount"]
         if options:
             command += ["-o", ",".join(options)]
-        self.run(*command, source, str(target), seconds=seconds)
+        self.run(*command, "--", source, str(target), seconds=seconds)
 
     def unmount(self, target: Path) -> bool:
         found = False
@@ -99,28 +124,22 @@ class HostMounts:
         if not any(entry.mount_point == str(target) for entry in self.table()):
             return False
         try:
-            self.run("umount", str(target), seconds=seconds)
+            self.run("umount", "--", str(target), seconds=seconds)
         except MountError:
             _unmount_once(target, UMOUNT_NOFOLLOW | MNT_FORCE)
         return True
 
-    def run(self, *command: str, seconds: float, allow: Sequence[int] = ()) -> str:
+    def run(self, *command: str, seconds: float | None, allow: Container[int] = ()) -> str:
         program = _need(command[0], "this volume")
-        try:
-            done = subprocess.run(
-                [program, *command[1:]],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise MountError(f"`{' '.join(command)}` did not finish within {seconds:g} s") from error
-        if done.returncode and done.returncode not in allow:
-            said = " ".join((done.stderr or done.stdout).split()) or "no output"
-            raise MountError(f"`{' '.join(command)}` failed with {done.returncode}: {said}")
-        return done.stdout
+        shown = " ".join(command)
+        # Into memory of its own, not a pipe: a program that outlives the agent would die of the broken pipe.
+        with open(os.memfd_create("output"), "rb") as output, open(os.memfd_create("errors"), "rb") as errors:
+            code = _carry_out([program, *command[1:]], shown, output.fileno(), errors.fileno(), seconds)
+            said = _head(output)
+            if code and code not in allow:
+                text = " ".join((_head(errors) or said).split()) or "no output"
+                raise MountError(f"`{shown}` failed with {code}: {text[:MOST_SAID]}")
+            return said
 
     def remove_tree(self, folder: Path) -> None:
         try:
@@ -189,6 +208,25 @@ def _need(program: str, what: str) -> str:
     return found
 
 
+def _carry_out(command: list[str], shown: str, output: int, errors: int, seconds: float | None) -> int:
+    """Run a program in a session of its own: signals for the agent are not for it, and at its deadline all that it
+    started goes with it."""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise MountError(f"`{shown}` did not finish within {seconds:g} s") from error
+
+
+def _head(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read(MOST_OUTPUT).decode(errors="replace")
+
+
 class _explained:
     """Turn the kernel's error number into a sentence."""
 
@@ -228,15 +266,18 @@ def _mount_at(source: str, target: Path, fs_type: str | None, flags: int, data: 
         os.close(descriptor)
 
 
-def _bind(source: str, target: Path, read_only: bool) -> None:
+def _bind(source: str, target: Path, flags: int) -> None:
+    """Bind, with these flags of mount points on top of those the source has."""
     _mount_at(source, target, None, MS_BIND, None)
-    if not read_only:
+    if not flags:
         return
     try:
         kept = os.statvfs(target).f_flag & _KEPT_FLAGS
-        _mount_at("none", target, None, MS_BIND | MS_REMOUNT | MS_RDONLY | kept, None)
+        if flags & _TIMES:
+            kept &= ~_TIMES
+        _mount_at("none", target, None, MS_BIND | MS_REMOUNT | flags | kept, None)
     except OSError:
-        _unmount_once(target, UMOUNT_NOFOLLOW)  # better no mount than one that can be written to
+        _unmount_once(target, UMOUNT_NOFOLLOW)  # better no mount than one that allows more than it should
         raise
 
 

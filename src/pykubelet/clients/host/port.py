@@ -5,7 +5,7 @@ Managers take the part they need. Implementations are beside this file; tests gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -134,14 +134,18 @@ class Mounts(Protocol):
 
     def hugetlbfs(self, target: Path, *, page_size: str, size_bytes: int | None) -> None: ...
 
-    def bind(self, source: Path, target: Path, *, read_only: bool) -> None: ...
+    def bind(self, source: Path, target: Path, *, read_only: bool, options: Sequence[str] = ()) -> None:
+        """Show `source` at `target`. Of the options those count that a mount point can have, such as noexec."""
+        ...
 
     def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
         """Show what an open descriptor stands for at `target`, whatever its path leads to by now."""
         ...
 
-    def by_tool(self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float) -> None:
-        """Mount with the host's `mount`, for filesystems that need helpers."""
+    def by_tool(
+        self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
+    ) -> None:
+        """Mount with the host's `mount`, for filesystems that need helpers. A source beginning with `-` is refused."""
         ...
 
     def unmount(self, target: Path) -> bool:
@@ -152,9 +156,10 @@ class Mounts(Protocol):
         """The same for filesystems whose server may be gone: after `seconds` by force."""
         ...
 
-    def run(self, *command: str, seconds: float, allow: Sequence[int] = ()) -> str:
+    def run(self, *command: str, seconds: float | None, allow: Container[int] = ()) -> str:
         """A program of the host; its output. ToolMissing when it is not there, MountError when it ends with
-        anything but 0 or one of `allow`."""
+        anything but 0 or one of `allow`, or not within `seconds`: then it is killed with all it started. With None
+        it may take its time and goes on even if the agent ends, as what repairs a filesystem must."""
         ...
 
     def make_shared(self, folder: Path) -> None:

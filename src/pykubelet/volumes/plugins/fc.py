@@ -2,70 +2,117 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import re
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
 
 from pykubelet.api.types import FCVolumeSource
 from pykubelet.clients.host.port import Mounts, VolumePaths
-from pykubelet.volumes.plugins.disks import multipath_of, rescan_hosts, wait_for_device
-from pykubelet.volumes.plugins.mounted import DeviceMounts, MountedPlugin
+from pykubelet.volumes.plugins.disks import APPEAR_SECONDS, MAP_SECONDS, ScsiDisks
+from pykubelet.volumes.plugins.filesystems import BLOCK, DeviceMounts, Note
+from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import Files, SetUp
+from pykubelet.volumes.plugins.words import fs_type, word
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import FC, VolumeSpec
 
 
+def unique_name(source: FCVolumeSource) -> str:
+    """What the control plane calls the disk in volumesAttached: Go's way to print lists."""
+    if source.target_wwns and source.lun is not None:
+        return f"[{' '.join(source.target_wwns)}]:{source.lun}"
+    return f"[{' '.join(source.wwids)}]" if source.wwids else ""
+
+
 def global_name(source: FCVolumeSource) -> str:
-    if source.target_wwns:
-        return f"{source.target_wwns[0]}-lun-{source.lun or 0}"
+    """The disk's folder on the node; every part is a checked word."""
+    if source.target_wwns and source.lun is not None:
+        names = [word(name, "fc.targetWWNs") for name in source.target_wwns]
+        return word(f"{'-'.join(names)}-lun-{source.lun}", "fc.targetWWNs")
     if source.wwids:
-        return source.wwids[0].replace(" ", "_")
-    raise VolumeProblem("fc volume names neither targetWWNs nor wwids")
+        return word("-".join(word(name.replace(" ", "_"), "fc.wwids") for name in source.wwids), "fc.wwids")
+    raise VolumeProblem("fc volume names neither targetWWNs with a lun nor wwids")
 
 
-def device_patterns(source: FCVolumeSource) -> list[str]:
-    """Where the device may show up."""
-    by_target = [
-        f"/dev/disk/by-path/*-fc-0x{glob.escape(wwn.lower())}-lun-{source.lun or 0}" for wwn in source.target_wwns
-    ]
-    return by_target + [f"/dev/disk/by-id/scsi-{glob.escape(wwid.replace(' ', '_'))}" for wwid in source.wwids]
+def link_names(source: FCVolumeSource) -> tuple[str, re.Pattern[str]]:
+    """In which folder below /dev/disk udev puts links to the disk, and their names."""
+    if source.target_wwns and source.lun is not None:
+        names = "|".join(re.escape(wwn.lower()) for wwn in source.target_wwns)
+        return "by-path", re.compile(rf"(pci-.*-)?fc-0x({names})-lun-{source.lun}")
+    names = "|".join(re.escape(wwid.replace(" ", "_")) for wwid in source.wwids)
+    return "by-id", re.compile(rf"scsi-({names})")
 
 
 class FcVolume(MountedPlugin):
     name = FC
 
-    def __init__(self, *, mounts: Mounts, paths: VolumePaths) -> None:
+    def __init__(self, *, mounts: Mounts, paths: VolumePaths, disks: ScsiDisks | None = None) -> None:
         super().__init__(mounts=mounts, paths=paths)
         self._top = paths.plugins / FC
-        self._devices = DeviceMounts(mounts=mounts, top=self._top, pods=paths.pods)
+        self._devices = DeviceMounts(mounts=mounts, paths=paths, plugin=FC, top=self._top, record_file="fc.json")
+        self._disks = disks or ScsiDisks(mounts=mounts)
 
     def attached_as(self, spec: VolumeSpec) -> str:
-        return f"{FC}/{global_name(spec.volume.fc)}" if spec.volume.fc is not None else ""
+        return f"{FC}/{unique_name(spec.volume.fc)}" if spec.volume.fc is not None else ""
+
+    def using(self, task: SetUp) -> AbstractContextManager[None]:
+        record = msgspec.json.encode(_source(task)).decode()
+        return self._devices.used(task, Note(place=str(self._place(task)), record=record))
 
     def mount(self, task: SetUp, files: Files | None) -> None:
         source = _source(task)
-        self._devices.show(_find(source), self._top / global_name(source), task, source.fs_type or "ext4")
+        kind = fs_type(source.fs_type, "fc.fsType")
+        self._devices.show(self._find(source), self._place(task), task, kind)
 
     def device_of(self, task: SetUp, files: Files | None) -> str:
-        return _find(_source(task))
+        return self._find(_source(task))
 
-    def released(self) -> None:
-        self._devices.free_unused()
+    def released(self, uid: str, folder: str) -> None:
+        self._devices.give_back(uid, folder, self._detach)
+
+    def _place(self, task: SetUp) -> Path:
+        top = self._top / BLOCK if task.spec.block else self._top
+        return top / global_name(_source(task))
+
+    def _find(self, source: FCVolumeSource) -> str:
+        """The disk's device. Where multipath did not combine it, the bus is looked at again first."""
+        known = self._links(source)
+        combined = self._disks.combined(known) if known else ""
+        if not combined.startswith("dm-"):
+            self._disks.rescan()
+            found = self._disks.wait(lambda: self._links(source), APPEAR_SECONDS)
+            if not found:
+                text = f"fc disk {global_name(source)} did not appear as a device within {APPEAR_SECONDS:.0f} s"
+                raise VolumeProblem(text)
+            # Several ways that just came: multipath needs a moment to combine them.
+            patience = MAP_SECONDS if len(found) > 1 and set(found) != set(known) else 0.0
+            combined = self._disks.combined(found, patience)
+        return self._disks.path(combined)
+
+    def _links(self, source: FCVolumeSource) -> list[str]:
+        folder, fits = link_names(source)
+        top = self._disks.dev / "disk" / folder
+        names = sorted(os.listdir(top)) if top.is_dir() else []
+        return list(dict.fromkeys(Path(os.path.realpath(top / name)).name for name in names if fits.fullmatch(name)))
+
+    def _detach(self, place: Path, record: str) -> None:
+        if not record:
+            return  # nobody wrote down which disk it was
+        try:
+            source = msgspec.json.decode(record, type=FCVolumeSource)
+        except msgspec.MsgspecError as error:
+            raise VolumeProblem(f"the record of the disk at {place} cannot be read: {error}") from error
+        name = global_name(source)
+        other = self._top / name if place.parent.name == BLOCK else self._top / BLOCK / name
+        if any(note.place == str(other) for note in self._devices.notes()):
+            return  # somebody has the same disk in the other form
+        self._disks.take_away(self._links(source))
 
 
 def _source(task: SetUp) -> FCVolumeSource:
     source = task.spec.volume.fc
     assert source is not None
     return source
-
-
-def _find(source: FCVolumeSource) -> str:
-    patterns = device_patterns(source)
-
-    def look() -> str | None:
-        return next((found for pattern in patterns for found in glob.glob(pattern)), None)
-
-    found = look()
-    if found is None:
-        rescan_hosts()
-        found = wait_for_device(look, f"fc disk {global_name(source)}")
-    return os.path.realpath(multipath_of(found))

@@ -29,7 +29,7 @@ def check_type(path: str, kind: str) -> None:
     if kind not in TYPES:
         raise VolumeProblem(f"{kind} is an invalid volume type")
     fits, called = TYPES[kind]
-    if kind.endswith("OrCreate") and not os.path.lexists(path):
+    if kind.endswith("OrCreate") and not os.path.exists(path):
         _create(path, kind)
     try:
         found = os.stat(path)
@@ -46,7 +46,9 @@ def _create(path: str, kind: str) -> None:
         if kind == "DirectoryOrCreate":
             os.makedirs(path, 0o755, exist_ok=True)
         else:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+            # Where a link that leads nowhere yet points to, as upstream makes it.
+            place = os.path.realpath(path)
+            os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     except FileExistsError:
         return
     except OSError as error:
@@ -72,6 +74,11 @@ class HostPath(PluginDefaults):
         path = (source.path if source else "") or ""
         if ".." in path.split("/"):
             raise VolumeProblem(f"hostPath {path} must not contain '..'")
+        if task.spec.mount_options:
+            raise VolumeProblem(
+                f"mount options {','.join(task.spec.mount_options)} of persistent volume {task.spec.persistent} "
+                "are not supported for hostPath volumes"
+            )
         check_type(path, (source.type if source else "") or "")
 
     def tear_down(self, uid: str, folder: str) -> None:

@@ -1,58 +1,98 @@
 """iscsi: logs in with the host's iscsiadm, mounts the disk once on the node and binds it into pods.
 
-CHAP names and passwords come from the secret the source names; they go to iscsiadm only and never into a
-message. The session ends when the last volume of its target is gone from the node.
+CHAP names and passwords come from the secret the source names. The disk is taken away with the last pod that has
+it, and a session ends with the last disk that came through it.
 """
 
 from __future__ import annotations
 
 import base64
-import glob
-import os
+import contextlib
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import msgspec
+
 from pykubelet.api.types import ISCSIVolumeSource
-from pykubelet.clients.host.port import MountError, Mounts, ToolMissing, VolumePaths
+from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes.objects import References
-from pykubelet.volumes.plugins.disks import multipath_of, wait_for_device
-from pykubelet.volumes.plugins.mounted import DeviceMounts, MountedPlugin
+from pykubelet.volumes.plugins.disks import ScsiDisks
+from pykubelet.volumes.plugins.filesystems import BLOCK, DeviceMounts, KeyedLocks, Note
+from pykubelet.volumes.plugins.iscsi_sessions import (
+    DISCOVERY_CHAP,
+    SESSION_CHAP,
+    Chap,
+    Sessions,
+    Target,
+    with_port,
+)
+from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import FileContent, Files, SetUp
+from pykubelet.volumes.plugins.words import fs_type, host, word
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import ISCSI, VolumeSpec
 
-LOGIN_SECONDS = 30.0
-PORT = 3260
-SESSION_KEYS = ("username", "password", "username_in", "password_in")
+RECORD = "iscsi.json"
+"""Upstream's record of how to log out."""
+CHAP = (DISCOVERY_CHAP, SESSION_CHAP)
+MARKS = ("-iqn.", "-eui.", "-naa.")
 
 
-def portals_of(source: ISCSIVolumeSource) -> list[str]:
-    """All portals with their port, the main one first."""
-    found = []
-    for portal in (source.target_portal or "", *source.portals):
-        bare = portal.rsplit("]", 1)[-1]
-        full = portal if ":" in bare else f"{portal}:{PORT}"
-        if portal and full not in found:
-            found.append(full)
-    return found
+def target_of(spec: VolumeSpec) -> Target:
+    """The disk a volume names. Its words become words of iscsiadm and parts of paths, so each is checked."""
+    source = spec.volume.iscsi
+    assert source is not None
+    named = [portal for portal in (source.target_portal or "", *source.portals) if portal]
+    portals = [with_port(host(portal, "iscsi.targetPortal and portals")) for portal in named]
+    if not portals:
+        raise VolumeProblem("iscsi.targetPortal is empty")
+    iqn = word(source.iqn, "iscsi.iqn")
+    if not f"-{iqn}".startswith(MARKS):
+        raise VolumeProblem(f"iscsi.iqn {iqn!r} begins with neither iqn., eui. nor naa.")
+    interface = word(source.iscsi_interface or "default", "iscsi.iscsiInterface")
+    initiator = word(source.initiator_name, "iscsi.initiatorName") if source.initiator_name else ""
+    return Target(
+        volume=spec.folder,
+        portals=tuple(dict.fromkeys(portals)),
+        iqn=iqn,
+        lun=str(source.lun or 0),
+        first_interface=interface,
+        interface=f"{portals[0]}:{spec.folder}" if initiator else interface,
+        initiator=initiator,
+    )
 
 
-def global_folder(top: Path, source: ISCSIVolumeSource) -> Path:
-    portal = portals_of(source)[0]
-    return top / f"iface-{source.iscsi_interface or 'default'}" / f"{portal}-{source.iqn}-lun-{source.lun or 0}"
+def place_of(top: Path, target: Target) -> Path:
+    return top / f"iface-{target.interface}" / f"{target.portals[0]}-{target.iqn}-lun-{target.lun}"
 
 
-def device_pattern(portal: str, source: ISCSIVolumeSource) -> str:
-    return f"/dev/disk/by-path/*ip-{glob.escape(portal)}-iscsi-{glob.escape(source.iqn or '')}-lun-{source.lun or 0}"
+def target_at(place: Path) -> Target | None:
+    """What the name of a place tells: `iface-<interface>/<portal>-<iqn>-lun-<n>`."""
+    head, _, lun = place.name.rpartition("-lun-")
+    for mark in MARKS:
+        portal, found, rest = head.partition(mark)
+        if found and lun.isdigit():
+            interface, iqn = place.parent.name.removeprefix("iface-"), mark[1:] + rest
+            return Target(
+                volume="", portals=(portal,), iqn=iqn, lun=lun, first_interface=interface, interface=interface
+            )
+    return None
 
 
 class IscsiVolume(MountedPlugin):
     name = ISCSI
 
-    def __init__(self, *, mounts: Mounts, paths: VolumePaths, references: References) -> None:
+    def __init__(
+        self, *, mounts: Mounts, paths: VolumePaths, references: References, disks: ScsiDisks | None = None
+    ) -> None:
         super().__init__(mounts=mounts, paths=paths)
         self._top = paths.plugins / ISCSI
-        self._devices = DeviceMounts(mounts=mounts, top=self._top, pods=paths.pods)
+        self._devices = DeviceMounts(
+            mounts=mounts, paths=paths, plugin=ISCSI, top=self._top, depth=2, record_file=RECORD
+        )
+        self._sessions = Sessions(mounts=mounts, disks=disks or ScsiDisks(mounts=mounts))
+        self._targets = KeyedLocks()
         self._references = references
 
     def attached_as(self, spec: VolumeSpec) -> str:
@@ -63,7 +103,7 @@ class IscsiVolume(MountedPlugin):
 
     async def gather(self, task: SetUp) -> Files | None:
         source = task.spec.volume.iscsi
-        if source is None or source.secret_ref is None:
+        if source is None or source.secret_ref is None or not (source.chap_auth_discovery or source.chap_auth_session):
             return None
         namespace = task.spec.secret_namespace or namespace_of(task.pod)
         secret = await self._references.secret(namespace, source.secret_ref.name or "")
@@ -71,91 +111,55 @@ class IscsiVolume(MountedPlugin):
             raise VolumeProblem(f"secret {namespace}/{source.secret_ref.name} not found")
         return {key: FileContent(data=base64.b64decode(value), mode=0o600) for key, value in secret.data.items()}
 
+    def using(self, task: SetUp) -> AbstractContextManager[None]:
+        record = msgspec.json.encode(target_of(task.spec)).decode()
+        return self._devices.used(task, Note(place=str(self._place(task.spec)), record=record))
+
     def mount(self, task: SetUp, files: Files | None) -> None:
-        source = _source(task)
-        place = global_folder(self._top, source)
-        with self._devices.alone(source.iqn or ""):
-            device = self._log_in(source, files or {})
-            self._devices.show(device, place, task, source.fs_type or "ext4")
+        source = task.spec.volume.iscsi
+        assert source is not None
+        kind = fs_type(source.fs_type, "iscsi.fsType")
+        self._devices.show(self._attach(task, source, files), self._place(task.spec), task, kind)
 
     def device_of(self, task: SetUp, files: Files | None) -> str:
-        source = _source(task)
-        with self._devices.alone(source.iqn or ""):
-            return self._log_in(source, files or {})
+        source = task.spec.volume.iscsi
+        assert source is not None
+        return self._attach(task, source, files)
 
-    def released(self) -> None:
-        for place in self._devices.free_unused():
-            portal, iqn = _target_of(place.name)
-            same_target = f"{place.parent}/{portal}-{iqn}-lun-"
-            with self._devices.alone(iqn):
-                if not any(entry.mount_point.startswith(same_target) for entry in self._mounts.table()):
-                    self._admin("-m", "node", "-p", portal, "-T", iqn, "--logout")
-                    self._admin("-m", "node", "-p", portal, "-T", iqn, "-o", "delete")
+    def released(self, uid: str, folder: str) -> None:
+        self._devices.give_back(uid, folder, self._detach)
 
-    # --- iscsiadm -------------------------------------------------------------------------------
+    def _place(self, spec: VolumeSpec) -> Path:
+        return place_of(self._top / BLOCK if spec.block else self._top, target_of(spec))
 
-    def _admin(self, *words: str) -> str:
+    def _attach(self, task: SetUp, source: ISCSIVolumeSource, files: Files | None) -> str:
+        target = target_of(task.spec)
         try:
-            return self._mounts.run("iscsiadm", *words, seconds=LOGIN_SECONDS)
-        except ToolMissing as error:
-            raise VolumeProblem(f"iscsi volumes cannot be used: {error}") from error
+            secret = {key: content.data.decode() for key, content in (files or {}).items() if key.startswith(CHAP)}
+        except UnicodeDecodeError:
+            raise VolumeProblem("the secret for CHAP is no text") from None
+        chap = Chap(discovery=bool(source.chap_auth_discovery), session=bool(source.chap_auth_session), secret=secret)
+        # Not while the disk is formatted or checked: other disks of the target need not wait for that.
+        with self._targets.held(target.iqn):
+            return self._sessions.attach(target, chap)
 
-    def _log_in(self, source: ISCSIVolumeSource, secret: Files) -> str:
-        problems = []
-        for portal in portals_of(source):
-            if not glob.glob(device_pattern(portal, source)):
-                try:
-                    self._log_in_at(portal, source, secret)
-                except MountError as error:
-                    problems.append(str(error))
-        patterns = [device_pattern(portal, source) for portal in portals_of(source)]
-        if len(problems) == len(patterns):
-            raise VolumeProblem(f"cannot log in to {source.iqn}: {'; '.join(problems)}")
-        device = wait_for_device(
-            lambda: next((found for pattern in patterns for found in glob.glob(pattern)), None),
-            f"lun {source.lun or 0} of {source.iqn}",
-        )
-        return os.path.realpath(multipath_of(device))
+    def _detach(self, place: Path, record: str) -> None:
+        target = _recorded(place, record)
+        if target is None:
+            raise VolumeProblem(f"{place} is not the folder of an iscsi volume")
+        with self._targets.held(target.iqn):
+            self._sessions.detach(target, self._others(place))
 
-    def _log_in_at(self, portal: str, source: ISCSIVolumeSource, secret: Files) -> None:
-        interface = source.iscsi_interface or "default"
-        discovery = ("-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", interface)
-        self._admin(*discovery, "-o", "new")
-        if source.chap_auth_discovery:
-            self._chap(discovery, "discovery.sendtargets.auth", secret)
-        self._admin(*discovery, "--discover")
-        session = ("-m", "node", "-p", portal, "-T", source.iqn or "", "-I", interface)
-        if source.chap_auth_session:
-            self._chap(session, "node.session.auth", secret)
-        self._admin(*session, "-o", "update", "-n", "node.session.scan", "-v", "auto")
-        self._admin(*session, "--login")
-
-    def _chap(self, where: tuple[str, ...], prefix: str, secret: Files) -> None:
-        settings = [(f"{prefix}.authmethod", "CHAP")]
-        settings += [
-            (f"{prefix}.{key}", secret[f"{prefix}.{key}"].data.decode())
-            for key in SESSION_KEYS
-            if f"{prefix}.{key}" in secret
-        ]
-        for key, value in settings:
-            try:
-                self._admin(*where, "-o", "update", "-n", key, "-v", value)
-            except MountError:
-                # The error shows the command, and with it a password.
-                raise VolumeProblem(f"iscsiadm refused the setting {key}") from None
+    def _others(self, place: Path) -> list[Target]:
+        notes = {note.place: note.record for note in self._devices.notes()}
+        notes = {str(other): "" for other in self._devices.places()} | notes
+        found = (_recorded(Path(other), record) for other, record in notes.items() if other != str(place))
+        return [target for target in found if target is not None]
 
 
-def _source(task: SetUp) -> ISCSIVolumeSource:
-    source = task.spec.volume.iscsi
-    assert source is not None
-    return source
-
-
-def _target_of(name: str) -> tuple[str, str]:
-    """Portal and iqn from the name of a global folder, `<portal>-<iqn>-lun-<n>`."""
-    head = name.rsplit("-lun-", 1)[0]
-    for mark in ("-iqn.", "-eui.", "-naa."):
-        portal, found, rest = head.partition(mark)
-        if found:
-            return portal, mark[1:] + rest
-    raise VolumeProblem(f"{name} is not the folder of an iscsi volume")
+def _recorded(place: Path, record: str) -> Target | None:
+    """What was written down of the disk, else what its folder is called; None when that tells nothing either."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        if record:
+            return msgspec.json.decode(record, type=Target)
+    return target_at(place)

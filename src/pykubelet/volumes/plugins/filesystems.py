@@ -1,0 +1,243 @@
+"""Filesystems on disks: made on blank ones, checked, mounted once on the node, bound into every pod that has them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from pykubelet.clients.host.port import MountError, Mounts, ToolMissing, VolumePaths
+from pykubelet.kit.files import write_atomic
+from pykubelet.model.errors import PykubeletError
+from pykubelet.volumes.plugins.leftover import remove_empty
+from pykubelet.volumes.plugins.plugin import SetUp, make_folder
+from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.selinux import mount_option
+
+logger = logging.getLogger(__name__)
+
+NOTE = "disk.json"
+BLOCK = "volumeDevices"
+"""Folder for disks that pods get as devices, beside those that are mounted."""
+GIVE_BACK_TRIES = 6
+"""How often a pod waits for its disk to be given back; with the reconciler's pauses about half a minute."""
+FSCK_UNCORRECTED = 4
+FSCK_FINE = frozenset(range(256)) - {0, FSCK_UNCORRECTED}
+"""All other ends of fsck are no reason to refuse a disk, as upstream has it: errors corrected, no checker for this
+filesystem, a device that cannot be checked. Whether it can be mounted the kernel says."""
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """That a pod uses a disk of the node. Lies in the pod's folder from before the disk is there until it is given
+    back, so that every life of the agent knows who uses what."""
+
+    place: str
+    """The disk's folder on the node."""
+    record: str = ""
+    """What its kind needs to know to give it back."""
+
+
+class DeviceMounts:
+    """Disks of one kind, each brought and mounted once on the node for all pods that have it."""
+
+    def __init__(
+        self, *, mounts: Mounts, paths: VolumePaths, plugin: str, top: Path, depth: int = 1, record_file: str = ""
+    ) -> None:
+        self._mounts = mounts
+        self._paths = paths
+        self._plugin = plugin
+        self._top = top
+        self._depth = depth
+        """Folders between `top` and what is mounted."""
+        self._record_file = record_file
+        """Where the record lies in the disk's folder: under the mount, so it can be read only when that is gone."""
+        self._locks = KeyedLocks()
+        self._failures: Counter[Path] = Counter()
+
+    # --- a pod gets a disk ----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def used(self, task: SetUp, note: Note) -> Iterator[None]:
+        """While a pod gets the disk: nobody else brings it or takes it away, and it is noted who uses it."""
+        with self._locks.held(note.place):
+            file = self._note_file(task.uid, task.spec.folder)
+            make_folder(file.parent)
+            write_atomic(file, msgspec.json.encode(note), durable=False)  # of no use after a reboot
+            place = Path(note.place)
+            if self._record_file and not self._is_mounted(place):
+                make_folder(place)
+                write_atomic(place / self._record_file, note.record.encode(), durable=False)
+            yield
+
+    def show(self, device: str, place: Path, task: SetUp, fs_type: str) -> None:
+        """Mount the device at `place` unless it is there already, and show that at the pod's folder."""
+        spec = task.spec
+        if not self._is_mounted(place):
+            make_folder(place)
+            options = (*spec.mount_options, *mount_option(task.label), *(("ro",) if spec.read_only else ()))
+            mount_filesystem(self._mounts, device, place, fs_type, options, read_only=spec.read_only)
+        self._mounts.bind(place, task.path, read_only=spec.read_only)
+
+    # --- and gives it back ----------------------------------------------------------------------
+
+    def give_back(self, uid: str, folder: str, detach: Callable[[Path, str], None]) -> None:
+        """After the pod's own mount is gone: if no other pod has the disk, unmount it and `detach` it, which is told
+        its place and record. Raises what went wrong with this disk, to be repeated; but a disk that cannot be given
+        back does not hold up the pod for ever. Such disks, and what killed agents left, are tried whenever another
+        one is given back."""
+        file = self._note_file(uid, folder)
+        own = self._read(file)
+        if own is not None:
+            try:
+                self._free(Path(own.place), own.record, detach, besides=file)
+            except (PykubeletError, OSError) as error:
+                self._failures[file] += 1
+                if self._failures[file] < GIVE_BACK_TRIES:
+                    raise
+                logger.error("a disk cannot be given back", extra={"place": own.place, "error": str(error)})
+            del self._failures[file]
+            file.unlink()
+        noted = {note.place for note in self.notes()}
+        for place in self.places():
+            if str(place) in noted or (own is not None and str(place) == own.place):
+                continue
+            try:
+                self._free(place, "", detach)
+            except (PykubeletError, OSError) as error:
+                logger.warning("a disk that nobody uses stays", extra={"place": str(place), "error": str(error)})
+
+    def notes(self, besides: Path | None = None) -> list[Note]:
+        files = self._paths.pods.glob(f"*/plugins/{self._plugin.replace('/', '~')}/*/{NOTE}")
+        return [note for file in files if file != besides and (note := self._read(file)) is not None]
+
+    def places(self) -> list[Path]:
+        """Folders of disks, mounted or not. Looks at names only: what is mounted may hang, or be a stranger's."""
+        found = _folders(self._top)
+        block = [folder for folder in found if folder.name == BLOCK]
+        plain = [folder for folder in found if folder.name != BLOCK]
+        blocks = [inner for folder in block for inner in _folders(folder)]
+        for _ in range(self._depth - 1):
+            plain = [inner for folder in plain for inner in _folders(folder)]
+            blocks = [inner for folder in blocks for inner in _folders(folder)]
+        return plain + blocks
+
+    def _free(self, place: Path, record: str, detach: Callable[[Path, str], None], besides: Path | None = None) -> None:
+        with self._locks.held(str(place), wait=False) as held:
+            if not held or self._is_used(place, besides):
+                return  # whoever has it will give it back
+            self._mounts.unmount(place)
+            detach(place, record or self._recorded(place))
+            for left in place.glob(f"*{self._record_file}*") if self._record_file else ():
+                left.unlink()  # also one that was being written when the agent was killed
+            remove_empty(place)
+
+    def _recorded(self, place: Path) -> str:
+        try:
+            return (place / self._record_file).read_text() if self._record_file else ""
+        except FileNotFoundError:
+            return ""
+
+    def _is_used(self, place: Path, besides: Path | None) -> bool:
+        if any(note.place == str(place) for note in self.notes(besides)):
+            return True
+        # Pods of an agent that wrote no notes are known by their mounts and links to devices.
+        if BLOCK in place.relative_to(self._top).parts:
+            links = self._paths.pods.glob(f"*/{BLOCK}/{self._plugin.replace('/', '~')}/*")
+            return any(not self._note_file(link.parts[-4], link.name).exists() for link in links)
+        table = self._mounts.table()
+        devices = {entry.device for entry in table if entry.mount_point == str(place)}
+        return any(entry.device in devices and entry.mount_point.startswith(f"{self._paths.pods}/") for entry in table)
+
+    def _is_mounted(self, place: Path) -> bool:
+        return any(entry.mount_point == str(place) for entry in self._mounts.table())
+
+    def _note_file(self, uid: str, folder: str) -> Path:
+        return self._paths.plugin_data(uid, self._plugin, folder) / NOTE
+
+    def _read(self, file: Path) -> Note | None:
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=Note)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            logger.warning("a note about a disk cannot be read", extra={"file": str(file), "error": str(error)})
+            return None
+
+
+def _folders(top: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(top) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    return []
+
+
+class KeyedLocks:
+    """A lock for each key, for threads; those that nobody holds or waits for are forgotten."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextlib.contextmanager
+    def held(self, key: str, *, wait: bool = True) -> Iterator[bool]:
+        """Gives whether it is held, which without `wait` it may not be."""
+        with self._guard:
+            lock, users = self._locks.get(key, (threading.Lock(), 0))
+            self._locks[key] = (lock, users + 1)
+        taken = lock.acquire(blocking=wait)
+        try:
+            yield taken
+        finally:
+            if taken:
+                lock.release()
+            with self._guard:
+                lock, users = self._locks[key]
+                if users == 1:
+                    del self._locks[key]
+                else:
+                    self._locks[key] = (lock, users - 1)
+
+
+def mount_filesystem(
+    mounts: Mounts, device: str, place: Path, fs_type: str, options: Sequence[str], *, read_only: bool
+) -> None:
+    """Mount a disk as the type asked for, as upstream does even if it holds another: ext4 mounts ext3, too."""
+    held = prepare_filesystem(mounts, device, fs_type, read_only=read_only)
+    try:
+        # Without deadline, too: the kernel may have a long journal to replay.
+        mounts.by_tool(device, place, fs_type=fs_type, options=options or ("defaults",), seconds=None)
+    except MountError as error:
+        if held == fs_type:
+            raise
+        raise VolumeProblem(f"{device} holds {held}, but {fs_type} is asked for: {error}") from error
+    if held != fs_type:
+        logger.warning("a disk holds another filesystem", extra={"device": device, "holds": held, "asked": fs_type})
+
+
+def prepare_filesystem(mounts: Mounts, device: str, fs_type: str, *, read_only: bool) -> str:
+    """Check what is on a device, and make a filesystem only if it is certain that there is nothing; what it holds.
+
+    `blkid` ends with 2 and says nothing for a blank device; anything it cannot decide is an error, not a reason
+    to format. What formats and repairs has no deadline: ended half-way it would leave a damaged filesystem, and the
+    next try would be ended as well.
+    """
+    told = mounts.run("blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device, seconds=60, allow=(2,))
+    facts = dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
+    if "PTTYPE" in facts and "TYPE" not in facts:
+        raise VolumeProblem(f"{device} holds a partition table and is not formatted")
+    if "TYPE" not in facts:
+        if read_only:
+            raise VolumeProblem(f"{device} has no filesystem and is read-only")
+        quiet = ("-F", "-m0") if fs_type.startswith("ext") else ("-f",) if fs_type == "xfs" else ()
+        mounts.run(f"mkfs.{fs_type}", *quiet, device, seconds=None)
+        return fs_type
+    if not read_only:
+        with contextlib.suppress(ToolMissing):
+            mounts.run("fsck", "-a", device, seconds=None, allow=FSCK_FINE)
+    return facts["TYPE"]
