@@ -42,8 +42,8 @@ class PodFolders(Protocol):
         """A fresh, empty file the container may write its last words into."""
         ...
 
-    def read_head(self, path: Path, limit_bytes: int) -> bytes:
-        """The beginning of a file up to a limit; empty when there is none."""
+    def read_tail(self, path: Path, limit_bytes: int) -> bytes:
+        """The end of a file up to a limit; empty when there is none."""
         ...
 
     def write_etc_hosts(self, uid: str, content: str) -> Path: ...
