@@ -71,6 +71,9 @@ class DiskFolders:
         with contextlib.suppress(FileNotFoundError):
             self._paths.log_link(namespace, name, container, container_id).unlink()
 
+    def remove_logs(self, folder: Path) -> None:
+        remove_tree(folder)
+
     def make_termination_log(self, uid: str, container: str) -> Path:
         folder = self._paths.container(uid, container)
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)

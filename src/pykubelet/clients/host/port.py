@@ -38,6 +38,10 @@ class PodFolders(Protocol):
 
     def unlink_log(self, namespace: str, name: str, container: str, container_id: str) -> None: ...
 
+    def remove_logs(self, folder: Path) -> None:
+        """Remove a pod's log folder, however deep it is, never crossing into a mount; raises OSError."""
+        ...
+
     def make_termination_log(self, uid: str, container: str) -> Path:
         """A fresh, empty file the container may write its last words into."""
         ...
