@@ -212,7 +212,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             handlers=seams.handlers,
             sources_ready=mux.all_ready,
             host_ids=edges.host_ids,
-            unthrottled=pinning.manager.has_exclusive_cpus,
+            pinning=pinning.manager,
             events=events,
             clock=clock,
             metrics=metrics,
@@ -305,7 +305,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(edges, side, phases=phases, cache=cache, events=events, sources_ready=mux.all_ready)
+    gc = container_gc(settings, edges, side, phases=phases, cache=cache, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
         pods=pods,
