@@ -1,9 +1,9 @@
 """The one place through which calls go that the host may answer late or never: file systems, programs, look-ups.
 
-Each call runs in a thread, has a name, and its caller a deadline. Quick calls share a few threads; one that turns out
-slow keeps its own and another takes its place, so a dead file server makes nobody wait. A call that is not back at its
-deadline is remembered as stuck under its name and key (a volume, a file), and the same call for the same key is
-refused at once until it comes back: a hanging mount costs one thread, however often it is looked at.
+Each call runs in a thread, has a name, and its caller a deadline. Threads are started when none is idle, so that no
+call waits behind one that hangs, and they are daemons: a dead file server cannot keep the agent from leaving. A call
+that is not back at its deadline is stuck, and the same call for the same key (a volume, a file) is refused at once
+until it comes back: a hanging mount costs one thread, however often it is looked at.
 Does not cover: programs run on the loop (programs.py), and cancelling what the kernel does not give back.
 """
 
@@ -24,13 +24,11 @@ from pykubelet.kit.metrics import Registry
 
 T = TypeVar("T")
 
-QUICK_THREADS: Final = 16
-"""Threads that calls share which are back within a moment."""
-SLOW_AFTER: Final = 1.0
 MOST_THREADS: Final = 512
 MOST_KEYED: Final = 384
 """Slow calls with a key, of all keys together. The rest is for the agent's own files, whatever strangers' do."""
 MOST_PER_KEY: Final = 8
+SLOW_AFTER: Final = 1.0
 IDLE_SECONDS: Final = 20.0
 
 
@@ -50,18 +48,15 @@ class HostCall(Generic[T]):
     within: float
     began: float | None = None
     """When a thread took it."""
-    is_slow: bool = False
-    is_stuck: bool = False
     ended: bool = False
     given_up: bool = False
-    """Its deadline passed before a thread was free: not to be begun."""
+    """Nobody waits for it any more; if it has not begun, it is not to begin."""
 
     def __call__(self) -> T:
-        if self.given_up:
-            self.ended = True
-            raise HostCallStuck(f"{self} was given up")
-        self.began = time.monotonic()
         try:
+            if self.given_up:
+                raise HostCallStuck(f"{self} was given up")
+            self.began = time.monotonic()
             return self.work()
         finally:
             self.ended = True
@@ -73,36 +68,27 @@ class HostCall(Generic[T]):
     def took(self) -> float:
         return time.monotonic() - self.began if self.began is not None else 0.0
 
+    @property
+    def is_stuck(self) -> bool:
+        return self.began is not None and not self.ended and (self.given_up or self.took >= self.within)
+
 
 class _Threads(Executor):
-    """Daemons, so that a call that never returns cannot keep the agent from leaving."""
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._alive = self._idle = self._slow = 0
+        self._alive = self._idle = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
         with self._changed:
             self._jobs.append((future, fn))
-            self._serve()
+            if self._idle >= len(self._jobs):
+                self._changed.notify()
+            elif self._alive < MOST_THREADS:
+                self._alive += 1
+                threading.Thread(target=self._work, daemon=True, name="host call").start()
         return future
-
-    def set_slow(self, call: HostCall[Any]) -> None:
-        """The call keeps its thread; those who wait get another."""
-        with self._changed:
-            if not call.ended:
-                call.is_slow = True
-                self._slow += 1
-                self._serve()
-
-    def _serve(self) -> None:
-        if self._idle >= len(self._jobs):
-            self._changed.notify()
-        elif self._alive - self._slow < QUICK_THREADS and self._alive < MOST_THREADS:
-            self._alive += 1
-            threading.Thread(target=self._work, daemon=True, name="host call").start()
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -115,8 +101,7 @@ class _Threads(Executor):
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            with self._changed:
-                self._slow -= getattr(call, "is_slow", False)
+                del result
             del job, future, call  # an idle thread keeps nothing alive
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
@@ -129,9 +114,6 @@ class _Threads(Executor):
                 if not woken and not self._jobs:
                     self._alive -= 1
                     return None
-            if self._alive - self._slow > QUICK_THREADS:  # slow ones came back
-                self._alive -= 1
-                return None
             return self._jobs.popleft()
 
 
@@ -141,7 +123,8 @@ class HostCalls:
     def __init__(self) -> None:
         self._threads = _Threads()
         self._calls: set[HostCall[Any]] = set()
-        self._overdue: Counter[str] = Counter()
+        self._late: Counter[str] = Counter()
+        """Calls that came back after their deadline."""
 
     async def run(self, work: Callable[[], T], *, name: str, within: float, key: str = "", pod: str = "") -> T:
         """The work's result, or HostCallStuck after `within` seconds, or at once while the same call is stuck.
@@ -152,10 +135,9 @@ class HostCalls:
         await asyncio.wait({future}, timeout=within)
         if future.done():
             return future.result()
+        call.given_up = True
         if call.began is None:
-            call.given_up = True
             raise HostCallStuck(f"{call} was not begun within {within:g} s: too much hangs on this host")
-        self._set_stuck(call)
         raise HostCallStuck(f"{call} has not come back after {within:g} s")
 
     def begin(
@@ -180,7 +162,7 @@ class HostCalls:
         def refresh() -> None:
             now = Counter(call.name for call in self.stuck())
             under_way.replace({(name,): count for name, count in now.items()})
-            for name, count in self._overdue.items():
+            for name, count in (self._late + now).items():
                 overdue.inc(name, by=count - overdue.value(name))
 
         metrics.on_scrape(refresh)
@@ -195,14 +177,18 @@ class HostCalls:
         # The lines the work logs are about whatever the caller's are about.
         told = partial(contextvars.copy_context().run, work)
         call = HostCall(work=told, name=name, key=key, pod=pod, within=within)
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, call)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         if not future.done():
             self._calls.add(call)
-            timer = loop.call_later(min(SLOW_AFTER, within), self._look, call, loop)
-            future.add_done_callback(lambda _: (self._calls.discard(call), timer.cancel()))
-        future.add_done_callback(_retrieve)
+        future.add_done_callback(partial(self._ended, call))
         return call, future
+
+    def _ended(self, call: HostCall[Any], future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            future.exception()  # nobody may be waiting any more when work that hung fails at last
+        if call in self._calls:
+            self._calls.remove(call)
+            self._late[call.name] += call.began is not None and (call.given_up or call.took >= call.within)
 
     def _refuse(self, name: str, key: str) -> None:
         same = [call for call in self._under_way() if call.name == name and call.key == key]
@@ -211,39 +197,13 @@ class HostCalls:
                 raise HostCallStuck(f"an earlier {call} has not come back for {call.took:.0f} s")
         if len(same) >= MOST_PER_KEY:
             raise HostCallStuck(f"{len(same)} calls of the same kind are under way: {same[0]}")
-        if sum(1 for call in self._under_way() if call.key and call.is_slow) >= MOST_KEYED:
+        if sum(1 for call in self._under_way() if call.key and call.took >= SLOW_AFTER) >= MOST_KEYED:
             raise HostCallStuck(f"{name} of {key} was not begun: {MOST_KEYED} calls hang on this host")
 
     def _under_way(self) -> list[HostCall[Any]]:
         # One whose loop is closed by now is told by nobody that it ended.
         self._calls = {call for call in self._calls if not call.ended}
         return list(self._calls)
-
-    def _look(self, call: HostCall[Any], loop: asyncio.AbstractEventLoop) -> None:
-        if call.ended:
-            return
-        if call.began is None:
-            loop.call_later(SLOW_AFTER, self._look, call, loop)
-        elif call.took < call.within:
-            if not call.is_slow:
-                self._threads.set_slow(call)
-            loop.call_later(call.within - call.took + 0.001, self._look, call, loop)
-        else:
-            self._set_stuck(call)
-
-    def _set_stuck(self, call: HostCall[Any]) -> None:
-        if call.is_stuck or call.ended:
-            return
-        if not call.is_slow:
-            self._threads.set_slow(call)
-        call.is_stuck = True
-        self._overdue[call.name] += 1
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Nobody may be waiting any more when work that hung fails at last."""
-    if not future.cancelled():
-        future.exception()
 
 
 host_calls = HostCalls()

@@ -25,8 +25,8 @@ from pykubelet.stats.snapshot import PodFigures
 from pykubelet.stats.volumes import VolumeFigures
 
 IMAGE_FS_EVERY = 10.0
-VOLUMES_WITHIN = 10.0
-"""Seconds that measuring all volumes may take before a pod is chosen by them."""
+VOLUMES_WITHIN = 2.0
+"""Seconds that measuring all volumes may take before a pod is chosen; of the others the last figures have to do."""
 
 
 class SignalCgroups(Protocol):

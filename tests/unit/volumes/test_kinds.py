@@ -31,7 +31,6 @@ from pykubelet.volumes.plugins.mounted import prepare_filesystem
 from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.spec import spec_of
 from pykubelet.volumes.subpath import show_subpath
-from pykubelet.volumes.usage import walk_usage
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_mounts import FakeMounts
 from tests.unit.volumes.claiming import bound
@@ -305,16 +304,3 @@ def test_fs_group_reaches_every_file_and_follows_no_link(tmp_path: Path) -> None
     (volume / "d/f").chmod(0o600)
     ownership.give(volume, os.getgid(), on_root_mismatch=True)
     assert stat.S_IMODE((volume / "d/f").stat().st_mode) == 0o600, "the top fits, so nothing below is touched"
-
-
-def test_usage_counts_links_once_and_stops_at_its_budget(tmp_path: Path) -> None:
-    (tmp_path / "big").write_bytes(b"x" * (1 << 20))
-    alone = walk_usage(tmp_path)
-    os.link(tmp_path / "big", tmp_path / "again")
-    (tmp_path / "etc").symlink_to("/etc")
-    twice = walk_usage(tmp_path)
-    assert twice.bytes - alone.bytes < 8192 and twice.complete
-    assert twice.inodes == alone.inodes + 1
-    for number in range(20):
-        (tmp_path / f"f{number}").touch()
-    assert not walk_usage(tmp_path, budget=10).complete

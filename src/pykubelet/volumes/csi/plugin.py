@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from pykubelet.api.types import CSIDriverSpec
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.clients.plugins.port import CsiNode, CsiUsage, CsiVolume
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import gather_all
 from pykubelet.kit.turns import Turns
 from pykubelet.model.errors import PluginError, PykubeletError
@@ -46,7 +47,6 @@ from pykubelet.volumes.csi.source import CsiSource, SecretName, source_of
 from pykubelet.volumes.plugins.plugin import RemotePlugin, Say, SetUp, make_folder
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import CSI, VolumeSpec
-from pykubelet.volumes.threads import Offload
 from pykubelet.volumes.usage import VolumeUsage
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ T = TypeVar("T")
 
 NODE_IS_FULL = 8
 """gRPC's ResourceExhausted, as an attacher reports it."""
+FOLDERS_WITHIN = 120.0
+OWNERS_WITHIN = 3600.0
 FIGURES_SECONDS = 5.0
 """Others wait for their figures behind a driver: one that takes longer has none."""
 FIGURES_SKIPPED = 20
@@ -75,7 +77,6 @@ class CsiVolumes(RemotePlugin):
         self._paths = CsiPaths(paths)
         self._blocks = BlockPlaces(paths=self._paths, mounts=mounts)
         self._growth = Growth(objects)
-        self._offload = Offload()
         self._turns = Turns()
         """By driver and handle."""
         self._found_full: set[tuple[str, str]] = set()
@@ -247,7 +248,8 @@ class CsiVolumes(RemotePlugin):
             make_folder(marker.parent)
             marker.touch()
 
-        await self._run(finish)
+        name, key = "giving a CSI volume to its group", f"{task.uid}/{task.spec.folder}"
+        await host_calls.run(finish, name=name, key=key, pod=task.uid, within=OWNERS_WITHIN)
 
     async def _tokens(self, task: SetUp, said: CSIDriverSpec | None) -> str:
         if said is None or not said.token_requests:
@@ -410,7 +412,7 @@ class CsiVolumes(RemotePlugin):
         _remove_record(staging.parent)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await self._offload.run(work)
+        return await host_calls.run(work, name="folders of CSI volumes", within=FOLDERS_WITHIN)
 
 
 def _with(volume: CsiVolume, *, secrets: Mapping[str, str], context: Mapping[str, str] | None = None) -> CsiVolume:
