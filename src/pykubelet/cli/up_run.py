@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pykubelet.cli.up_view import LiveView, LogTails, PlainView, View, rows_of
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import both, gather_all, running
 from pykubelet.model.container_keys import termination_grace_of
@@ -112,7 +114,9 @@ class _Up:
             await self._serve(self._wishes.endpoint, stop, begun, [])
             return 0
         try:
-            _, archives = await both(private.start(), asyncio.to_thread(build, [PAUSE, BUSYBOX, TESTSERVER]))
+            build_all = partial(build, [PAUSE, BUSYBOX, TESTSERVER])
+            building = host_calls.run(build_all, name="building images", within=600.0)
+            _, archives = await both(private.start(), building)
             imported = await import_images(private.ctr, archives, clock=self._clock)
             async with running(private):
                 await self._serve(private.endpoint, stop, begun, imported)
@@ -263,7 +267,7 @@ async def end_leftovers(state: UpState, say: View) -> None:
                 *(cri.stop_container(each.id, termination_grace_of(each) or DEFAULT_GRACE) for each in found)
             )
         await private.stop(containers=True)
-    await asyncio.to_thread(unmount_below, state.root)
+    await host_calls.run(partial(unmount_below, state.root), name="unmounting", within=120.0)
 
 
 @asynccontextmanager

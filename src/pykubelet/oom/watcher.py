@@ -18,6 +18,7 @@ from msgspec import Struct
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import AlarmRefused, KernelLog, MemoryAlarm, MemoryAlarms
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.events import EventSink
@@ -34,6 +35,7 @@ SYSTEM_REASON: Final = "SystemOOM"
 LOOK_AFTER: Final = 0.3
 """Seconds until it shows whether the container outlived the process."""
 COUNT_PERIOD: Final = 10.0
+COUNT_WITHIN: Final = 60.0
 QUIET: Final = 5.0
 """Seconds for which further kills in one container are only counted."""
 
@@ -194,7 +196,7 @@ class OomWatcher:
         alarm = self._watch_groups(changed.set)
         try:
             while True:
-                await asyncio.to_thread(self._count)
+                await host_calls.run(self._count, name="counting out-of-memory kills", within=COUNT_WITHIN)
                 for victim, more, group in self._news:
                     self._tell(victim, "a process" if more == 1 else f"{more} processes", "its memory limit", group)
                 await changed.wait(at_most=COUNT_PERIOD)

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from msgspec import Struct
 from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.container_keys import deletion_grace_of, restart_count_of, termination_grace_of
@@ -40,6 +42,7 @@ from pykubelet.runtime.gc_plan import GcPolicy, plan_containers, plan_prune, pla
 logger = logging.getLogger(__name__)
 
 PERIOD = 60.0
+DISK_WITHIN = 120.0
 SOURCES_PAUSE = 0.5
 PRUNE_PAUSE = 1.0
 """Seconds between an end and the removal of older dead ones: the restart comes first."""
@@ -109,7 +112,7 @@ class ContainerRemover:
         if dead.stop_first is not None:
             await _gone_is_fine(self._cri.stop_container(dead.id, dead.stop_first))
         if not keep_logs:
-            await asyncio.to_thread(self._remove_logs, dead)
+            await host_calls.run(partial(self._remove_logs, dead), name="removing logs", within=DISK_WITHIN)
         await _gone_is_fine(self._cri.remove_container(dead.id))
 
     def _remove_logs(self, dead: _Dead) -> None:
@@ -316,7 +319,9 @@ class ContainerGc:
         """Log folders of pods that are gone, or of those; the texts of what failed."""
         failures: list[str] = []
         async with self._log_lock:
-            for folder in await asyncio.to_thread(_log_folders, self._pod_logs):
+            for folder in await host_calls.run(
+                partial(_log_folders, self._pod_logs), name="listing log folders", within=DISK_WITHIN
+            ):
                 if not folder.name.endswith(REMOVING):
                     owner = folder.name.rpartition("_")[2]
                     if (uids is not None and owner not in uids) or not self._fate.should_remove_content(owner):
@@ -334,13 +339,15 @@ class ContainerGc:
             aside = folder.with_name(f".{folder.name}.{self._clock.now_ns()}{REMOVING}")
             folder.rename(aside)
             folder = aside
-        await asyncio.to_thread(shutil.rmtree, folder)
+        await host_calls.run(partial(shutil.rmtree, folder), name="removing logs", key=str(folder), within=DISK_WITHIN)
 
     async def _remove_dead_links(self, containers: Sequence[ContainerRecord]) -> list[str]:
         """Links to log files that are no more; one whose container lives is only between two rotated files."""
         states = {c.id: c.state for c in containers}
         failures: list[str] = []
-        for link in await asyncio.to_thread(_dead_links, self._container_logs):
+        for link in await host_calls.run(
+            partial(_dead_links, self._container_logs), name="listing log links", within=DISK_WITHIN
+        ):
             id = link.stem.rpartition("-")[2]
             try:
                 if await self._has_ended(id, states):

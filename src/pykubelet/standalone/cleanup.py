@@ -16,9 +16,11 @@ import re
 import shutil
 import signal
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
 
@@ -30,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 async def remove_containers(layout: Layout, *, clock: Clock, within: float = 30.0) -> None:
     """End every container, then remove mounts, cgroups, sockets and the run folder. Safe to repeat."""
-    cgroups = await asyncio.to_thread(noted_cgroups, layout.runc_root)
+    cgroups = await host_calls.run(partial(noted_cgroups, layout.runc_root), name="finding cgroups", within=60.0)
     sockets = noted_sockets(layout.run)
     try:
         async with asyncio.timeout(within):
@@ -39,10 +41,12 @@ async def remove_containers(layout: Layout, *, clock: Clock, within: float = 30.
     except TimeoutError:
         left = [pid for shim in shims(layout.socket) for pid in (shim, *children(shim))]
         raise StandaloneError(f"containers do not end after {within:g} s; processes left: {left}") from None
-    await asyncio.to_thread(unmount_below, layout.state_dir)
+    await host_calls.run(partial(unmount_below, layout.state_dir), name="unmounting", within=120.0)
     for path in sockets:
         path.unlink(missing_ok=True)
-    await asyncio.to_thread(shutil.rmtree, layout.run, ignore_errors=True)
+    await host_calls.run(
+        partial(shutil.rmtree, layout.run, ignore_errors=True), name="removing the run folder", within=120.0
+    )
 
 
 async def _end_shims(layout: Layout, clock: Clock) -> None:

@@ -27,13 +27,12 @@ from pykubelet.model.figures import (
     ProcessFigures,
     TaskFigures,
 )
-from pykubelet.stats.disk import DiskFigures, DiskHost, DiskReader, Run, StatPaths, StatsRuntime
+from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskHost, DiskReader, Run, StatPaths, StatsRuntime, read_host
 from pykubelet.stats.inventory import GroupNames, KnownPods, PodItem, RuntimeStatuses, pod_groups, take_inventory
 from pykubelet.stats.rates import CpuRates
 from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
 
 ROOT = "/"
-READ_WITHIN = 60.0
 MOST_PROCESSES = 64
 """How many processes of one container have their descriptors counted."""
 
@@ -100,7 +99,7 @@ class StatsProvider:
         paths: StatPaths,
         clock: Clock,
         settings: StatsSettings,
-        run: Run[Any] = asyncio.to_thread,
+        run: Run[Any] = read_host,
     ) -> None:
         self._cgroups = cgroups
         self._host = host

@@ -7,7 +7,6 @@ root cgroup (facts/node.md 4.1).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from pykubelet.model.errors import CriError
 from pykubelet.model.figures import CgroupBounds, CgroupUsage, TaskFigures
 from pykubelet.model.runtime_status import ImageFilesystems
 from pykubelet.model.signals import ContainerUse, MemorySignal, NodeSignals, PodUse
-from pykubelet.stats.disk import DiskFigures, DiskHost, Run
+from pykubelet.stats.disk import DiskFigures, DiskHost, Run, read_host
 from pykubelet.stats.inventory import PodItem
 from pykubelet.stats.provider import ROOT, StatsProvider
 from pykubelet.stats.snapshot import PodFigures
@@ -56,7 +55,7 @@ class EvictionFigures:
         memory_bytes: int,
         pods_group: str,
         root_dir: str,
-        run: Run[Any] = asyncio.to_thread,
+        run: Run[Any] = read_host,
     ) -> None:
         self._provider = provider
         self._volumes = volumes
