@@ -200,6 +200,9 @@ class OomWatcher:
                 for victim, more, group in self._news:
                     self._tell(victim, "a process" if more == 1 else f"{more} processes", "its memory limit", group)
                 await changed.wait(at_most=COUNT_PERIOD)
+                if alarm is not None and alarm.is_over:
+                    alarm.close()
+                    alarm = self._watch_groups(changed.set)
         finally:
             if alarm is not None:
                 alarm.close()
