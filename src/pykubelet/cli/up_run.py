@@ -39,7 +39,7 @@ from pykubelet.settings.settings import Settings
 from pykubelet.sources.loading import file_loader
 from pykubelet.sources.merged import MergedSets
 from pykubelet.sources.static import StaticSource
-from pykubelet.standalone.cleanup import unmount_below
+from pykubelet.standalone.cleanup import note_pod_groups, remove_pod_groups, unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, build, import_images
 from pykubelet.standalone.programs import find_runtime
@@ -67,6 +67,7 @@ class Wishes(Struct, frozen=True, kw_only=True):
 
 def run_up(state: UpState, wishes: Wishes) -> int:
     state.enter(wishes.paths, wishes.endpoint)
+    note_pod_groups(state.groups_file)
     _set_up_log(state, wishes)
     try:
         return on_a_loop(_Up(state, wishes).run())
@@ -112,6 +113,8 @@ class _Up:
         private = None if self._wishes.endpoint else make_runtime(self._state, self._clock)
         if private is None:
             await self._serve(self._wishes.endpoint, stop, begun, [])
+            if self._down:
+                remove_pod_groups(self._state.groups_file)
             return 0
         try:
             build_all = partial(build, [PAUSE, BUSYBOX, TESTSERVER])
@@ -122,6 +125,7 @@ class _Up:
                 await self._serve(private.endpoint, stop, begun, imported)
             if self._down:
                 await private.stop(containers=True)
+                remove_pod_groups(self._state.groups_file)
                 print("the runtime is stopped; images and logs stay", flush=True)
         finally:
             private.release()
@@ -268,6 +272,7 @@ async def end_leftovers(state: UpState, say: View) -> None:
             )
         await private.stop(containers=True)
     await host_calls.run(partial(unmount_below, state.root), name="unmounting", within=120.0)
+    remove_pod_groups(state.groups_file)
 
 
 @asynccontextmanager
