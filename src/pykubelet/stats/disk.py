@@ -44,6 +44,8 @@ class StatsRuntime(Protocol):
 
     async def image_fs_info(self) -> ImageFilesystems: ...
 
+    async def sandbox_image(self, sandbox_id: str, /) -> str: ...
+
 
 class StatPaths(Protocol):
     @property

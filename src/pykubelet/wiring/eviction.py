@@ -97,7 +97,7 @@ def _provider(
 ) -> StatsProvider:
     cgroups = settings.config.cgroups
     named = {
-        "kubelet": cgroups.kubelet_cgroups,
+        "kubelet": cgroups.kubelet_cgroups or guard.own_group,
         "runtime": settings.flags.runtime_cgroups,
         "misc": cgroups.system_cgroups,
     }
