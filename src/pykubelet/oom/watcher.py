@@ -18,7 +18,7 @@ from msgspec import Struct
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import AlarmRefused, KernelLog, MemoryAlarm, MemoryAlarms
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.events import EventSink
@@ -196,7 +196,11 @@ class OomWatcher:
         alarm = self._watch_groups(changed.set)
         try:
             while True:
-                await host_calls.run(self._count, name="counting out-of-memory kills", within=COUNT_WITHIN)
+                try:
+                    await host_calls.run(self._count, name="counting kills", key="all pods", within=COUNT_WITHIN)
+                except HostCallStuck as error:
+                    logger.warning("out-of-memory kills cannot be counted", extra={"problem": str(error)})
+                    self._news = []
                 for victim, more, group in self._news:
                     self._tell(victim, "a process" if more == 1 else f"{more} processes", "its memory limit", group)
                 await changed.wait(at_most=COUNT_PERIOD)

@@ -26,6 +26,8 @@ from pykubelet.stats.inventory import KnownPods
 logger = logging.getLogger(__name__)
 
 REST_FACTOR = 100
+COUNTING_FACTOR = 10
+"""For a pod of which a big volume is being counted in passes: the next pass comes soon."""
 PAUSE = 1.0
 NOT_YET_PERIOD = 10.0
 """For pods of which nothing was found: their volumes are perhaps not mounted yet."""
@@ -57,6 +59,10 @@ class VolumeUse(Protocol):
     def claim(self) -> tuple[str, str] | None: ...
     @property
     def on_node_disk(self) -> bool: ...
+    @property
+    def complete(self) -> bool:
+        """False: a lower bound, counting goes on with the next measurement."""
+        ...
 
 
 class VolumeMeter(Protocol):
@@ -164,7 +170,8 @@ class VolumeFigures:
 
     def _rest(self, uid: str, pod: Pod, took: float) -> float:
         found = self._found.get(uid)
+        volumes = found.volumes if found is not None else ()
+        pause = took * (REST_FACTOR if all(each.complete for each in volumes) else COUNTING_FACTOR)
         if self._is_limited(pod):
-            return min(max(LIMITED_PERIOD, took * REST_FACTOR), LONGEST_REST)
-        period = self._period if found is not None and found.volumes else min(self._period, NOT_YET_PERIOD)
-        return max(period, took * REST_FACTOR)
+            return min(max(LIMITED_PERIOD, pause), LONGEST_REST)
+        return max(self._period if volumes else min(self._period, NOT_YET_PERIOD), pause)

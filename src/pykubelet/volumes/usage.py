@@ -103,6 +103,7 @@ class UsageMeter:
         self._paths = paths
         self._points: tuple[float, Set[str]] | None = None
         self._reading = asyncio.Lock()
+        self._complained: set[tuple[str, str]] = set()
         self._walks: dict[tuple[str, str], UsageWalk] = {}
         """Under way, by pod and volume."""
         self._counted: dict[tuple[str, str], Measured] = {}
@@ -138,21 +139,26 @@ class UsageMeter:
         plugin = self._plugins[spec.plugin]
         try:
             told = await plugin.usage(uid, spec) if isinstance(plugin, Measures) else None
-            if told is not None:
-                return told
-            path = plugin.where(self._paths.volume(uid, spec.plugin, spec.folder), spec)
-            return await host_calls.run(
-                partial(self._one, uid, name, spec, path, str(path) in points),
-                name="measuring a volume",
-                key=f"{uid}/{name}",
-                pod=uid,
-                within=MEASURE_SECONDS,
-            )
+            if told is None:
+                path = plugin.where(self._paths.volume(uid, spec.plugin, spec.folder), spec)
+                told = await host_calls.run(
+                    partial(self._one, uid, name, spec, path, str(path) in points),
+                    name="measuring a volume",
+                    key=f"{uid}/{name}",
+                    pod=uid,
+                    within=MEASURE_SECONDS,
+                )
+            self._complained.discard((uid, name))
+            return told
         except (PykubeletError, OSError) as error:
-            logger.warning("volume cannot be measured", extra={"volume": name, "uid": uid, "problem": str(error)})
+            # Once: it is measured again every few seconds.
+            level = logging.DEBUG if (uid, name) in self._complained else logging.WARNING
+            self._complained.add((uid, name))
+            logger.log(level, "volume cannot be measured", extra={"volume": name, "uid": uid, "problem": str(error)})
             return None
 
     def _forget_gone(self) -> None:
+        self._complained = {key for key in self._complained if key[0] in self._table.pods}
         for key in [key for key in (*self._walks, *self._counted) if key[0] not in self._table.pods]:
             self._counted.pop(key, None)
             walk = self._walks.pop(key, None)

@@ -169,7 +169,6 @@ class Bed:
             memory_bytes=MACHINE.memory_bytes,
             pods_group=names.pods(),
             root_dir=str(folder),
-            run=inline,
         )
 
     def pods(self) -> list[Pod]:

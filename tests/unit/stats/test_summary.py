@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Use:
     inodes_used: int = 10
     claim: tuple[str, str] | None = None
     on_node_disk: bool = False
+    complete: bool = True
 
 
 class FakeMeter:
@@ -194,6 +195,25 @@ async def test_pods_with_limits_are_measured_more_often_and_even_where_measuring
         await volumes.measure_due()
         await clock.sleep(30)
     assert meter.measured.count("limited") == 3 + 10, "a long walk does not buy more than a minute"
+
+
+async def test_a_volume_that_is_counted_in_passes_is_not_left_alone_for_long() -> None:
+    class Counting(FakeMeter):
+        async def usage(self, pod: Pod) -> Sequence[Use]:
+            return [replace(each, complete=len(self.measured) > 3) for each in await super().usage(pod)]
+
+    clock = LoopClock()
+    meter = Counting(clock, seconds=1.0)
+    volumes = VolumeFigures(
+        meter=meter, pods=Pods("a"), clock=clock, metrics=Registry(), period=60, is_limited=lambda pod: True
+    )
+    async with running(volumes):
+        await clock.sleep(39)
+        assert len(meter.measured) == 4, "a pass every ten seconds"
+        await clock.sleep(40)
+        assert len(meter.measured) == 4, "all is counted: now it rests"
+        await clock.sleep(30)
+        assert len(meter.measured) == 5
 
 
 class HangingMeter(FakeMeter):
