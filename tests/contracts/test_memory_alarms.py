@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ from typing import Protocol
 
 import pytest
 
-from pykubelet.clients.host.memory_alarms import PRESSURE_TRIGGER, FileAlarm, KernelMemoryAlarms
+from pykubelet.clients.host.memory_alarms import PRESSURE_TRIGGER, FileAlarm, KernelMemoryAlarms, UsageAlarm
 from pykubelet.clients.host.port import AlarmRefused, MemoryAlarms
 from tests.fakes.fake_guard import FakeAlarms
 
@@ -140,3 +142,55 @@ async def test_the_kernel_takes_a_pressure_trigger_without_special_rights() -> N
     await asyncio.sleep(0.05)
     alarm.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.real_loop
+async def test_an_alarm_whose_group_goes_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    group = HIERARCHY / f"pkl-alarm-gone-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory hierarchy of v1 to make a group in: {error}")
+    rung: list[str] = []
+    try:
+        try:
+            alarm = UsageAlarm(group, 1 << 40, lambda: rung.append("rung"))
+        except AlarmRefused as refusal:
+            pytest.skip(f"this kernel gives no alarms: {refusal}")
+        group.rmdir()
+        async with asyncio.timeout(10):
+            while not alarm.is_over:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert rung == ["rung"] and not caplog.records
+        alarm.close()
+    finally:
+        if group.exists():
+            group.rmdir()
+
+
+@pytest.mark.real_loop
+async def test_a_file_that_cannot_be_read_any_more_ends_the_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same without a kernel that has such groups: urgent data of a socket is what epoll calls priority."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    near = socket.create_connection(listener.getsockname())
+    far, _ = listener.accept()
+    monkeypatch.setattr(os, "open", lambda path, flags: os.dup(near.fileno()))
+    monkeypatch.setattr(os, "read", lambda descriptor, size: b"")
+
+    def gone(descriptor: int, size: int, offset: int) -> bytes:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(os, "pread", gone)
+    rung: list[str] = []
+    alarm = FileAlarm({tmp_path / "memory.events": None}, lambda: rung.append("rung"))
+    far.send(b"!", socket.MSG_OOB)
+    async with asyncio.timeout(10):
+        while not rung:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert rung == ["rung"] and alarm.is_over and not caplog.records
+    alarm.close()
+    for each in (near, far, listener):
+        each.close()

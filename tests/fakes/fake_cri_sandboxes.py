@@ -111,6 +111,11 @@ class FakeSandboxes(FaultGate):
         await self._enter("pod_sandbox_status", **_about(sandbox_id, box))
         return self._sandbox_status(self._known_sandbox(sandbox_id))
 
+    async def sandbox_image(self, sandbox_id: str) -> str:
+        await self._enter("pod_sandbox_status", **_about(sandbox_id, self.sandboxes.get(sandbox_id)))
+        self._known_sandbox(sandbox_id)
+        return "registry.k8s.io/pause:3.10"
+
     async def list_pod_sandboxes(
         self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
     ) -> Sequence[SandboxRecord]:

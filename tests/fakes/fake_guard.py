@@ -31,6 +31,7 @@ GIB = 1 << 30
 class FakeAlarm:
     def __init__(self, alarms: FakeAlarms, group: str, usage: int, wake: Callable[[], None]) -> None:
         self.group, self.usage, self.wake = group, usage, wake
+        self.is_over = False
         self._alarms = alarms
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import TaskSet, cancel_and_wait
 from pykubelet.volumes.manager import VolumeRules
 from pykubelet.volumes.problems import VolumesNotReady
-from pykubelet.volumes.threads import UnstuckThreads
 from tests.fakes.fake_mounts import FakeMounts
 from tests.unit.volumes.making import Node, a_config, a_secret, config_volume, empty_dir, pod_with, secret_volume
 
@@ -85,14 +84,6 @@ async def test_the_agent_leaves_although_a_mount_hangs(tmp_path: Path, hanging: 
             with pytest.raises(VolumesNotReady):
                 await manager.wait_mounted(pod_with(empty_dir("hang", medium="Memory")))
     hanging.gate.set()
-
-
-@pytest.mark.real_loop
-async def test_threads_are_used_again(tmp_path: Path) -> None:
-    threads = UnstuckThreads()
-    loop = asyncio.get_running_loop()
-    names = {await loop.run_in_executor(threads, threading.get_ident) for _ in range(50)}
-    assert len(names) <= 3
 
 
 async def test_a_burst_of_news_is_few_writes(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pykubelet.clients.host.memory_alarms import KernelMemoryAlarms
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.host.node_stats import NodeStats
-from pykubelet.clients.host.own_process import set_oom_score
+from pykubelet.clients.host.own_process import own_cgroup, set_oom_score
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.host.quotas import ProjectQuotas
@@ -121,6 +121,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
                     kernel_log=DeviceKernelLog(),
                     alarms=KernelMemoryAlarms(),
                     set_oom_score=set_oom_score,
+                    own_group=own_cgroup(),
                 ),
                 serve=ServeEdges(
                     cgroup_stats=figures,

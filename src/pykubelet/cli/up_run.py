@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pykubelet.cli.up_view import LiveView, LogTails, PlainView, View, rows_of
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import both, gather_all, running
 from pykubelet.model.container_keys import termination_grace_of
@@ -37,7 +39,7 @@ from pykubelet.settings.settings import Settings
 from pykubelet.sources.loading import file_loader
 from pykubelet.sources.merged import MergedSets
 from pykubelet.sources.static import StaticSource
-from pykubelet.standalone.cleanup import unmount_below
+from pykubelet.standalone.cleanup import note_pod_groups, remove_pod_groups, unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, build, import_images
 from pykubelet.standalone.programs import find_runtime
@@ -65,6 +67,7 @@ class Wishes(Struct, frozen=True, kw_only=True):
 
 def run_up(state: UpState, wishes: Wishes) -> int:
     state.enter(wishes.paths, wishes.endpoint)
+    note_pod_groups(state.groups_file)
     _set_up_log(state, wishes)
     try:
         return on_a_loop(_Up(state, wishes).run())
@@ -110,14 +113,19 @@ class _Up:
         private = None if self._wishes.endpoint else make_runtime(self._state, self._clock)
         if private is None:
             await self._serve(self._wishes.endpoint, stop, begun, [])
+            if self._down:
+                remove_pod_groups(self._state.groups_file)
             return 0
         try:
-            _, archives = await both(private.start(), asyncio.to_thread(build, [PAUSE, BUSYBOX, TESTSERVER]))
+            build_all = partial(build, [PAUSE, BUSYBOX, TESTSERVER])
+            building = host_calls.run(build_all, name="building images", within=600.0)
+            _, archives = await both(private.start(), building)
             imported = await import_images(private.ctr, archives, clock=self._clock)
             async with running(private):
                 await self._serve(private.endpoint, stop, begun, imported)
             if self._down:
                 await private.stop(containers=True)
+                remove_pod_groups(self._state.groups_file)
                 print("the runtime is stopped; images and logs stay", flush=True)
         finally:
             private.release()
@@ -263,7 +271,8 @@ async def end_leftovers(state: UpState, say: View) -> None:
                 *(cri.stop_container(each.id, termination_grace_of(each) or DEFAULT_GRACE) for each in found)
             )
         await private.stop(containers=True)
-    await asyncio.to_thread(unmount_below, state.root)
+    await host_calls.run(partial(unmount_below, state.root), name="unmounting", within=120.0)
+    remove_pod_groups(state.groups_file)
 
 
 @asynccontextmanager

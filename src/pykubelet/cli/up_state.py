@@ -54,6 +54,11 @@ class UpState(Struct, frozen=True):
         return self.folder / "agent.log"
 
     @property
+    def groups_file(self) -> Path:
+        """Where the agent was the one who made the group of all pods."""
+        return self.folder / "cgroups.json"
+
+    @property
     def record_file(self) -> Path:
         return self.folder / "up.json"
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from pykubelet.clients.plugins.port import Handed, ReadHanded
 from pykubelet.devices.books import DeviceBooks, Grant, Held
-from pykubelet.kit.files import write_atomic
 from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
 
 logger = logging.getLogger(__name__)
@@ -47,10 +46,9 @@ def load(path: Path, read_handed: ReadHanded) -> tuple[Held, dict[str, list[str]
         return None
 
 
-def save(path: Path, books: DeviceBooks) -> None:
-    data = data_of(books)
+def encoded(data: dict[str, Any]) -> bytes:
     whole = {"Data": data, "Checksum": fnv1a_32(text_of(data))}
-    write_atomic(path, json.dumps(whole, separators=(",", ":")).encode())
+    return json.dumps(whole, separators=(",", ":")).encode()
 
 
 def data_of(books: DeviceBooks) -> dict[str, Any]:

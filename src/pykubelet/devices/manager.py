@@ -6,7 +6,6 @@ devices and nobody else. The plugin is asked (GetPreferredAllocation, Allocate) 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +24,8 @@ from pykubelet.devices import checkpoint
 from pykubelet.devices.books import DeviceBooks, DevicesRefused, Grant
 from pykubelet.devices.endpoints import Endpoint, Endpoints
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.files import DurableFile
+from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
@@ -35,6 +36,7 @@ from pykubelet.model.pod_resources import served_by_claims
 logger = logging.getLogger(__name__)
 
 VERSION = "v1beta1"
+WRITE_AGAIN = 30.0
 _DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _RESOURCE = re.compile(rf"(?=.{{1,317}}$)(?P<domain>{_DOMAIN})/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
 
@@ -45,6 +47,10 @@ class RegistrationRefused(PykubeletError):
 
 class PluginAbsent(PykubeletError):
     """The container waits for a plugin."""
+
+
+class CheckpointNotWritten(PykubeletError):
+    """The container waits until what it gets is on disk."""
 
 
 def is_extended(resource: str) -> bool:
@@ -80,6 +86,8 @@ class DeviceManager:
         self._endpoints = Endpoints(books=self._books, connect=connect, clock=clock, on_change=self._changed)
         self._expected: dict[str, list[str]] = {}
         self._saved: dict[str, object] | None = None
+        self._file = DurableFile(folder / checkpoint.FILE)
+        self._unsaved = Signal()
         self.had_checkpoint = False
         self.on_capacity: Callable[[], None] = lambda: None
         """Told when the node has more or fewer devices."""
@@ -93,7 +101,8 @@ class DeviceManager:
         )
 
     def open(self) -> None:
-        """Read what an earlier life left. Before anything starts."""
+        """Read what an earlier life left, and make the folder for what this one leaves. Before anything starts."""
+        self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         found = checkpoint.load(self._folder / checkpoint.FILE, self._read_handed)
         if found is not None:
             self.had_checkpoint = True
@@ -103,7 +112,10 @@ class DeviceManager:
         async with self._endpoints.tasks:
             for resource in self._expected:
                 self._endpoints.expect(resource)
-            await asyncio.Event().wait()
+            problem = ""
+            while True:
+                await self._unsaved.wait(at_most=WRITE_AGAIN if problem else None)
+                problem = await self._write(problem)
 
     # --- plugins come and go --------------------------------------------------------------------
 
@@ -261,6 +273,10 @@ class DeviceManager:
                     await endpoint.plugin.pre_start(sorted(grant.ids))
             assert grant.handed is not None
             found.append(grant.handed)
+        try:
+            await self._file.flush()  # before a container has them
+        except OSError as error:
+            raise CheckpointNotWritten(f"the device checkpoint cannot be written: {error}") from error
         return found
 
     def _still_there(self, pod: Pod, container: AnyContainer, resource: str, grant: Grant) -> Grant:
@@ -357,12 +373,19 @@ class DeviceManager:
         return "Healthy" if found.healthy else "Unhealthy"
 
     def _save(self) -> None:
-        """Plugins may repeat their list as often as they like: only what changed is written."""
+        """Plugins may repeat their list as often as they like: only what changed is written, and soon."""
         data = checkpoint.data_of(self._books)
-        if data == self._saved:
-            return
-        try:
-            checkpoint.save(self._folder / checkpoint.FILE, self._books)
+        if data != self._saved:
             self._saved = data
+            self._file.put(checkpoint.encoded(data))
+            self._unsaved.set()
+
+    async def _write(self, told: str) -> str:
+        """What went wrong; said when it is another thing than was told."""
+        try:
+            await self._file.flush()
         except OSError as error:
-            logger.error("device checkpoint not written", extra={"problem": str(error)})
+            if str(error) != told:
+                logger.error("device checkpoint not written", extra={"problem": str(error)})
+            return str(error)
+        return ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pykubelet.clients.plugins.port import ClaimRef, PreparedDevice
-from pykubelet.kit.files import write_atomic
+from pykubelet.kit.files import DurableFile
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class ClaimEntry:
 class ClaimBooks:
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._file = DurableFile(path)
         self._claims: dict[tuple[str, str], ClaimEntry] = {}
 
     def get(self, namespace: str, name: str) -> ClaimEntry | None:
@@ -77,11 +78,13 @@ class ClaimBooks:
         except Exception as error:  # whatever is wrong with it, the agent starts without
             logger.error("state of dynamic resources not used", extra={"file": str(self._path), "problem": str(error)})
 
-    def save(self) -> None:
+    async def save(self) -> None:
+        """Returns when it is on disk."""
         data = {"kind": KIND, "apiVersion": VERSION, "ClaimInfoStateList": [_state(each) for each in self]}
         text = json.dumps(data, separators=(",", ":"))
         whole = {"Data": text, "Checksum": zlib.crc32(text.encode())}
-        write_atomic(self._path, json.dumps(whole, separators=(",", ":")).encode())
+        self._file.put(json.dumps(whole, separators=(",", ":")).encode())
+        await self._file.flush()
 
 
 def _state(entry: ClaimEntry) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class DraManager:
         async with self._turns.alone(*((namespace, each.name) for each in claims)):
             found = [await self._checked(pod, claim) for claim in claims]
             entries = [self._noted(pod, each) for each in found]
-            self._books.save()
+            await self._books.save()
             waiting = [entry for entry in entries if not entry.prepared]
             for driver in dict.fromkeys(name for entry in waiting for name in entry.drivers):
                 with self._recorder.step(uid_of(pod), Step.CLAIMS, f"driver {driver}, NodePrepareResources"):
@@ -114,7 +114,7 @@ class DraManager:
             for entry in waiting:
                 entry.prepared = True
             if waiting:
-                self._books.save()
+                await self._books.save()
 
     async def _checked(self, pod: Pod, claim: PodClaim) -> ResourceResourceClaim:
         """The claim, if the pod may use it and its drivers are here. Nothing is noted before that is sure: a pod that
@@ -181,7 +181,7 @@ class DraManager:
                 entry.pods.discard(uid)
                 if not entry.pods:
                     self._books.drop(entry)
-            self._books.save()
+            await self._books.save()
 
     async def _give_back(self, driver: str, entries: Sequence[ClaimEntry]) -> None:
         try:

@@ -39,7 +39,11 @@ class AlarmKeeper:
             at = alarm_at(signal, thresholds, seen, memory) if memory is not None else None
             if signal in self._refused or self._alarms is None:
                 continue
-            if at is None:
+            if signal in self._set and self._set[signal][1].is_over:
+                self._drop(signal)  # the group may have come again
+                if at is not None:
+                    self._arm(self._alarms, signal, at, for_good=False)
+            elif at is None:
                 self._drop(signal)
             elif signal not in self._set or (self._alarms.by_usage and abs(self._set[signal][0] - at) > SAME):
                 self._drop(signal)
@@ -49,10 +53,14 @@ class AlarmKeeper:
         for signal in list(self._set):
             self._drop(signal)
 
-    def _arm(self, alarms: MemoryAlarms, signal: str, at: int) -> None:
+    def _arm(self, alarms: MemoryAlarms, signal: str, at: int, *, for_good: bool = True) -> None:
+        """`for_good`: what is refused now is not asked for again."""
         try:
             self._set[signal] = (at, alarms.watch(self._groups[signal], at, self._wake))
         except AlarmRefused as error:
+            if not for_good:
+                logger.debug("no memory alarm for a group that is gone", extra={"signal": signal, "error": str(error)})
+                return
             self._refused.add(signal)
             logger.warning(
                 "the kernel gives no memory alarms; memory is looked at every 1 to 10 seconds instead",

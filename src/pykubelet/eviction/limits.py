@@ -68,6 +68,10 @@ def limits_storage(pod: Pod) -> bool:
     return total_limit(pod) is not None or bool(container_limits(pod))
 
 
+def limits_disk(pod: Pod) -> bool:
+    return limits_volumes(pod) or limits_storage(pod)
+
+
 def breach(pod: Pod, volumes: Sequence[VolumeUse], use: PodUse | None, *, layers_apart: bool) -> Breach | None:
     """The first limit the pod is over. `layers_apart`: writable layers are on another disk and do not count for
     their container. Without `use` only volumes are judged."""

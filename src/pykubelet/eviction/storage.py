@@ -1,30 +1,33 @@
-"""Looks after the disk limits of single pods, within a budget: pods without limits cost nothing.
+"""Looks after the disk limits of single pods; pods without limits cost nothing.
 
-Every ten seconds the pods that have limits are measured; one whose walk took long rests a hundred times as long, so
-that walking never takes more than a percent of the time. Judging is in limits.py.
+Every ten seconds the pods that have limits are judged (limits.py) by the last figures of their volumes and by what
+their containers hold now. Nothing here waits for a volume: a dead file server of one pod must not keep the node from
+defending itself.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from pykubelet.api.types import Pod
-from pykubelet.eviction.limits import Breach, VolumeUse, breach, limits_storage, limits_volumes
+from pykubelet.eviction.limits import Breach, VolumeUse, breach, limits_disk, limits_storage
 from pykubelet.kit.clock import Clock
-from pykubelet.model.errors import PykubeletError
-from pykubelet.model.pod import is_critical, readable, uid_of
+from pykubelet.model.pod import is_critical, uid_of
 from pykubelet.model.signals import PodUse
 
-logger = logging.getLogger(__name__)
-
 PERIOD: Final = 10.0
-REST_FACTOR: Final = 100.0
+
+
+class PodVolumes(Protocol):
+    @property
+    def volumes(self) -> Sequence[VolumeUse]: ...
 
 
 class Volumes(Protocol):
-    async def usage(self, pod: Pod, /) -> Sequence[VolumeUse]: ...
+    def of_pod(self, uid: str, /) -> PodVolumes | None:
+        """The latest figures of its volumes; somebody else measures them all the time."""
+        ...
 
 
 class PodUses(Protocol):
@@ -38,7 +41,6 @@ class StorageLimits:
         self._clock = clock
         self._period = period
         self._next = 0.0
-        self._rests: dict[str, float] = {}
 
     def due_in(self) -> float:
         return max(0.0, self._next - self._clock.monotonic())
@@ -49,34 +51,16 @@ class StorageLimits:
         if now < self._next:
             return []
         self._next = now + self._period
-        limited = [
-            pod
-            for pod in pods
-            if not is_critical(pod)
-            and self._rests.get(uid_of(pod), 0.0) <= now
-            and (limits_volumes(pod) or limits_storage(pod))
-        ]
-        self._rests = {uid: until for uid, until in self._rests.items() if until > now}
+        limited = [pod for pod in pods if not is_critical(pod) and limits_disk(pod)]
         if not limited:
             return []
         counted = {str(uid_of(pod)) for pod in limited if limits_storage(pod)}
         uses = await self._uses.files(counted) if counted else {}
         found = []
         for pod in limited:
-            over = breach(pod, await self._measured(pod), uses.get(uid_of(pod)), layers_apart=layers_apart)
+            known = self._volumes.of_pod(uid_of(pod))
+            volumes = known.volumes if known is not None else ()
+            over = breach(pod, volumes, uses.get(uid_of(pod)), layers_apart=layers_apart)
             if over is not None:
                 found.append((pod, over))
         return found
-
-    async def _measured(self, pod: Pod) -> Sequence[VolumeUse]:
-        if not pod.spec.volumes:
-            return ()
-        began = self._clock.monotonic()
-        try:
-            return await self._volumes.usage(pod)
-        except (PykubeletError, OSError, RuntimeError) as error:
-            logger.warning("volumes cannot be measured", extra={"pod": readable(pod), "error": str(error)})
-            return ()
-        finally:
-            took = self._clock.monotonic() - began
-            self._rests[uid_of(pod)] = began + took * REST_FACTOR

@@ -30,6 +30,19 @@ OTHER_CAUSES: Final[tuple[Cause, ...]] = (
         brief="the pod cannot be brought to what its spec says: {problem}",
     ),
     Cause(
+        id="host-hangs",
+        title="The host does not answer",
+        state=State.NOTE,
+        find=pod.host_hangs,
+        chain=("something the agent asked the host for this pod has not come back", "{call}, for {took}"),
+        next="The agent goes on without it and asks again when it has come back; other pods are not affected.",
+        advice=(
+            "check that the file server behind the pod's volumes answers from this node",
+            "processes in state D (`ps -eo pid,stat,wchan,cmd`) show which mount hangs",
+        ),
+        shown="any",
+    ),
+    Cause(
         id="waits-for-turn",
         title="A pod of the same name is still ending",
         state=State.STARTING,

@@ -269,6 +269,14 @@ def stopping(facts: PodFacts) -> Sequence[Finding]:
     return [Finding(since=entry.at if entry is not None else None, next_in=None)]
 
 
+def host_hangs(facts: PodFacts) -> Sequence[Finding]:
+    """The host does not answer something that was asked for this pod."""
+    return [
+        Finding(words={"call": call, "took": span(seconds)}, since=facts.now - seconds)
+        for call, seconds in facts.hanging[:1]
+    ]
+
+
 # --- last resort ----------------------------------------------------------------------------------
 
 

@@ -92,6 +92,7 @@ class Explainer:
         logs: LogTail,
         clock: Clock,
         volumes: Volumes | None = None,
+        hanging: Callable[[str], Sequence[tuple[str, float]]] = lambda uid: (),
     ) -> None:
         self._pods = pods
         self._states = states
@@ -104,6 +105,7 @@ class Explainer:
         self._logs = logs
         self._clock = clock
         self._volumes = volumes
+        self._hanging = hanging
 
     def pods(self) -> list[Pod]:
         """The pods the sources want, and those that are still ending."""
@@ -148,6 +150,7 @@ class Explainer:
             ),
             grace=state.grace if state is not None else None,
             now=self._clock.now(),
+            hanging=self._hanging(uid),
             last_log=functools.cache(lambda container, previous: self._tail(seen, container, previous)),
         )
 

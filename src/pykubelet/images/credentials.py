@@ -7,11 +7,11 @@ Does not cover: running plugins (provider.py), matching (keyring.py), reading fi
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from pykubelet.api.types import Pod, Secret
@@ -25,12 +25,15 @@ from pykubelet.images.docker_config import (
 from pykubelet.images.keyring import Keyring
 from pykubelet.images.login import AccountOrigin, Entry, Login, SecretOrigin
 from pykubelet.images.reference import parse
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import namespace_of, readable
 from pykubelet.model.reasons import WARNING
 
 logger = logging.getLogger(__name__)
+
+SECRETS_WITHIN: Final = 30.0
 
 # Type of a secret -> the key that holds the docker config, and how that is read.
 FORMS: Final[dict[str, tuple[str, Callable[[bytes], dict[str, Entry]]]]] = {
@@ -115,7 +118,10 @@ class RegistryCredentials:
         node, plugins = Keyring(), Keyring()
         secrets = await self._secrets.of(pod)
         # A secret may hold a megabyte of keys, and a pod may name many secrets: others go on meanwhile.
-        own = await asyncio.to_thread(_own_logins, secrets, name) if secrets else []
+        own: list[Login] = []
+        if secrets:
+            work = partial(_own_logins, secrets, name)
+            own = await host_calls.run(work, name="reading pull secrets", within=SECRETS_WITHIN)
         node.add(await self._node.logins())
         for plugin in self._plugins:
             config, account = await plugin.provide(name, pod)

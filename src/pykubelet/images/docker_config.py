@@ -7,7 +7,6 @@ Does not cover: which entry fits an image (credentials.py); credential helpers n
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 from pykubelet.images.login import Entry
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.model.errors import PykubeletError
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,10 @@ class NodeDockerConfig:
     async def logins(self) -> DockerConfig:
         now = self._clock.monotonic()
         if self._read_at is None or now - self._read_at >= REMEMBERED_FOR:
-            self._known = await asyncio.to_thread(self._read)
+            try:
+                self._known = await host_calls.run(self._read, name="reading registry logins", key="all", within=10.0)
+            except HostCallStuck as error:
+                logger.warning("registry logins of the node cannot be read", extra={"problem": str(error)})
             self._read_at = now
         return self._known
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from pykubelet.api.types import Pod
@@ -29,6 +30,7 @@ from pykubelet.images.gc_plan import (
 )
 from pykubelet.images.reference import full_name
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import periodic
 from pykubelet.model.errors import CriError, PykubeletError
@@ -40,6 +42,7 @@ from pykubelet.model.runtime_status import ContainerRecord, Image, ImageFilesyst
 logger = logging.getLogger(__name__)
 
 PERIOD: Final = 300.0
+DISK_WITHIN: Final = 30.0
 
 
 class ImageRuntime(Protocol):
@@ -223,7 +226,9 @@ class ImageGc:
         if not filesystems:
             raise ImageGcFailed("imageFs information is unavailable")
         try:
-            usage = await asyncio.to_thread(self._disk, filesystems[0].mountpoint)
+            place = filesystems[0].mountpoint
+            work = partial(self._disk, place)
+            usage = await host_calls.run(work, name="measuring the image filesystem", key=place, within=DISK_WITHIN)
         except OSError as error:
             text = f"image filesystem {filesystems[0].mountpoint}: {error.strerror or error}"
             raise ImageGcFailed(text) from error

@@ -12,14 +12,16 @@ import asyncio
 import logging
 from collections import Counter as Multiset
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pykubelet.images.access import Verification, bare_name, covers, merged, of_login
 from pykubelet.images.login import Login
 from pykubelet.images.record_files import Access, PulledRecord, RecordDamaged, RecordFiles, file_name
 from pykubelet.images.reference import full_name
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
@@ -27,6 +29,7 @@ from pykubelet.model.runtime_status import Image
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Lookup = Callable[[], Awaitable[Sequence[Login]]]
 DISK_TIME = 60.0
 
@@ -112,7 +115,7 @@ class PullRecords:
         async with self._lock:
             if image not in self._intents:
                 try:
-                    await asyncio.to_thread(self._files.write_intent, image)
+                    await self._on_disk(partial(self._files.write_intent, image))
                 except OSError as error:
                     raise RecordProblem(f"{_not_recorded(image)}: {error.strerror or error}") from error
                 self._intents.add(image)
@@ -137,13 +140,16 @@ class PullRecords:
                 if record.image_ref in there or record.updated >= int(older_than):
                     continue
                 try:
-                    await asyncio.to_thread(self._files.drop_record, record.image_ref)
+                    await self._on_disk(partial(self._files.drop_record, record.image_ref))
                 except OSError as error:
                     _complain("pulled record cannot be removed", record.image_ref, error)
                 else:
                     del self._records[record.image_ref]
 
     # --- inside ---------------------------------------------------------------------------------
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await host_calls.run(work, name="pull records", within=DISK_TIME)
 
     def _checked(self, result: str, answer: bool) -> bool:
         self._checks.inc(result)
@@ -158,7 +164,7 @@ class PullRecords:
 
     async def _keep(self, record: PulledRecord) -> bool:
         try:
-            await asyncio.to_thread(self._files.write_record, record)
+            await self._on_disk(partial(self._files.write_record, record))
         except OSError as error:
             _complain("pulled record cannot be written", record.image_ref, error)
             return False
@@ -175,7 +181,7 @@ class PullRecords:
 
     async def _drop_intent(self, image: str) -> None:
         try:
-            await asyncio.to_thread(self._files.drop_intent, image)
+            await self._on_disk(partial(self._files.drop_intent, image))
         except OSError as error:
             _complain("pull intent cannot be removed", image, error)
         else:
@@ -197,7 +203,7 @@ class PullRecords:
             except CriError as error:
                 logger.error("images cannot be listed; pull intents are kept", extra={"error": str(error)})
                 present = ()
-            damaged = await asyncio.to_thread(self._read_all)
+            damaged = await self._on_disk(self._read_all)
             await self._repair(damaged, present)
             await self._settle_intents(present)
             self._opened = True
@@ -229,12 +235,12 @@ class PullRecords:
         owners = {file_name(name): image.id for image in present for name in (image.id, *image.tags, *image.digests)}
         for path, problem in damaged:
             try:
-                aside = await asyncio.to_thread(self._files.copy_aside, path)
+                aside = await self._on_disk(partial(self._files.copy_aside, path))
                 owner = owners.get(path.name)
                 if owner is not None and owner not in self._records:
                     await self._keep(PulledRecord(image_ref=owner, updated=int(self._clock.now())))
                 if owner is None or path.name != file_name(owner):  # else the new record took its place
-                    await asyncio.to_thread(path.unlink)
+                    await self._on_disk(path.unlink)
             except OSError as error:
                 _complain("damaged pull record cannot be set aside", str(path), error)
                 continue

@@ -57,6 +57,16 @@ class LoopClock(SystemClock):
         return int(self.now() * 1_000_000_000)
 
 
+class ThreadDeadline:
+    """So many real seconds from now, for work in a thread: loop time is not asked there, and does not jump it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    def has_passed(self) -> bool:
+        return time.monotonic() >= self._at
+
+
 def utc(seconds: float) -> datetime:
     """Unix seconds as an aware UTC datetime, cut to whole seconds as metav1.Time is on the wire."""
     return datetime.fromtimestamp(int(seconds), UTC)

@@ -7,6 +7,7 @@ treated as absent, so that the owner rebuilds it; it never stops the agent. The 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hashlib
@@ -14,10 +15,16 @@ import json
 import logging
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.tasks import finish
+
 logger = logging.getLogger(__name__)
+
+WRITE_WITHIN = 60.0
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
@@ -72,6 +79,40 @@ def reopen_checked(found: int, shown: Path | str, *, folders: bool = False) -> i
     if not (stat.S_ISREG(mode) or (folders and stat.S_ISDIR(mode))):
         raise OSError(errno.EINVAL, "not a regular file", str(shown))
     return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class DurableFile:
+    """One file of the agent, written off the loop in the order in which its contents were put.
+
+    `put` takes the whole new content and returns at once; whoever acts on it waits for `flush` first. Of contents put
+    while one is being written only the newest is written.
+    """
+
+    def __init__(self, path: Path, *, mode: int = 0o600) -> None:
+        self.path = path
+        self._mode = mode
+        self._data = b""
+        self._put = self._written = 0
+        self._turn = asyncio.Lock()
+
+    def put(self, data: bytes) -> None:
+        self._data = data
+        self._put += 1
+
+    async def flush(self) -> None:
+        """Until what was put is on disk. OSError when that cannot be, and the next call tries again."""
+        wanted = self._put
+        if self._written >= wanted:
+            return
+        async with self._turn:
+            if self._written < wanted:
+                # To its end even when the caller goes: the next must not begin before.
+                await finish(self._write(), within=WRITE_WITHIN + 1)
+
+    async def _write(self) -> None:
+        number, work = self._put, partial(write_atomic, self.path, self._data, mode=self._mode)
+        await host_calls.run(work, name="writing a checkpoint", key=str(self.path), within=WRITE_WITHIN)
+        self._written = number
 
 
 class CheckpointDamaged(Exception):

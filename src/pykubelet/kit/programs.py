@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+DIES_WITHIN = 5.0
+
 
 class Finished(Struct, frozen=True, kw_only=True):
     status: int
@@ -54,5 +56,8 @@ async def run_program(
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            # One that hangs in the kernel dies when its call returns; nobody waits for that.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DIES_WITHIN):
+                    await process.wait()
     return Finished(status=process.returncode or 0, out=out, err=err)

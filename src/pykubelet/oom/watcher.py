@@ -18,6 +18,7 @@ from msgspec import Struct
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import AlarmRefused, KernelLog, MemoryAlarm, MemoryAlarms
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.events import EventSink
@@ -34,6 +35,7 @@ SYSTEM_REASON: Final = "SystemOOM"
 LOOK_AFTER: Final = 0.3
 """Seconds until it shows whether the container outlived the process."""
 COUNT_PERIOD: Final = 10.0
+COUNT_WITHIN: Final = 60.0
 QUIET: Final = 5.0
 """Seconds for which further kills in one container are only counted."""
 
@@ -194,10 +196,17 @@ class OomWatcher:
         alarm = self._watch_groups(changed.set)
         try:
             while True:
-                await asyncio.to_thread(self._count)
+                try:
+                    await host_calls.run(self._count, name="counting kills", key="all pods", within=COUNT_WITHIN)
+                except HostCallStuck as error:
+                    logger.warning("out-of-memory kills cannot be counted", extra={"problem": str(error)})
+                    self._news = []
                 for victim, more, group in self._news:
                     self._tell(victim, "a process" if more == 1 else f"{more} processes", "its memory limit", group)
                 await changed.wait(at_most=COUNT_PERIOD)
+                if alarm is not None and alarm.is_over:
+                    alarm.close()
+                    alarm = self._watch_groups(changed.set)
         finally:
             if alarm is not None:
                 alarm.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pykubelet.kit.files import write_atomic
+from pykubelet.kit.files import DurableFile, write_atomic
 from pykubelet.kit.go_text import fnv1a_32
 from pykubelet.pinning.problems import PinningProblem
 
@@ -22,6 +22,7 @@ class CheckpointFile:
 
     def __init__(self, path: Path, *, manager: str, policy: str) -> None:
         self.path = path
+        self._file = DurableFile(path)
         self._manager = manager
         self.policy = policy
 
@@ -48,9 +49,19 @@ class CheckpointFile:
         return dict(data)
 
     def write(self, data: Mapping[str, Any], text: str) -> None:
-        """`data` with its checksum, which is taken over `text`."""
+        """`data` with its checksum, which is taken over `text`. Blocks: for the start."""
+        write_atomic(self.path, self._encoded(data, text))
+
+    def put(self, data: Mapping[str, Any], text: str) -> None:
+        """To be written by the next `flush`."""
+        self._file.put(self._encoded(data, text))
+
+    async def flush(self) -> None:
+        await self._file.flush()
+
+    def _encoded(self, data: Mapping[str, Any], text: str) -> bytes:
         whole = {"policyName": self.policy, **data, "checksum": fnv1a_32(text)}
-        write_atomic(self.path, json.dumps(whole, separators=(",", ":")).encode())
+        return json.dumps(whole, separators=(",", ":")).encode()
 
     def problem(self, why: str) -> PinningProblem:
         return PinningProblem(

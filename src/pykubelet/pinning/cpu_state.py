@@ -1,6 +1,6 @@
 """Who owns which CPUs, and the file that keeps it across restarts: `cpu_manager_state`, upstream's format both ways.
 
-Changes are made in memory and written by `save`, once for each admission or release, before anything acts on them.
+Changes are made in memory; whoever acts on them waits for `flush` before.
 With the gate PodLevelResourceManagers the file also has what pods as a whole own, and another checksum. Files of
 kubelets before 1.18, which named containers by their ids, are not understood.
 """
@@ -53,9 +53,20 @@ class CpuState:
             raise self._file.problem(f"could not parse a cpu set: {error}") from error
 
     def save(self) -> None:
-        """Write what changed. OSError when the disk refuses; it is still to be written then."""
-        if not self._changed:
-            return
+        """Write what changed, at the start. OSError when the disk refuses; it is still to be written then."""
+        if self._changed:
+            self._file.write(*self._content())
+            self._changed = False
+
+    async def flush(self) -> None:
+        """Until every change is on disk. OSError when the disk refuses; it is still to be written then."""
+        if self._changed:
+            self._file.put(*self._content())
+            self._changed = False
+        await self._file.flush()
+
+    def _content(self) -> tuple[dict[str, Any], str]:
+        """What the file is to hold, and the text its checksum is taken over."""
         data: dict[str, Any] = {"defaultCpuSet": format_cpu_list(self.shared)}
         if self.entries:
             data["entries"] = {
@@ -65,8 +76,7 @@ class CpuState:
         if self.pods and self._pod_level:
             data["podEntries"] = {uid: {"cpuSet": format_cpu_list(cpus)} for uid, cpus in sorted(self.pods.items())}
         form = pod_level_text if self._pod_level else plain_text
-        self._file.write(data, form({"policyName": self._file.policy, **data}))
-        self._changed = False
+        return data, form({"policyName": self._file.policy, **data})
 
     def problem(self, why: str) -> Exception:
         return self._file.problem(why)

@@ -1,9 +1,10 @@
 """CPUs, memory and their places for containers: what the rest of the agent sees of this package.
 
 `open` reads the checkpoints before anything starts; `admit` allocates for a pod or says why not; `release` gives
-back. What a pod gets is on disk before `admit` returns, so a killed agent finds it again. Entries of pods that are
-gone are dropped when they finish; when a pod would be refused for want of CPUs or memory, those that are on their
-way out and have left their source count as gone, as they do for every other resource.
+back. Both only change the books; `written` returns when they are on disk, and no container is made or moved before,
+so a killed agent finds again whatever a container may have got. Entries of pods that are gone are dropped when they
+finish; when a pod would be refused for want of CPUs or memory, those that are on their way out and have left their
+source count as gone, as they do for every other resource.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Protocol
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.model.pod_resources import has_pod_level_resources
@@ -25,12 +28,14 @@ from pykubelet.pinning.demand import container_cpus, containers_of
 from pykubelet.pinning.hints import HintProvider
 from pykubelet.pinning.memory_policy import StaticMemory
 from pykubelet.pinning.memory_state import Blocks, MemoryState
-from pykubelet.pinning.problems import UNEXPECTED, PinningProblem, Refused
+from pykubelet.pinning.problems import NotWritten, PinningProblem, Refused
 from pykubelet.pinning.reconcile import CpusetKeeper
 from pykubelet.pinning.topology_manager import TopologyManager
 from pykubelet.settings.cpu_list import format_cpu_list
 
 logger = logging.getLogger(__name__)
+
+WRITE_AGAIN = 30.0
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -86,6 +91,8 @@ class PinningManager:
         self._pod_level = pod_level
         self._fresh = ""
         """The pod that was admitted last, if it held nothing before."""
+        self._unwritten = Signal()
+        keeper.written = self.written
         if cpus is not None:
             cpus.on_change = keeper.soon
 
@@ -102,8 +109,30 @@ class PinningManager:
             raise PinningProblem(f"state of the CPU and memory managers cannot be kept: {error}") from error
 
     async def run(self) -> None:
-        """Keeps running containers on their CPUs, for as long as the agent runs."""
-        await self._keeper.run()
+        """Keeps running containers on their CPUs, and the books on disk, for as long as the agent runs."""
+        async with TaskSet(self.name) as tasks:
+            tasks.spawn(self._keep_written(), name="state of the CPU and memory managers")
+            await self._keeper.run()
+
+    async def written(self) -> None:
+        """Until the books are on disk as they are now. Raises NotWritten."""
+        try:
+            await self._cpu_state.flush()
+            await self._memory_state.flush()
+        except OSError as error:
+            raise NotWritten(f"state of the CPU and memory managers cannot be written: {error}") from error
+
+    async def _keep_written(self) -> None:
+        """Where nothing is promised a later write will do."""
+        failed = False
+        while True:
+            await self._unwritten.wait(at_most=WRITE_AGAIN if failed else None)
+            try:
+                await self.written()
+                failed = False
+            except NotWritten as error:
+                logger.error("the books of pinning are not on disk", extra={"error": str(error)})
+                failed = True
 
     def add_provider(self, provider: HintProvider) -> None:
         """Something else that sits on NUMA nodes, such as devices; asked before CPUs and memory."""
@@ -124,14 +153,10 @@ class PinningManager:
                     raise
                 self.undo(pod)
                 self._topology.admit(pod)
-            self._save()
+            self._unwritten.set()
         except Refused as refused:
             self.undo(pod)
             return Refusal(reason=refused.reason, message=refused.told)
-        except OSError as error:
-            self.undo(pod)
-            text = f"Allocate failed due to the checkpoint not being written: {error}, which is unexpected"
-            return Refusal(reason=UNEXPECTED, message=text)
         return None
 
     def undo(self, pod: Pod) -> None:
@@ -146,12 +171,12 @@ class PinningManager:
             return
         for provider in self._topology.providers:
             provider.release(uid)
-        self._try_save()
+        self._unwritten.set()
 
     def release_gone(self) -> None:
         """Drop what pods hold of which nothing can run any more."""
         if self._drop(self._pods.may_run):
-            self._try_save()
+            self._unwritten.set()
 
     def _drop(self, stays: Callable[[str], bool]) -> bool:
         if not self._pods.sources_ready():
@@ -169,28 +194,18 @@ class PinningManager:
     def _holds(self, uid: str) -> bool:
         return any(uid in each.holders() for each in self._topology.providers)
 
-    def _save(self) -> None:
-        self._cpu_state.save()
-        self._memory_state.save()
-
-    def _try_save(self) -> None:
-        """Where nothing is promised a later save will do."""
-        try:
-            self._save()
-        except OSError as error:
-            logger.error("state of the CPU and memory managers cannot be written", extra={"error": str(error)})
-
     # --- what containers get ----------------------------------------------------------------------------
 
     def pinned(self, pod: Pod, container: AnyContainer) -> Pinned:
-        """For a container that is about to be created; Refused when it cannot have what is its own."""
+        """For a container that is about to be created; Refused when it cannot have what is its own. Whoever creates
+        it waits for `written` before."""
         uid, name = uid_of(pod), container.name or ""
         self._make_up_for(pod, name)
         cpus = self._cpu_state.owned_or_shared(uid, name) if self._cpus is not None else NO_CPUS
         if cpus:
             self._keeper.created(uid, name, cpus)
         if self._memory is not None and self._memory.created(pod, name):
-            self._try_save()
+            self._unwritten.set()
         nodes = sorted({node for block in self._memory_blocks(uid, name) for node in block.nodes})
         return Pinned(
             cpus=format_cpu_list(cpus),

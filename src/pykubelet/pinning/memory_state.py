@@ -83,9 +83,20 @@ class MemoryState:
             raise self._file.problem(f"could not read an entry: {error!r}") from error
 
     def save(self) -> None:
-        """Write what changed. OSError when the disk refuses; it is still to be written then."""
-        if not self._changed:
-            return
+        """Write what changed, at the start. OSError when the disk refuses; it is still to be written then."""
+        if self._changed:
+            self._file.write(*self._content())
+            self._changed = False
+
+    async def flush(self) -> None:
+        """Until every change is on disk. OSError when the disk refuses; it is still to be written then."""
+        if self._changed:
+            self._file.put(*self._content())
+            self._changed = False
+        await self._file.flush()
+
+    def _content(self) -> tuple[dict[str, Any], str]:
+        """What the file is to hold, and the text its checksum is taken over."""
         data: dict[str, Any] = {"machineState": {str(n): _node_json(each) for n, each in sorted(self.machine.items())}}
         if self.entries:
             data["entries"] = {
@@ -95,8 +106,7 @@ class MemoryState:
         if self.pods and self._pod_level:
             data["podEntries"] = {uid: {"memoryBlocks": _blocks_json(each)} for uid, each in sorted(self.pods.items())}
         form = pod_level_text if self._pod_level else plain_text
-        self._file.write(data, form({"policyName": self._file.policy, **data}))
-        self._changed = False
+        return data, form({"policyName": self._file.policy, **data})
 
     def problem(self, why: str) -> Exception:
         return self._file.problem(f"[memorymanager] {why}")

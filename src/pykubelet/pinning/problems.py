@@ -15,6 +15,10 @@ TOPOLOGY_AFFINITY: Final = "TopologyAffinityError"
 EMPTY_SHARED_POOL: Final = "EmptyPodSharedPoolError"
 
 
+class NotWritten(PykubeletError):
+    """What was allotted is not on disk yet, and so not to be used."""
+
+
 class PinningProblem(PykubeletError):
     """The agent cannot start with these settings, this machine or these checkpoint files."""
 

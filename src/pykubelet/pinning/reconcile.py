@@ -8,7 +8,7 @@ what the runtime refused. After a restart of the agent every container is told o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from msgspec import Struct
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.topology import Cpus
+from pykubelet.pinning.problems import NotWritten
 from pykubelet.settings.cpu_list import format_cpu_list
 from pykubelet.wire import cri_pb2
 
@@ -34,6 +35,9 @@ class ContainerUpdates(Protocol):
     ) -> None: ...
 
 
+async def _at_once() -> None: ...
+
+
 class CpusetKeeper:
     def __init__(
         self,
@@ -48,6 +52,8 @@ class CpusetKeeper:
         self._cpus_of = cpus_of
         self._period = period
         self._signal = Signal()
+        self.written: Callable[[], Awaitable[None]] = _at_once
+        """Returns when the books are on disk; nothing is moved by what may be forgotten."""
         self._created: dict[tuple[str, str], Cpus] = {}
         """Sets that containers were created with whose ids are not known yet."""
         self._applied: dict[str, Cpus] = {}
@@ -86,14 +92,15 @@ class CpusetKeeper:
                 continue  # it ended meanwhile
             except RuntimeDown:
                 return
-            except CriError as error:
+            except (CriError, NotWritten) as error:
                 self._complain(each, str(error))
 
     async def _apply(self, container: RunningContainer) -> None:
         # Asked at the last moment: the pool may change while others are being told.
-        cpus = self._cpus_of(container.pod_uid, container.name)
-        if self._applied.get(container.id) == cpus:
+        if self._applied.get(container.id) == self._cpus_of(container.pod_uid, container.name):
             return
+        await self.written()
+        cpus = self._cpus_of(container.pod_uid, container.name)
         if not cpus:
             self._complain(container, "every CPU that is not reserved belongs to some container")
             return

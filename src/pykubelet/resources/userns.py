@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
-from pykubelet.kit.files import write_atomic
+from pykubelet.kit.files import WRITE_WITHIN, write_atomic
+from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.tasks import finish
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
 from pykubelet.wire import cri_pb2
@@ -73,6 +76,8 @@ class PodUserNamespaces:
         self._supports = supports
         self._taken: dict[str, int] = {}
         """First host id by pod."""
+        self._unwritten: set[str] = set()
+        """Pods whose range is not on disk yet, and so not to be used."""
         self._free_from = 0
         self._recovered = False
 
@@ -87,6 +92,8 @@ class PodUserNamespaces:
         first = self._taken.get(uid)
         if first is None:
             first = self._adopt(uid) or self._allot(uid)
+        if uid in self._unwritten:
+            await self._write(uid, first)
         mapping = [cri_pb2.IDMapping(host_id=first, container_id=0, length=self._ids.per_pod)]
         return cri_pb2.UserNamespace(mode=cri_pb2.NamespaceMode.POD, uids=mapping, gids=mapping)
 
@@ -98,6 +105,7 @@ class PodUserNamespaces:
             return
         self._file(uid).unlink(missing_ok=True)
         del self._taken[uid]
+        self._unwritten.discard(uid)
         self._free_from = min(self._free_from, self._slot(first))
 
     def keep_only(self, uids: Iterable[str]) -> None:
@@ -119,12 +127,19 @@ class PodUserNamespaces:
                 "create user namespace: could not find an empty slot to allocate a user namespace:"
                 f" all {self._ids.slots} ranges are taken"
             )
-        row = [{"hostId": first, "containerId": 0, "length": self._ids.per_pod}]
-        text = json.dumps({"uidMappings": row, "gidMappings": row}, separators=(",", ":"))
-        write_atomic(self._file(uid), text.encode())
         self._taken[uid] = first
+        self._unwritten.add(uid)
         self._free_from = slot + 1
         return first
+
+    async def _write(self, uid: str, first: int) -> None:
+        """Until it is on disk. The range stays the pod's if that fails: who knows what is on disk then."""
+        row = [{"hostId": first, "containerId": 0, "length": self._ids.per_pod}]
+        text = json.dumps({"uidMappings": row, "gidMappings": row}, separators=(",", ":"))
+        work = partial(write_atomic, self._file(uid), text.encode())
+        writing = host_calls.run(work, name="writing a range of ids", key=uid, pod=uid, within=WRITE_WITHIN)
+        await finish(writing, within=WRITE_WITHIN + 1)
+        self._unwritten.discard(uid)
 
     def _recover(self) -> None:
         """Know the ranges of pods from before this agent started. A file nobody can read blocks only its pod."""

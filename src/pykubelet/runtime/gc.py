@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from msgspec import Struct
 from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.container_keys import deletion_grace_of, restart_count_of, termination_grace_of
@@ -39,6 +41,7 @@ from pykubelet.runtime.gc_plan import GcPolicy, plan_containers, plan_prune, pla
 logger = logging.getLogger(__name__)
 
 PERIOD = 60.0
+DISK_WITHIN = 120.0
 SOURCES_PAUSE = 0.5
 PRUNE_PAUSE = 1.0
 """Seconds between an end and the removal of older dead ones: the restart comes first."""
@@ -112,12 +115,13 @@ class ContainerRemover:
         if dead.stop_first is not None:
             await _gone_is_fine(self._cri.stop_container(dead.id, dead.stop_first))
         if not keep_logs:
-            await asyncio.to_thread(self._remove_logs, dead)
+            await host_calls.run(partial(self._remove_logs, dead), name="removing logs", within=DISK_WITHIN)
         await _gone_is_fine(self._cri.remove_container(dead.id))
 
     async def remove_log_folder(self, folder: Path) -> None:
         """Raises OSError."""
-        await asyncio.to_thread(self._links.remove_logs, folder)
+        work = partial(self._links.remove_logs, folder)
+        await host_calls.run(work, name="removing logs", key=str(folder), within=DISK_WITHIN)
 
     def _remove_logs(self, dead: _Dead) -> None:
         folder = self._pod_logs / f"{dead.pod_namespace}_{dead.pod_name}_{dead.pod_uid}" / dead.name
@@ -326,7 +330,8 @@ class ContainerGc:
         failures: list[str] = []
         async with self._log_lock:
             try:
-                folders = await asyncio.to_thread(_log_folders, self._pod_logs)
+                work = partial(_log_folders, self._pod_logs)
+                folders = await host_calls.run(work, name="listing log folders", within=DISK_WITHIN)
             except OSError as error:
                 return [f"log folders cannot be listed: {error}"]
             for folder in folders:
@@ -354,7 +359,8 @@ class ContainerGc:
         states = {c.id: c.state for c in containers}
         failures: list[str] = []
         try:
-            links = await asyncio.to_thread(_dead_links, self._container_logs)
+            work = partial(_dead_links, self._container_logs)
+            links = await host_calls.run(work, name="listing log links", within=DISK_WITHIN)
         except OSError as error:
             return [f"log links cannot be listed: {error}"]
         for link in links:

@@ -7,12 +7,12 @@ container does not run any more and everything was read. Not covered: finding th
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import os
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from pykubelet.api.times import parse_nano_time
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.runtime.logs import open_log, parse_line, tail_offset
 from pykubelet.runtime.logs_rotate import COMPRESSED, TEMPORARY, rotated_names
 
@@ -27,6 +28,7 @@ BLOCK: Final = 64 * 1024
 """Of this much at a time the records are picked out; it takes a fraction of a millisecond."""
 AHEAD: Final = 8 * BLOCK
 """Read at once, in a thread, where there is more than a block."""
+READ_WITHIN: Final = 30.0
 MAX_RECORD: Final = 1024 * 1024
 """A record longer than this is nothing a runtime wrote; runtimes split lines at 16 KiB."""
 RECHECK: Final = 1.0
@@ -198,7 +200,10 @@ async def _rest_of(file: LogSource, selection: Selection, clock: Clock) -> Async
                 return
             await clock.sleep(0)  # a big log must not hold up the pods
         asked = AHEAD if len(found) == asked else BLOCK
-        found = await asyncio.to_thread(file.read, asked) if asked == AHEAD else file.read(asked)
+        if asked == AHEAD:
+            found = await host_calls.run(partial(file.read, asked), name="reading a container log", within=READ_WITHIN)
+        else:
+            found = file.read(asked)
 
 
 async def _last_of(old: LogSource, selection: Selection, clock: Clock) -> AsyncGenerator[bytes, None]:

@@ -16,12 +16,14 @@ import shutil
 import stat
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import CriError, NotFound, PykubeletError, RuntimeDown
 from pykubelet.model.runtime_status import ContainerRecord, ContainerStatus
@@ -32,6 +34,7 @@ COMPRESSED: Final = ".gz"
 TEMPORARY: Final = ".tmp"
 STAMP: Final = "%Y%m%d-%H%M%S"
 LEVEL: Final = 6
+TIDY_WITHIN: Final = 120.0
 """Python's own default of 9 takes three times as long for a few percent."""
 
 
@@ -141,7 +144,8 @@ class LogRotation:
             return os.stat(path).st_size
 
     async def _rotate(self, container_id: str, path: Path) -> None:
-        await asyncio.to_thread(tidy_rotated, path, self._policy.max_files)
+        work = partial(tidy_rotated, path, self._policy.max_files)
+        await host_calls.run(work, name="tidying rotated logs", key=str(path), within=TIDY_WITHIN)
         rotated = path.with_name(f"{path.name}.{datetime.fromtimestamp(self._clock.now()).strftime(STAMP)}")
         if rotated.exists() or rotated.with_name(rotated.name + COMPRESSED).exists():
             raise RotationProblem(f"{rotated} exists already")

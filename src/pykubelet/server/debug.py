@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.server.calls import Answer, Call, Refused, Reply
 
 PROFILES = ("cmdline", "goroutine", "profile", "threads")
@@ -63,7 +64,7 @@ class DebugRoutes:
             await self._clock.sleep(seconds)
         finally:
             stop.set()
-        await asyncio.to_thread(thread.join)
+        await host_calls.run(thread.join, name="ending a profile", within=10.0)
         return "".join(f"{stack} {count}\n" for stack, count in found.most_common())
 
     async def verbosity(self, call: Call) -> Reply:

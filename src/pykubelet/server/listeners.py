@@ -17,12 +17,14 @@ import ssl
 import stat
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import TaskSet, finish
 from pykubelet.model.errors import PykubeletError
 from pykubelet.server.tls import TlsFiles
@@ -269,7 +271,9 @@ class Listener:
     async def _loaded_front(self) -> HttpFront:
         if self._front is None:
             # Some 20 MiB that a node whose server nobody calls does not pay; in a thread, for it takes a while.
-            module = await asyncio.to_thread(importlib.import_module, "pykubelet.server.http")
+            module = await host_calls.run(
+                partial(importlib.import_module, "pykubelet.server.http"), name="loading the server", within=120.0
+            )
             if self._front is None:
                 self._front = self._make_front(module.HttpFront)
         return self._front

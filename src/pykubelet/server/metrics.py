@@ -7,11 +7,12 @@ those paths answer 503. Only the text format is offered; every scraper takes it.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry, render_labels
 from pykubelet.server.calls import Answer, Call, Refused, Reply
 
@@ -99,7 +100,10 @@ async def exposition(call: Call, text: str) -> Answer:
     encodings = [word.partition(";")[0].strip() for word in call.tokens("accept-encoding")]
     if "gzip" not in encodings or len(text) < COMPRESS_FROM:
         return Answer(body=text.encode(), content_type=CONTENT_TYPE)
-    body = _packed(text) if len(text) < THREAD_FROM else await asyncio.to_thread(_packed, text)
+    if len(text) < THREAD_FROM:
+        body = _packed(text)
+    else:
+        body = await host_calls.run(partial(_packed, text), name="packing metrics", within=60.0)
     return Answer(body=body, content_type=CONTENT_TYPE, headers={"Content-Encoding": "gzip"})
 
 

@@ -13,16 +13,19 @@ import os
 import shutil
 import stat
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.server.calls import Answer, Call, Flow, Refused, Reply
 from pykubelet.server.log_query import NodeLogQuery, journal_command, node_log_query
 
 BLOCK = 64 * 1024
 MAX_ENTRIES = 10_000
 QUERY_TIMEOUT = 30.0
+READ_WITHIN = 30.0
 HTML = "text/html; charset=utf-8"
 PLAIN = "text/plain;charset=UTF-8"
 
@@ -142,7 +145,8 @@ async def _pieces(file: BinaryIO, length: int | None) -> AsyncGenerator[bytes, N
     left = length
     try:
         while left is None or left > 0:
-            block = await asyncio.to_thread(file.read, BLOCK if left is None else min(BLOCK, left))
+            work = partial(file.read, BLOCK if left is None else min(BLOCK, left))
+            block = await host_calls.run(work, name="reading a system log", within=READ_WITHIN)
             if not block:
                 break
             if left is not None:

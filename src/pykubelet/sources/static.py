@@ -8,7 +8,6 @@ holds is decided in manifests.py, what happened to it is told by watch.py.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from msgspec import Struct
 from pykubelet.api.types import Pod
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import Source, readable
 from pykubelet.model.reasons import WARNING
@@ -32,6 +32,7 @@ SLICE_SECONDS: Final = 0.01
 """Files read for longer than this are delivered before the next ones are read."""
 BIG_BYTES: Final = 128 * 1024
 """Larger files are read in a thread; smaller ones take less time than handing them over."""
+LOAD_WITHIN: Final = 600.0
 CREATED_PATIENCE: Final = 1.0
 WRITER_PATIENCE: Final = 10.0
 """A file somebody is writing is left alone until it is closed, or nothing was written for so long."""
@@ -215,7 +216,10 @@ class StaticSource:
             if reading is None:
                 continue
             big = reading.size > BIG_BYTES
-            outcome = await asyncio.to_thread(reading.load) if big else reading.load()
+            if big:
+                outcome = await host_calls.run(reading.load, name="reading a manifest", within=LOAD_WITHIN)
+            else:
+                outcome = reading.load()
             self._files.apply(name, outcome, now)
             if self._clock.monotonic() - begun < SLICE_SECONDS:
                 continue

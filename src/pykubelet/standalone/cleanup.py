@@ -1,7 +1,8 @@
 """Ending every container of one private containerd without asking it: for when it is down or must not be trusted.
 
 Finds shims by the socket they were given, ends what they run, then unmounts and removes what is left under the
-state folder, and the cgroups that runc noted for these containers. Touches nothing that it cannot tie to the folder.
+state folder, and the cgroups that runc noted for these containers, and the groups of all pods that an agent made.
+Touches nothing that it cannot tie to the folder.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ import re
 import shutil
 import signal
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.files import write_atomic
+from pykubelet.kit.host_calls import host_calls
+from pykubelet.model.cgroup_names import ROOT_NAME
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
 
 logger = logging.getLogger(__name__)
 
 DETACH = 2
+CGROUPS = Path("/sys/fs/cgroup")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 async def remove_containers(layout: Layout, *, clock: Clock, within: float = 30.0) -> None:
     """End every container, then remove mounts, cgroups, sockets and the run folder. Safe to repeat."""
-    cgroups = await asyncio.to_thread(noted_cgroups, layout.runc_root)
+    cgroups = await host_calls.run(partial(noted_cgroups, layout.runc_root), name="finding cgroups", within=60.0)
     sockets = noted_sockets(layout.run)
     try:
         async with asyncio.timeout(within):
@@ -39,10 +45,12 @@ async def remove_containers(layout: Layout, *, clock: Clock, within: float = 30.
     except TimeoutError:
         left = [pid for shim in shims(layout.socket) for pid in (shim, *children(shim))]
         raise StandaloneError(f"containers do not end after {within:g} s; processes left: {left}") from None
-    await asyncio.to_thread(unmount_below, layout.state_dir)
+    await host_calls.run(partial(unmount_below, layout.state_dir), name="unmounting", within=120.0)
     for path in sockets:
         path.unlink(missing_ok=True)
-    await asyncio.to_thread(shutil.rmtree, layout.run, ignore_errors=True)
+    await host_calls.run(
+        partial(shutil.rmtree, layout.run, ignore_errors=True), name="removing the run folder", within=120.0
+    )
 
 
 async def _end_shims(layout: Layout, clock: Clock) -> None:
@@ -104,6 +112,37 @@ async def _remove_cgroups(cgroups: Iterable[Path], clock: Clock) -> None:
                 if _has_cgroups(cgroup):  # a nested runtime's, say; not ours to judge
                     break
                 await clock.sleep(0.02)
+
+
+def note_pod_groups(file: Path, root: Path = CGROUPS) -> None:
+    """Before an agent starts: note where it will be the one who makes the group of all pods. What an earlier run noted
+    and nobody removed since is still ours; what is there without a note is somebody else's."""
+    own = {str(group) for group in _noted_groups(file) if group.is_dir()}
+    own |= {str(group) for each in hierarchies(root) if not (group := each / ROOT_NAME).exists()}
+    write_atomic(file, json.dumps(sorted(own)).encode(), durable=False)
+
+
+def remove_pod_groups(file: Path) -> None:
+    """Remove the groups of pods in our own, from below; one in which something lives stays. Safe to repeat."""
+    for top in _noted_groups(file):
+        for folder, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+    file.unlink(missing_ok=True)
+
+
+def hierarchies(root: Path = CGROUPS) -> list[Path]:
+    """The one of cgroup v2, or all of v1, each once however many names it has."""
+    if (root / "cgroup.controllers").exists():
+        return [root]
+    return sorted({(root / name).resolve() for name in _names(str(root)) if (root / name).is_dir()})
+
+
+def _noted_groups(file: Path) -> list[Path]:
+    try:
+        return [Path(each) for each in json.loads(file.read_text()) if Path(each).name == ROOT_NAME]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def _has_cgroups(cgroup: Path) -> bool:

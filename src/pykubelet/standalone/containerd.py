@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import socket
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -23,6 +24,7 @@ import grpc
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import both, gather_all
 from pykubelet.model.errors import CriError
 from pykubelet.standalone import config, daemon
@@ -237,10 +239,13 @@ class PrivateContainerd:
         logger.info("containerd is up", extra={"pid": self.pid, "socket": str(self.layout.socket)})
 
     async def _ready(self, process: Daemon) -> None:
-        while not (self._listening() and await asyncio.to_thread(answers_cri, self.layout.socket)):
+        while not (self._listening() and await self._answers_cri()):
             if not process.alive():
                 raise _Ended
             await self._clock.sleep(STARTUP_CHECK_PERIOD)
+
+    async def _answers_cri(self) -> bool:
+        return await host_calls.run(partial(answers_cri, self.layout.socket), name="asking containerd", within=60.0)
 
     def _listening(self) -> bool:
         with socket.socket(socket.AF_UNIX) as attempt:

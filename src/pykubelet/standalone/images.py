@@ -10,10 +10,12 @@ import asyncio
 import struct
 import subprocess
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.standalone import programs
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.packer import Archive, Entry, File, Folder, Image, Link, architecture, pack
@@ -134,7 +136,8 @@ def to_import(archives: Iterable[Archive], present: Mapping[str, tuple[str, bool
 
 async def ensure_images(ctr: RunCtr, names: Iterable[str], *, clock: Clock) -> list[str]:
     """Import what is missing, wait until the CRI knows all of it, and give the names of what was imported."""
-    return await import_images(ctr, await asyncio.to_thread(build, list(names)), clock=clock)
+    archives = await host_calls.run(partial(build, list(names)), name="building images", within=600.0)
+    return await import_images(ctr, archives, clock=clock)
 
 
 async def import_images(ctr: RunCtr, archives: list[Archive], *, clock: Clock, within: float = 30.0) -> list[str]:

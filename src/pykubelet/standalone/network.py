@@ -7,19 +7,20 @@ start several iptables calls. Covers IPv4. Does not run CNI plugins: containerd 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
 import logging
 import shutil
 from collections.abc import Iterable
+from functools import partial
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.standalone import bridge
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
@@ -136,7 +137,9 @@ class PodNetwork:
             bridge.remove(self.name)
         except OSError as error:
             raise StandaloneError(f"the pod network's bridge {self.name} cannot be removed: {error}") from error
-        await asyncio.to_thread(shutil.rmtree, self._layout.ipam_dir, ignore_errors=True)
+        await host_calls.run(
+            partial(shutil.rmtree, self._layout.ipam_dir, ignore_errors=True), name="removing leases", within=60.0
+        )
         self._layout.cni_conf.unlink(missing_ok=True)
 
     def _pick_subnet(self) -> IPv4Network:

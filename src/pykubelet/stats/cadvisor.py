@@ -281,7 +281,7 @@ def _pod_rows(pod: PodFigures) -> Iterator[Row]:
         carries = pod if pod.sandbox is None or pod.sandbox.usage is None else None
         yield _row(pod.group, pod.group.usage, labels, created_ns=item.created_ns, pod=carries)
     if pod.sandbox is not None and pod.sandbox.usage is not None:
-        labels = ("", pod.sandbox.path, "", item.sandbox_id, item.namespace, item.name)
+        labels = ("", pod.sandbox.path, item.sandbox_image, item.sandbox_id, item.namespace, item.name)
         yield _row(pod.sandbox, pod.sandbox.usage, labels, created_ns=item.created_ns, pod=pod)
     for container in pod.containers:
         if container.group.usage is not None:

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct, field
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.figures import CgroupUsage, FolderFigures, FsFigures, MemoryUsage
 from pykubelet.model.runtime_status import FilesystemUsage, ImageFilesystems
 from pykubelet.stats.inventory import PodItem
@@ -22,6 +23,12 @@ from pykubelet.wire import cri_pb2
 T = TypeVar("T")
 
 Run = Callable[[Callable[[], T]], Awaitable[T]]
+
+READ_WITHIN = 60.0
+
+
+async def read_host(work: Callable[[], T]) -> T:
+    return await host_calls.run(work, name="reading figures of the host", within=READ_WITHIN)
 
 
 FEW = 8
@@ -36,6 +43,8 @@ class StatsRuntime(Protocol):
     ) -> Sequence[cri_pb2.ContainerStats]: ...
 
     async def image_fs_info(self) -> ImageFilesystems: ...
+
+    async def sandbox_image(self, sandbox_id: str, /) -> str: ...
 
 
 class StatPaths(Protocol):

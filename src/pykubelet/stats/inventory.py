@@ -6,7 +6,8 @@ pods on the host's network are left out: they would be the machine's, once more 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,6 +17,8 @@ from pykubelet.model.cgroup_names import cgroupfs_path, class_parts, parent_for_
 from pykubelet.model.figures import Figures
 from pykubelet.model.pod import QosClass
 from pykubelet.model.runtime_status import NamespaceMode, PodRuntimeStatus
+
+NO_IMAGES: Mapping[str, str] = MappingProxyType({})
 
 
 class RuntimeStatuses(Protocol):
@@ -74,12 +77,15 @@ class GroupNames(Struct, frozen=True, kw_only=True):
         return (systemd_path if self.driver == "systemd" else cgroupfs_path)(parts, self.root)
 
 
-def take_inventory(statuses: RuntimeStatuses, groups: dict[str, str | None]) -> tuple[PodItem, ...]:
-    """`groups` is uid to cgroup of every pod this node wants; others are on their way out and not reported."""
+def take_inventory(
+    statuses: RuntimeStatuses, groups: dict[str, str | None], images: Mapping[str, str] = NO_IMAGES
+) -> tuple[PodItem, ...]:
+    """`groups` is uid to cgroup of every pod this node wants; others are on their way out and not reported. `images`
+    is sandbox to image."""
     found = []
     for uid in statuses.uids():
         if uid in groups:
-            item = pod_item(statuses.last_known(uid), groups[uid])
+            item = pod_item(statuses.last_known(uid), groups[uid], images)
             if item is not None:
                 found.append(item)
     return tuple(found)
@@ -89,7 +95,7 @@ def pod_groups(pods: Iterable[Pod], names: GroupNames) -> dict[str, str | None]:
     return {pod.metadata.uid or "": names.pod(pod) for pod in pods}
 
 
-def pod_item(status: PodRuntimeStatus, group: str | None) -> PodItem | None:
+def pod_item(status: PodRuntimeStatus, group: str | None, images: Mapping[str, str] = NO_IMAGES) -> PodItem | None:
     running = status.running()
     if not running:
         return None
@@ -101,6 +107,7 @@ def pod_item(status: PodRuntimeStatus, group: str | None) -> PodItem | None:
         namespace=status.namespace,
         created_ns=sandbox.created_at if sandbox is not None else running[0].created_at,
         sandbox_id=sandbox.id if sandbox is not None else "",
+        sandbox_image=images.get(sandbox.id, "") if sandbox is not None else "",
         host_network=sandbox is not None and sandbox.network_mode is NamespaceMode.NODE,
         group=group,
         containers=tuple(

@@ -8,6 +8,7 @@ happens in a thread. Not covered: per-volume figures (volumes.py) and how figure
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.tasks import finish
+from pykubelet.kit.tasks import finish, gather_all
 from pykubelet.model.errors import CriError
 from pykubelet.model.figures import (
     CgroupBounds,
@@ -27,13 +28,16 @@ from pykubelet.model.figures import (
     ProcessFigures,
     TaskFigures,
 )
-from pykubelet.stats.disk import DiskFigures, DiskHost, DiskReader, Run, StatPaths, StatsRuntime
+from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskHost, DiskReader, Run, StatPaths, StatsRuntime, read_host
 from pykubelet.stats.inventory import GroupNames, KnownPods, PodItem, RuntimeStatuses, pod_groups, take_inventory
 from pykubelet.stats.rates import CpuRates
 from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
 
+logger = logging.getLogger(__name__)
+
 ROOT = "/"
-READ_WITHIN = 60.0
+MOST_IMAGES = 64
+"""Sandboxes whose image is asked for in one look."""
 MOST_PROCESSES = 64
 """How many processes of one container have their descriptors counted."""
 
@@ -100,7 +104,7 @@ class StatsProvider:
         paths: StatPaths,
         clock: Clock,
         settings: StatsSettings,
-        run: Run[Any] = asyncio.to_thread,
+        run: Run[Any] = read_host,
     ) -> None:
         self._cgroups = cgroups
         self._host = host
@@ -109,6 +113,8 @@ class StatsProvider:
         self._clock = clock
         self._settings = settings
         self._run = run
+        self._cri = cri
+        self._sandbox_images: dict[str, str] = {}
         self._disk_reader = DiskReader(cri=cri, host=host, paths=paths, clock=clock)
         self._lock = asyncio.Lock()
         self._rates = CpuRates()
@@ -147,7 +153,10 @@ class StatsProvider:
     async def _look(self, full: bool, stale_disk: bool) -> Snapshot:
         started = self._clock.monotonic()
         settings = self._settings
-        inventory = take_inventory(self._statuses, pod_groups(self._pods.pods(), settings.groups))
+        groups = pod_groups(self._pods.pods(), settings.groups)
+        inventory = take_inventory(self._statuses, groups, self._sandbox_images)
+        if full and await self._learn_images(inventory):
+            inventory = take_inventory(self._statuses, groups, self._sandbox_images)
         if (full or self._homeless) and self._is_due("disks", settings.disks_every):
             try:
                 self._disk = await self._read_disk(inventory)
@@ -164,6 +173,22 @@ class StatsProvider:
         snapshot = self._assemble(inventory, reading, full)
         self._last[full] = (started, snapshot)
         return snapshot
+
+    async def _learn_images(self, inventory: Sequence[PodItem]) -> bool:
+        """Of sandboxes that are new; whether any was learnt. A runtime that cannot say is asked at the next look."""
+        known = self._sandbox_images
+        wanted = [pod.sandbox_id for pod in inventory if pod.sandbox_id]
+        new = [each for each in wanted if each not in known][:MOST_IMAGES]
+        self._sandbox_images = {each: known[each] for each in wanted if each in known}
+
+        async def learn(sandbox: str) -> None:
+            try:
+                self._sandbox_images[sandbox] = await self._cri.sandbox_image(sandbox)
+            except CriError as error:
+                logger.debug("image of a sandbox not told", extra={"sandbox": sandbox, "error": str(error)})
+
+        await gather_all(*(learn(each) for each in new))
+        return bool(new)
 
     def _is_due(self, what: str, period: float) -> bool:
         now = self._clock.monotonic()

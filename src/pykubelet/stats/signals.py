@@ -7,26 +7,31 @@ root cgroup (facts/node.md 4.1).
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import HostCallStuck, host_calls
+from pykubelet.kit.tasks import both
 from pykubelet.model.errors import CriError
 from pykubelet.model.figures import CgroupBounds, CgroupUsage, TaskFigures
 from pykubelet.model.runtime_status import ImageFilesystems
 from pykubelet.model.signals import ContainerUse, MemorySignal, NodeSignals, PodUse
-from pykubelet.stats.disk import DiskFigures, DiskHost, Run
+from pykubelet.stats.disk import DiskFigures, DiskHost
 from pykubelet.stats.inventory import PodItem
 from pykubelet.stats.provider import ROOT, StatsProvider
 from pykubelet.stats.snapshot import PodFigures
 from pykubelet.stats.volumes import VolumeFigures
 
+logger = logging.getLogger(__name__)
+
 IMAGE_FS_EVERY = 10.0
-VOLUMES_WITHIN = 10.0
-"""Seconds that measuring all volumes may take before a pod is chosen by them."""
+SIGNALS_WITHIN = 10.0
+VOLUMES_WITHIN = 2.0
+"""Seconds that measuring all volumes may take before a pod is chosen; of the others the last figures have to do."""
 
 
 class SignalCgroups(Protocol):
@@ -56,7 +61,6 @@ class EvictionFigures:
         memory_bytes: int,
         pods_group: str,
         root_dir: str,
-        run: Run[Any] = asyncio.to_thread,
     ) -> None:
         self._provider = provider
         self._volumes = volumes
@@ -67,9 +71,9 @@ class EvictionFigures:
         self._memory_bytes = memory_bytes
         self._pods_group = pods_group
         self._root_dir = root_dir
-        self._run = run
         self._points: tuple[str, str] = ("", "")
         self._points_at = float("-inf")
+        self._disks_hang = False
 
     def memory(self) -> MemorySignal | None:
         """Right now, in two file reads: what a kernel notification is checked with."""
@@ -105,20 +109,41 @@ class EvictionFigures:
                 images = told.images[0].mountpoint if told.images else ""
                 self._points = (images, told.containers[0].mountpoint if told.containers else images)
             self._points_at = self._clock.monotonic()
-        found: NodeSignals = await self._run(self._read)
+        reading = host_calls.run(self._read_memory, name="reading memory signals", key="node", within=SIGNALS_WITHIN)
+        memory, disks = await both(reading, self._disks_now())
+        return msgspec.structs.replace(
+            memory, node_fs=disks.node_fs, image_fs=disks.image_fs, container_fs=disks.container_fs
+        )
+
+    def _read_memory(self) -> NodeSignals:
+        return NodeSignals(
+            memory=self.memory(),
+            allocatable_memory=self.allocatable_memory(),
+            tasks=self._host.tasks(self._clock.now_ns()),
+        )
+
+    async def _disks_now(self) -> NodeSignals:
+        """The node's filesystems; none of them when one does not answer: memory is watched all the same."""
+        try:
+            found = await host_calls.run(
+                self._read_disks, name="reading disk signals", key="node", within=SIGNALS_WITHIN
+            )
+        except HostCallStuck as error:
+            if not self._disks_hang:
+                logger.warning("the node's filesystems do not answer", extra={"problem": str(error)})
+            self._disks_hang = True
+            return NodeSignals()
+        self._disks_hang = False
         return found
 
-    def _read(self) -> NodeSignals:
+    def _read_disks(self) -> NodeSignals:
         now = self._clock.now_ns()
         images, containers = self._points
         image_fs = self._host.filesystem(images, now) if images else None
         return NodeSignals(
-            memory=self.memory(),
-            allocatable_memory=self.allocatable_memory(),
             node_fs=self._host.filesystem(self._root_dir, now),
             image_fs=image_fs,
             container_fs=image_fs if containers == images else self._host.filesystem(containers, now),
-            tasks=self._host.tasks(now),
         )
 
     async def pods(self, *, disks: bool) -> Mapping[str, PodUse]:

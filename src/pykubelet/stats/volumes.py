@@ -1,20 +1,24 @@
 """Per-volume figures, measured in turn all the time and kept for whoever asks.
 
 Walking big volumes costs, so each pod is measured about once a period, pods spread over it, and a pod whose walk
-took long is left alone for a hundred times as long: walking never takes more than a percent of the time.
-How one volume is measured is the volumes' own business.
+took long is left alone for a hundred times as long: walking never takes more than a percent of the time. Pods with
+limits on the disk are measured every ten seconds, at the latest every minute. Pods are measured side by side: one
+that hangs delays no other. How one volume is measured is the volumes' own business.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Histogram, Registry
+from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.figures import Figures
 from pykubelet.stats.inventory import KnownPods
@@ -22,10 +26,16 @@ from pykubelet.stats.inventory import KnownPods
 logger = logging.getLogger(__name__)
 
 REST_FACTOR = 100
+COUNTING_FACTOR = 10
+"""For a pod of which a big volume is being counted in passes: the next pass comes soon."""
 PAUSE = 1.0
 NOT_YET_PERIOD = 10.0
 """For pods of which nothing was found: their volumes are perhaps not mounted yet."""
-DISABLED_PAUSE = 60.0
+LIMITED_PERIOD = 10.0
+LONGEST_REST = 60.0
+"""Seconds between two measurements of a pod with limits, however long one takes."""
+AT_ONCE = 32
+"""Pods that are measured at the same time."""
 
 
 class VolumeUse(Protocol):
@@ -49,6 +59,10 @@ class VolumeUse(Protocol):
     def claim(self) -> tuple[str, str] | None: ...
     @property
     def on_node_disk(self) -> bool: ...
+    @property
+    def complete(self) -> bool:
+        """False: a lower bound, counting goes on with the next measurement."""
+        ...
 
 
 class VolumeMeter(Protocol):
@@ -66,15 +80,25 @@ class VolumeFigures:
     name = "volume figures"
 
     def __init__(
-        self, *, meter: VolumeMeter, pods: KnownPods, clock: Clock, metrics: Registry, period: float = 60.0
+        self,
+        *,
+        meter: VolumeMeter,
+        pods: KnownPods,
+        clock: Clock,
+        metrics: Registry,
+        period: float = 60.0,
+        is_limited: Callable[[Pod], bool] = lambda pod: False,
     ) -> None:
-        """A period of zero or less turns measuring off."""
+        """A period of zero or less turns measuring off, but for pods with limits of their own."""
         self._meter = meter
         self._pods = pods
         self._clock = clock
         self._period = period
+        self._is_limited = is_limited
         self._found: dict[str, PodVolumes] = {}
         self._next: dict[str, float] = {}
+        self._under_way: set[str] = set()
+        self._tasks = TaskSet("volume figures")
         self._durations: Histogram = metrics.histogram(
             "kubelet_volume_metric_collection_duration_seconds",
             "Time to measure the volumes of one pod",
@@ -88,49 +112,66 @@ class VolumeFigures:
         return self._found
 
     async def run(self) -> None:
-        while True:
-            if self._period <= 0:
-                await self._clock.sleep(DISABLED_PAUSE)
-                continue
-            await self.measure_due()
-            await self._clock.sleep(PAUSE)
+        async with self._tasks:
+            while True:
+                for uid, pod in self._due():
+                    self._tasks.spawn(self._measure(uid, pod), name=f"measuring volumes of {uid}")
+                await self._clock.sleep(PAUSE)
 
     async def measure_due(self) -> None:
-        """Measure the pods whose turn it is: a period's share of all of them, longest waiting first."""
-        now = self._clock.monotonic()
+        """Measure the pods whose turn it is, side by side, and wait for all of them."""
+        await gather_all(*(self._measure(uid, pod) for uid, pod in self._due()))
+
+    async def renew(self, *, within: float) -> None:
+        """Measure every pod now, for at most so many seconds: for a decision that should not rest on old figures. A
+        second is old when a disk is being filled. Of those that take longer the last figures have to do."""
         wanted = {pod.metadata.uid or "": pod for pod in self._pods.pods() if pod.spec.volumes}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await gather_all(*(self._measure(*each) for each in wanted.items() if each[0] not in self._under_way))
+
+    def _wanted(self) -> dict[str, Pod]:
+        return {
+            pod.metadata.uid or "": pod
+            for pod in self._pods.pods()
+            if pod.spec.volumes and (self._period > 0 or self._is_limited(pod))
+        }
+
+    def _due(self) -> list[tuple[str, Pod]]:
+        """A period's share of all pods, longest waiting first; those with limits and new ones besides."""
+        now = self._clock.monotonic()
+        wanted = self._wanted()
         for uid in [uid for uid in (*self._next, *self._found) if uid not in wanted]:
             self._next.pop(uid, None)
             self._found.pop(uid, None)
         for uid in wanted:
             self._next.setdefault(uid, now)
-        due = sorted((at, uid) for uid, at in self._next.items() if at <= now)
-        share = max(1, math.ceil(len(wanted) * PAUSE / self._period))
-        fresh = [uid for _, uid in due if uid not in self._found]  # a new pod does not wait for its turn
-        for uid in (*fresh, *[uid for _, uid in due if uid in self._found][:share]):
-            await self._measure(uid, wanted[uid])
-
-    async def renew(self, *, within: float) -> None:
-        """Measure every pod now, longest ago first, for at most so many seconds: for a decision that must not rest on
-        old figures. A second is old when a disk is being filled."""
-        began = self._clock.monotonic()
-        wanted = {pod.metadata.uid or "": pod for pod in self._pods.pods() if pod.spec.volumes}
-        times = {uid: self._found[uid].time_ns if uid in self._found else 0 for uid in wanted}
-        for uid in sorted(times, key=times.__getitem__):
-            if self._clock.monotonic() - began > within:
-                break
-            await self._measure(uid, wanted[uid])
+        due = [uid for at, uid in sorted((at, uid) for uid, at in self._next.items() if at <= now)]
+        at_once = [uid for uid in due if uid not in self._found or self._is_limited(wanted[uid])]
+        share = max(1, math.ceil(len(wanted) * PAUSE / self._period)) if self._period > 0 else 0
+        in_turn = [uid for uid in due if uid not in at_once][:share]
+        free = max(0, AT_ONCE - len(self._under_way))
+        return [(uid, wanted[uid]) for uid in (*at_once, *in_turn) if uid not in self._under_way][:free]
 
     async def _measure(self, uid: str, pod: Pod) -> None:
         started = self._clock.monotonic()
+        self._under_way.add(uid)
         try:
             volumes = tuple(await self._meter.usage(pod))
         except (PykubeletError, OSError, RuntimeError) as error:
             logger.warning("volumes cannot be measured", extra={"pod_uid": uid, "error": str(error)})
         else:
             self._found[uid] = PodVolumes(time_ns=self._clock.now_ns(), volumes=volumes)
-        took = self._clock.monotonic() - started
-        self._durations.observe(took, "pod")
+        finally:
+            self._under_way.discard(uid)
+            took = self._clock.monotonic() - started
+            self._durations.observe(took, "pod")
+            self._next[uid] = started + self._rest(uid, pod, took)
+
+    def _rest(self, uid: str, pod: Pod, took: float) -> float:
         found = self._found.get(uid)
-        period = self._period if found is not None and found.volumes else min(self._period, NOT_YET_PERIOD)
-        self._next[uid] = started + max(period, took * REST_FACTOR)
+        volumes = found.volumes if found is not None else ()
+        pause = took * (REST_FACTOR if all(each.complete for each in volumes) else COUNTING_FACTOR)
+        if self._is_limited(pod):
+            return min(max(LIMITED_PERIOD, pause), LONGEST_REST)
+        return max(self._period if volumes else min(self._period, NOT_YET_PERIOD), pause)

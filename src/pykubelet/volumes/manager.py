@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from pykubelet.api.types import NodeSelector, Pod
 from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
@@ -36,13 +37,13 @@ from pykubelet.volumes.reconciler import Reconciler, found_name
 from pykubelet.volumes.reconstruct import Found, scan
 from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
-from pykubelet.volumes.threads import Offload
 from pykubelet.volumes.usage import EmptyDirUse, UsageMeter, VolumeUsage
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 123.0
+SCAN_SECONDS = 60.0
 SAFETY_PERIOD = 60.0
 """Seconds between looks at all volumes, should ever a signal have been lost."""
 
@@ -160,7 +161,7 @@ class VolumeManager:
                 self._ready.clear()
 
     async def _reconstruct(self) -> None:
-        for found, spec in await Offload().run(self._look):
+        for found, spec in await host_calls.run(self._look, name="looking for volumes on disk", within=SCAN_SECONDS):
             name = found_name(found.plugin, found.folder)
             entry = VolumeEntry(uid=found.uid, name=name, state=State.UNCERTAIN, spec=spec)
             self._table.of(found.uid).entries[name] = entry

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pykubelet.api.types import Pod, VolumeMount
 from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.expand import ExpansionTooLong, expand_strict
 from pykubelet.model.pod import AnyContainer, uid_of
@@ -24,9 +25,9 @@ from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import IMAGE, VolumeSpec
 from pykubelet.volumes.subpath import place_of, show_subpath
-from pykubelet.volumes.threads import Offload
 from pykubelet.wire import cri_pb2
 
+PREPARE_SECONDS = 120.0
 PROPAGATION = {
     "None": cri_pb2.MountPropagation.PROPAGATION_PRIVATE,
     "HostToContainer": cri_pb2.MountPropagation.PROPAGATION_HOST_TO_CONTAINER,
@@ -100,7 +101,6 @@ class MountBuilder:
         self._selinux = selinux
         self._labels = labels
         self._supports_rro = supports_recursive_read_only
-        self._offload = Offload()
 
     async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
         found = []
@@ -179,7 +179,8 @@ class MountBuilder:
         """
         private = wanted == cri_pb2.MountPropagation.PROPAGATION_PRIVATE
         if not private and str(place).startswith(f"{self._paths.pods}/"):
-            await self._offload.run(partial(self._mounts.make_shared, place))
+            work = partial(self._mounts.make_shared, place)
+            await host_calls.run(work, name="sharing a mount", key=str(place), within=PREPARE_SECONDS)
 
     async def _shown(
         self, pod: Pod, container: AnyContainer, index: int, spec: VolumeSpec, mount: VolumeMount, subpath: str
@@ -187,7 +188,9 @@ class MountBuilder:
         place = place_of(self._paths, uid_of(pod), spec.folder, container.name or "", index)
         work = partial(show_subpath, self._mounts, self._place(pod, spec), subpath, place)
         try:
-            await self._offload.run(work)
+            await host_calls.run(
+                work, name="preparing a subPath", key=str(place), pod=uid_of(pod), within=PREPARE_SECONDS
+            )
         except (PykubeletError, OSError) as error:
             raise VolumeProblem(
                 f'failed to prepare subPath for volumeMount "{mount.name}" of container "{container.name}": {error}'

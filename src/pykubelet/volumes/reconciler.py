@@ -16,6 +16,7 @@ from functools import partial
 from pykubelet.api.types import NodeSelector, Pod
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError
@@ -35,7 +36,6 @@ from pykubelet.volumes.reconstruct import forget_attached, note_attached
 from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
-from pykubelet.volumes.threads import Offload
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,6 @@ class Reconciler:
         self._fits_node = fits_node
         self._labels = labels
         self._on_settled = on_settled
-        self._offload = Offload()
         self.tasks = TaskSet("volumes")
         self._durations = metrics.histogram(
             "storage_operation_duration_seconds",
@@ -319,8 +318,13 @@ class Reconciler:
             if not entry.stuck.done():
                 raise VolumeProblem(entry.problem or "an earlier operation hangs")
             entry.stuck = None
-        future = self._offload.begin(work)
-        future.add_done_callback(_retrieve)
+        future = host_calls.begin(
+            work,
+            name="setting up a volume" if task is not None else "tearing down a volume",
+            key=f"{entry.uid}/{entry.name}",
+            pod=entry.uid,
+            within=OPERATION_SECONDS,
+        )
         for number, seconds in enumerate(PATIENCE):
             await asyncio.wait({future}, timeout=seconds)
             if future.done() or number == len(PATIENCE) - 1:
@@ -377,12 +381,6 @@ class Reconciler:
 def found_name(plugin: str, folder: str) -> str:
     """Entry name of a volume known only from disk; has a slash, so it is never one of a pod's own names."""
     return f"{plugin}/{folder}"
-
-
-def _retrieve(future: asyncio.Future[None]) -> None:
-    """Nobody may be waiting any more when hanging work fails at last."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _grows_later(entry: VolumeEntry, error: Exception) -> bool:

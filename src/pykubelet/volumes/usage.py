@@ -1,16 +1,17 @@
 """How much volumes hold: for the stats summary, and emptyDir limits for eviction.
 
 A volume that is a filesystem of its own (tmpfs, nfs, a device) is asked in one call. One that shares its disk is
-walked, off the loop, within a budget; when the budget ends the figure so far is a lower bound and says so.
-Where a project quota counts a volume (clients/host/quotas.py), nothing is walked.
+walked, for a moment each time it is measured: a big one goes on with the next measurement, and until it is through
+its figure is what was counted so far or the last whole count, whichever is more. Where a project quota counts a volume
+(clients/host/quotas.py), nothing is walked. A volume whose file server is dead has no figures and delays no other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -20,20 +21,23 @@ from msgspec import Struct
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
+from pykubelet.kit.clock import ThreadDeadline
+from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
 from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
-from pykubelet.volumes.block_size import device_bytes
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CONFIG_MAP, EMPTY_DIR, HOST_PATH, IMAGE, VolumeSpec
-from pykubelet.volumes.threads import Offload
+from pykubelet.volumes.walk import UsageWalk
 
 logger = logging.getLogger(__name__)
 
-WALK_BUDGET = 200_000
-"""Files one walk looks at."""
-MAX_DEPTH = 200
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+WALK_SECONDS = 1.0
+"""How long a volume is walked each time it is measured."""
+MEASURE_SECONDS = 10.0
+"""What has not answered by then has no figures."""
+POINTS_FRESH = 0.1
 _ON_DISK = (EMPTY_DIR, CONFIG_MAP)
 
 
@@ -58,7 +62,7 @@ class VolumeUsage(Struct, frozen=True, kw_only=True):
     on_node_disk: bool = False
     """Whether it counts as the pod's local ephemeral storage."""
     complete: bool = True
-    """False: used figures are lower bounds, the walk was cut short."""
+    """False: used figures are lower bounds, its walk is still under way."""
 
 
 class EmptyDirUse(Struct, frozen=True, kw_only=True):
@@ -71,49 +75,6 @@ class EmptyDirUse(Struct, frozen=True, kw_only=True):
     @property
     def is_over(self) -> bool:
         return self.limit_bytes is not None and self.used_bytes > self.limit_bytes
-
-
-def walk_usage(folder: Path, budget: int = WALK_BUDGET) -> Measured:
-    """Disk blocks and inodes of a tree on one filesystem; links are counted, not followed."""
-    used = inodes = 0
-    linked: set[int] = set()
-    complete = True
-    top = os.open(folder, _FOLDER)
-    found = os.fstat(top)
-    device = found.st_dev
-    used, inodes = found.st_blocks * 512, 1
-    stack: list[tuple[int, list[str]]] = [(top, os.listdir(top))]
-    try:
-        while stack:
-            here, names = stack[-1]
-            if not names:
-                stack.pop()
-                os.close(here)
-                continue
-            if inodes >= budget:
-                complete = False
-                break
-            name = names.pop()
-            try:
-                found = os.stat(name, dir_fd=here, follow_symlinks=False)
-                if found.st_dev != device:
-                    continue
-                if stat.S_ISDIR(found.st_mode) and len(stack) < MAX_DEPTH:
-                    below = os.open(name, _FOLDER, dir_fd=here)
-                    stack.append((below, os.listdir(below)))
-            except OSError:
-                continue  # it went, or changed into something else, while we looked
-            complete = complete and not (stat.S_ISDIR(found.st_mode) and len(stack) >= MAX_DEPTH)
-            if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-                if found.st_ino in linked:
-                    continue
-                linked.add(found.st_ino)
-            used += found.st_blocks * 512
-            inodes += 1
-    finally:
-        for descriptor, _ in stack:
-            os.close(descriptor)
-    return Measured(bytes=used, inodes=inodes, complete=complete)
 
 
 @runtime_checkable
@@ -140,7 +101,13 @@ class UsageMeter:
         self._plugins = plugins
         self._mounts = mounts
         self._paths = paths
-        self._offload = Offload()
+        self._points: tuple[float, Set[str]] | None = None
+        self._reading = asyncio.Lock()
+        self._complained: set[tuple[str, str]] = set()
+        self._walks: dict[tuple[str, str], UsageWalk] = {}
+        """Under way, by pod and volume."""
+        self._counted: dict[tuple[str, str], Measured] = {}
+        """What the last whole walk found."""
 
     async def measure(self, pod: Pod) -> Sequence[VolumeUsage]:
         """All mounted volumes of the pod but those whose figures belong to the host or to an image."""
@@ -151,30 +118,52 @@ class UsageMeter:
         ]
         if not wanted:
             return ()
-        points = {each.mount_point for each in await self._offload.run(self._mounts.table)}
-        found = []
-        for name, spec in wanted:
-            plugin = self._plugins[spec.plugin]
-            try:
-                told = await plugin.usage(uid_of(pod), spec) if isinstance(plugin, Measures) else None
-            except PykubeletError as error:
-                # Its driver's trouble; the other volumes of the pod have figures all the same.
-                logger.warning("volume cannot be measured", extra={"volume": name, "problem": str(error)})
-                continue
-            if told is not None:
-                found.append(told)
-                continue
-            if spec.block:
-                link = self._paths.volume_devices(uid_of(pod)) / spec.plugin.replace("/", "~") / spec.folder
-                size = await self._offload.run(partial(device_bytes, link))
-                if size is not None:
-                    found.append(VolumeUsage(name=name, capacity_bytes=size, claim=spec.claim))
-                continue
-            path = plugin.where(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)
-            usage = await self._offload.run(partial(self._one, name, spec, path, str(path) in points))
-            if usage is not None:
-                found.append(usage)
-        return found
+        self._forget_gone()
+        points = await self._mount_points()
+        found = await gather_all(*(self._figures(uid_of(pod), name, spec, points) for name, spec in wanted))
+        return [usage for usage in found if usage is not None]
+
+    async def _mount_points(self) -> Set[str]:
+        """When all pods are measured at once, one reading serves them."""
+        loop = asyncio.get_running_loop()
+        async with self._reading:
+            if self._points is None or loop.time() - self._points[0] > POINTS_FRESH:
+                table = await host_calls.run(
+                    self._mounts.table, name="reading the mount table", key="all volumes", within=MEASURE_SECONDS
+                )
+                self._points = (loop.time(), {each.mount_point for each in table})
+            return self._points[1]
+
+    async def _figures(self, uid: str, name: str, spec: VolumeSpec, points: Set[str]) -> VolumeUsage | None:
+        """None: it cannot be told. The other volumes of the pod have figures all the same."""
+        plugin = self._plugins[spec.plugin]
+        try:
+            told = await plugin.usage(uid, spec) if isinstance(plugin, Measures) else None
+            if told is None:
+                path = plugin.where(self._paths.volume(uid, spec.plugin, spec.folder), spec)
+                told = await host_calls.run(
+                    partial(self._one, uid, name, spec, path, str(path) in points),
+                    name="measuring a volume",
+                    key=f"{uid}/{name}",
+                    pod=uid,
+                    within=MEASURE_SECONDS,
+                )
+            self._complained.discard((uid, name))
+            return told
+        except (PykubeletError, OSError) as error:
+            # Once: it is measured again every few seconds.
+            level = logging.DEBUG if (uid, name) in self._complained else logging.WARNING
+            self._complained.add((uid, name))
+            logger.log(level, "volume cannot be measured", extra={"volume": name, "uid": uid, "problem": str(error)})
+            return None
+
+    def _forget_gone(self) -> None:
+        self._complained = {key for key in self._complained if key[0] in self._table.pods}
+        for key in [key for key in (*self._walks, *self._counted) if key[0] not in self._table.pods]:
+            self._counted.pop(key, None)
+            walk = self._walks.pop(key, None)
+            if walk is not None and walk.lock.acquire(blocking=False):  # else its thread closes it
+                walk.close()
 
     async def empty_dirs(self, pod: Pod) -> Sequence[EmptyDirUse]:
         """emptyDirs with what they hold against their limits."""
@@ -201,13 +190,15 @@ class UsageMeter:
         record = self._table.pods.get(uid_of(pod))
         return [entry for entry in record.entries.values() if entry.state is State.MOUNTED] if record else []
 
-    def _one(self, name: str, spec: VolumeSpec, path: Path, own_filesystem: bool) -> VolumeUsage | None:
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _one(self, uid: str, name: str, spec: VolumeSpec, path: Path, own_filesystem: bool) -> VolumeUsage | None:
         try:
             whole = os.statvfs(path)
             measured = (
                 Measured(bytes=(whole.f_blocks - whole.f_bfree) * whole.f_frsize, inodes=whole.f_files - whole.f_ffree)
                 if own_filesystem
-                else self._walked(path)
+                else self._quoted(path) or self._walked((uid, name), path)
             )
         except OSError:
             return None  # torn down while we measured
@@ -224,7 +215,25 @@ class UsageMeter:
             complete=measured.complete,
         )
 
-    def _walked(self, path: Path) -> Measured:
-        if self._quotas is not None and (counted := self._quotas.counted(path)) is not None:
-            return Measured(bytes=counted.bytes, inodes=counted.inodes)
-        return walk_usage(path)
+    def _quoted(self, path: Path) -> Measured | None:
+        counted = self._quotas.counted(path) if self._quotas is not None else None
+        return Measured(bytes=counted.bytes, inodes=counted.inodes) if counted is not None else None
+
+    def _walked(self, key: tuple[str, str], path: Path) -> Measured:
+        walk = self._walks.get(key)
+        if walk is None:
+            walk = self._walks[key] = UsageWalk(path)
+        if walk.lock.acquire(blocking=False):  # else an earlier measurement that nobody waits for is still at it
+            through = True
+            try:
+                through = walk.advance(ThreadDeadline(WALK_SECONDS))
+            finally:
+                if through or self._walks.get(key) is not walk:
+                    walk.close()
+                    self._walks.pop(key, None)
+                walk.lock.release()
+            if through:
+                self._counted[key] = Measured(bytes=walk.bytes, inodes=walk.inodes)
+                return self._counted[key]
+        last = self._counted.get(key, Measured(bytes=0, inodes=0))
+        return Measured(bytes=max(last.bytes, walk.bytes), inodes=max(last.inodes, walk.inodes), complete=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 
 from pykubelet.clients.host.process_figures import process_figures
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.life import LifeRecorder
 from pykubelet.pleg.cache import PodStatusCache
@@ -51,6 +52,7 @@ def add_agent_metrics(metrics: Registry, settings: Settings) -> None:
     machine = f"linux/{platform.machine()}"
     build = metrics.gauge("kubernetes_build_info", "What this agent was built as; always 1.", labels)
     build.set(1, major, minor, version, machine, platform.python_version())
+    host_calls.measure(metrics)
     gates = metrics.gauge("kubernetes_feature_enabled", "Feature gates, 1 for on.", ("name", "stage"))
     for gate in known_gates().values():
         if gate.kubelet:

@@ -59,6 +59,8 @@ class GuardEdges(Struct, frozen=True, kw_only=True):
     """None: the kernel is not asked to tell when memory is short."""
     set_oom_score: Callable[[int], None] | None = None
     """None: the agent's own process is left as it is."""
+    own_group: str = ""
+    """The cgroup the agent was started in; empty when it has none of its own."""
 
 
 class PluginEdges(Struct, frozen=True, kw_only=True):

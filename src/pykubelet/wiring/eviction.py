@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.eviction.board import PressureBoard
+from pykubelet.eviction.limits import limits_disk
 from pykubelet.eviction.manager import EvictionManager, EvictionRules
 from pykubelet.eviction.signals import ALLOCATABLE, MEMORY, Reclaim
 from pykubelet.eviction.storage import StorageLimits
@@ -70,6 +71,7 @@ def guard_parts(settings: Settings, edges: Edges, guard: GuardEdges, needs: Guar
         clock=edges.clock,
         metrics=needs.metrics,
         period=settings.config.volumes.volume_stats_agg_period,
+        is_limited=limits_disk if settings.config.volumes.local_storage_capacity_isolation else lambda pod: False,
     )
     provider = _provider(settings, edges, guard, needs, groups)
     eviction = _eviction(settings, edges, guard, needs, provider, volumes, groups)
@@ -95,7 +97,7 @@ def _provider(
 ) -> StatsProvider:
     cgroups = settings.config.cgroups
     named = {
-        "kubelet": cgroups.kubelet_cgroups,
+        "kubelet": cgroups.kubelet_cgroups or guard.own_group,
         "runtime": settings.flags.runtime_cgroups,
         "misc": cgroups.system_cgroups,
     }
@@ -147,7 +149,7 @@ def _eviction(
 
     return EvictionManager(
         figures=figures,
-        storage=StorageLimits(volumes=needs.volumes, uses=figures, clock=clock),
+        storage=StorageLimits(volumes=volumes, uses=figures, clock=clock),
         active=active,
         evictor=evictor,
         reclaimers={Reclaim.DEAD_CONTAINERS: remove_dead, Reclaim.UNUSED_IMAGES: remove_images},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pykubelet.explain.service import Explainer
 from pykubelet.explain.told import WhyNotReady
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.node.local_events import LocalEvents
@@ -45,6 +46,7 @@ def explaining(
         logs=LogFiles(),
         clock=edges.clock,
         volumes=volumes,
+        hanging=lambda uid: [(str(call), call.took) for call in host_calls.stuck(uid)],
     )
     statuses.explained = WhyNotReady(explaining=explainer, lives=recorder, events=events)
 

@@ -87,6 +87,7 @@ class PinnedResources:
     async def granted(self, pod: Pod, container: AnyContainer) -> Granted:
         others = await self._beside.granted(pod, container)
         pinned = self._manager.pinned(pod, container)
+        await self._manager.written()
         return replace(
             others, cpuset_cpus=pinned.cpus, cpuset_mems=pinned.memory_nodes, exclusive_cpus=pinned.exclusive
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from pykubelet.clients.plugins.devices import read_handed
 from pykubelet.clients.plugins.port import Handed
 from pykubelet.devices.books import DeviceBooks, Resource
-from pykubelet.devices.checkpoint import FILE, load, save
+from pykubelet.devices.checkpoint import FILE, data_of, encoded, load
 from tests.fakes.fake_devices import a_device
 
 FROM_GO = (
@@ -35,20 +35,20 @@ def test_what_the_go_kubelet_wrote_is_read_and_written_back_the_same(tmp_path: P
     books.held = held
     devices = {name: a_device(name) for name in ("Dev-1", "Dev-2")}
     books.resources["example.com/resource"] = Resource(devices=devices, running=True)
-    save(tmp_path / "ours", books)
+    (tmp_path / "ours").write_bytes(encoded(data_of(books)))
     assert json.loads((tmp_path / "ours").read_text()) == json.loads(FROM_GO)
 
 
 def test_places_and_nothing_at_all(tmp_path: Path) -> None:
     books = DeviceBooks()
-    save(tmp_path / FILE, books)
+    (tmp_path / FILE).write_bytes(encoded(data_of(books)))
     assert load(tmp_path / FILE, read_handed) == ({}, {})
     books.resources["x.com/y"] = Resource(devices={"a": a_device("a", numa=(1,)), "b": a_device("b", numa=(0, 1))})
     books.give("uid", "app", "x.com/y", ["a", "b"])
-    save(tmp_path / FILE, books)
+    (tmp_path / FILE).write_bytes(encoded(data_of(books)))
     assert load(tmp_path / FILE, read_handed) == ({}, {"x.com/y": ["a", "b"]}), "reserved only: not the container's yet"
     books.held["uid"]["app"]["x.com/y"].handed = Handed(wire=b"")
-    save(tmp_path / FILE, books)
+    (tmp_path / FILE).write_bytes(encoded(data_of(books)))
     data = json.loads((tmp_path / FILE).read_text())["Data"]
     assert data["PodDeviceEntries"][0]["DeviceIDs"] == {"0": ["b"], "1": ["a", "b"]}
     found = load(tmp_path / FILE, read_handed)

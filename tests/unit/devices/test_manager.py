@@ -20,7 +20,13 @@ from pykubelet.api.types import (
 from pykubelet.clients.plugins.port import Device, DeviceOptions, DeviceRegistration, Handed
 from pykubelet.devices.books import DevicesRefused
 from pykubelet.devices.checkpoint import FILE
-from pykubelet.devices.manager import DeviceManager, PluginAbsent, RegistrationRefused, is_extended
+from pykubelet.devices.manager import (
+    CheckpointNotWritten,
+    DeviceManager,
+    PluginAbsent,
+    RegistrationRefused,
+    is_extended,
+)
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
@@ -384,6 +390,20 @@ async def test_a_second_life_without_admission_gets_devices_again(tmp_path: Path
         manager.allocate(third, third.spec.containers[0], None)
         with pytest.raises(DevicesRefused, match="Requested: 1, Available: 0"):
             await manager.handed(made, made.spec.containers[0])
+
+
+async def test_a_container_waits_until_what_it_gets_is_on_disk(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    async with bed.life() as manager:
+        made = pod("web")
+        manager.allocate(made, made.spec.containers[0], None)
+        (tmp_path / FILE).unlink()
+        (tmp_path / FILE).mkdir()  # nothing can take its place
+        with pytest.raises(CheckpointNotWritten, match="cannot be written"):
+            await manager.handed(made, made.spec.containers[0])
+        (tmp_path / FILE).rmdir()
+        assert await manager.handed(made, made.spec.containers[0])
+        assert "uid-web" in (tmp_path / FILE).read_text()
 
 
 async def test_a_list_that_says_nothing_new_is_not_written_again(tmp_path: Path) -> None:

@@ -66,3 +66,17 @@ def test_a_refusal_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
         kept.update([HARD], using(used))
     assert alarms.asked == 1 and len(caplog.records) == 1
     keeper(None).update([HARD], using(GIB))
+
+
+def test_an_alarm_whose_group_went_is_set_anew_when_it_comes_again() -> None:
+    alarms = FakeAlarms()
+    alarms.by_usage = False
+    kept = keeper(alarms)
+    kept.update([HARD], using(GIB))
+    alarms.set[0].is_over = True
+    alarms.refuses = "memory.events: No such file or directory"
+    kept.update([HARD], using(GIB))
+    assert alarms.set == [] and kept.active == frozenset()
+    alarms.refuses = ""
+    kept.update([HARD], using(GIB))
+    assert kept.active == {MEMORY}

@@ -1,4 +1,4 @@
-"""Measuring for limits: only who has some, every ten seconds, and slow walks rest."""
+"""Judging limits: only who has some, every ten seconds, by the last figures of the volumes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ class Used:
     on_node_disk: bool = True
 
 
-class Meter:
-    def __init__(self, clock: LoopClock) -> None:
-        self._clock = clock
-        self.took: dict[str, float] = {}
-        self.walked: list[str] = []
-        self.asked: list[Collection[str]] = []
-        self.broken = False
+@dataclass(frozen=True)
+class Volumes:
+    volumes: Sequence[VolumeUse] = (Used(),)
 
-    async def usage(self, pod: Pod, /) -> Sequence[VolumeUse]:
-        self.walked.append(name_of(pod))
-        await self._clock.sleep(self.took.get(name_of(pod), 0.0))
-        if self.broken:
-            raise OSError("gone")
-        return [Used()]
+
+class Figures:
+    def __init__(self) -> None:
+        self.known: dict[str, Volumes] = {}
+        self.asked: list[Collection[str]] = []
+
+    def of_pod(self, uid: str, /) -> Volumes | None:
+        return self.known.get(uid)
 
     async def files(self, uids: Collection[str], /) -> Mapping[str, PodUse]:
         self.asked.append(uids)
@@ -55,32 +53,22 @@ async def over(limits: StorageLimits, *pods: Pod) -> list[str]:
     return [name_of(pod) for pod, _ in await limits.breaches(pods, layers_apart=False)]
 
 
-async def test_who_is_measured() -> None:
-    clock = LoopClock()
-    meter = Meter(clock)
-    limits = StorageLimits(volumes=meter, uses=meter, clock=clock)
+async def test_who_is_judged() -> None:
+    clock, figures = LoopClock(), Figures()
+    figures.known = {"uid-dirs": Volumes(), "uid-free": Volumes()}
+    limits = StorageLimits(volumes=figures, uses=figures, clock=clock)
     free, dirs, files = a_pod("free"), with_dir("dirs"), with_limit("files")
     assert await over(limits, free, dirs, files, with_limit("static", static=True)) == ["dirs", "files"]
-    assert meter.walked == ["dirs"] and meter.asked == [{"uid-files"}]
+    assert figures.asked == [{"uid-files"}]
     assert await over(limits, dirs, files) == [] and 0 < limits.due_in() <= 10
     await clock.sleep(10)
-    assert await over(limits, free) == [] and len(meter.asked) == 1
+    assert await over(limits, free) == [] and len(figures.asked) == 1
 
 
-async def test_a_slow_walk_rests() -> None:
-    clock = LoopClock()
-    meter = Meter(clock)
-    meter.took = {"big": 2.0}
-    limits = StorageLimits(volumes=meter, uses=meter, clock=clock)
-    for _ in range(30):
-        await over(limits, with_dir("big"), with_dir("small"))
-        await clock.sleep(10)
-    assert meter.walked.count("small") == 30 and meter.walked.count("big") == 2
-
-
-async def test_volumes_that_cannot_be_measured_break_no_limit() -> None:
-    clock = LoopClock()
-    meter = Meter(clock)
-    meter.broken = True
-    limits = StorageLimits(volumes=meter, uses=meter, clock=clock)
+async def test_volumes_nobody_could_measure_yet_break_no_limit() -> None:
+    clock, figures = LoopClock(), Figures()
+    limits = StorageLimits(volumes=figures, uses=figures, clock=clock)
     assert await over(limits, with_dir("dirs")) == []
+    figures.known["uid-dirs"] = Volumes()
+    await clock.sleep(10)
+    assert await over(limits, with_dir("dirs")) == ["dirs"]

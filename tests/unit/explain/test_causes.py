@@ -402,6 +402,12 @@ CASES = [
         next_in=10.0,
     ),
     Case(
+        "host-hangs",
+        facts(running(), phase="Running", ready=True, hanging=[("measuring a volume of uid-web/data", 75.0)]),
+        ("measuring a volume of uid-web/data, for 1 min 15 s",),
+        since=NOW - 75,
+    ),
+    Case(
         "waits-for-turn",
         untold(facts(worker=Worker(), life=[entry(Step.SEEN, ago=30)])),
         ("another static pod of this name",),
@@ -439,7 +445,7 @@ def test_the_cause_is_found_and_told(case: Case) -> None:
         assert view.since == pytest.approx(case.since, abs=1)
     if case.next_in is not None:
         assert view.next_in == pytest.approx(case.next_in, abs=1)
-    assert found.healthy is (case.cause in ("memory-child", "restarted-by-hand"))
+    assert found.healthy is (case.cause in ("memory-child", "restarted-by-hand", "host-hangs"))
 
 
 def test_every_row_has_a_case() -> None:

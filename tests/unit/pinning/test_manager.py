@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from pykubelet.api.types import Container, Pod
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import running
 from pykubelet.model.assigned import Assigned, MemoryShare
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.topology import Topology
@@ -22,10 +24,11 @@ from pykubelet.pinning.memory_state import MemoryState
 from pykubelet.pinning.merge import Merger
 from pykubelet.pinning.metrics import PinningMetrics
 from pykubelet.pinning.options import CpuOptions
-from pykubelet.pinning.problems import PinningProblem, Refused
+from pykubelet.pinning.problems import NotWritten, PinningProblem, Refused
 from pykubelet.pinning.reconcile import CpusetKeeper, RunningContainer
 from pykubelet.pinning.topology_manager import TopologyManager
 from pykubelet.wire import cri_pb2
+from pykubelet.wiring.pinning import PinnedResources
 from tests.builders import a_container, a_pod
 from tests.unit.pinning.machines import BIG, GIB, a_machine, cpus, guaranteed, owner
 
@@ -106,15 +109,19 @@ class Bench:
         return entries
 
 
-def test_what_is_admitted_is_on_disk(tmp_path: Path) -> None:
+async def test_what_is_admitted_is_on_disk_before_a_container_is_made(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     assert bench.admit(guaranteed("a", 2, "4Gi")) == ""
+    await bench.manager.written()
     assert bench.on_disk() == {"uid-a": {"app": "1-2"}}
     pinned = bench.manager.pinned(guaranteed("a", 2, "4Gi"), owner("app", 2))
     assert (pinned.cpus, pinned.memory_nodes, pinned.exclusive) == ("1-2", "0", True)
     shared = bench.manager.pinned(a_pod("other"), a_container("app"))
     assert (shared.cpus, shared.memory_nodes, shared.exclusive) == ("0,3-7", "", False)
-    bench.manager.release("uid-a")
+    async with running(bench.manager):
+        bench.manager.release("uid-a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
     assert bench.on_disk() == {}
 
 
@@ -134,18 +141,20 @@ def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:
     assert bench.cpu_state.entries == {}
 
 
-def test_a_later_check_may_undo_it_but_not_for_a_pod_that_runs(tmp_path: Path) -> None:
+async def test_a_later_check_may_undo_it_but_not_for_a_pod_that_runs(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     pod = guaranteed("a", 2)
     assert bench.admit(pod) == ""
     bench.manager.undo(pod)
+    await bench.manager.written()
     assert bench.on_disk() == {}
     assert bench.admit(pod) == "" and bench.admit(pod) == ""
     bench.manager.undo(pod)
+    await bench.manager.written()
     assert bench.on_disk() == {"uid-a": {"app": "1-2"}}
 
 
-def test_pods_that_are_gone_give_back_and_those_that_leave_make_room(tmp_path: Path) -> None:
+async def test_pods_that_are_gone_give_back_and_those_that_leave_make_room(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     assert bench.admit(guaranteed("a", 4)) == "" and bench.admit(guaranteed("b", 3)) == ""
     assert bench.admit(guaranteed("c", 1)) != ""
@@ -159,13 +168,15 @@ def test_pods_that_are_gone_give_back_and_those_that_leave_make_room(tmp_path: P
     assert "uid-a" in bench.cpu_state.entries, "until every source was heard nobody is gone"
     bench.pods.ready = True
     bench.manager.release_gone()
+    await bench.manager.written()
     assert set(bench.on_disk()) == {"uid-c"}
 
 
-def test_a_restart_keeps_everything(tmp_path: Path) -> None:
+async def test_a_restart_keeps_everything(tmp_path: Path) -> None:
     first = Bench(tmp_path, policy="single-numa-node")
     for name in ("a", "b"):
         assert first.admit(guaranteed(name, 3, "5Gi")) == ""
+    await first.manager.written()
     second = Bench(tmp_path, policy="single-numa-node")
     second.pods.ready = False
     for name in ("b", "a"):
@@ -295,17 +306,26 @@ def test_figures(tmp_path: Path) -> None:
         assert line in text.splitlines(), line
 
 
-def test_a_disk_that_refuses_is_a_refusal(tmp_path: Path) -> None:
+async def test_no_container_is_made_or_moved_by_what_is_not_on_disk(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     bench = Bench(folder)
     for each in folder.iterdir():
         each.unlink()
     folder.rmdir()
-    assert "the checkpoint not being written" in bench.admit(guaranteed("a"))
-    assert bench.cpu_state.entries == {}
+    pod = guaranteed("a", 2)
+    assert bench.admit(pod) == ""
+    with pytest.raises(NotWritten, match="cannot be written"):
+        await PinnedResources(bench.manager).granted(pod, pod.spec.containers[0])
+    bench.containers = [RunningContainer(pod_uid="uid-other", name="app", id="id-other")]
+    await bench.keeper.bring_up_to_date()
+    assert bench.runtime.told == []
     with pytest.raises(PinningProblem, match="cannot be kept"):
         Bench(folder)
+    folder.mkdir()
+    await bench.keeper.bring_up_to_date()
+    assert bench.runtime.told == [("id-other", "0,3-7")] and bench.on_disk() == {"uid-a": {"app": "1-2"}}
+    assert (await PinnedResources(bench.manager).granted(pod, pod.spec.containers[0])).cpuset_cpus == "1-2"
 
 
 # --- cpusets of running containers ------------------------------------------------------------------------------

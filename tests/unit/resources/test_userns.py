@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from pykubelet.api.types import Pod
 from pykubelet.model.errors import PykubeletError
+from pykubelet.resources import userns
 from pykubelet.resources.userns import IdRange, PodUserNamespaces, UsernsProblem, id_range
 from pykubelet.wire import cri_pb2
 from tests.builders import a_pod
@@ -50,6 +52,30 @@ async def test_each_pod_has_a_range_of_its_own_and_keeps_it(tmp_path: Path) -> N
     assert [await first_id(ranges, each) for each in (a, b, a)] == [UNIT, 2 * UNIT, UNIT]
     row = {"hostId": UNIT, "containerId": 0, "length": UNIT}
     assert json.loads((tmp_path / "uid-a/userns").read_text()) == {"uidMappings": [row], "gidMappings": [row]}
+
+
+async def test_a_range_that_is_not_on_disk_is_not_used_and_given_to_nobody_else(tmp_path: Path) -> None:
+    ranges = namespaces(tmp_path)
+    a, b = pod(tmp_path, "a"), pod(tmp_path, "b")
+    (tmp_path / "uid-a").rmdir()
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            await ranges.mappings(a)
+    assert await first_id(ranges, b) == 2 * UNIT
+    assert await first_id(ranges, pod(tmp_path, "a")) == UNIT and (tmp_path / "uid-a/userns").exists()
+
+
+@pytest.mark.real_loop
+async def test_the_disk_is_waited_for_off_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def write(path: Path, data: bytes) -> None:
+        threads.append(threading.get_ident())
+        path.write_bytes(data)
+
+    monkeypatch.setattr(userns, "write_atomic", write)
+    assert await first_id(namespaces(tmp_path), pod(tmp_path, "a")) == UNIT
+    assert threads and threading.get_ident() not in threads
 
 
 async def test_a_restarted_agent_knows_what_is_taken(tmp_path: Path) -> None:

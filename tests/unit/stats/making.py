@@ -96,6 +96,7 @@ class FakeRuntime:
     def __init__(self, mountpoint: str) -> None:
         self.stats: list[cri_pb2.ContainerStats] = []
         self.calls = 0
+        self.asked_images: list[str] = []
         self.broken = False
         self.lost = False
         """Cannot say where its images are."""
@@ -108,6 +109,12 @@ class FakeRuntime:
         if self.broken:
             raise CriError("list_container_stats: the runtime sleeps")
         return self.stats
+
+    async def sandbox_image(self, sandbox_id: str) -> str:
+        self.asked_images.append(sandbox_id)
+        if self.broken:
+            raise CriError("pod_sandbox_status: the runtime sleeps")
+        return "registry.example/pause:3"
 
     async def image_fs_info(self) -> ImageFilesystems:
         if self.lost:
@@ -162,7 +169,6 @@ class Bed:
             memory_bytes=MACHINE.memory_bytes,
             pods_group=names.pods(),
             root_dir=str(folder),
-            run=inline,
         )
 
     def pods(self) -> list[Pod]:

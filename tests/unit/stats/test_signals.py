@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from pykubelet.kit.clock import SystemClock
 from pykubelet.model.figures import FsFigures
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.signals import NodeSignals
+from pykubelet.stats import signals
 from tests.unit.stats.making import Bed, a_container, a_status
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
@@ -26,6 +29,24 @@ async def test_node_signals(version: int, tmp_path: Path) -> None:
     assert found.pids_available == 10_000 - 250
     assert found.node_fs is not None and found.node_fs.device == os.stat(tmp_path).st_dev
     assert found.image_fs is not None and not found.has_own_image_fs and not found.has_own_container_fs
+
+
+@pytest.mark.real_loop
+async def test_memory_is_watched_while_a_filesystem_of_the_node_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bed = Bed(2, tmp_path)
+    answer = threading.Event()
+    monkeypatch.setattr(signals, "SIGNALS_WITHIN", 0.3)
+    monkeypatch.setattr(bed.signals, "_clock", SystemClock())  # threads have no loop to ask
+    monkeypatch.setattr(bed.host, "filesystem", lambda path, now_ns: answer.wait(60) and None)
+    try:
+        for _ in range(3):
+            found = await bed.signals.node()
+            assert found.memory is not None and found.tasks is not None and found.node_fs is None
+        assert caplog.text.count("do not answer") == 1
+    finally:
+        answer.set()
 
 
 @BOTH

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from pykubelet.api.types import Pod, Volume
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import running
 from pykubelet.stats.volumes import VolumeFigures
 from tests.unit.stats.making import Bed, a_pod
 
@@ -31,6 +33,7 @@ class Use:
     inodes_used: int = 10
     claim: tuple[str, str] | None = None
     on_node_disk: bool = False
+    complete: bool = True
 
 
 class FakeMeter:
@@ -170,6 +173,69 @@ async def test_a_slow_walk_rests_long(tmp_path: Path) -> None:
     await clock.sleep(2)
     await volumes.measure_due()
     assert len(meter.measured) == 2
+
+
+async def test_pods_with_limits_are_measured_more_often_and_even_where_measuring_is_off() -> None:
+    clock = LoopClock()
+    meter = FakeMeter(clock)
+    volumes = VolumeFigures(
+        meter=meter,
+        pods=Pods("a", "limited"),
+        clock=clock,
+        metrics=Registry(),
+        period=0,
+        is_limited=lambda pod: pod.metadata.name == "limited",
+    )
+    for _ in range(3):
+        await volumes.measure_due()
+        await clock.sleep(10)
+    assert meter.measured == ["limited"] * 3
+    meter.seconds = 30
+    for _ in range(10):
+        await volumes.measure_due()
+        await clock.sleep(30)
+    assert meter.measured.count("limited") == 3 + 10, "a long walk does not buy more than a minute"
+
+
+async def test_a_volume_that_is_counted_in_passes_is_not_left_alone_for_long() -> None:
+    class Counting(FakeMeter):
+        async def usage(self, pod: Pod) -> Sequence[Use]:
+            return [replace(each, complete=len(self.measured) > 3) for each in await super().usage(pod)]
+
+    clock = LoopClock()
+    meter = Counting(clock, seconds=1.0)
+    volumes = VolumeFigures(
+        meter=meter, pods=Pods("a"), clock=clock, metrics=Registry(), period=60, is_limited=lambda pod: True
+    )
+    async with running(volumes):
+        await clock.sleep(39)
+        assert len(meter.measured) == 4, "a pass every ten seconds"
+        await clock.sleep(40)
+        assert len(meter.measured) == 4, "all is counted: now it rests"
+        await clock.sleep(30)
+        assert len(meter.measured) == 5
+
+
+class HangingMeter(FakeMeter):
+    """Volumes of pod `dead` never answer, as if nothing had a deadline."""
+
+    async def usage(self, pod: Pod) -> Sequence[Use]:
+        if pod.metadata.name == "dead":
+            await asyncio.Event().wait()
+        return await super().usage(pod)
+
+
+async def test_a_pod_whose_volumes_hang_delays_no_other() -> None:
+    clock = LoopClock()
+    meter = HangingMeter(clock)
+    volumes = VolumeFigures(meter=meter, pods=Pods("dead", "b", "c"), clock=clock, metrics=Registry(), period=60)
+    async with running(volumes):
+        await clock.sleep(130)
+        assert meter.measured.count("b") == 3 and meter.measured.count("c") == 3
+        assert set(volumes.all()) == {"uid-b", "uid-c"}
+        began = clock.monotonic()
+        await volumes.renew(within=2)
+        assert clock.monotonic() - began <= 2 and meter.measured.count("b") == 4
 
 
 async def test_a_failed_measurement_keeps_the_old_one(tmp_path: Path) -> None:

@@ -55,6 +55,19 @@ def one(found: list[Sample], name: str, **labels: str) -> Sample:
     return match
 
 
+@BOTH
+async def test_the_row_of_the_sandbox_names_its_image(version: int, tmp_path: Path) -> None:
+    """Dashboards ask for network series by `image!=""`, as upstream has one there."""
+    bed = await scraped_bed(version, tmp_path)
+    found = samples(await bed.source.cadvisor())
+    network = [each for each in found if each.name == "container_network_receive_bytes_total"]
+    of_pods = [each for each in network if each.labels["pod"]]
+    assert of_pods and {each.labels["image"] for each in of_pods} == {"registry.example/pause:3"}
+    await bed.clock.sleep(60)
+    await bed.source.cadvisor()
+    assert bed.runtime.asked_images == ["box-web"], "asked once"
+
+
 async def scraped_bed(version: int, tmp_path: Path) -> Bed:
     bed = Bed(version, tmp_path)
     bed.add("web")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import stat
 from pathlib import Path
@@ -31,7 +30,6 @@ from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.selinux import mount_option
 from pykubelet.volumes.spec import FC, spec_of
 from pykubelet.volumes.subpath import show_subpath
-from pykubelet.volumes.usage import walk_usage
 from tests.builders import a_container, a_pod
 from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import Node, a_secret, empty_dir, pod_with
@@ -351,16 +349,3 @@ async def test_block_volume(tmp_path: Path) -> None:
         with pytest.raises(VolumesNotReady, match="local volume /dev/null is no block device"):
             await manager.wait_mounted(pod)
         await manager.wait_unmounted(pod)
-
-
-def test_usage_counts_links_once_and_stops_at_its_budget(tmp_path: Path) -> None:
-    (tmp_path / "big").write_bytes(b"x" * (1 << 20))
-    alone = walk_usage(tmp_path)
-    os.link(tmp_path / "big", tmp_path / "again")
-    (tmp_path / "etc").symlink_to("/etc")
-    twice = walk_usage(tmp_path)
-    assert twice.bytes - alone.bytes < 8192 and twice.complete
-    assert twice.inodes == alone.inodes + 1
-    for number in range(20):
-        (tmp_path / f"f{number}").touch()
-    assert not walk_usage(tmp_path, budget=10).complete

@@ -199,6 +199,11 @@ class GrpcCriClient:
         answer = await self._runtime.call(calls.POD_SANDBOX_STATUS, request, timeout=self._timeout)
         return convert.sandbox_status(answer.status)
 
+    async def sandbox_image(self, sandbox_id: str) -> str:
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
+        answer = await self._runtime.call(calls.POD_SANDBOX_STATUS, request, timeout=self._timeout)
+        return convert.sandbox_image(answer.info)
+
     async def list_pod_sandboxes(
         self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
     ) -> Sequence[SandboxRecord]:

@@ -6,6 +6,7 @@ Does not cover: stats and metrics, which stay CRI messages. Pure functions only.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from pykubelet.clients.cri.port import (
@@ -62,6 +63,16 @@ def sandbox_state(state: int) -> SandboxState:
 def container_state(state: int) -> ContainerState:
     """A state this agent does not know counts as unknown, like a runtime that cannot tell."""
     return _CONTAINER_STATES.get(state, ContainerState.UNKNOWN)  # type: ignore[call-overload,no-any-return]
+
+
+def sandbox_image(info: Mapping[str, str]) -> str:
+    """What containerd and CRI-O say beside the status, in a text of their own."""
+    try:
+        told = json.loads(info.get("info", ""))
+    except ValueError:
+        return ""
+    image = told.get("image") if isinstance(told, dict) else None
+    return image if isinstance(image, str) else ""
 
 
 def sandbox_record(item: cri_pb2.PodSandbox) -> SandboxRecord:

@@ -75,6 +75,10 @@ class CriSandboxes(Protocol):
 
     async def pod_sandbox_status(self, sandbox_id: str) -> SandboxStatus: ...
 
+    async def sandbox_image(self, sandbox_id: str) -> str:
+        """The image of its pause process, where the runtime tells such things; else empty."""
+        ...
+
     async def list_pod_sandboxes(
         self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
     ) -> Sequence[SandboxRecord]: ...

@@ -47,7 +47,9 @@ class UsageAlarm:
     """cgroup v1: an eventfd that counts crossings of one usage, in both directions."""
 
     def __init__(self, folder: Path, usage_bytes: int, wake: Callable[[], None]) -> None:
+        self._folder = folder
         self._wake = wake
+        self.is_over = False
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         usage = -1
         try:
@@ -71,6 +73,7 @@ class UsageAlarm:
             os.eventfd_read(self._event)
         except BlockingIOError:
             return
+        self.is_over = not self._folder.exists()  # the kernel also rings when the group goes
         self._wake()
 
     def close(self) -> None:
@@ -89,6 +92,7 @@ class FileAlarm:
     def __init__(self, files: dict[Path, bytes | None], wake: Callable[[], None]) -> None:
         """What is to be written into each file first; None = nothing."""
         self._wake = wake
+        self.is_over = False
         self._poll = select.epoll()
         self._files: list[int] = []
         refused: OSError | None = None
@@ -121,7 +125,12 @@ class FileAlarm:
     def _rang(self) -> None:
         happened = self._poll.poll(0)
         for descriptor, _ in happened:
-            os.pread(descriptor, 4096, 0)  # reading is what makes the kernel ready to tell the next change
+            try:
+                os.pread(descriptor, 4096, 0)  # reading is what makes the kernel ready to tell the next change
+            except OSError:
+                # The group was removed (ENODEV), of which the kernel would tell without end.
+                self._poll.unregister(descriptor)
+                self.is_over = True
         if happened:
             self._wake()
 

@@ -1,4 +1,4 @@
-"""What the agent may change about its own process."""
+"""What the agent may know and change about its own process."""
 
 from __future__ import annotations
 
@@ -30,3 +30,20 @@ def allow_open_files(wanted: int) -> int:
             continue
         return limits[0]
     return soft
+
+
+def own_cgroup(proc: Path = Path("/proc")) -> str:
+    """The group the agent runs in, if its CPU and memory are counted there; empty when only the machine's are."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    groups: dict[str, str] = {}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        groups.update({name: path for name in controllers.split(",")} if controllers else {"": path})
+    if "memory" in groups or "cpu" in groups:  # v1, where each controller has its own tree
+        group = groups.get("memory", "") if groups.get("memory") == groups.get("cpu") else ""
+    else:
+        group = groups.get("", "")
+    return group if group != "/" else ""

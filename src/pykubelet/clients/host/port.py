@@ -240,6 +240,11 @@ class MemoryAlarms(Protocol):
 
 
 class MemoryAlarm(Protocol):
+    @property
+    def is_over(self) -> bool:
+        """The group it watched is gone: it will not ring again, and was rung once more to say so."""
+        ...
+
     def close(self) -> None: ...
 
 

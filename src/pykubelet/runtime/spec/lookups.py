@@ -5,14 +5,15 @@ Asks only for what the container uses, each thing once; a container without refe
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from pykubelet.api.types import ConfigMap, Pod, Secret, Service
 from pykubelet.clients.cri.port import CriImages
-from pykubelet.model.pod import AnyContainer, is_static, namespace_of, uses_host_network
+from pykubelet.kit.host_calls import HostCallStuck, host_calls
+from pykubelet.model.pod import AnyContainer, is_static, namespace_of, uid_of, uses_host_network
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.spec.collaborators import NodeAddresses, References, Volumes
 from pykubelet.runtime.spec.downward import Addresses
@@ -23,6 +24,7 @@ from pykubelet.runtime.spec.security import ImageUser
 from pykubelet.runtime.spec.services import MASTER_NAMESPACE, visible_services
 
 REMEMBERED_IMAGES = 512
+ENV_FILE_WITHIN = 30.0
 
 
 class EnvSources:
@@ -73,8 +75,17 @@ class EnvSources:
             root = self._volumes.path_of(pod, volume)
             if root is not None and (volume, path) not in found:
                 # In a thread: the volume may be a network file system that does not answer.
-                found[volume, path] = await asyncio.to_thread(read_env_file, root, path)
+                found[volume, path] = await _read_env_file(uid_of(pod), root, path)
         return found
+
+
+async def _read_env_file(uid: str, root: str, path: str) -> EnvFile:
+    work = partial(read_env_file, root, path)
+    key = f"{root}/{path}"
+    try:
+        return await host_calls.run(work, name="reading an env file", key=key, pod=uid, within=ENV_FILE_WITHIN)
+    except HostCallStuck as error:
+        return EnvFile(path=key, error=str(error))
 
 
 def referred_objects(container: AnyContainer) -> tuple[dict[str, None], dict[str, None]]:

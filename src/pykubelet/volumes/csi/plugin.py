@@ -23,6 +23,7 @@ from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.clients.plugins.port import CsiNode, CsiVolume
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import gather_all
 from pykubelet.kit.turns import Turns
 from pykubelet.model.errors import PluginError, PykubeletError
@@ -51,7 +52,6 @@ from pykubelet.volumes.patience import wait_for_ownership
 from pykubelet.volumes.plugins.plugin import RemotePlugin, Say, SetUp, make_folder
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import CSI, VolumeSpec
-from pykubelet.volumes.threads import Offload
 from pykubelet.volumes.usage import VolumeUsage
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ T = TypeVar("T")
 
 NODE_IS_FULL = 8
 """gRPC's ResourceExhausted, as an attacher reports it."""
+FOLDERS_WITHIN = 120.0
+OWNERS_WITHIN = 3600.0
 
 
 class CsiVolumes(RemotePlugin):
@@ -86,7 +88,6 @@ class CsiVolumes(RemotePlugin):
         self._growth = Growth(objects, events, clock)
         self._figures = Figures(drivers)
         self._events = events
-        self._offload = Offload()
         self._turns = Turns()
         """By driver and handle."""
         self._found_full: set[tuple[str, str]] = set()
@@ -278,7 +279,9 @@ class CsiVolumes(RemotePlugin):
             make_folder(marker.parent)
             marker.touch()
 
-        await wait_for_ownership(self._offload.begin(finish), self._events, task)
+        name, key = "giving a CSI volume to its group", f"{task.uid}/{task.spec.folder}"
+        future = host_calls.begin(finish, name=name, key=key, pod=task.uid, within=OWNERS_WITHIN)
+        await wait_for_ownership(future, self._events, task)
 
     async def _tokens(self, task: SetUp, said: CSIDriverSpec | None) -> str:
         if said is None or not said.token_requests:
@@ -440,7 +443,7 @@ class CsiVolumes(RemotePlugin):
         _remove_record(staging.parent)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await self._offload.run(work)
+        return await host_calls.run(work, name="folders of CSI volumes", within=FOLDERS_WITHIN)
 
 
 def _with(volume: CsiVolume, *, secrets: Mapping[str, str], context: Mapping[str, str] | None = None) -> CsiVolume:

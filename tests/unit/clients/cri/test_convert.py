@@ -113,3 +113,17 @@ def test_no_filter_is_an_empty_one() -> None:
     nothing = convert.container_filter(pod_uid=None, id=None, sandbox_id=None, running_only=False)
     assert nothing == pb.ContainerFilter()
     assert convert.image_filter(None) is None
+
+
+@pytest.mark.parametrize(
+    ("info", "image"),
+    [
+        ({"info": '{"pid": 7, "image": "registry.k8s.io/pause:3.10"}'}, "registry.k8s.io/pause:3.10"),
+        ({"info": '{"image": 3}'}, ""),
+        ({"info": "[]"}, ""),
+        ({"info": "not json"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_image_of_a_sandbox(info: dict[str, str], image: str) -> None:
+    assert convert.sandbox_image(info) == image

@@ -1,0 +1,154 @@
+"""A volume whose file server is dead, on real threads: it has no figures, and the node goes on defending itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.types import Pod
+from pykubelet.eviction.board import PressureBoard
+from pykubelet.eviction.limits import limits_disk
+from pykubelet.eviction.manager import EvictionManager, EvictionRules, Order
+from pykubelet.eviction.storage import StorageLimits
+from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import running
+from pykubelet.model.pod import name_of, uid_of
+from pykubelet.model.signals import NodeSignals, PodUse
+from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.volumes import usage
+from tests.unit.volumes.making import Node, empty_dir, pod_with
+
+KIB = 1 << 10
+
+
+class DeadServer:
+    """`statvfs` of the volumes of one pod hangs from now on."""
+
+    def __init__(self, pod: Pod) -> None:
+        self._uid = uid_of(pod)
+        self._answer = threading.Event()
+        self._real = os.statvfs
+        self.asked = 0
+
+    def statvfs(self, path: Path) -> os.statvfs_result:
+        if self._uid in str(path):
+            self.asked += 1
+            assert self._answer.wait(60)
+        return self._real(path)
+
+    def answer(self) -> None:
+        self._answer.set()
+
+
+class Machine:
+    """A node with room for everything; counts who is ended."""
+
+    def __init__(self) -> None:
+        self.evicted: list[str] = []
+
+    async def node(self) -> NodeSignals:
+        return NodeSignals(
+            memory=None, allocatable_memory=None, node_fs=None, image_fs=None, container_fs=None, tasks=None
+        )
+
+    async def pods(self, *, disks: bool) -> Mapping[str, PodUse]:
+        return {}
+
+    async def disks(self) -> Mapping[str, PodUse]:
+        return {}
+
+    async def files(self, uids: Collection[str], /) -> Mapping[str, PodUse]:
+        return {}
+
+    async def evict(self, pod: Pod, order: Order) -> None:
+        self.evicted.append(name_of(pod))
+
+    async def cleaned_up(self, pod: Pod, *, within: float) -> bool:
+        return True
+
+    def is_leaving(self, pod: Pod) -> bool:
+        return name_of(pod) in self.evicted
+
+
+class Pods:
+    def __init__(self, *pods: Pod) -> None:
+        self._pods = pods
+
+    def pods(self) -> list[Pod]:
+        return list(self._pods)
+
+
+@pytest.fixture
+def doomed() -> Pod:
+    return pod_with(empty_dir("data", size_limit="1Gi"), name="doomed")
+
+
+@pytest.fixture
+def dead(doomed: Pod, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadServer]:
+    server = DeadServer(doomed)
+    monkeypatch.setattr(usage, "MEASURE_SECONDS", 0.3)
+    monkeypatch.setattr(usage.os, "statvfs", server.statvfs)
+    yield server
+    server.answer()
+
+
+def a_manager(machine: Machine, figures: VolumeFigures, pods: Pods, clock: SystemClock) -> EvictionManager:
+    events: Any = None  # nothing here runs short, so nothing is told
+    return EvictionManager(
+        figures=machine,
+        storage=StorageLimits(volumes=figures, uses=machine, clock=clock, period=0.0),
+        active=pods.pods,
+        evictor=machine,
+        reclaimers={},
+        board=PressureBoard(),
+        alarms=None,
+        rules=EvictionRules(),
+        events=events,
+        clock=clock,
+        metrics=Registry(),
+    )
+
+
+@pytest.mark.real_loop
+async def test_eviction_goes_on_while_a_pods_volume_hangs(tmp_path: Path, doomed: Pod, dead: DeadServer) -> None:
+    clock = SystemClock()
+    node = Node(tmp_path, clock=clock)
+    greedy = pod_with(empty_dir("data", size_limit="64Ki"), name="greedy")
+    pods, machine = Pods(doomed, greedy), Machine()
+    async with node.running() as volumes, asyncio.timeout(30):
+        for pod in pods.pods():
+            await volumes.wait_mounted(pod)
+        Path(volumes.path_of(greedy, "data") or "", "file").write_bytes(b"x" * 256 * KIB)
+        figures = VolumeFigures(
+            meter=volumes, pods=pods, clock=clock, metrics=Registry(), period=60, is_limited=limits_disk
+        )
+        eviction = a_manager(machine, figures, pods, clock)
+        async with running(figures):
+            while not machine.evicted:
+                await eviction.look()
+                await asyncio.sleep(0.01)
+            assert machine.evicted == ["greedy"]
+            for _ in range(20):
+                await eviction.look()
+            while not host_calls.stuck(uid_of(doomed)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            began = clock.monotonic()
+            for _ in range(5):
+                await figures.renew(within=10)
+            assert clock.monotonic() - began < 5, "what is known to hang is not waited for"
+            assert dead.asked == 1, "one thread, however often it is looked at"
+            assert [str(call) for call in host_calls.stuck(uid_of(doomed))] == [
+                f"measuring a volume of {uid_of(doomed)}/data"
+            ]
+        dead.answer()
+        while host_calls.stuck(uid_of(doomed)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert [each.name for each in await volumes.usage(doomed)] == ["data"]

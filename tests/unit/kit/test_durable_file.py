@@ -1,0 +1,95 @@
+"""A file of the agent that is written off the loop: order, durability before acting, cancels and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.kit import files
+from pykubelet.kit.files import DurableFile, write_atomic
+
+
+class SlowDisk:
+    """Writes wait until the test lets them."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.written: list[bytes] = []
+        self.fails = False
+        self.on_loop = False
+        self._loop_thread = threading.get_ident()
+
+    def write(self, path: Path, data: bytes, **options: Any) -> None:
+        self.on_loop = self.on_loop or threading.get_ident() == self._loop_thread
+        self.begun.release()
+        assert self.gate.wait(30)
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        self.written.append(data)
+        write_atomic(path, data, **options)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    made = SlowDisk()
+    monkeypatch.setattr(files, "write_atomic", made.write)
+    yield made
+    made.gate.set()
+
+
+@pytest.mark.real_loop
+async def test_the_loop_goes_on_and_the_newest_content_is_last(tmp_path: Path, disk: SlowDisk) -> None:
+    file = DurableFile(tmp_path / "state")
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        file.put(b"1")
+        first = group.create_task(file.flush())
+        while not disk.begun.acquire(blocking=False):  # noqa: ASYNC110 - the loop is free meanwhile
+            await asyncio.sleep(0.005)
+        file.put(b"2")
+        second = group.create_task(file.flush())
+        file.put(b"3")
+        third = group.create_task(file.flush())
+        await asyncio.sleep(0.02)
+        assert not first.done() and not second.done() and not third.done(), "nobody acts on what is not on disk"
+        disk.gate.set()
+    assert disk.written == [b"1", b"3"] and file.path.read_bytes() == b"3" and not disk.on_loop
+    await file.flush()
+    assert len(disk.written) == 2
+
+
+@pytest.mark.real_loop
+async def test_a_cancelled_writer_lets_nobody_pass(tmp_path: Path, disk: SlowDisk) -> None:
+    file = DurableFile(tmp_path / "state")
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        file.put(b"1")
+        first = group.create_task(file.flush())
+        while not disk.begun.acquire(blocking=False):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        file.put(b"2")
+        second = group.create_task(file.flush())
+        first.cancel()
+        await asyncio.sleep(0.02)
+        assert not first.done() and not disk.begun.acquire(blocking=False), "one write at a time"
+        disk.gate.set()
+        await second
+    assert first.cancelled() and disk.written == [b"1", b"2"]
+
+
+@pytest.mark.real_loop
+async def test_a_refused_write_is_told_and_tried_again(tmp_path: Path, disk: SlowDisk) -> None:
+    file = DurableFile(tmp_path / "state")
+    disk.gate.set()
+    disk.fails = True
+    file.put(b"1")
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            await file.flush()
+    disk.fails = False
+    await file.flush()
+    assert file.path.read_bytes() == b"1"
