@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import ConfigMap, CSIDriver, Node, Pod, RuntimeClass, Secret, Service
+from pykubelet.api.types import ConfigMap, CSIDriver, Node, ObjectMeta, Pod, RuntimeClass, Secret, Service
 from pykubelet.certs.files import CertificateFiles
 from pykubelet.certs.rotation import RotationSeams
 from pykubelet.clients.cri.port import CriClient
@@ -23,7 +23,7 @@ from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.objects import DEFAULT_TTL, ObjectListener, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
-from pykubelet.clients.kube.port import KubeClient
+from pykubelet.clients.kube.port import KubeClient, Unreadable
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
@@ -32,6 +32,7 @@ from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
+from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node.addresses import AddressFinder, HostNetwork, provided_node_ip
 from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
@@ -277,6 +278,7 @@ def assemble_cluster(
         clock=clock,
         on_change=own.changed,
     )
+    client.unreadable.listen(lambda found: _tell_unreadable(local.events, found))
     lease_seconds = settings.config.node.node_lease_duration_seconds
     lease = LeaseKeeper(
         client=edges.heartbeat,
@@ -362,6 +364,14 @@ def assemble_cluster(
         sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
         chores=[mirrors.remove_orphans],
     )
+
+
+def _tell_unreadable(events: EventSink, found: Unreadable) -> None:
+    events.node_event(WARNING, UNREADABLE_OBJECT, f"{found.shown} cannot be read and is left out: {found.why}")
+    if found.kind == "Pod":
+        # Only pods of this node are asked for. Made of its name alone: that is all there is of it.
+        pod = Pod(metadata=ObjectMeta(name=found.name, namespace=found.namespace, uid=found.uid))
+        events.pod_event(pod, WARNING, UNREADABLE_OBJECT, f"the node cannot read this pod: {found.why}")
 
 
 def _rotation(edges: ClusterEdges, name: str, clock: Clock, metrics: Registry) -> list[tasks.Service]:

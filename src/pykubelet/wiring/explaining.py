@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pykubelet.clients.kube.port import Unreadable
 from pykubelet.explain.service import Explainer
 from pykubelet.explain.told import WhyNotReady
 from pykubelet.model.events import EventSink
@@ -33,6 +34,11 @@ def explaining(
     runtime: RuntimeState,
 ) -> Explainer:
     """What answers `explain`. From now on statuses say why their pods are not ready."""
+    cluster = edges.cluster
+
+    def unreadable() -> list[Unreadable]:
+        return [each for each in cluster.client.unreadable.now() if each.kind == "Pod"] if cluster is not None else []
+
     explainer = Explainer(
         pods=pods,
         states=phases,
@@ -45,6 +51,7 @@ def explaining(
         logs=LogFiles(),
         clock=edges.clock,
         volumes=volumes,
+        unreadable=unreadable,
     )
     statuses.explained = WhyNotReady(explaining=explainer, lives=recorder, events=events)
 
