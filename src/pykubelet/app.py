@@ -68,6 +68,7 @@ from pykubelet.wiring.cluster import (
 from pykubelet.wiring.edges import Edges
 from pykubelet.wiring.eviction import GuardNeeds, guard_parts
 from pykubelet.wiring.explaining import explaining
+from pykubelet.wiring.identity import initial_info
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
@@ -108,9 +109,8 @@ class Node(Struct, kw_only=True):
 
 
 def assemble(settings: Settings, edges: Edges) -> Node:
-    config, clock, cri = settings.config, edges.clock, edges.cri
+    config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
-    metrics = edges.metrics
     local_events = LocalEvents(clock=clock, node_name=node_name)
     sent_events: ApiEvents | None = None
     events: AnnotatedSink = local_events
@@ -167,7 +167,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         known = cluster.node_info(local) if cluster is not None else with_features(local, runtime_state)
         return extensions.with_devices(known)
 
-    local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
+    local = initial_info(settings, edges.machine, spec.allocatable)
     extensions = plugin_parts(
         edges,
         cluster,
@@ -378,7 +378,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     extensions.join(volumes, workers, pinning.manager, cluster)
     volumes.on_released = lambda uid: housekeeping.soon()
     if cluster is not None:
-        cluster.listen_objects(object_changed)
+        cluster.join(loop, object_changed)
         board.on_change = cluster.reporter.soon
     pleg.listen(loop.handle)
     pleg.listen(count_pods(node_name, edges, pods=pods, phases=phases, cache=cache, recorder=recorder).ended)

@@ -45,6 +45,7 @@ from pykubelet.pleg.diff import (
 from pykubelet.pods.admission import Rejection, Verdict
 from pykubelet.pods.manager import PodManager
 from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
+from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
@@ -151,6 +152,8 @@ class SyncLoop:
         self._recorder = recorder
         self._clock = clock
         self._tidy = tidy
+        self.fresh_node: FreshNode | None = None
+        """With an API server: pods that only the Node's labels keep out wait here for a newer Node."""
         self._preemptions = metrics.counter(
             "kubelet_preemptions",
             "Pods ended for critical ones, by the resource these were short of.",
@@ -216,7 +219,21 @@ class SyncLoop:
             case _:
                 assert_never(change.op)
 
-    def _add(self, pod: Pod) -> None:
+    def judge_again(self, uid: PodUID) -> None:
+        """The Node was read anew for a pod that its labels kept out."""
+        pod = self._pods.get(uid)
+        if pod is not None:
+            self._add(pod, judged=True)
+
+    def _waits_for_node(self, uid: PodUID, rejection: Rejection, judged: bool) -> bool:
+        if judged or self.fresh_node is None or not rejection.may_pass_on_fresh_node:
+            return False
+        self._recorder.note(uid, Step.ADMISSION, reason=rejection.reason, message="waits for the newest Node")
+        self.fresh_node.add(uid)
+        return True
+
+    def _add(self, pod: Pod, *, judged: bool = False) -> None:
+        """`judged`: once already, by a Node that may have been old."""
         self._pods.put(pod)
         if is_mirror(pod):
             self._update(pod)
@@ -230,7 +247,8 @@ class SyncLoop:
             promised = self._resizes.allocated(pod)
             verdict = self._admission.decide(promised, self._active_pods(but=uid))
             if verdict.rejection is not None:
-                self._reject(pod, verdict.rejection)
+                if not self._waits_for_node(uid, verdict.rejection, judged):
+                    self._reject(pod, verdict.rejection)
                 return
             self._resizes.admitted(promised)
             for victim in verdict.victims:
@@ -241,6 +259,8 @@ class SyncLoop:
         target = self._pods.static_of(pod) if is_mirror(pod) else pod
         if target is None:
             return
+        if self.fresh_node is not None and uid_of(target) in self.fresh_node:
+            return  # it is judged soon, as it is then
         # A rejected pod has no worker and needs none, until it is deleted: then somebody must see it off.
         if not self._was_rejected(target) or deletion_requested(target):
             self._workers.update(UpdateKind.UPDATE, target)

@@ -6,6 +6,8 @@ Made by `assemble_cluster` from the parts every node has; `app.py` then takes th
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from msgspec import Struct, field
@@ -31,6 +33,7 @@ from pykubelet.images.accounts import ApiServiceAccounts
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
+from pykubelet.model.errors import ApiError
 from pykubelet.model.events import EventSink
 from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node.addresses import AddressFinder, HostNetwork, provided_node_ip
@@ -41,7 +44,6 @@ from pykubelet.node.gather import FactsGatherer, RuntimeView
 from pykubelet.node.images import ImageList
 from pykubelet.node.lease import LeaseKeeper, nobody_cares
 from pykubelet.node.own import OwnNode
-from pykubelet.node.register import NodeIdentity
 from pykubelet.node.runtime_classes import RuntimeClasses
 from pykubelet.node.services import ServiceLister
 from pykubelet.node.startup import StartupTimes
@@ -57,13 +59,20 @@ from pykubelet.sources.mux import PodSets
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
+from pykubelet.sync.fresh_node import FreshNode
+from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.sync.status_maker import NodeAddresses
 from pykubelet.volumes.objects import VolumeObjects
 from pykubelet.wiring.certificates import client_rotation, serving_rotation
+from pykubelet.wiring.identity import node_identity
 from pykubelet.wiring.projections import Projections, projections
+
+logger = logging.getLogger(__name__)
+
+NODE_READ_WITHIN = 5.0
 
 
 class ClusterEdges(Struct, frozen=True, kw_only=True):
@@ -188,6 +197,7 @@ class Cluster(Struct, kw_only=True):
     projections: Projections
     attachments: NodeAttachments
     api_pods: Reflector[Pod]
+    fresh_node: FreshNode
     sinks: list[tasks.Service] = field(default_factory=list)
     """Start first and stop last."""
     managers: list[tasks.Service] = field(default_factory=list)
@@ -213,8 +223,10 @@ class Cluster(Struct, kw_only=True):
             ),
         )
 
-    def listen_objects(self, told: ObjectListener) -> None:
-        """Tell `told` of every object that pods' volumes and variables are made of when it came, changed or went."""
+    def join(self, loop: SyncLoop, told: ObjectListener) -> None:
+        """Have the loop judge pods by a fresh Node where that may help, and tell `told` of every object that pods'
+        volumes and variables are made of when it came, changed or went."""
+        loop.fresh_node, self.fresh_node.judge = self.fresh_node, loop.judge_again
         self.objects.listen_objects(told)
         self.projections.listen(lambda name: told("ClusterTrustBundle", "", name, ()))
 
@@ -328,6 +340,7 @@ def assemble_cluster(
         events=local.events,
         node=lambda: (name, (own.node.metadata.uid or "") if own.node is not None else ""),
     )
+    fresh_node = FreshNode(read=lambda: _read_node(edges.heartbeat, own))
     claims = ClaimReader(client)
     csi_objects = KubeCsiObjects(
         client=client,
@@ -354,9 +367,22 @@ def assemble_cluster(
         projections=extra,
         attachments=attachments,
         api_pods=api_pods,
+        fresh_node=fresh_node,
         sinks=[local.sent_events, sender],
         managers=[
-            *(node_watch, reporter, lease, mirrors, objects, tokens, services, classes, csi_objects, csi_node),
+            *(
+                node_watch,
+                fresh_node,
+                reporter,
+                lease,
+                mirrors,
+                objects,
+                tokens,
+                services,
+                classes,
+                csi_objects,
+                csi_node,
+            ),
             *extra.services,
             *_rotation(edges, name, clock, local.metrics),
             *serving_rotation(settings, own, kube=client, clock=clock, metrics=local.metrics),
@@ -364,6 +390,16 @@ def assemble_cluster(
         sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
         chores=[mirrors.remove_orphans],
     )
+
+
+async def _read_node(client: KubeClient, own: OwnNode) -> None:
+    """Read the Node anew, for whoever is to be judged by it; before it was ever read nobody can be."""
+    await own.wait_known()
+    try:
+        async with asyncio.timeout(NODE_READ_WITHIN):
+            own.learn(await client.get(Node, own.name))
+    except (ApiError, TimeoutError) as error:
+        logger.info("the Node cannot be read anew, the one at hand counts", extra={"error": str(error)})
 
 
 def _tell_unreadable(events: EventSink, found: Unreadable) -> None:
@@ -408,17 +444,7 @@ def _reporter(
         runtime_problems=hooks.runtime_problems,
         other_problems=hooks.other_problems,
     )
-    identity = NodeIdentity(
-        name=own.name,
-        hostname=own.name,
-        architecture=local.machine.architecture,
-        labels=settings.flags.node_labels,
-        taints=config.node.register_with_taints,
-        provider_id=config.node.provider_id,
-        external_cloud=external,
-        controller_attaches=config.volumes.enable_controller_attach_detach,
-        provided_ip=provided_node_ip(addresses.fixed),
-    )
+    identity = node_identity(settings, local.machine, provided_ip=provided_node_ip(addresses.fixed))
     timing = ReportTiming(
         update_every=config.node.node_status_update_frequency,
         report_every=config.node.node_status_report_frequency,
