@@ -67,6 +67,7 @@ from pykubelet.wiring.cluster import (
 from pykubelet.wiring.edges import Edges
 from pykubelet.wiring.eviction import GuardNeeds, guard_parts
 from pykubelet.wiring.explaining import explaining
+from pykubelet.wiring.identity import initial_info
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
@@ -163,7 +164,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         known = cluster.node_info(local) if cluster is not None else with_features(local, runtime_state)
         return extensions.with_devices(known)
 
-    local = NodeInfo(name=node_name, labels=settings.flags.node_labels, allocatable=spec.allocatable)
+    local = initial_info(settings, edges.machine, spec.allocatable)
     extensions = plugin_parts(
         edges,
         cluster,
@@ -377,7 +378,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     extensions.join(volumes, workers, pinning.manager, cluster)
     volumes.on_released = lambda uid: housekeeping.soon()
     if cluster is not None:
-        cluster.listen_objects(object_changed)
+        cluster.join(loop, object_changed)
         board.on_change = cluster.reporter.soon
     pleg.listen(loop.handle)
     pleg.listen(count_pods(node_name, edges, pods=pods, phases=phases, cache=cache, recorder=recorder).ended)

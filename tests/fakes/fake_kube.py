@@ -32,7 +32,18 @@ from pykubelet.api.types import (
     UserInfo,
 )
 from pykubelet.clients.kube.patch import plain
-from pykubelet.clients.kube.port import Change, ChangeType, K, Page, PatchBody, PatchType, resource_of
+from pykubelet.clients.kube.port import (
+    Change,
+    ChangeType,
+    K,
+    Page,
+    PatchBody,
+    PatchType,
+    Unreadable,
+    UnreadableChange,
+    resource_of,
+)
+from pykubelet.clients.kube.unreadable import UnreadableObjects
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiDown, ApiError, ApiNotFound, Invalid
 from tests.fakes.fake_kube_patches import BadPatch, apply_json, apply_merge, apply_strategic
@@ -65,6 +76,8 @@ class _Fault:
 class FakeKube:
     def __init__(self, clock: Clock) -> None:
         self.store = Store()
+        self.unreadable = UnreadableObjects()
+        self._spoiled: dict[Key, str] = {}
         self.calls: list[Call] = []
         self.down = False
         self.healthy = True
@@ -98,6 +111,13 @@ class FakeKube:
     def remove(self, kind: type[ApiStruct], name: str, namespace: str = "") -> None:
         """Gone at once, without grace."""
         self.store.remove((kind, namespace, name))
+
+    def spoil(self, kind: type[ApiStruct], name: str, namespace: str = "", *, why: str = "") -> None:
+        """From now on the object cannot be read, for the reason given; with none it can be read again."""
+        if why:
+            self._spoiled[kind, namespace, name] = why
+        else:
+            self._spoiled.pop((kind, namespace, name), None)
 
     def fail_next(self, verb: str, error: ApiError, *, times: int = 1, kind: type[ApiStruct] | None = None) -> None:
         """The next requests with this verb (get, list, watch, create, update, patch, delete, token) fail."""
@@ -159,7 +179,15 @@ class FakeKube:
             self.store.check_token(version)
         end = start + limit if limit else len(found)
         token = f"{version}:{end}" if end < len(found) else ""
-        return Page(items=found[start:end], resource_version=str(version), continue_token=token)
+        page = found[start:end]
+        bad = [odd for each in page if (odd := self._unreadable(kind, each)) is not None]
+        names = {(each.namespace, each.name) for each in bad}
+        return Page(
+            items=[each for each in page if (_metadata(each).namespace or "", _metadata(each).name) not in names],
+            unreadable=bad,
+            resource_version=str(version),
+            continue_token=token,
+        )
 
     async def watch(
         self,
@@ -170,14 +198,16 @@ class FakeKube:
         label_selector: str = "",
         resource_version: str,
         timeout: float = 300.0,
-    ) -> AsyncGenerator[Change[K], None]:
+    ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         self._begin(Call("watch", kind, "", namespace, body=resource_version))
         selection = Selection(kind, namespace, field_selector, label_selector)
         watcher = self.store.open_watch(selection, int(resource_version or 0))
         try:
             while True:
                 while watcher.pending:
-                    yield watcher.pending.pop(0)
+                    change = watcher.pending.pop(0)
+                    bad = self._unreadable(kind, change.object)
+                    yield UnreadableChange(change.type, bad) if bad is not None else change
                 if watcher.ended:
                     if watcher.failure is not None:
                         raise watcher.failure
@@ -284,6 +314,25 @@ class FakeKube:
         return self.healthy and not self.down
 
     # Inside.
+
+    def _unreadable(self, kind: type[ApiStruct], obj: Any) -> Unreadable | None:
+        metadata = obj.metadata
+        why = self._spoiled.get((kind, metadata.namespace or "", metadata.name or ""))
+        if why is None:
+            return None
+        found = Unreadable(
+            kind=kind.__name__,
+            resource=resource_of(kind).plural,
+            name=metadata.name or "",
+            namespace=metadata.namespace or "",
+            uid=metadata.uid or "",
+            resource_version=metadata.resource_version or "",
+            deletion_timestamp=metadata.deletion_timestamp,
+            deletion_grace=metadata.deletion_grace_period_seconds,
+            why=why,
+        )
+        self.unreadable.count(found)
+        return found
 
     def _begin(self, call: Call) -> None:
         self.calls.append(call)

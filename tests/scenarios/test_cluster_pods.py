@@ -376,3 +376,41 @@ async def test_an_orphan_that_cannot_be_killed_is_told(tmp_path: Path) -> None:
         await node.start()
         await node.until(lambda: not node.cri.sandboxes)
         assert node.events("FailedKillPod") == ["error killing pod: device busy"]
+
+
+async def test_a_pod_that_cannot_be_read_costs_no_other_pod_anything_and_everybody_is_told(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        node.api.spoil(Pod, "odd", "default", why="spec.containers: expected array, got str")
+        odd = node.bind("odd")
+        node.bind("good")
+        await node.until(lambda: node.phase("good") == "Running")
+        await node.clock.sleep(2)
+        told = [event for event in node.api.everything(Event) if event.reason == "UnreadableObject"]
+        kinds = {event.involved_object.kind: event for event in told if event.involved_object is not None}
+        assert "Pod default/odd cannot be read" in (kinds["Node"].message or "")
+        assert kinds["Pod"].involved_object is not None and kinds["Pod"].involved_object.uid == odd.metadata.uid
+        assert len(told) == 2
+        found = node.node.explainer("default", "odd")
+        assert found is not None and [cause["id"] for cause in found["causes"]] == ["unreadable"]
+        assert "spec.containers" in str(found["causes"])
+        node.api.spoil(Pod, "odd", "default")
+        node.change(odd, labels={"now": "readable"})
+        await node.until(lambda: node.phase("odd") == "Running")
+        found = node.node.explainer("default", "odd")
+        assert found is not None and found["healthy"] and found["causes"] == ()
+
+
+async def test_a_pod_that_can_no_longer_be_read_runs_on_and_can_still_be_deleted(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        pod = node.bind(grace=5)
+        await node.until(lambda: node.phase() == "Running")
+        node.api.spoil(Pod, "web", "default", why="metadata.x: odd")
+        node.change(node.shown() or pod, labels={"odd": "yes"})
+        await node.clock.sleep(5)
+        assert node.running() == ["web/app"]
+        found = node.node.explainer("default", "web")
+        assert found is not None and found["healthy"]
+        assert [cause["id"] for cause in found["causes"]] == ["unreadable-change"]
+        await node.delete()
+        await node.until(lambda: node.shown() is None and node.running() == [])

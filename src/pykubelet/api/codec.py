@@ -1,7 +1,7 @@
 """Reading and writing Kubernetes objects: JSON and YAML in, JSON out.
 
 Covers: a fast JSON decoder that also takes the nulls Go writes for empty lists, conversion of plain values
-into types with field paths in errors, unknown fields, and a YAML loader that is safe on hostile input.
+into types with field paths in errors, and a YAML loader that is safe on hostile input.
 Does not cover: defaults and validation of the values, or choosing the type for a kind (types.KINDS).
 Every failure is a ManifestError.
 """
@@ -12,15 +12,14 @@ import itertools
 import json
 import math
 import re
-import types
-import typing
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import msgspec
 import yaml
 
+from pykubelet.api.shapes import shape_of, without_nulls
 from pykubelet.api.types import ApiStruct
 
 T = TypeVar("T")
@@ -85,17 +84,12 @@ def convert(type_: type[T], obj: Any) -> T:
         except msgspec.ValidationError:  # perhaps only because of nulls
             if obj is None:
                 raise
-            obj = _without_nulls(_shape(cast(Any, type_)), obj)
+            obj = without_nulls(shape_of(cast(Any, type_)), obj)
             return msgspec.convert(obj, type_)
     except msgspec.ValidationError as problem:
         raise _field_error(problem, obj) from None
     except RecursionError:
         raise ManifestError("nested too deeply") from None
-
-
-def unknown_fields(type_: Any, obj: Any) -> list[str]:
-    """Paths of the fields of plain values that the type does not have."""
-    return list(_unknown(_shape(type_), obj, ""))
 
 
 def _json_error(problem: Exception) -> ManifestError:
@@ -133,70 +127,6 @@ def _without_empty_parts(obj: Any) -> Any:
     for name, value in replaced.items():
         setattr(sparse, name, value)
     return sparse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """What a type expects at one place: fields of a struct, items of a list or map, or a plain value."""
-
-    fields: dict[str, "_Shape"] = field(default_factory=dict)
-    is_struct: bool = False
-    items: "_Shape | None" = None
-    values: "_Shape | None" = None
-    zero: Any = None  # what Go makes of a null inside a list or map
-
-
-@functools.cache
-def _shape(type_: Any) -> _Shape:
-    origin, arguments = typing.get_origin(type_), typing.get_args(type_)
-    if origin is typing.Annotated:
-        return _shape(arguments[0])
-    if origin in (typing.Union, types.UnionType):
-        others = [a for a in arguments if a is not type(None)]
-        if len(others) == 1:
-            return _shape(others[0])
-        return _Shape(zero="0" if float in others else 0)  # a quantity, an int-or-string
-    if origin is list:
-        return _Shape(items=_shape(arguments[0]), zero=[])
-    if origin is dict:
-        return _Shape(values=_shape(arguments[1]), zero={})
-    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
-        fields = {info.encode_name: _shape(info.type) for info in msgspec.structs.fields(type_)}
-        return _Shape(fields=fields, is_struct=True, zero={})
-    return _Shape(zero={str: "", int: 0, float: 0.0, bool: False}.get(type_))
-
-
-def _without_nulls(shape: _Shape, obj: Any) -> Any:
-    """A copy in which null fields are gone and nulls in lists and maps are zero values, as Go reads them."""
-    if obj is None:
-        return shape.zero
-    if isinstance(obj, dict) and shape.is_struct:
-        return {
-            key: _without_nulls(shape.fields[key], value) if key in shape.fields else value
-            for key, value in obj.items()
-            if value is not None
-        }
-    if isinstance(obj, dict) and shape.values is not None:
-        return {key: _without_nulls(shape.values, value) for key, value in obj.items()}
-    if isinstance(obj, list) and shape.items is not None:
-        return [_without_nulls(shape.items, value) for value in obj]
-    return obj
-
-
-def _unknown(shape: _Shape, obj: Any, path: str) -> Iterator[str]:
-    if isinstance(obj, dict) and shape.is_struct:
-        for key, value in obj.items():
-            here = f"{path}.{key}" if path else str(key)
-            if key in shape.fields:
-                yield from _unknown(shape.fields[key], value, here)
-            else:
-                yield here
-    elif isinstance(obj, dict) and shape.values is not None:
-        for key, value in obj.items():
-            yield from _unknown(shape.values, value, f"{path}[{key}]")
-    elif isinstance(obj, list) and shape.items is not None:
-        for index, value in enumerate(obj):
-            yield from _unknown(shape.items, value, f"{path}[{index}]")
 
 
 _MSGSPEC_ERROR: Final = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)

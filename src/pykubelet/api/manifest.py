@@ -13,9 +13,10 @@ from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
 
-from pykubelet.api.codec import ManifestError, convert, load_yaml_documents, unknown_fields
+from pykubelet.api.codec import ManifestError, convert, load_yaml_documents
 from pykubelet.api.defaults import default_pod
 from pykubelet.api.references import NEVER_IN_STATIC_PODS, api_references
+from pykubelet.api.shapes import unknown_fields
 from pykubelet.api.types import Pod, PodList, Toleration
 from pykubelet.api.validation.findings import FieldError, key_path, one_line, show
 from pykubelet.api.validation.pod import validate_pod

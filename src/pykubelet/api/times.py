@@ -20,6 +20,7 @@ _NEWEST: Final = 253_402_300_800 * _SECOND  # 10000-01-01T00:00:00Z, no longer i
 _TIME: Final = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]+))?(Z|[+-][0-9]{2}:[0-9]{2})"
 )
+_YEAR: Final = re.compile(r"(-?[0-9]{1,9})-[0-9]{2}-[0-9]{2}T")
 _UNITS: Final = {
     "ns": 1,
     "us": 1000,
@@ -40,6 +41,22 @@ class TimeError(ValueError):
 def parse_time(text: str) -> datetime:
     """The UTC datetime of an RFC 3339 text. Digits beyond microseconds are cut off."""
     return from_nanoseconds(parse_nano_time(text))
+
+
+def nearest_time(text: str) -> datetime | None:
+    """The time of a text that an API server wrote, as near as Python can hold it; None for what is no time.
+
+    Go's times go on before the year 1 and after 9999; who stores such a time means "long ago" or "never".
+    """
+    try:
+        return parse_time(text)
+    except TimeError:
+        year = _YEAR.match(text)
+    if year is not None and int(year[1]) < 1:
+        return datetime.min.replace(tzinfo=UTC)
+    if year is not None and int(year[1]) > 9999:
+        return datetime.max.replace(microsecond=0, tzinfo=UTC)
+    return None
 
 
 def parse_nano_time(text: str) -> int:

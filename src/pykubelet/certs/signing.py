@@ -14,10 +14,10 @@ from contextlib import aclosing
 
 from pykubelet.api.types import CertificateSigningRequest, CertificateSigningRequestSpec, ObjectMeta
 from pykubelet.certs.pem import CertificateError, Wanted, make_request, public_key_of
-from pykubelet.clients.kube.port import ChangeType, KubeClient
+from pykubelet.clients.kube.port import ChangeType, KubeClient, UnreadableChange
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
-from pykubelet.model.errors import AlreadyExists, ApiError, Forbidden, NotFound
+from pykubelet.model.errors import AlreadyExists, ApiError, ApiServerError, Forbidden, NotFound
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ async def _issued(kube: KubeClient, name: str, uid: str, clock: Clock) -> bytes:
             )
             async with aclosing(changes):
                 async for change in changes:
+                    if isinstance(change, UnreadableChange):
+                        raise ApiServerError(f"{change.object.shown} cannot be read: {change.object.why}")
                     backoff.reset()
                     if change.type is ChangeType.DELETED:
                         raise CertificateError(f"certificate signing request {name} was deleted")

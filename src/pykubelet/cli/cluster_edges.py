@@ -19,6 +19,7 @@ from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.metrics import request_metrics, wait_metrics
 from pykubelet.clients.kube.transport import Transport, user_agent
+from pykubelet.clients.kube.unreadable import UnreadableObjects
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.runtime_status import RuntimeVersion
@@ -46,6 +47,7 @@ async def connected_cluster(
         return
     node, login = settings.config.node, await log_in(settings, clock=clock, node_name=node_name)
     clients: list[RestKubeClient] = []
+    unreadable = UnreadableObjects(metrics)
     requests, waits = request_metrics(metrics), wait_metrics(metrics)
     async with AsyncExitStack() as stack:
 
@@ -54,7 +56,7 @@ async def connected_cluster(
             transport = Transport(
                 login.config, clock=clock, agent=agent, qps=qps, burst=burst, observe=requests, observe_wait=waits
             )
-            made = RestKubeClient(transport)
+            made = RestKubeClient(transport, unreadable=unreadable)
             stack.push_async_callback(made.close)
             await transport.open()
             clients.append(made)

@@ -74,6 +74,7 @@ def told(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("node", f"{about['node']} ({about['version']})"))
         bad = about["runtimeProblem"] or about["networkProblem"]
         lines.append(("runtime", f"{about['runtime']} at {about['endpoint']}: {bad or 'ready'}"))
+        lines += [("unread", f"left out, from the API server: {text}") for text in about.get("unreadable", ())]
     elif facts["runtimePid"]:
         lines.append(("runtime", f"containerd, pid {facts['runtimePid']}, running; its containers go on"))
     if facts["answers"]:

@@ -144,6 +144,8 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     events: Sequence[EventView] = ()
     seen: PodRuntimeStatus | None = None
     node: NodeFacts = field(default_factory=NodeFacts)
+    unreadable: str = ""
+    """Why the pod as the API server has it now cannot be read; what is known then is an older version, or its name."""
     grace: int | None = None
     """Seconds the containers get to stop, once the pod is ending."""
     now: float

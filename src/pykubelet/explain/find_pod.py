@@ -35,6 +35,16 @@ def runtime_down(facts: PodFacts) -> Sequence[Finding]:
     return [Finding(words={"problem": first_line(facts.node.runtime_problem)}, since=since, next_in=facts.next_run_in)]
 
 
+def unreadable(facts: PodFacts) -> Sequence[Finding]:
+    """The pod was never read on this node."""
+    return [Finding(words={"problem": facts.unreadable})] if facts.unreadable and facts.worker is None else ()
+
+
+def unreadable_change(facts: PodFacts) -> Sequence[Finding]:
+    """The node goes on with the last version that it could read."""
+    return [Finding(words={"problem": facts.unreadable})] if facts.unreadable and facts.worker is not None else ()
+
+
 # --- admission ------------------------------------------------------------------------------------
 
 

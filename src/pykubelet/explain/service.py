@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from pykubelet.api.types import Pod, PodStatus
+from pykubelet.api.types import ObjectMeta, Pod, PodStatus
 from pykubelet.explain.explain import explain
 from pykubelet.explain.facts import EventView, NodeFacts, PodFacts, WorkerView, no_log
 from pykubelet.explain.view import Explanation
@@ -65,6 +65,22 @@ class Events(Protocol):
     def of_pod(self, uid: str, /) -> Sequence[EventView]: ...
 
 
+class UnreadableView(Protocol):
+    """A pod that cannot be read (clients/kube/unreadable.py)."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def why(self) -> str: ...
+
+
 class Runtime(Protocol):
     def is_up(self) -> bool: ...
 
@@ -93,7 +109,9 @@ class Explainer:
         clock: Clock,
         volumes: Volumes | None = None,
         hanging: Callable[[str], Sequence[tuple[str, float]]] = lambda uid: (),
+        unreadable: Callable[[], Sequence[UnreadableView]] = lambda: (),
     ) -> None:
+        """`unreadable` are the pods whose newest version at the API server cannot be read."""
         self._pods = pods
         self._states = states
         self._status = status
@@ -106,6 +124,7 @@ class Explainer:
         self._clock = clock
         self._volumes = volumes
         self._hanging = hanging
+        self._unreadable = unreadable
 
     def pods(self) -> list[Pod]:
         """The pods the sources want, and those that are still ending."""
@@ -119,7 +138,7 @@ class Explainer:
 
     def __call__(self, namespace: str, name: str) -> dict[str, Any] | None:
         """What /explain serves; None for a pod this node does not know."""
-        pod = self.find(namespace, name)
+        pod = self.find(namespace, name) or self._unread(namespace, name)
         return self.explain(pod).to_json() if pod is not None else None
 
     def explain(self, pod: Pod) -> Explanation:
@@ -128,6 +147,13 @@ class Explainer:
     def explain_told(self, pod: Pod, status: PodStatus) -> Explanation:
         """As if this status had been told already; without looking into logs, because it is asked often."""
         return explain(replace(self.facts(pod), status=status, last_log=no_log))
+
+    def _unread(self, namespace: str, name: str) -> Pod | None:
+        """What is known of a pod that could never be read."""
+        for each in self._unreadable():
+            if (each.namespace, each.name) == (namespace, name):
+                return Pod(metadata=ObjectMeta(name=name, namespace=namespace, uid=each.uid))
+        return None
 
     def facts(self, pod: Pod) -> PodFacts:
         uid = uid_of(pod)
@@ -148,6 +174,7 @@ class Explainer:
                 runtime_problem="" if up else self._runtime.runtime_problem() or "it does not answer",
                 network_problem=self._runtime.network_problem() if up else "",
             ),
+            unreadable=next((each.why for each in self._unreadable() if each.uid == uid), ""),
             grace=state.grace if state is not None else None,
             now=self._clock.now(),
             hanging=self._hanging(uid),

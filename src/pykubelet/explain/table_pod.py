@@ -29,6 +29,20 @@ POD_CAUSES: Final[tuple[Cause, ...]] = (
         ),
         shown="whatever it was before",
     ),
+    Cause(
+        id="unreadable",
+        title="The pod cannot be read",
+        state=State.STUCK,
+        find=pod.unreadable,
+        chain=("the node does not run the pod", "the object that the API server has cannot be read: {problem}"),
+        next="The agent takes the pod as soon as a version of it comes that can be read.",
+        advice=(
+            "`kubectl get pod -o json` shows the field; correct it or make the pod anew without it",
+            "a field that the Go kubelet reads and this agent does not is a mistake here: please report it",
+        ),
+        shown="not at all",
+        final=True,
+    ),
     # --- ending ---------------------------------------------------------------------------------
     Cause(
         id="stopping-hook",
@@ -164,6 +178,16 @@ POD_CAUSES: Final[tuple[Cause, ...]] = (
         advice=("raise spec.activeDeadlineSeconds or make the work shorter",),
         shown="DeadlineExceeded",
         final=True,
+    ),
+    Cause(
+        id="unreadable-change",
+        title="The newest version of the pod cannot be read",
+        state=State.NOTE,
+        find=pod.unreadable_change,
+        chain=("the node goes on with an older version of the pod", "the newest one cannot be read: {problem}"),
+        next="The agent takes the next version that can be read; if the pod is deleted, it ends all the same.",
+        advice=("`kubectl get pod -o json` shows the field; correct it or make the pod anew without it",),
+        shown="whatever it was before",
     ),
     # --- before containers ----------------------------------------------------------------------
     Cause(

@@ -16,11 +16,16 @@ import time
 from contextvars import ContextVar
 from typing import TextIO
 
+from pykubelet.kit.text import shortened
+
 current_pod: ContextVar[str] = ContextVar("current_pod", default="")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "pod", "taskName"}
 _SECRET_NAME = re.compile(r"token|password|secret_data|authorization|bearer|private_?key|credential", re.IGNORECASE)
 _SECRET_TEXT = re.compile(r"(?i)(bearer\s+|authorization:\s*\w+\s+|password[=:]\s*)[^\s\",]+")
+LONGEST = 4096
+"""Characters of one value; what pods and servers say may be in it."""
+LONGEST_TRACEBACK = 32 * 1024
 _LETTER = {"DEBUG": "I", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "F"}
 
 
@@ -34,14 +39,23 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return fields
 
 
-def _clean(text: str) -> str:
-    return _SECRET_TEXT.sub(r"\1<masked>", text)
+def _clean(text: str, most: int = LONGEST) -> str:
+    # Cut twice: a mask may be longer than what it hides, and the end of what is cut off must not be half a secret.
+    return shortened(_SECRET_TEXT.sub(r"\1<masked>", text[: 2 * most]), most)
 
 
 def _quote(value: object) -> str:
     if isinstance(value, bool | int | float):
         return str(value)
     return json.dumps(_clean(str(value)), ensure_ascii=False)
+
+
+def _listed(value: object) -> object:
+    """Texts cut; lists and maps as they are unless they are long, then as a cut text."""
+    if isinstance(value, str):
+        return _clean(value)
+    text = str(value)
+    return value if len(text) <= LONGEST else _clean(text)
 
 
 class TextFormatter(logging.Formatter):
@@ -55,7 +69,7 @@ class TextFormatter(logging.Formatter):
         for key, value in _fields(record).items():
             line += f" {key}={_quote(value)}"
         if record.exc_info:
-            line += "\n" + _clean(self.formatException(record.exc_info))
+            line += "\n" + _clean(self.formatException(record.exc_info), LONGEST_TRACEBACK)
         return line
 
 
@@ -70,9 +84,9 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
         }
         for key, value in _fields(record).items():
-            entry[key] = _clean(value) if isinstance(value, str) else value
+            entry[key] = value if value is None or isinstance(value, bool | int | float) else _listed(value)
         if record.exc_info:
-            entry["err"] = _clean(self.formatException(record.exc_info))
+            entry["err"] = _clean(self.formatException(record.exc_info), LONGEST_TRACEBACK)
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 

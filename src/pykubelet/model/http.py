@@ -6,7 +6,6 @@ removable headers, a path that may hold a query. It sends nothing (clients/http 
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -107,7 +106,6 @@ def get_request(action: HTTPGetAction, ports: Sequence[ContainerPort], default_h
     )
 
 
-@functools.lru_cache(maxsize=2048)
 def request_target(path: str) -> str:
     """Path and query in the form a request line needs; scheme, host and fragment written in a path do not count."""
     if _CONTROL.search(path) or _BAD_ESCAPE.search(path.partition("?")[0]):

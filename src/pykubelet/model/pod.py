@@ -187,6 +187,7 @@ def qos_class(pod: Pod) -> QosClass:
 
 
 _QOS_RESOURCES = ("cpu", "memory")
+NOTHING = Quantity.parse(0)
 
 
 def compute_qos(pod: Pod) -> QosClass:
@@ -198,8 +199,10 @@ def compute_qos(pod: Pod) -> QosClass:
     limits: dict[str, Quantity] = {}
     guaranteed = True
     for resources in holders:
-        requested = _positive(resources.requests if resources else {})
-        limited = _positive(resources.limits if resources else {})
+        if resources is None or not (resources.requests or resources.limits):
+            guaranteed = False
+            continue
+        requested, limited = _positive(resources.requests), _positive(resources.limits)
         guaranteed = guaranteed and len(limited) == len(_QOS_RESOURCES)
         _add_into(requests, requested)
         _add_into(limits, limited)
@@ -211,7 +214,7 @@ def compute_qos(pod: Pod) -> QosClass:
 
 def _positive(values: dict[str, str | int | float]) -> dict[str, Quantity]:
     parsed = {name: Quantity.parse(values[name]) for name in _QOS_RESOURCES if name in values}
-    return {name: value for name, value in parsed.items() if value > Quantity.parse(0)}
+    return {name: value for name, value in parsed.items() if value > NOTHING}
 
 
 def _add_into(total: dict[str, Quantity], more: dict[str, Quantity]) -> None:

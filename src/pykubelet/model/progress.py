@@ -132,7 +132,7 @@ def init_failed(status: ContainerStatus) -> bool:
 
 def newest_exited(runtime: PodRuntimeStatus, name: str) -> ContainerStatus | None:
     """The last ended run of a container, from which its back-off is counted."""
-    return next((s for s in runtime.containers if s.name == name and s.state is ContainerState.EXITED), None)
+    return next((s for s in runtime.runs_of(name) if s.state is ContainerState.EXITED), None)
 
 
 def _regular(pod: Pod, runtime: PodRuntimeStatus) -> list[ContainerStatus]:

@@ -43,5 +43,8 @@ RESIZE_PENDING: Final = "PodResizePending"
 RESIZE_IN_PROGRESS: Final = "PodResizeInProgress"
 ALL_CONTAINERS_RESTARTING: Final = "AllContainersRestarting"
 
+# events of our own
+UNREADABLE_OBJECT: Final = "UnreadableObject"
+
 NORMAL: Final = "Normal"
 WARNING: Final = "Warning"

@@ -7,7 +7,8 @@ CRI gives them (0 = not happened). Requests with large configs use the generated
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import Struct, field
@@ -144,7 +145,7 @@ class ContainerStatus(Struct, frozen=True, kw_only=True):
     stop_signal: str = ""
 
 
-class PodRuntimeStatus(Struct, frozen=True, kw_only=True):
+class PodRuntimeStatus(Struct, frozen=True, kw_only=True, dict=True):
     """Everything the runtime knows about one pod at one moment.
 
     `sandboxes` and `containers` are ordered newest first (attempt, then creation), so the first match
@@ -162,7 +163,19 @@ class PodRuntimeStatus(Struct, frozen=True, kw_only=True):
 
     def container(self, name: str) -> ContainerStatus | None:
         """The newest container of that name."""
-        return next((c for c in self.containers if c.name == name), None)
+        return next(iter(self.runs_of(name)), None)
+
+    def runs_of(self, name: str) -> Sequence[ContainerStatus]:
+        """All containers of that name, newest first."""
+        return self._by_name.get(name, ())
+
+    @functools.cached_property
+    def _by_name(self) -> Mapping[str, Sequence[ContainerStatus]]:
+        # Asked for every container of the spec at every look; a pod may have thousands.
+        found: dict[str, list[ContainerStatus]] = {}
+        for each in self.containers:
+            found.setdefault(each.name, []).append(each)
+        return found
 
     def running(self) -> tuple[ContainerStatus, ...]:
         return tuple(c for c in self.containers if c.state is ContainerState.RUNNING)

@@ -182,7 +182,7 @@ def node_metadata(node: Node, driver: str, info: CsiNodeInfo | None) -> dict[str
     text = node.metadata.annotations.get(NODE_ID, "")
     try:
         ids = json.loads(text) if text else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         ids = {}
     known = dict(ids) if isinstance(ids, dict) else {}
     wanted = {key: value for key, value in known.items() if key != driver}

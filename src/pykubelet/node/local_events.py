@@ -14,12 +14,15 @@ from msgspec import Struct
 
 from pykubelet.api.types import PersistentVolumeClaim, Pod
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.text import shortened
 from pykubelet.model.pod import name_of, namespace_of, readable, uid_of
 from pykubelet.model.reasons import WARNING
 
 logger = logging.getLogger(__name__)
 
 EVENTS_KEPT = 1000
+LONGEST_MESSAGE = 2048
+"""Characters; what a pod answers may be in it."""
 
 
 class LocalEvent(Struct, kw_only=True):
@@ -114,6 +117,7 @@ class LocalEvents:
         return [event for event in self.all() if event.uid == uid]
 
     def _note(self, event: LocalEvent, *, shown: str) -> None:
+        event.message = shortened(event.message, LONGEST_MESSAGE)
         key = (event.uid, event.kind, event.reason, event.field_path, event.message)
         known = self._events.get(key)
         if known is not None:

@@ -32,6 +32,7 @@ OPERATING_SYSTEM: Final = "linux"
 MEMORY_PRESSURE: Final = "MemoryPressure"
 MEMORY_PRESSURE_TAINT: Final = Taint(key="node.kubernetes.io/memory-pressure", effect="NoSchedule")
 APPARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
+MOST_CONTAINERS: Final = 500
 APPARMOR_OFF: Final = "AppArmor is not enabled on the host"
 
 
@@ -82,6 +83,18 @@ class Verdict(Struct, frozen=True, kw_only=True):
     @property
     def admitted(self) -> bool:
         return self.rejection is None
+
+
+def check_size(pod: Pod, _context: AdmissionContext) -> Rejection | None:
+    """Ours alone: every look at a pod costs its number of containers, and all other pods wait meanwhile."""
+    spec = pod.spec
+    count = len(spec.containers) + len(spec.init_containers) + len(spec.ephemeral_containers)
+    if count <= MOST_CONTAINERS:
+        return None
+    return Rejection(
+        reason="TooManyContainers",
+        message=f"Pod has {count} containers, this node takes at most {MOST_CONTAINERS} in a pod",
+    )
 
 
 def check_pressure(pod: Pod, context: AdmissionContext) -> Rejection | None:
@@ -256,7 +269,7 @@ def check_shutdown(_pod: Pod, context: AdmissionContext) -> Rejection | None:
     return Rejection(reason="NodeShutdown", message="Pod was rejected as the node is shutting down.")
 
 
-_BEFORE_ALLOCATION: Final[tuple[Check, ...]] = (check_pressure, check_sysctls)
+_BEFORE_ALLOCATION: Final[tuple[Check, ...]] = (check_size, check_pressure, check_sysctls)
 _AFTER_ALLOCATION: Final[tuple[Check, ...]] = (
     check_node_known,
     check_os_label,
@@ -271,7 +284,7 @@ _AFTER_ALLOCATION: Final[tuple[Check, ...]] = (
 
 
 def admission_chain(*allocate: Check) -> tuple[Check, ...]:
-    """The checks in upstream's order, with those of the resource managers in their place."""
+    """The checks in upstream's order behind one of our own, with those of the resource managers in their place."""
     return (*_BEFORE_ALLOCATION, *allocate, *_AFTER_ALLOCATION)
 
 

@@ -146,7 +146,7 @@ class ContainerStarter:
     ) -> str:
         """Start the container; its id. Raises StartProblem, or RuntimeDown when nobody is to blame."""
         name = container.name or ""
-        ended = (c for c in seen.containers if c.name == name and c.state is ContainerState.EXITED)
+        ended = (c for c in seen.runs_of(name) if c.state is ContainerState.EXITED)
         wait = self._backoff.check(pod, container, next(ended, None), self._clock.now())
         if wait is not None:
             text = f"Back-off restarting failed container {name} in pod {log_form(pod)}"

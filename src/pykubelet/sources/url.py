@@ -6,6 +6,7 @@ problem and an empty set: that is how upstream reads it. Requests are made by th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
@@ -18,7 +19,7 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import Source, readable
 from pykubelet.model.reasons import WARNING
-from pykubelet.sources.manifests import MAX_BYTES, in_one_line
+from pykubelet.sources.manifests import BIG_BYTES, MAX_BYTES, in_one_line
 from pykubelet.sources.mux import FAILED_VALIDATION, PodSets
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class UrlSource:
             if body == self._body:
                 self._set_problem(self._body_problem)
                 return
-            self._accept(body)
+            await self._accept(body)
         except Exception as error:  # whatever the address answers, the agent goes on
             self._set_problem(in_one_line(error))
         else:
@@ -115,11 +116,15 @@ class UrlSource:
             raise BadAnswer("answered with an empty body")
         return answer.body
 
-    def _accept(self, body: bytes) -> None:
+    async def _accept(self, body: bytes) -> None:
         # Kept even if it turns out bad: reading the same bad body again would only say so again.
         self._body, self._body_problem = body, ""
         try:
-            pods = tuple(self._load(body, self._url))
+            pods = tuple(
+                await asyncio.to_thread(self._load, body, self._url)
+                if len(body) > BIG_BYTES
+                else self._load(body, self._url)
+            )
         except Exception as error:
             self._body_problem = in_one_line(error)
             raise

@@ -82,7 +82,7 @@ class _Conversion:
     def _one(self, container: AnyContainer) -> ContainerStatus:
         name = container.name or ""
         default = self._default(container)
-        runs = [run for run in self._inputs.runtime.containers if run.name == name][:2]
+        runs = self._inputs.runtime.runs_of(name)[:2]
         if runs:
             status = self._from_run(container, runs[0], default)
             if len(runs) > 1:

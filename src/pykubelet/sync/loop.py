@@ -48,6 +48,7 @@ from pykubelet.pods.admission import Rejection, Verdict
 from pykubelet.pods.manager import PodManager
 from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
 from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
+from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
 
@@ -173,6 +174,8 @@ class SyncLoop:
         self._clock = clock
         self._tidy = tidy
         self._broken: dict[PodUID, _Broken] = {}
+        self.fresh_node: FreshNode | None = None
+        """With an API server: pods that only the Node's labels keep out wait here for a newer Node."""
         self._preemptions = metrics.counter(
             "kubelet_preemptions",
             "Pods ended for critical ones, by the resource these were short of.",
@@ -245,13 +248,13 @@ class SyncLoop:
                 if not is_mirror(pod) and uid_of(pod) not in self._broken:
                     self._adopt_wish(pod)
 
-    def _apply(self, op: Operation, pod: Pod) -> None:
+    def _apply(self, op: Operation, pod: Pod, *, judged: bool = False) -> None:
         """One change of one pod. If that breaks, it is told and tried again, and everybody else goes on."""
         uid, broken = uid_of(pod), self._broken.get(uid_of(pod))
-        if broken is not None and broken.op is Operation.ADD and op is not Operation.REMOVE:
+        if op is not Operation.REMOVE and (self._waits(uid) or (broken is not None and broken.op is Operation.ADD)):
             op = Operation.ADD  # it was never admitted
         try:
-            self._change(op, pod)
+            self._change(op, pod, judged=judged)
         except Exception as error:
             broken = broken or _Broken(op=op, pod=pod)
             broken.op, broken.pod, broken.due = op, pod, self._clock.monotonic() + broken.backoff.next()
@@ -262,7 +265,8 @@ class SyncLoop:
             self._events.pod_event(pod, WARNING, "FailedSync", f"error handling the pod: {error}")
         else:
             self._broken.pop(uid, None)
-            self._phases.undecided.discard(uid)
+            if not self._waits(uid):
+                self._phases.undecided.discard(uid)
 
     def _adopt_wish(self, pod: Pod) -> None:
         try:
@@ -283,10 +287,10 @@ class SyncLoop:
         self._recorder.fail(uid, Step.SYNC, reason=type(error).__name__, message=text)
         logger.error("an event about a pod cannot be handled", extra={"uid": uid, "event": what}, exc_info=error)
 
-    def _change(self, op: Operation, pod: Pod) -> None:
+    def _change(self, op: Operation, pod: Pod, *, judged: bool) -> None:
         match op:
             case Operation.ADD:
-                self._add(pod)
+                self._add(pod, judged=judged)
             case Operation.UPDATE | Operation.DELETE:
                 old = self._pods.get(uid_of(pod))
                 self._pods.put(pod)
@@ -300,7 +304,28 @@ class SyncLoop:
             case _:
                 assert_never(op)
 
-    def _add(self, pod: Pod) -> None:
+    def judge_again(self, uid: PodUID) -> None:
+        """The Node was read anew for a pod that its labels kept out."""
+        pod = self._pods.get(uid)
+        if pod is None:
+            self._phases.undecided.discard(uid)  # its source has it no more
+        else:
+            self._apply(Operation.ADD, pod, judged=True)
+
+    def _waits(self, uid: PodUID) -> bool:
+        """Whether the pod waits for the newest Node."""
+        return self.fresh_node is not None and uid in self.fresh_node
+
+    def _waits_for_node(self, uid: PodUID, rejection: Rejection, judged: bool) -> bool:
+        if judged or self.fresh_node is None or not rejection.may_pass_on_fresh_node:
+            return False
+        self._recorder.note(uid, Step.ADMISSION, reason=rejection.reason, message="waits for the newest Node")
+        self.fresh_node.add(uid)
+        self._phases.undecided.add(uid)  # neither started nor cleaned up until then
+        return True
+
+    def _add(self, pod: Pod, *, judged: bool) -> None:
+        """`judged`: once already, by a Node that may have been old."""
         self._pods.put(pod)
         if is_mirror(pod):
             self._update(pod)
@@ -314,7 +339,8 @@ class SyncLoop:
             promised = self._resizes.allocated(pod)
             verdict = self._admission.decide(promised, self._active_pods(but=uid))
             if verdict.rejection is not None:
-                self._reject(pod, verdict.rejection)
+                if not self._waits_for_node(uid, verdict.rejection, judged):
+                    self._reject(pod, verdict.rejection)
                 return
             self._resizes.admitted(promised)
             room = self._make_room(verdict)
@@ -332,6 +358,8 @@ class SyncLoop:
         target = self._pods.static_of(pod) if is_mirror(pod) else pod
         if target is None:
             return
+        if self.fresh_node is not None and uid_of(target) in self.fresh_node:
+            return  # it is judged soon, as it is then
         # A rejected pod has no worker and needs none, until it is deleted: then somebody must see it off.
         if not self._was_rejected(target) or deletion_requested(target):
             self._workers.update(UpdateKind.UPDATE, target)

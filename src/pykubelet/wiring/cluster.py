@@ -6,13 +6,15 @@ Made by `assemble_cluster` from the parts every node has; `app.py` then takes th
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import ConfigMap, CSIDriver, Node, Pod, PodStatus, RuntimeClass, Secret, Service
+from pykubelet.api.types import ConfigMap, CSIDriver, Node, ObjectMeta, Pod, PodStatus, RuntimeClass, Secret, Service
 from pykubelet.certs.files import CertificateFiles
 from pykubelet.certs.rotation import RotationSeams
 from pykubelet.clients.cri.port import CriClient
@@ -23,7 +25,7 @@ from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.objects import DEFAULT_TTL, ObjectListener, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
-from pykubelet.clients.kube.port import Change, KubeClient
+from pykubelet.clients.kube.port import Change, KubeClient, Unreadable
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
@@ -31,8 +33,10 @@ from pykubelet.images.accounts import ApiServiceAccounts
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
+from pykubelet.model.errors import ApiError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_mirror, is_static, name_of, namespace_of
+from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node.addresses import AddressFinder, HostNetwork, provided_node_ip
 from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
@@ -41,7 +45,6 @@ from pykubelet.node.gather import FactsGatherer, RuntimeView
 from pykubelet.node.images import ImageList
 from pykubelet.node.lease import LeaseKeeper, nobody_cares
 from pykubelet.node.own import OwnNode
-from pykubelet.node.register import NodeIdentity
 from pykubelet.node.runtime_classes import RuntimeClasses
 from pykubelet.node.services import ServiceLister
 from pykubelet.node.startup import StartupTimes
@@ -57,13 +60,20 @@ from pykubelet.sources.mux import PodSets
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender, belongs, uid_here
 from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
+from pykubelet.sync.fresh_node import FreshNode
+from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.sync.status_maker import NodeAddresses
 from pykubelet.volumes.objects import VolumeObjects
 from pykubelet.wiring.certificates import client_rotation, serving_rotation
+from pykubelet.wiring.identity import node_identity
 from pykubelet.wiring.projections import Projections, projections
+
+logger = logging.getLogger(__name__)
+
+NODE_READ_WITHIN = 5.0
 
 
 class ClusterEdges(Struct, frozen=True, kw_only=True):
@@ -188,6 +198,7 @@ class Cluster(Struct, kw_only=True):
     projections: Projections
     attachments: NodeAttachments
     api_pods: Reflector[Pod]
+    fresh_node: FreshNode
     sinks: list[tasks.Service] = field(default_factory=list)
     """Start first and stop last."""
     managers: list[tasks.Service] = field(default_factory=list)
@@ -215,8 +226,10 @@ class Cluster(Struct, kw_only=True):
             ),
         )
 
-    def listen_objects(self, told: ObjectListener) -> None:
-        """Tell `told` of every object that pods' volumes and variables are made of when it came, changed or went."""
+    def join(self, loop: SyncLoop, told: ObjectListener) -> None:
+        """Have the loop judge pods by a fresh Node where that may help, and tell `told` of every object that pods'
+        volumes and variables are made of when it came, changed or went."""
+        loop.fresh_node, self.fresh_node.judge = self.fresh_node, loop.judge_again
         self.objects.listen_objects(told)
         self.projections.listen(lambda name: told("ClusterTrustBundle", "", name, ()))
 
@@ -280,6 +293,7 @@ def assemble_cluster(
         clock=clock,
         on_change=own.changed,
     )
+    client.unreadable.listen(lambda found: _tell_unreadable(local.events, found))
     lease_seconds = settings.config.node.node_lease_duration_seconds
     lease = LeaseKeeper(
         client=edges.heartbeat,
@@ -340,6 +354,7 @@ def assemble_cluster(
         events=local.events,
         node=lambda: (name, (own.node.metadata.uid or "") if own.node is not None else ""),
     )
+    fresh_node = FreshNode(read=lambda: _read_node(edges.heartbeat, own))
     claims = ClaimReader(client)
     csi_objects = KubeCsiObjects(
         client=client,
@@ -366,9 +381,22 @@ def assemble_cluster(
         projections=extra,
         attachments=attachments,
         api_pods=api_pods,
+        fresh_node=fresh_node,
         sinks=[local.sent_events, sender],
         managers=[
-            *(node_watch, reporter, lease, mirrors, objects, tokens, services, classes, csi_objects, csi_node),
+            *(
+                node_watch,
+                fresh_node,
+                reporter,
+                lease,
+                mirrors,
+                objects,
+                tokens,
+                services,
+                classes,
+                csi_objects,
+                csi_node,
+            ),
             *extra.services,
             *_rotation(edges, name, clock, local.metrics),
             *serving_rotation(settings, own, kube=client, clock=clock, metrics=local.metrics),
@@ -377,6 +405,24 @@ def assemble_cluster(
         chores=[mirrors.remove_orphans],
     )
     return cluster
+
+
+async def _read_node(client: KubeClient, own: OwnNode) -> None:
+    """Read the Node anew, for whoever is to be judged by it; before it was ever read nobody can be."""
+    await own.wait_known()
+    try:
+        async with asyncio.timeout(NODE_READ_WITHIN):
+            own.learn(await client.get(Node, own.name))
+    except (ApiError, TimeoutError) as error:
+        logger.info("the Node cannot be read anew, the one at hand counts", extra={"error": str(error)})
+
+
+def _tell_unreadable(events: EventSink, found: Unreadable) -> None:
+    events.node_event(WARNING, UNREADABLE_OBJECT, f"{found.shown} cannot be read and is left out: {found.why}")
+    if found.kind == "Pod":
+        # Only pods of this node are asked for. Made of its name alone: that is all there is of it.
+        pod = Pod(metadata=ObjectMeta(name=found.name, namespace=found.namespace, uid=found.uid))
+        events.pod_event(pod, WARNING, UNREADABLE_OBJECT, f"the node cannot read this pod: {found.why}")
 
 
 def _rotation(edges: ClusterEdges, name: str, clock: Clock, metrics: Registry) -> list[tasks.Service]:
@@ -413,17 +459,7 @@ def _reporter(
         runtime_problems=hooks.runtime_problems,
         other_problems=hooks.other_problems,
     )
-    identity = NodeIdentity(
-        name=own.name,
-        hostname=own.name,
-        architecture=local.machine.architecture,
-        labels=settings.flags.node_labels,
-        taints=config.node.register_with_taints,
-        provider_id=config.node.provider_id,
-        external_cloud=external,
-        controller_attaches=config.volumes.enable_controller_attach_detach,
-        provided_ip=provided_node_ip(addresses.fixed),
-    )
+    identity = node_identity(settings, local.machine, provided_ip=provided_node_ip(addresses.fixed))
     timing = ReportTiming(
         update_every=config.node.node_status_update_frequency,
         report_every=config.node.node_status_report_frequency,

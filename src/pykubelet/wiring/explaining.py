@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pykubelet.clients.kube.port import Unreadable
 from pykubelet.explain.service import Explainer
 from pykubelet.explain.told import WhyNotReady
 from pykubelet.kit.host_calls import host_calls
@@ -34,6 +35,11 @@ def explaining(
     runtime: RuntimeState,
 ) -> Explainer:
     """What answers `explain`. From now on statuses say why their pods are not ready."""
+    cluster = edges.cluster
+
+    def unreadable() -> list[Unreadable]:
+        return [each for each in cluster.client.unreadable.now() if each.kind == "Pod"] if cluster is not None else []
+
     explainer = Explainer(
         pods=pods,
         states=phases,
@@ -47,6 +53,7 @@ def explaining(
         clock=edges.clock,
         volumes=volumes,
         hanging=lambda uid: [(str(call), call.took) for call in host_calls.stuck(uid)],
+        unreadable=unreadable,
     )
     statuses.explained = WhyNotReady(explaining=explainer, lives=recorder, events=events)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
+from pykubelet.clients.kube.port import Unreadable
 from pykubelet.explain.service import Explainer
 from pykubelet.model.pod import AnyContainer
 from pykubelet.node.local_events import LocalEvents
@@ -42,6 +43,9 @@ def local_routes(settings: Settings, edges: Edges, needs: LocalNeeds) -> list[Ro
         state = needs.phases.get(uid)
         return state is not None and state.is_ending
 
+    def unreadable() -> Sequence[Unreadable]:
+        return edges.cluster.client.unreadable.now() if edges.cluster is not None else ()
+
     def about() -> dict[str, Any]:
         return {
             "node": settings.node_name(edges.machine.hostname),
@@ -52,6 +56,7 @@ def local_routes(settings: Settings, edges: Edges, needs: LocalNeeds) -> list[Ro
             "endpoint": settings.config.runtime.container_runtime_endpoint,
             "runtimeProblem": "" if needs.runtime.is_up() else needs.runtime.runtime_problem() or "does not answer",
             "networkProblem": needs.runtime.network_problem(),
+            "unreadable": [f"{each.shown}: {each.why}" for each in unreadable()],
         }
 
     return LocalRoutes(

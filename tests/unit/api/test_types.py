@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from pykubelet.api import generated, types
-from pykubelet.api.codec import convert, decode_json, encode_json, unknown_fields
+from pykubelet.api.codec import convert, decode_json, encode_json
+from pykubelet.api.shapes import unknown_fields
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,9 +33,6 @@ POD: dict[str, Any] = {
         "finalizers": ["example.test/hold"],
         "ownerReferences": [
             {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "u", "controller": False}
-        ],
-        "managedFields": [
-            {"manager": "kubectl", "operation": "Apply", "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {".": {}}}}
         ],
     },
     "spec": {
@@ -208,7 +206,6 @@ OBJECTS: list[tuple[type[types.ApiStruct], dict[str, Any]]] = [
             }
         },
     ),
-    (types.WatchEvent, {"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "9"}}}),
 ]
 
 
@@ -239,12 +236,19 @@ def test_every_definition_has_its_type_with_exactly_its_fields() -> None:
     definitions = json.loads((ROOT / "tools" / "data" / "k8s-types.json").read_text())["definitions"]
     by_doc = {c.__doc__: c for c in vars(generated).values() if isinstance(c, type) and c.__doc__}
     plain = {"Quantity", "IntOrString", "Time", "MicroTime", "RawExtension", "FieldsV1", "Patch"}
+    unread = {"ManagedFieldsEntry", "WatchEvent"}
+    left_out = {
+        "ObjectMeta": "managedFields",
+        "AllocatedDeviceStatus": "data",
+        "OpaqueDeviceConfiguration": "parameters",
+    }
     assert len(definitions) == 312
     for name, schema in definitions.items():
-        if name.rsplit(".", 1)[1] in plain:
+        short = name.rsplit(".", 1)[1]
+        if short in plain | unread:
             continue
         fields = [info.encode_name for info in msgspec.structs.fields(by_doc[name])]
-        assert fields == list(schema.get("properties", {})), name
+        assert fields == [each for each in schema.get("properties", {}) if left_out.get(short) != each], name
 
 
 @pytest.mark.parametrize(
@@ -264,7 +268,6 @@ def test_every_definition_has_its_type_with_exactly_its_fields() -> None:
         (types.ListMeta, "continue_", "continue"),
         (types.DeviceAttribute, "int_", "int"),
         (types.DeviceAttribute, "bool_", "bool"),
-        (types.ManagedFieldsEntry, "fields_v1", "fieldsV1"),
         (types.ObjectMeta, "uid", "uid"),
         (types.Pod, "api_version", "apiVersion"),
     ],

@@ -108,6 +108,11 @@ CASES = [
         since=NOW - 20,
     ),
     Case(
+        "unreadable",
+        facts(unreadable="spec.containers: expected array, got str"),
+        ("does not run the pod", "spec.containers: expected array", "kubectl get pod -o json"),
+    ),
+    Case(
         "stopping-hook",
         ending(
             begun(Step.KILL, "app", ago=10),
@@ -174,6 +179,11 @@ CASES = [
         "deadline",
         facts(phase="Failed", reason="DeadlineExceeded", pod=a_pod(active_deadline_seconds=90)),
         ("longer than spec.activeDeadlineSeconds allows (1 min 30 s)",),
+    ),
+    Case(
+        "unreadable-change",
+        facts(running(), phase="Running", worker=Worker(), unreadable="metadata.labels: odd"),
+        ("goes on with an older version", "metadata.labels: odd", "it ends all the same"),
     ),
     Case(
         "network-not-ready",
@@ -445,7 +455,7 @@ def test_the_cause_is_found_and_told(case: Case) -> None:
         assert view.since == pytest.approx(case.since, abs=1)
     if case.next_in is not None:
         assert view.next_in == pytest.approx(case.next_in, abs=1)
-    assert found.healthy is (case.cause in ("memory-child", "restarted-by-hand", "host-hangs"))
+    assert found.healthy is (case.cause in ("memory-child", "restarted-by-hand", "host-hangs", "unreadable-change"))
 
 
 def test_every_row_has_a_case() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,19 @@ def test_text_lines_look_like_klog_and_carry_fields() -> None:
 def test_json_lines_parse() -> None:
     entry = json.loads(log.JsonFormatter().format(_record("hello", uid="u1")))
     assert entry["msg"] == "hello" and entry["uid"] == "u1" and entry["caller"] == "worker.py:7"
+
+
+@pytest.mark.parametrize("formatter", [log.TextFormatter(), log.JsonFormatter()])
+def test_nobody_makes_lines_without_end(formatter: logging.Formatter) -> None:
+    long = "bearer " + "x" * 1_000_000
+    try:
+        raise ValueError(long)
+    except ValueError:
+        record = _record("failed " + long, text=long, answers=[long], count=3)
+        record.exc_info = sys.exc_info()
+    line = formatter.format(record)
+    assert len(line) < 60_000 and "count" in line
+    assert "xx" not in formatter.format(_record("failed", text="y" * 8000 + long))
 
 
 @pytest.mark.parametrize("formatter", [log.TextFormatter(), log.JsonFormatter()])

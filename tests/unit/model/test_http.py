@@ -100,3 +100,7 @@ def test_a_pod_without_address_cannot_be_asked() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(1, "1s"), (59, "59s"), (60, "1m0s"), (90, "1m30s"), (3600, "1h0m0s")])
 def test_durations_read_as_in_go(seconds: int, text: str) -> None:
     assert go_duration(seconds) == text
+
+
+def test_nothing_that_a_server_sends_us_to_is_kept() -> None:
+    assert not hasattr(request_target, "cache_info")

@@ -11,6 +11,7 @@ from pykubelet.pods.admission import (
     Rejection,
     admission_chain,
     check_node_known,
+    check_size,
     decide_admission,
 )
 from pykubelet.pods.sysctls import SysctlAllowList
@@ -235,3 +236,10 @@ def test_resource_managers_come_after_sysctls_and_before_the_node() -> None:
     rejection = decide_admission(a_pod(os={"name": "windows"}), a_context(), chain).rejection
     assert rejection is not None
     assert rejection.reason == "TopologyAffinityError"
+
+
+@pytest.mark.parametrize(("count", "reason"), [(500, None), (501, "TooManyContainers")])
+def test_a_pod_with_more_containers_than_can_be_looked_at_is_refused(count: int, reason: str | None) -> None:
+    pod = a_pod(containers=[a_container(f"c{number}") for number in range(count)])
+    rejection = check_size(pod, a_context())
+    assert (rejection.reason if rejection is not None else None) == reason

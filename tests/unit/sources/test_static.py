@@ -12,7 +12,8 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.pod import Source
 from pykubelet.sources.loading import file_loader
-from pykubelet.sources.static import BIG_BYTES, StaticSource
+from pykubelet.sources.manifests import BIG_BYTES
+from pykubelet.sources.static import StaticSource
 from pykubelet.sources.watch import FileEvent, Happened
 from tests.unit.sources.doubles import HeardEvents, HeardSets, ScriptedWatch, manifest
 

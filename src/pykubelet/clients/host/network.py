@@ -6,7 +6,6 @@ which address is the node's (node/addresses.py).
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 import struct
@@ -14,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+
+from pykubelet.kit.names import NameLookups
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -41,6 +42,7 @@ class InterfaceNetwork:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
+        self._lookups = NameLookups()
 
     def addresses(self) -> frozenset[IPAddress]:
         return frozenset(each.address for each in interface_addresses())
@@ -54,10 +56,10 @@ class InterfaceNetwork:
 
     async def resolve(self, name: str) -> Sequence[IPAddress]:
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            found = await self._lookups.addresses(name)
         except OSError:
             return ()
-        return [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+        return [ipaddress.ip_address(str(address[0]).partition("%")[0]) for _, address in found]
 
 
 def index_of(interface: str) -> int:

@@ -1,13 +1,15 @@
 """A lean HTTP/1.1 client for short GETs into pods, and the other two calls probes make.
 
-One connection per request, no keep-alive, no proxy, TLS unverified, one deadline over everything. Redirects are
-followed on the same host only. Errors read `Get "<url>": <reason>` as people know them from Go's client.
+One connection per request, no keep-alive, no proxy, one deadline over everything. TLS is not verified into pods, and
+is for `fetch`. Redirects are followed on the same host only. Errors read `Get "<url>": <reason>` as people know
+them from Go's client.
 Does not cover: other verbs, cookies, compression. The API server has a client of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urljoin, urlsplit
@@ -17,7 +19,9 @@ from msgspec.structs import replace
 from pykubelet.clients.http.grpc_health import check_health
 from pykubelet.clients.http.port import ConnectProblem
 from pykubelet.clients.http.reading import Reader, words_of
-from pykubelet.clients.http.wires import dial, open_wire
+from pykubelet.clients.http.wires import dial, open_wire, unverified, verified
+from pykubelet.kit.names import NameLookups
+from pykubelet.kit.text import shortened
 from pykubelet.model.http import (
     BadRequest,
     BodyProblem,
@@ -39,8 +43,15 @@ _SLOW_BODY: Final = "context deadline exceeded (Client.Timeout or context cancel
 class ShortCalls:
     """Implements `PodNetwork`; holds nothing open, so one serves everybody."""
 
+    def __init__(self, lookups: NameLookups | None = None, roots: ssl.SSLContext | None = None) -> None:
+        """`roots` verifies what `fetch` asks; without it the system's authorities do."""
+        self._lookups = lookups or NameLookups()
+        self._roots = roots
+
     async def get(self, request: HttpRequest, *, timeout: float | None, max_body: int) -> HttpAnswer:
-        exchange = _Exchange(request)
+        return await self._run(_Exchange(request, self._lookups, unverified()), timeout, max_body)
+
+    async def _run(self, exchange: _Exchange, timeout: float | None, max_body: int) -> HttpAnswer:
         try:
             async with asyncio.timeout(timeout):
                 return await exchange.run(max_body)
@@ -58,7 +69,7 @@ class ShortCalls:
     async def connect(self, host: str, port: int, *, timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
-                (await dial(host, port)).close()
+                (await dial(host, port, self._lookups)).close()
         except TimeoutError as error:
             raise ConnectProblem(f"dial tcp {join_host_port(host, port)}: i/o timeout") from error
 
@@ -66,9 +77,13 @@ class ShortCalls:
         await check_health(host, port, service, timeout=timeout)
 
     async def fetch(self, url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> HttpAnswer:
-        """GET any address with the default headers of a program; a body beyond `max_bytes` is an HttpProblem."""
+        """GET any address with the default headers of a program; a body beyond `max_bytes` is an HttpProblem.
+
+        Over TLS the server must prove its name: the answer gives orders, and the headers may hold a password.
+        """
         request = _request_for(url, [("Accept", "*/*"), ("User-Agent", "pykubelet"), *headers.items()])
-        answer = await self.get(request, timeout=timeout, max_body=max_bytes)
+        exchange = _Exchange(request, self._lookups, self._roots or verified(), stays_secret=True)
+        answer = await self._run(exchange, timeout, max_bytes)
         if answer.truncated:
             raise HttpProblem(f'Get "{url}": the answer is longer than {max_bytes} bytes')
         return answer
@@ -77,10 +92,16 @@ class ShortCalls:
 class _Exchange:
     """A request with the redirects it leads to; remembers where it stands."""
 
-    __slots__ = ("_reader", "request")
+    __slots__ = ("_lookups", "_reader", "_stays_secret", "_tls", "request")
 
-    def __init__(self, request: HttpRequest) -> None:
+    def __init__(
+        self, request: HttpRequest, lookups: NameLookups, tls: ssl.SSLContext, *, stays_secret: bool = False
+    ) -> None:
+        """With `stays_secret` no redirect leads from TLS to plain text."""
         self.request = request
+        self._lookups = lookups
+        self._tls = tls
+        self._stays_secret = stays_secret
         self._reader: Reader | None = None
 
     @property
@@ -94,12 +115,15 @@ class _Exchange:
             following = redirect_of(self.request, answer)
             if following is None or following.host != first:
                 return answer
+            if self._stays_secret and self.request.scheme == "https" and following.scheme != "https":
+                raise HttpProblem("redirected from https to http")
             self.request = following
         raise HttpProblem(f"stopped after {MAX_REDIRECTS} redirects")
 
     async def _once(self, max_body: int) -> HttpAnswer:
         self._reader = None
-        wire = await open_wire(self.request.scheme, self.request.host, self.request.port)
+        request = self.request
+        wire = await open_wire(request.scheme, request.host, request.port, self._lookups, self._tls)
         try:
             await wire.send(request_bytes(self.request))
             self._reader = Reader(wire)
@@ -124,7 +148,11 @@ def redirect_of(request: HttpRequest, answer: HttpAnswer) -> HttpRequest | None:
     location = answer.header("location")
     if answer.status not in _REDIRECTS or not location:
         return None
-    following = _request_for(urljoin(request.url, location), request.headers)
+    try:
+        joined = urljoin(request.url, location)
+    except ValueError as error:
+        raise HttpProblem(f'failed to parse Location header "{shortened(location, 200)}": {error}') from error
+    following = _request_for(joined, request.headers)
     if following.address != request.address:
         # A name asked for by hand belongs to the address it was asked at.
         following = replace(following, headers=tuple(h for h in following.headers if h[0].lower() != "host"))
@@ -136,7 +164,7 @@ def _request_for(url: str, headers: list[tuple[str, str]] | tuple[tuple[str, str
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise HttpProblem(f'parse "{url}": {error}') from error
+        raise HttpProblem(f'parse "{shortened(url, 200)}": {error}') from error
     if parts.scheme not in _PORTS:
         raise HttpProblem(f'unsupported protocol scheme "{parts.scheme}"')
     if not parts.hostname:

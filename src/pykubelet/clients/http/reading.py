@@ -130,6 +130,8 @@ class Reader:
 
 def words_of(error: Exception) -> str:
     """What went wrong on a wire, for people; without port numbers, which would make each text new."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"tls: failed to verify certificate: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError):
         return f"tls: {(error.reason or str(error)).replace('_', ' ').lower()}"
     return f"read: {os_words(error)}" if isinstance(error, OSError) else str(error)

@@ -1,8 +1,8 @@
 """Bytes to and from a pod: a plain or TLS connection on a bare non-blocking socket.
 
 No asyncio transports and streams: a probe is one write and one or two reads, and a socket alone costs half the
-CPU and a tenth of the memory of a stream pair. TLS is not verified (probes never are) and sees the raw bytes, so
-that an answer in plain HTTP is told from any other broken handshake. Not covered: HTTP (client.py).
+CPU and a tenth of the memory of a stream pair. TLS is not verified into pods (probes never are) and sees the raw
+bytes, so that an answer in plain HTTP is told from any other broken handshake. Not covered: HTTP (client.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
 from pykubelet.clients.http.port import ConnectProblem
+from pykubelet.kit.names import LookupFailed, NameLookups
 from pykubelet.model.http import HttpProblem, PlainAnswer, join_host_port
 
 T = TypeVar("T")
@@ -34,10 +35,10 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
-async def dial(host: str, port: int) -> socket.socket:
+async def dial(host: str, port: int, lookups: NameLookups) -> socket.socket:
     """A connected socket. Raises ConnectProblem in Go's words; takes as long as the caller's timeout allows."""
     problem: Exception | None = None
-    for family, address in await _addresses(host, port):
+    for family, address in await _addresses(host, port, lookups):
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             _quick_goodbye(sock)
@@ -53,7 +54,7 @@ async def dial(host: str, port: int) -> socket.socket:
     raise ConnectProblem(f"dial tcp {join_host_port(host, port)}: connect: {os_words(problem)}") from problem
 
 
-async def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
+async def _addresses(host: str, port: int, lookups: NameLookups) -> list[tuple[int, Any]]:
     for family in (socket.AF_INET6, socket.AF_INET) if ":" in host else (socket.AF_INET,):
         try:
             socket.inet_pton(family, host)
@@ -61,10 +62,9 @@ async def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
             continue
         return [(family, (host, port))]
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:
-        raise ConnectProblem(f"dial tcp: lookup {host}: no such host") from error
-    return [(family, address) for family, _, _, _, address in found]
+        return [*await lookups.addresses(host, port)]
+    except LookupFailed as error:
+        raise ConnectProblem(f"dial tcp: {error}") from error
 
 
 def _quick_goodbye(sock: socket.socket) -> None:
@@ -102,13 +102,13 @@ class PlainWire:
 class TlsWire:
     __slots__ = ("_incoming", "_outgoing", "_plain", "_started", "_tls")
 
-    def __init__(self, sock: socket.socket, server_name: str) -> None:
+    def __init__(self, sock: socket.socket, server_name: str, context: ssl.SSLContext) -> None:
         self._plain = PlainWire(sock)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._started = False
         # An address is no server name: OpenSSL leaves it out of the hello by itself.
         try:
-            self._tls = _context().wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
+            self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
         except ValueError as error:
             raise HttpProblem(f"tls: bad server name {server_name!r}: {error}") from error
 
@@ -155,12 +155,12 @@ class TlsWire:
         self._incoming.write(data)
 
 
-async def open_wire(scheme: str, host: str, port: int) -> Wire:
-    sock = await dial(host, port)
+async def open_wire(scheme: str, host: str, port: int, lookups: NameLookups, tls: ssl.SSLContext) -> Wire:
+    sock = await dial(host, port, lookups)
     if scheme != "https":
         return PlainWire(sock)
     try:
-        wire = TlsWire(sock, host)
+        wire = TlsWire(sock, host, tls)
         await wire.handshake()
     except BaseException:
         sock.close()
@@ -169,10 +169,17 @@ async def open_wire(scheme: str, host: str, port: int) -> Wire:
 
 
 @functools.cache
-def _context() -> ssl.SSLContext:
+def unverified() -> ssl.SSLContext:
+    """For pods, which have certificates of their own making."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     # Nothing is verified, so short keys in pods' own certificates are no reason to refuse either.
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     return context
+
+
+@functools.cache
+def verified() -> ssl.SSLContext:
+    """For whoever gives the node orders: a certificate for that name, by one of the system's authorities."""
+    return ssl.create_default_context()

@@ -1,8 +1,9 @@
 """The KubeClient over HTTP: verbs to requests, answers to types.
 
 Bodies are JSON both ways. Every object is decoded once, straight into its type; events of a watch too. Sent objects
-always carry their apiVersion and kind.
-Does not cover: connections, retries, errors of the wire (transport.py), list and watch as one stream (watch.py).
+always carry their apiVersion and kind. What cannot be read is counted and told (unreadable.py).
+Does not cover: decoding (reading.py), connections, retries, errors of the wire (transport.py), list and watch as one
+stream (watch.py).
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ from typing import Any
 
 import msgspec
 
-from pykubelet.api.codec import ManifestError, decode_json, encode_json
-from pykubelet.api.types import ApiStruct, DeleteOptions, ListMeta, Preconditions, ServiceAccount, Status, TokenRequest
-from pykubelet.clients.kube.answers import error_of_status
-from pykubelet.clients.kube.port import Change, ChangeType, K, Page, PatchBody, PatchType, resource_of
+from pykubelet.api.codec import encode_json
+from pykubelet.api.types import ApiStruct, DeleteOptions, Preconditions, ServiceAccount, TokenRequest
+from pykubelet.clients.kube.port import (
+    Change,
+    K,
+    Page,
+    PatchBody,
+    PatchType,
+    Unreadable,
+    UnreadableChange,
+    resource_of,
+)
+from pykubelet.clients.kube.reading import ObjectReader
 from pykubelet.clients.kube.transport import Transport
+from pykubelet.clients.kube.unreadable import UnreadableObjects
 from pykubelet.model.errors import ApiError, ApiServerError
 
 WATCH_SILENCE = 150.0
@@ -25,23 +36,11 @@ WATCH_SILENCE = 150.0
 HEALTH_TIMEOUT = 5.0
 
 
-class _Frame(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-class _RawList(msgspec.Struct):
-    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
-    items: list[msgspec.Raw] | None = None
-
-
-_FRAMES = msgspec.json.Decoder(_Frame)
-_LISTS = msgspec.json.Decoder(_RawList)
-
-
 class RestKubeClient:
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, unreadable: UnreadableObjects | None = None) -> None:
         self._transport = transport
+        self._reader = ObjectReader()
+        self.unreadable = unreadable or UnreadableObjects()
 
     async def renew(self) -> None:
         """Leave all connections; watches start again by themselves."""
@@ -52,12 +51,13 @@ class RestKubeClient:
         await self._transport.abandon()
 
     async def close(self) -> None:
+        self._reader.close()
         await self._transport.close()
 
     async def get(self, kind: type[K], name: str, namespace: str = "", *, resource_version: str = "") -> K:
         path = resource_of(kind).path(namespace, name)
         query = _query(resourceVersion=resource_version)
-        return _decode(kind, await self._transport.request("GET", path, query=query))
+        return await self._read(kind, await self._transport.request("GET", path, query=query))
 
     async def list(
         self,
@@ -78,15 +78,10 @@ class RestKubeClient:
             **{"continue": continue_token},
         )
         answer = await self._transport.request("GET", resource_of(kind).path(namespace), query=query)
-        try:
-            found = _LISTS.decode(answer)
-        except msgspec.DecodeError as error:
-            raise ApiServerError(f"list of {resource_of(kind).plural}: {error}") from None
-        return Page(
-            items=[_decode(kind, raw) for raw in found.items or ()],
-            resource_version=found.metadata.resource_version or "",
-            continue_token=found.metadata.continue_ or "",
-        )
+        page = await self._reader.page(kind, answer)
+        for each in page.unreadable:
+            self.unreadable.count(each)
+        return page
 
     async def watch(
         self,
@@ -97,7 +92,7 @@ class RestKubeClient:
         label_selector: str = "",
         resource_version: str,
         timeout: float = 300.0,
-    ) -> AsyncGenerator[Change[K], None]:
+    ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         query = _query(
             watch="true",
             allowWatchBookmarks="true",
@@ -109,18 +104,22 @@ class RestKubeClient:
         lines = self._transport.stream(resource_of(kind).path(namespace), query=query, silence=WATCH_SILENCE)
         async with aclosing(lines):
             async for line in lines:
-                yield _change(kind, line)
+                change = await self._reader.change(kind, line)
+                if isinstance(change, UnreadableChange):
+                    self.unreadable.count(change.object)
+                if change is not None:
+                    yield change
 
     async def create(self, obj: K, *, dry_run: bool = False) -> K:
         kind = type(obj)
         path = resource_of(kind).path(_metadata(obj).namespace or "")
         query = _query(dryRun="All" if dry_run else "")
-        return _decode(kind, await self._transport.request("POST", path, query=query, body=_encode(obj)))
+        return await self._read(kind, await self._transport.request("POST", path, query=query, body=_encode(obj)))
 
     async def update(self, obj: K, *, subresource: str = "") -> K:
         kind, metadata = type(obj), _metadata(obj)
         path = resource_of(kind).path(metadata.namespace or "", metadata.name or "", subresource)
-        return _decode(kind, await self._transport.request("PUT", path, body=_encode(obj)))
+        return await self._read(kind, await self._transport.request("PUT", path, body=_encode(obj)))
 
     async def patch(
         self,
@@ -139,7 +138,7 @@ class RestKubeClient:
         answer = await self._transport.request(
             "PATCH", path, query=query, body=encode_json(body), content_type=patch_type.value
         )
-        return _decode(kind, answer)
+        return await self._read(kind, answer)
 
     async def delete(
         self,
@@ -161,7 +160,14 @@ class RestKubeClient:
         body = encode_json(
             msgspec.structs.replace(request, api_version="authentication.k8s.io/v1", kind="TokenRequest")
         )
-        return _decode(TokenRequest, await self._transport.request("POST", path, body=body))
+        return await self._read(TokenRequest, await self._transport.request("POST", path, body=body))
+
+    async def _read(self, kind: type[K], answer: bytes) -> K:
+        found = await self._reader.object(kind, answer)
+        if isinstance(found, Unreadable):
+            self.unreadable.count(found)
+            raise ApiServerError(f"{kind.__name__} from the server: {found.why}")
+        return found
 
     async def is_healthy(self) -> bool:
         try:
@@ -181,25 +187,3 @@ def _metadata(obj: Any) -> Any:
 def _encode(obj: ApiStruct) -> bytes:
     resource = resource_of(type(obj))
     return encode_json(msgspec.structs.replace(obj, api_version=resource.api_version, kind=resource.kind))
-
-
-def _decode(kind: type[K], data: bytes | msgspec.Raw) -> K:
-    try:
-        obj = decode_json(kind, bytes(data) if isinstance(data, msgspec.Raw) else data)
-    except ManifestError as error:
-        raise ApiServerError(f"{kind.__name__} from the server: {error}") from None
-    metadata = getattr(obj, "metadata", None)
-    if metadata is not None and metadata.managed_fields:
-        metadata.managed_fields = []
-    return obj
-
-
-def _change(kind: type[K], line: bytes) -> Change[K]:
-    try:
-        frame = _FRAMES.decode(line)
-        if frame.type == "ERROR":
-            raise error_of_status(decode_json(Status, bytes(frame.object)))
-        type_ = ChangeType(frame.type)
-    except (msgspec.DecodeError, ManifestError, ValueError) as error:
-        raise ApiServerError(f"watch event of {kind.__name__}: {error}") from None
-    return Change(type_, _decode(kind, frame.object))

@@ -7,6 +7,7 @@ at once and then one in five minutes. Pure bookkeeping; sending is in events.py.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
@@ -22,6 +23,7 @@ SIMILAR_WITHIN = 600.0
 SPAM_BURST = 25
 SPAM_REFILL = 1.0 / 300.0
 REMEMBERED = 4096
+LONGEST_KEPT = 128
 COMBINED = "(combined from similar events): "
 
 V = TypeVar("V")
@@ -101,7 +103,7 @@ class Correlator:
         similar = self._similar.get(key)
         if similar is None or now - similar.last > SIMILAR_WITHIN:
             similar = _Similar()
-        similar.messages.add(event.message or "")
+        similar.messages.add(_kept(event.message))
         similar.last = now
         self._similar.put(key, similar)
         if len(similar.messages) < MAX_SIMILAR:
@@ -120,6 +122,12 @@ class Correlator:
         return good
 
 
+def _kept(message: str | None) -> str:
+    """What is remembered of a message to know it again: thousands are, for as long as the agent runs."""
+    text = message or ""
+    return text if len(text) <= LONGEST_KEPT else hashlib.blake2b(text.encode(errors="replace")).hexdigest()
+
+
 def _object_key(event: Event) -> Key:
     source, on = event.source or EventSource(), event.involved_object or ObjectReference()
     parts = (source.component, source.host, on.kind, on.namespace, on.name, on.uid, on.api_version)
@@ -132,4 +140,4 @@ def _similar_key(event: Event) -> Key:
 
 def _exact_key(event: Event) -> Key:
     on = event.involved_object or ObjectReference()
-    return (*_similar_key(event), on.field_path or "", event.message or "")
+    return (*_similar_key(event), on.field_path or "", _kept(event.message))

@@ -20,6 +20,7 @@ from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish
+from pykubelet.kit.text import shortened
 from pykubelet.model.errors import ApiDown, ApiError, ApiNotFound, ApiServerError, TooManyRequests
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 COMPONENT = "kubelet"
 QUEUED = 1000
+LONGEST_MESSAGE = 10 * 1024
+"""Characters: as much as a probe shows of an answer, and the queue, the counts and the server keep each one."""
 TRIES = 12
 FIRST_DELAY, LONGEST_DELAY = 0.5, 10.0
 LAST_WORDS_WITHIN = 2.0
@@ -185,7 +188,7 @@ class ApiEvents:
                 ),
                 involved_object=involved,
                 reason=reason,
-                message=message,
+                message=shortened(message, LONGEST_MESSAGE),
                 type=kind,
                 count=1,
                 first_timestamp=now,

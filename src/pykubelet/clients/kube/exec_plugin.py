@@ -91,7 +91,7 @@ class ExecPlugin:
     def _read(self, printed: bytes) -> ExecCredential:
         try:
             answer = msgspec.json.decode(printed)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise KubeconfigError(f"{self._what}: did not print an ExecCredential as JSON") from None
         status = answer.get("status") if isinstance(answer, dict) else None
         if not isinstance(status, dict) or answer.get("kind") != "ExecCredential":

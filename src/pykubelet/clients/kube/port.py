@@ -2,14 +2,16 @@
 
 A verb takes the type of the object (`Pod`, `Lease`) and finds group, version and plural in `RESOURCES`. Every verb
 raises only ApiError and its children (model/errors.py). Returned objects are shared and must not be changed.
-Their managedFields are dropped: nobody here reads them, and the server keeps its own when an update has none.
+Their types leave out managedFields: nobody here reads them, and the server keeps its own when an update has none.
+An object that cannot be read fails a `get`, but never a list or a watch: there it is an `Unreadable` of its own.
 Does not cover: connections and credentials (transport.py), keeping a live copy of objects (reflector.py).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -131,10 +133,38 @@ class Change(Struct, Generic[K], frozen=True):
     object: K
 
 
+class Unreadable(Struct, frozen=True, kw_only=True):
+    """An object that cannot be read, with what could be told of it all the same; any of it may be empty."""
+
+    kind: str
+    resource: str
+    """The plural, such as `pods`."""
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    deletion_timestamp: datetime | None = None
+    deletion_grace: int | None = None
+    why: str
+
+    @property
+    def shown(self) -> str:
+        name = self.name or "without a name that can be read"
+        return f"{self.kind} {self.namespace}/{name}" if self.namespace else f"{self.kind} {name}"
+
+
+class UnreadableChange(Struct, frozen=True):
+    """An event of a watch about an object that cannot be read."""
+
+    type: ChangeType
+    object: Unreadable
+
+
 class Page(Struct, Generic[K], frozen=True, kw_only=True):
     """One answer of a list; `continue_token` asks for the next page when it is not empty."""
 
     items: Sequence[K]
+    unreadable: Sequence[Unreadable] = ()
     resource_version: str
     continue_token: str = ""
 
@@ -142,7 +172,20 @@ class Page(Struct, Generic[K], frozen=True, kw_only=True):
 PatchBody = Mapping[str, Any] | Sequence[Any]
 
 
+class UnreadableNotes(Protocol):
+    """Where copies of objects say what they could not read, and others hear of it (unreadable.py)."""
+
+    def hold(self, owner: object, found: Sequence[Unreadable]) -> None: ...
+
+    def listen(self, listener: Callable[[Unreadable], None]) -> None: ...
+
+    def now(self) -> Sequence[Unreadable]: ...
+
+
 class KubeClient(Protocol):
+    @property
+    def unreadable(self) -> UnreadableNotes: ...
+
     async def get(self, kind: type[K], name: str, namespace: str = "", *, resource_version: str = "") -> K:
         """The object now; with resource_version "0" any state the server has at hand will do."""
         ...
@@ -170,7 +213,7 @@ class KubeClient(Protocol):
         label_selector: str = "",
         resource_version: str,
         timeout: float = 300.0,
-    ) -> AsyncGenerator[Change[K], None]:
+    ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         """Changes after resource_version, with bookmarks. Ends without error after about `timeout` seconds or when
         the connection was renewed; Expired means list again. Close it (aclosing) when leaving early."""
         ...

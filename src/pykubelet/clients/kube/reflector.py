@@ -2,6 +2,10 @@
 
 `run()` keeps the copy current for as long as it runs; readers look at it without waiting. A listener hears of
 every change: the full set or the single change, as it likes.
+
+An object that cannot be read stays in its last version that could be; with no such version it is missing. Only that it
+is being deleted, or was replaced by another of its name, is taken over at once. All this is told to the client's
+`unreadable` until the object can be read again or is gone.
 """
 
 from __future__ import annotations
@@ -12,7 +16,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Generic
 
-from pykubelet.clients.kube.port import Change, ChangeType, K, KubeClient
+from msgspec.structs import replace
+
+from pykubelet.clients.kube.port import Change, ChangeType, K, KubeClient, Unreadable, UnreadableChange
 from pykubelet.clients.kube.watch import Listed, Query, list_and_watch
 from pykubelet.kit.clock import Clock
 
@@ -43,6 +49,7 @@ class Reflector(Generic[K]):
         self._source = source
         self._rest = rest
         self._store: dict[Key, K] = {}
+        self._unreadable: dict[Key, Unreadable] = {}
         self._synced = asyncio.Event()
 
     @property
@@ -69,33 +76,56 @@ class Reflector(Generic[K]):
         return self._store
 
     async def run(self) -> None:
-        stream = list_and_watch(self._client, self._query, self._clock, source=self._source, rest=self._rest)
-        async with aclosing(stream):
-            async for item in stream:
-                if isinstance(item, Listed):
-                    self._replace(item.items)
-                else:
-                    self._apply(item)
+        async with aclosing(self.sets()) as sets:
+            async for _ in sets:
+                pass
 
     async def sets(self) -> AsyncGenerator[Sequence[K], None]:
         """The same as an iterator of full sets, instead of run()."""
         stream = list_and_watch(self._client, self._query, self._clock, source=self._source, rest=self._rest)
-        async with aclosing(stream):
-            async for item in stream:
-                if isinstance(item, Listed):
-                    self._replace(item.items)
-                else:
-                    self._apply(item)
-                yield self.all()
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    if isinstance(item, Listed):
+                        self._replace(item)
+                    elif isinstance(item, UnreadableChange):
+                        self._apply_unreadable(item)
+                    else:
+                        self._unreadable.pop(_key(item.object), None)
+                        self._apply(item)
+                    self._client.unreadable.hold(self, list(self._unreadable.values()))
+                    yield self.all()
+        finally:
+            self._client.unreadable.hold(self, ())
 
-    def _replace(self, items: Sequence[K]) -> None:
-        before, self._store = self._store, {_key(obj): obj for obj in items}
+    def _replace(self, listed: Listed[K]) -> None:
+        before, self._store = self._store, {_key(obj): obj for obj in listed.items}
+        self._unreadable = {(each.namespace, each.name): each for each in listed.unreadable}
+        for key, unreadable in self._unreadable.items():
+            known = before.get(key)
+            if known is not None and _is_same(known, unreadable):
+                self._store[key] = _with_deletion(known, unreadable)
         self._synced.set()
         if self._on_change is not None:
             for change in _differences(before, self._store):
                 self._on_change(change)
         if self._on_set is not None:
             self._on_set(self.all())
+
+    def _apply_unreadable(self, change: UnreadableChange) -> None:
+        unreadable = change.object
+        key = (unreadable.namespace, unreadable.name)
+        known = self._store.get(key)
+        if change.type is ChangeType.DELETED:
+            self._unreadable.pop(key, None)
+        else:
+            self._unreadable[key] = unreadable
+        if known is None:
+            return
+        if change.type is ChangeType.DELETED or not _is_same(known, unreadable):
+            self._apply(Change(ChangeType.DELETED, known))
+        elif (ending := _with_deletion(known, unreadable)) is not known:
+            self._apply(Change(ChangeType.MODIFIED, ending))
 
     def _apply(self, change: Change[K]) -> None:
         if change.type is ChangeType.DELETED:
@@ -130,3 +160,24 @@ def _differences(before: Mapping[Key, K], after: Mapping[Key, K]) -> list[Change
 
 def _identity(obj: Any) -> tuple[str | None, str | None]:
     return obj.metadata.uid, obj.metadata.resource_version
+
+
+def _is_same(known: Any, unreadable: Unreadable) -> bool:
+    return not unreadable.uid or known.metadata.uid == unreadable.uid
+
+
+def _with_deletion(known: K, unreadable: Unreadable) -> K:
+    """The last version that could be read, ending if the one that cannot be read is."""
+    metadata: Any = known.metadata  # type: ignore[attr-defined]
+    if unreadable.deletion_timestamp is None or (
+        metadata.deletion_timestamp == unreadable.deletion_timestamp
+        and metadata.deletion_grace_period_seconds == unreadable.deletion_grace
+    ):
+        return known
+    ending = replace(
+        metadata,
+        deletion_timestamp=unreadable.deletion_timestamp,
+        deletion_grace_period_seconds=unreadable.deletion_grace,
+        resource_version=unreadable.resource_version,
+    )
+    return replace(known, metadata=ending)

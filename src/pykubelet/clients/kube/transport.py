@@ -27,7 +27,9 @@ from pykubelet.clients.kube.credentials import Identity, Login, TlsMaterial, ssl
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError
 from pykubelet.clients.kube.limiter import RateLimiter
 from pykubelet.clients.kube.proxies import proxy_for
+from pykubelet.clients.kube.resolver import ApiResolver
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.names import NameLookups
 from pykubelet.model.errors import ApiDown, ApiError, Unauthorized
 
 logger = logging.getLogger(__name__)
@@ -66,9 +68,10 @@ def _make_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> sock
 class _Connections:
     """Everything opened with one TLS identity."""
 
-    def __init__(self, tls: TlsMaterial, context: ssl.SSLContext | bool) -> None:
+    def __init__(self, tls: TlsMaterial, context: ssl.SSLContext | bool, lookups: NameLookups) -> None:
         self.tls = tls
         self.retired = False
+        self._resolver = ApiResolver(lookups)
         self.calls = self._session(context, PARALLEL_CALLS)
         self.streams = self._session(context, 0)
         self._open_streams: set[aiohttp.ClientResponse] = set()
@@ -76,10 +79,13 @@ class _Connections:
         self._users = 0
         self.aborted = False
 
-    @staticmethod
-    def _session(context: ssl.SSLContext | bool, limit: int) -> aiohttp.ClientSession:
+    def _session(self, context: ssl.SSLContext | bool, limit: int) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
-            ssl=context, limit=limit, keepalive_timeout=IDLE_KEPT, socket_factory=_make_socket
+            ssl=context,
+            limit=limit,
+            keepalive_timeout=IDLE_KEPT,
+            socket_factory=_make_socket,
+            resolver=self._resolver,
         )
         return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
@@ -166,6 +172,7 @@ class Transport:
         self._host = urlsplit(config.cluster.server).netloc
         self._server_name = config.cluster.tls_server_name or None
         self._proxy = proxy_for(config.cluster.server, config.cluster.proxy_url, environ) or None
+        self._lookups = NameLookups(within=CONNECT_TIMEOUT)
         self._connections: _Connections | None = None
         self._refused_tls: TlsMaterial | None = None
         self._closed = False
@@ -335,7 +342,7 @@ class Transport:
             self._refused_tls = identity.tls
             logger.warning("new client certificate cannot be used yet", extra={"problem": problem})
             return current
-        self._connections = made = _Connections(identity.tls, context)
+        self._connections = made = _Connections(identity.tls, context, self._lookups)
         if current is not None:
             logger.info("credentials changed; using new connections", extra={"server": self._host})
             await current.retire()

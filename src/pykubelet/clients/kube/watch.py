@@ -16,7 +16,15 @@ from typing import Any, Generic
 
 from msgspec import Struct
 
-from pykubelet.clients.kube.port import Change, ChangeType, K, KubeClient, resource_of
+from pykubelet.clients.kube.port import (
+    Change,
+    ChangeType,
+    K,
+    KubeClient,
+    Unreadable,
+    UnreadableChange,
+    resource_of,
+)
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import ApiDown, ApiError, Expired, Forbidden
@@ -49,6 +57,8 @@ class Listed(Struct, Generic[K], frozen=True, kw_only=True):
     """The full set at one moment."""
 
     items: Sequence[K]
+    unreadable: Sequence[Unreadable] = ()
+    """Those of the set that cannot be read."""
     resource_version: str
 
 
@@ -63,11 +73,12 @@ async def list_all(client: KubeClient, query: Query[K], *, resource_version: str
             field_selector=query.field_selector,
             label_selector=query.label_selector,
         )
-        return Listed(items=page.items, resource_version=page.resource_version)
+        return Listed(items=page.items, unreadable=page.unreadable, resource_version=page.resource_version)
 
 
 async def _pages(client: KubeClient, query: Query[K], resource_version: str) -> Listed[K]:
     items: list[K] = []
+    unreadable: list[Unreadable] = []
     token = ""
     while True:
         page = await client.list(
@@ -80,14 +91,15 @@ async def _pages(client: KubeClient, query: Query[K], resource_version: str) -> 
             continue_token=token,
         )
         items += page.items
+        unreadable += page.unreadable
         token = page.continue_token
         if not token:
-            return Listed(items=items, resource_version=page.resource_version)
+            return Listed(items=items, unreadable=unreadable, resource_version=page.resource_version)
 
 
 async def list_and_watch(
     client: KubeClient, query: Query[K], clock: Clock, *, source: random.Random | None = None, rest: float = 0.0
-) -> AsyncGenerator[Listed[K] | Change[K], None]:
+) -> AsyncGenerator[Listed[K] | Change[K] | UnreadableChange, None]:
     """The full set, then every change, for ever. Bookmarks are not passed on.
 
     `rest` is a pause between a list and its watch: changes in it come late, none is lost.
@@ -117,7 +129,7 @@ async def list_and_watch(
             async with aclosing(changes):
                 async for change in changes:
                     backoff.reset()
-                    version = _version(change.object) or version
+                    version = _version(change) or version
                     if change.type is not ChangeType.BOOKMARK:
                         yield change
             if clock.monotonic() - started < 1.0:
@@ -156,5 +168,8 @@ def _delay(backoff: Backoff, error: ApiError, source: random.Random | None) -> f
     return max(error.retry_after or 0.0, jittered(delay, 1.0, source))
 
 
-def _version(obj: Any) -> str:
-    return obj.metadata.resource_version or ""
+def _version(change: Change[Any] | UnreadableChange) -> str:
+    """How far the watch is: an object that cannot be read has a version too, or the same event would come for ever."""
+    if isinstance(change, UnreadableChange):
+        return change.object.resource_version
+    return change.object.metadata.resource_version or ""

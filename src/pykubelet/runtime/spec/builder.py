@@ -6,11 +6,12 @@ runtime passes as it is. Rules are in the pure modules beside this file.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from pykubelet.api.quantity import QuantityError
 from pykubelet.api.types import Pod
@@ -46,6 +47,12 @@ from pykubelet.wire import cri_pb2
 
 __all__ = ["NoReferences", "NoVolumes", "PodSpecBuilder"]
 
+T = TypeVar("T")
+
+LARGE: Final = 50_000
+"""Characters of words, variables and ports from which on a container's config is made off the loop."""
+LARGE_PORTS: Final = 5_000
+ENTRY: Final = 30
 REMEMBERED_WARNINGS: Final = 4096
 NO_USER_NAMESPACES: Final = "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
 
@@ -89,7 +96,8 @@ class PodSpecBuilder:
                 extra_groups=self._volumes.extra_groups(pod),
                 exclusive_cpus=self._devices.has_exclusive_cpus(pod),
             )
-            return build_sandbox_config(pod, parts, self._node)
+            is_large = sum(len(each.ports) for each in pod.spec.containers) > LARGE_PORTS
+            return await _made(is_large, lambda: build_sandbox_config(pod, parts, self._node))
 
     async def container(
         self, pod: Pod, kind: ContainerKind, container: AnyContainer, request: ContainerRequest
@@ -103,7 +111,9 @@ class PodSpecBuilder:
             check_non_root(pod, container, user)
             granted = await self._devices.granted(pod, container)
             devices = await self._volumes.devices_for(pod, container) if container.volume_devices else ()
-            env = build_env(pod, container, await self._env.gather(pod, container, request.pod_ips))
+            sources = await self._env.gather(pod, container, request.pod_ips)
+            is_large = _size(container) > LARGE
+            env = await _made(is_large, lambda: build_env(pod, container, sources))
             mounts: Sequence[cri_pb2.Mount] = ()
             if container.volume_mounts:
                 mounts = await self._volumes.mounts_for(pod, container, {**granted.envs, **env})
@@ -121,7 +131,7 @@ class PodSpecBuilder:
                 userns=await self._userns(pod),
                 extra_groups=self._volumes.extra_groups(pod),
             )
-            return build_container_config(pod, container, parts, self._node)
+            return await _made(is_large, lambda: build_container_config(pod, container, parts, self._node))
 
     def check_resolv_conf(self) -> None:
         """At the agent's start: tell when pods cannot get all that the host's resolver file says."""
@@ -210,3 +220,14 @@ class DnsWarnings:
         if len(self._told) > REMEMBERED_WARNINGS:
             self._told.popitem(last=False)
         return True
+
+
+def _size(container: AnyContainer) -> int:
+    """How much there is to expand and to write, about in characters."""
+    words = sum(len(word) for word in (*container.command, *container.args))
+    return words + sum(ENTRY + len(each.value or "") for each in container.env) + ENTRY * len(container.ports)
+
+
+async def _made(is_large: bool, make: Callable[[], T]) -> T:
+    """A config off the loop if it is large: an object may hold more than a MiB of words to expand."""
+    return await asyncio.to_thread(make) if is_large else make()

@@ -10,6 +10,7 @@ import pytest
 
 from pykubelet.clients.http.client import ShortCalls, redirect_of, request_bytes
 from pykubelet.clients.http.port import ConnectProblem
+from pykubelet.kit.names import Found, NameLookups
 from pykubelet.model.http import BodyProblem, HttpAnswer, HttpProblem, HttpRequest
 from tests.unit.clients.http.servers import serving
 
@@ -242,3 +243,27 @@ async def test_a_cancelled_call_leaves_nothing_open() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+@pytest.mark.real_loop
+@pytest.mark.parametrize("location", ["http://[x", "http://[::1/x", "http://127.0.0.1:99999/"])
+async def test_a_redirect_to_no_address_fails_the_call(location: str) -> None:
+    answer = f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode()
+    async with serving(answer) as server:
+        with pytest.raises(HttpProblem, match=r'^Get "http://127.*(failed to parse Location|parse ")'):
+            await CALLS.get(server.request(), timeout=5, max_body=100)
+
+
+@pytest.mark.real_loop
+async def test_names_are_looked_up_outside_the_loops_own_pool() -> None:
+    asked: list[str] = []
+
+    def resolve(name: str) -> Found:
+        asked.append(name)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    async with serving(OK) as server:
+        calls = ShortCalls(NameLookups(resolve=resolve))
+        got = await calls.get(server.request(host="pod.example"), timeout=5, max_body=100)
+        await calls.connect("pod.example", server.port, timeout=5)
+    assert got.body == b"ok" and asked == ["pod.example"] * 2

@@ -50,6 +50,43 @@ async def loopback(uid: str) -> str:
 
 
 @pytest.mark.real_loop
+async def test_who_gives_the_node_pods_must_prove_its_name(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    trusted = ShortCalls(roots=ssl.create_default_context(cafile=str(authority.pair.certificate)))
+
+    def certificate(host: str) -> ssl.SSLContext:
+        pair = authority.issue(host, hosts=[host])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.certificate, pair.key)
+        return context
+
+    async with serving(OK, tls=certificate("localhost")) as server:
+        named, numbered = f"https://localhost:{server.port}/", f"https://127.0.0.1:{server.port}/"
+        got = await trusted.fetch(named, {"Authorization": "secret"}, timeout=5, max_bytes=100)
+        assert got.body == b"ok"
+        server.requests.clear()
+        for calls, url in ((trusted, numbered), (CALLS, named)):
+            with pytest.raises(HttpProblem, match="failed to verify certificate"):
+                await calls.fetch(url, {"Authorization": "secret"}, timeout=5, max_bytes=100)
+    assert not any(b"secret" in request for request in server.requests)
+
+
+@pytest.mark.real_loop
+async def test_no_redirect_takes_the_headers_of_a_fetch_into_the_open(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("localhost", hosts=["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    trusted = ShortCalls(roots=ssl.create_default_context(cafile=str(authority.pair.certificate)))
+    async with serving(OK) as plain:
+        away = f"HTTP/1.1 302 Found\r\nLocation: http://localhost:{plain.port}/\r\nContent-Length: 0\r\n\r\n"
+        async with serving(away.encode(), tls=context) as server:
+            with pytest.raises(HttpProblem, match="redirected from https to http"):
+                await trusted.fetch(f"https://localhost:{server.port}/", {"X-Key": "s"}, timeout=5, max_bytes=100)
+    assert plain.requests == []
+
+
+@pytest.mark.real_loop
 async def test_a_certificate_for_another_name_does_not_matter(tls: ssl.SSLContext) -> None:
     async with serving(OK, tls=tls) as server:
         got = await CALLS.get(server.request(scheme="https"), timeout=5, max_body=100)

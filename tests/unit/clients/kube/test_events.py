@@ -215,3 +215,15 @@ async def test_names_are_unique_even_within_one_nanosecond() -> None:
             bed.tell(f"m{index}")
         await settle()
     assert len({event.metadata.name for event in bed.stored()}) == 5
+
+
+async def test_texts_of_any_length_are_cut_and_still_told_apart() -> None:
+    bed = Bed()
+    async with bed.sending():
+        for end in ("a", "b", "b"):
+            bed.tell("x" * 9000 + end, "Unhealthy")
+        bed.events.node_event("Warning", "Odd", "y" * 400_000)
+        await settle()
+    told = {(event.reason, event.message[-1:] if event.message else ""): event for event in bed.stored()}
+    assert told["Unhealthy", "a"].count == 1 and told["Unhealthy", "b"].count == 2
+    assert max(len(event.message or "") for event in told.values()) < 10 * 1024 + 40
