@@ -15,8 +15,8 @@ from pykubelet.api.types import Pod
 from pykubelet.eviction.board import PressureBoard
 from pykubelet.eviction.limits import limits_disk
 from pykubelet.eviction.manager import EvictionManager, EvictionRules, Order
-from pykubelet.eviction.storage import StorageLimits
-from pykubelet.kit.clock import SystemClock
+from pykubelet.eviction.storage import StorageLimits, Volumes
+from pykubelet.kit.clock import LoopClock, SystemClock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
@@ -24,6 +24,7 @@ from pykubelet.model.pod import name_of, uid_of
 from pykubelet.model.signals import NodeSignals, PodUse
 from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.volumes import usage
+from tests.unit.eviction.test_storage import Used
 from tests.unit.volumes.making import Node, empty_dir, pod_with
 
 KIB = 1 << 10
@@ -100,7 +101,7 @@ def dead(doomed: Pod, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadServer]:
     server.answer()
 
 
-def a_manager(machine: Machine, figures: VolumeFigures, pods: Pods, clock: SystemClock) -> EvictionManager:
+def a_manager(machine: Machine, figures: Volumes, pods: Pods, clock: SystemClock) -> EvictionManager:
     events: Any = None  # nothing here runs short, so nothing is told
     return EvictionManager(
         figures=machine,
@@ -115,6 +116,32 @@ def a_manager(machine: Machine, figures: VolumeFigures, pods: Pods, clock: Syste
         clock=clock,
         metrics=Registry(),
     )
+
+
+class SlowToGive(Machine):
+    """Pods over their limits whose volumes are never given back."""
+
+    async def cleaned_up(self, pod: Pod, *, within: float) -> bool:
+        await asyncio.sleep(within)
+        return False
+
+
+class Full:
+    volumes = (Used(),)
+
+
+class AllFull:
+    def of_pod(self, uid: str, /) -> Full:
+        return Full()
+
+
+async def test_pods_over_a_limit_whose_volumes_hang_do_not_add_up() -> None:
+    clock = LoopClock()
+    pods = Pods(*(pod_with(empty_dir("tmp", size_limit="1Mi"), name=f"p{number}") for number in range(20)))
+    machine = SlowToGive()
+    began = clock.monotonic()
+    await a_manager(machine, AllFull(), pods, clock).look()
+    assert len(machine.evicted) == 20 and clock.monotonic() - began <= 31
 
 
 @pytest.mark.real_loop

@@ -38,6 +38,7 @@ from pykubelet.eviction.thresholds import Judgement, WatchState, effective, judg
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import readable, uid_of
@@ -206,8 +207,8 @@ class EvictionManager:
         over = await self._storage.breaches(self._pods(), layers_apart=apart)
         for pod, found in over:
             await self._evict(pod, _limit_order(found))
-        for pod, _ in over:
-            await self._evictor.cleaned_up(pod, within=CLEANUP_WITHIN)
+        # All together: pods whose volumes hang must not add up.
+        await gather_all(*(self._evictor.cleaned_up(pod, within=CLEANUP_WITHIN) for pod, _ in over))
         return bool(over)
 
     def _pods(self) -> list[Pod]:

@@ -34,7 +34,7 @@ NOT_YET_PERIOD = 10.0
 LIMITED_PERIOD = 10.0
 LONGEST_REST = 60.0
 """Seconds between two measurements of a pod with limits, however long one takes."""
-AT_ONCE = 32
+AT_ONCE = 16
 """Pods that are measured at the same time."""
 
 
@@ -126,9 +126,15 @@ class VolumeFigures:
         """Measure every pod now, for at most so many seconds: for a decision that should not rest on old figures. A
         second is old when a disk is being filled. Of those that take longer the last figures have to do."""
         wanted = {pod.metadata.uid or "": pod for pod in self._pods.pods() if pod.spec.volumes}
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def measure(uid: str, pod: Pod) -> None:
+            async with slots:
+                await self._measure(uid, pod)
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
-                await gather_all(*(self._measure(*each) for each in wanted.items() if each[0] not in self._under_way))
+                await gather_all(*(measure(*each) for each in wanted.items() if each[0] not in self._under_way))
 
     def _wanted(self) -> dict[str, Pod]:
         return {
