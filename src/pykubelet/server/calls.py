@@ -114,3 +114,5 @@ class Upgraded(Struct, frozen=True, kw_only=True):
 
 Reply = Answer | Flow | Upgraded
 Handler = Callable[[Call], Awaitable[Reply]]
+Admit = Callable[[str], None]
+"""Told for whom a request is, by namespace or user, when its caller is known and may. Raises Refused 429."""

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from pykubelet.model.errors import PykubeletError
+from pykubelet.server.handshakes import ServingContext
 from pykubelet.settings.schema_server import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def _curve(numbers: Sequence[int]) -> str:
 
 
 def _new_context(rules: TlsRules) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = ServingContext(ssl.PROTOCOL_TLS_SERVER)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.0 and 1.1 are the operator's choice
         context.minimum_version = rules.minimum

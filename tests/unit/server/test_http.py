@@ -175,7 +175,7 @@ async def test_a_ca_that_was_taken_away_is_forgotten_on_open_connections(world: 
 
 async def test_slow_callers_are_cut_and_make_room(world: World) -> None:
     world.reviewer.everything = {"ada"}
-    world.limits = Limits(connections=20, head=0.3)
+    world.limits = Limits(strangers=20, head=0.3)
     nobody, ada = world.client_context(), world.client_context(world.ca.issue("ada"))
     async with serving(world.server()) as port:
         slow = []
@@ -192,18 +192,19 @@ async def test_slow_callers_are_cut_and_make_room(world: World) -> None:
 
 
 async def test_headers_that_are_too_large(world: World) -> None:
-    world.limits = Limits(line_bytes=8192, field_bytes=8192)
+    world.limits = Limits(head_bytes=8192)
     async with serving(world.server()) as port:
-        for request in (
-            b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"GET / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n",
-            b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n",
-            b"\x16\x03\x01 not http at all\r\n\r\n",
+        for request, expected in (
+            (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+            (b"GET / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431),
+            (b"GET / HTTP/1.1\r\n" + b"A: bbbbbbbbbb\r\n" * 90 * 8 + b"\r\n", 431),
+            (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 400),
+            (b"\x16\x03\x01 not http at all\r\n\r\n", 400),
         ):
             async with connected(port, world.client_context()) as client:
                 client.writer.write(request)
                 status, _ = await client.head()
-                assert status == 400
+                assert status == expected
                 assert b"Traceback" not in await client.reader.read()
 
 
