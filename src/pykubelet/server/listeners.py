@@ -159,6 +159,21 @@ def peer_uid(connection: socket.socket) -> int:
     return uid
 
 
+async def _readable(listening: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    happened: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not happened.done():
+            happened.set_result(None)
+
+    loop.add_reader(listening, wake)
+    try:
+        await happened
+    finally:
+        loop.remove_reader(listening)
+
+
 class Listener:
     """One address. `open` binds, `run` serves until cancelled."""
 
@@ -222,8 +237,9 @@ class Listener:
         try:
             async with TaskSet(self.name, on_error=self._log) as tasks:
                 while True:
-                    for connection, address in await self._accept(self._socket):
-                        self._greet(tasks, connection, address)
+                    await _readable(self._socket)
+                    if not self._accept(self._socket, tasks):
+                        await self._clock.sleep(PAUSE_WITHOUT_FILES)
         finally:
             self.close()
             self._handshakes.close()
@@ -233,26 +249,23 @@ class Listener:
                 except TimeoutError:
                     logger.warning("a connection did not end in time", extra={"server": self.name})
 
-    async def _accept(self, listening: socket.socket) -> list[tuple[socket.socket, str]]:
-        """Who waits to be accepted, with their addresses."""
-        found: list[tuple[socket.socket, str]] = []
+    def _accept(self, listening: socket.socket, tasks: TaskSet) -> bool:
+        """Let in who waits, without a pause in which one could be lost. False when the machine has no more files."""
         try:
-            connection, peer = await asyncio.get_running_loop().sock_accept(listening)
-            found.append((connection, address_of(peer)))
-            while len(found) < ACCEPT_AT_ONCE:
+            for _ in range(ACCEPT_AT_ONCE):
                 connection, peer = listening.accept()
                 connection.setblocking(False)
-                found.append((connection, address_of(peer)))
+                self._greet(tasks, connection, address_of(peer))
         except (ConnectionError, BlockingIOError):
-            return found
+            return True
         except OSError as error:
             if error.errno not in OUT_OF_FILES:
                 raise
             logger.error("no more connections can be accepted for now", extra={"error": error.strerror})
             if not self._strangers.drop_one() and self._front is not None:
                 self._front.drop_longest_idle()
-            await self._clock.sleep(PAUSE_WITHOUT_FILES)
-        return found
+            return False
+        return True
 
     def _greet(self, tasks: TaskSet, connection: socket.socket, address: str) -> None:
         stranger = Stranger(address)
