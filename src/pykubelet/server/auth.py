@@ -146,8 +146,11 @@ class Authenticator:
         async def ask() -> User | None:
             return user_of(await reviewer.token_review(token))
 
-        # The token itself is not kept in memory longer than its request.
-        key = hashlib.sha256(token.encode()).digest()
+        try:
+            # The token itself is not kept in memory longer than its request.
+            key = hashlib.sha256(token.encode()).digest()
+        except UnicodeEncodeError:
+            return None  # bytes that are no text: nobody's token, and nothing that could be asked about
         try:
             return await self._tokens.get(key, ask)
         except ApiError as error:

@@ -196,3 +196,13 @@ async def test_a_busy_api_server_is_asked_again() -> None:
 
 def test_users_differ_by_everything_that_counts() -> None:
     assert replace(ADA, extra=(("k", ("v",)),)) != ADA
+
+
+async def test_a_token_that_is_no_text_is_nobody_s() -> None:
+    reviewer = FakeReviewer(tokens={"t1": "ada"})
+    for anonymous in (False, True):
+        with pytest.raises(Refused) as refused:
+            call = Call(headers=[("authorization", "Bearer " + b"t\xff".decode("utf-8", "surrogateescape"))])
+            await authenticator(reviewer, anonymous=anonymous).identify(call, None)
+        assert refused.value.status == 401
+    assert reviewer.asked == []
