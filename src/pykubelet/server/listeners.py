@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import importlib
 import logging
 import os
@@ -135,21 +136,37 @@ def _open_tcp(family: socket.AddressFamily, host: str, port: int) -> socket.sock
 
 
 def _open_local(path: Path) -> socket.socket:
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    """The caller holds the lock, so whatever is there was left by an agent that was killed."""
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-        path.unlink()  # left by an agent that was killed; a living one holds its own lock elsewhere
+        path.unlink()
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        before = os.umask(0o177)
-        try:
-            found.bind(str(path))
-        finally:
-            os.umask(before)
+        # The file gets the mode the socket has; the process' mask is everybody's, other threads make files meanwhile.
+        os.fchmod(found.fileno(), 0o600)
+        found.bind(str(path))
         found.listen(BACKLOG)
     except BaseException:
         found.close()
         raise
     return found
+
+
+def take_lock(path: Path) -> int:
+    """A descriptor that keeps other agents from this local socket until it is closed or the process ends. Raises
+    CannotListen when another one has it."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {path}: {error.strerror}: {error.filename}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        busy = isinstance(error, BlockingIOError)
+        reason = "another agent with the same root folder runs" if busy else error.strerror
+        raise CannotListen(f"cannot listen on {path}: {reason}") from error
+    return descriptor
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -197,6 +214,8 @@ class Listener:
         self._clock = clock
         self._limits = limits
         self._socket: socket.socket | None = None
+        self._lock: int | None = None
+        """Held for a local socket: a second agent would take its place."""
         self._front: HttpFront | None = None
         self._strangers = strangers
         self._handshakes = Handshakes()
@@ -217,10 +236,17 @@ class Listener:
 
     def open(self) -> None:
         """Raises BadTls for certificates that cannot be used, CannotListen for an address that cannot be had."""
-        if self._socket is None:
-            if self._tls is not None:
-                self._tls.check()
+        if self._socket is not None:
+            return
+        if self._tls is not None:
+            self._tls.check()
+        if isinstance(self.address, LocalAddress):
+            self._lock = take_lock(self.address.path)
+        try:
             self._socket = open_socket(self.address)
+        except BaseException:
+            self._unlock()
+            raise
 
     def close(self) -> None:
         if self._socket is not None:
@@ -228,6 +254,12 @@ class Listener:
             self._socket = None
             if isinstance(self.address, LocalAddress):
                 self.address.path.unlink(missing_ok=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     async def run(self) -> None:
         if self._socket is None:

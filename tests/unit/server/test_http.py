@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import shutil
+import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -21,7 +23,7 @@ from pykubelet.server.listeners import CannotListen, Limits, LocalAddress
 from pykubelet.server.routes import Offers, main_routes
 from tests.bed.certificates import Authority
 from tests.builders import a_container, a_pod
-from tests.unit.server.support import FakePods, World, connected, echo, get, serving, streaming_runtime
+from tests.unit.server.support import FakePods, RawClient, World, connected, echo, get, serving, streaming_runtime
 
 pytestmark = pytest.mark.real_loop
 
@@ -107,6 +109,29 @@ async def test_read_only_and_health_servers(world: World) -> None:
         assert (await get(health, "/healthz/ping")).text == "ok"
         assert (await get(health, "/healthz/syncloop")).status == 404
         assert (await get(health, "/pods")).status == 404
+
+
+async def test_a_second_agent_does_not_take_the_local_socket_away(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "pykubelet.sock"
+    world.settings = replace(world.settings, enable_server=False)
+    before = os.umask(0o002)
+    try:
+        with socket.socket(socket.AF_UNIX) as killed:  # leaves its file behind
+            path.parent.mkdir()
+            killed.bind(str(path))
+        async with serving(world.server(local_socket=path)):
+            assert path.stat().st_mode & 0o777 == 0o600, "whatever the mask of the process"
+            with pytest.raises(CannotListen, match="another agent with the same root folder runs"):
+                world.server(local_socket=path).open()
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            client = RawClient(reader, writer)
+            assert (await client.ask("GET", "/healthz")).text == "ok"
+            writer.close()
+        assert not path.exists()
+        async with serving(world.server(local_socket=path)):
+            assert path.exists()
+    finally:
+        os.umask(before)
 
 
 async def test_the_local_socket_needs_no_certificate(world: World, tmp_path: Path) -> None:
