@@ -1,6 +1,6 @@
 """HTTP with aiohttp: requests become `Call`s, replies become bytes, upgraded connections are taken over.
 
-The only module of the server that knows the HTTP library; it is imported when the first caller comes. Also keeps
+What knows the HTTP library (this, channels.py, takeover.py) is imported when the first caller comes. Also keeps
 the list of connections: who idles, who is a stranger still, whose headers are under way, whose certificate was checked
 with an old CA. Does not cover: accepting and TLS (listeners.py), what is answered (site.py).
 """
@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, overload
 from urllib.parse import parse_qsl, unquote
 
-from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
@@ -27,8 +26,9 @@ from pykubelet.server.auth import PeerCertificate, peer_certificate
 from pykubelet.server.calls import TEXT, Admit, Answer, Bridging, Call, Flow, Refused, Reply, Upgraded
 from pykubelet.server.channels import serve_channels, serve_tunnel
 from pykubelet.server.listeners import Limits
-from pykubelet.server.proxy import BLOCK, Idle, open_stream, relay
+from pykubelet.server.proxy import Idle, open_stream, relay
 from pykubelet.server.streams import RETRY_AFTER
+from pykubelet.server.takeover import Gone, taken_over
 from pykubelet.server.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,10 @@ class Connection:
     """None as soon as somebody vouched for the caller."""
     certificate: PeerCertificate | None = None
     busy: bool = False
+    body: StreamReader | None = None
+    """Of the request under way."""
+    upgraded: bool = False
+    """Bytes are no HTTP for as long as the request lasts."""
     refusals: int = 0
     head_bytes: int = 0
     """Of a request that has not begun to be served."""
@@ -99,14 +103,11 @@ class _Handler(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
-        if connection is not None and self._payload_parser is None and not self._upgraded:
-            request = self._current_request
-            # A body has its own bounds: reading stops while nobody takes it.
-            if (request is None or request.content.is_eof()) and not self.front.may_go_on(connection, data):
-                if self.transport is not None and not connection.busy:
-                    self.transport.write(HEAD_TOO_LARGE)
-                self.force_close()
-                return
+        if connection is not None and not self.front.may_go_on(connection, data):
+            if self.transport is not None and not connection.busy:
+                self.transport.write(HEAD_TOO_LARGE)
+            self.force_close()
+            return
         super().data_received(data)
 
 
@@ -125,19 +126,18 @@ class HttpFront(web.Server):
         trusted: bool = False,
     ) -> None:
         """`trusted`: whoever gets here is known, as on the local socket."""
-        super().__init__(
-            cast(Any, self._serve),
-            handler_cancellation=True,
-            keepalive_timeout=limits.idle,
-            logger=cast(Any, _Log()),
-            access_log=cast(Any, None),
-            max_line_size=limits.head_bytes,
-            max_field_size=limits.head_bytes,
-            max_headers=limits.fields,
-            lingering_time=LINGERING,
-            read_bufsize=READ_BUFFER,
-            auto_decompress=False,
-        )
+        super().__init__(cast(Any, self._serve), handler_cancellation=True)
+        self._options: dict[str, Any] = {
+            "keepalive_timeout": limits.idle,
+            "logger": _Log(),
+            "access_log": None,
+            "max_line_size": limits.head_bytes,
+            "max_field_size": limits.head_bytes,
+            "max_headers": limits.fields,
+            "lingering_time": LINGERING,
+            "read_bufsize": READ_BUFFER,
+            "auto_decompress": False,
+        }
         self._site = site
         self._clock = clock
         self._limits = limits
@@ -159,7 +159,7 @@ class HttpFront(web.Server):
         return len(self._open)
 
     def handler(self, stranger: Stranger) -> RequestHandler:
-        return _Handler(self, stranger, loop=self._loop, **self._kwargs)
+        return _Handler(self, stranger, loop=asyncio.get_running_loop(), **self._options)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -242,14 +242,18 @@ class HttpFront(web.Server):
             connection.head_timer = None
 
     def may_go_on(self, connection: Connection, data: bytes) -> bool:
-        """Bytes that can only be headers came. False when they are too many for one request."""
+        """Bytes came. False when they can only be headers and are too many for one request."""
+        if connection.upgraded or (connection.body is not None and not connection.body.is_eof()):
+            return True  # a body has its own bounds: reading stops while nobody takes it
         connection.head_bytes += len(data)
         self._heads += len(data)
         connection.more = not data.endswith(b"\r\n\r\n")
         if not connection.busy:
             self._expect_head(connection)
         if self._heads > self._limits.heads_bytes:
-            max(self._open.values(), key=lambda each: each.head_bytes).transport.abort()
+            # The largest, a stranger's before that of a caller who is known.
+            chosen = max(self._open.values(), key=lambda c: (c.stranger is not None and c.head_bytes > 0, c.head_bytes))
+            chosen.transport.abort()
         return connection.head_bytes <= self._limits.head_bytes
 
     # --- requests -------------------------------------------------------------------------------
@@ -270,7 +274,7 @@ class HttpFront(web.Server):
                 raise Refused(429, text, {"Retry-After": RETRY_AFTER})
             shares.append(key)
 
-        self._begin(connection)
+        self._begin(connection, request)
         try:
             call = _call(request)
             reply = await self._site.answer(call, connection.certificate, admit)
@@ -278,6 +282,7 @@ class HttpFront(web.Server):
                 connection.refusals += 1
                 if connection.refusals > 1:
                     await self._clock.sleep(PAUSE_AFTER_REFUSALS)
+            connection.upgraded = isinstance(reply, Upgraded)
             return await self._send(request, call, reply)
         except Refused as refusal:
             return _refusal(refusal)
@@ -286,8 +291,9 @@ class HttpFront(web.Server):
                 self._shares.give_back(key)
             self._end(connection, request.protocol)
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: Connection, request: web.BaseRequest) -> None:
         connection.busy = True
+        connection.body = request.content
         self._idle.pop(connection, None)
         self._head_complete(connection)
         if connection.stall_timer is not None:
@@ -296,6 +302,7 @@ class HttpFront(web.Server):
 
     def _end(self, connection: Connection, handler: RequestHandler) -> None:
         connection.busy = False
+        connection.body, connection.upgraded = None, False
         if handler not in self._open:
             return
         if connection.head_bytes or connection.more:
@@ -455,74 +462,3 @@ async def _flow(request: web.BaseRequest, flow: Flow, stalled_after: float) -> w
         raise ConnectionResetError("the file became shorter while it was sent")
     await response.write_eof()
     return response
-
-
-# --- taking a connection from the HTTP library ---------------------------------------------------
-
-
-class Gone(web.StreamResponse):
-    """Stands for an answer that was sent by other means; the connection ends with it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.force_close()
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        return None
-
-    async def write_eof(self, data: Any = b"") -> None:
-        return
-
-
-class _Tail:
-    """Collects the bytes that came right behind the upgrade request."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        self.data += data
-        return False, b""
-
-    def feed_eof(self) -> None:
-        return
-
-
-class _Taken(asyncio.StreamReaderProtocol):
-    lost = False
-    error: Exception | None = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost, self.error = True, exc
-        super().connection_lost(exc)
-
-
-@asynccontextmanager
-async def taken_over(request: web.BaseRequest) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """The caller's bare connection for the length of the block; then it is closed."""
-    transport, handler = request.transport, request.protocol
-    if transport is None or transport.is_closing():
-        raise ConnectionResetError("the caller has gone")
-    loop = asyncio.get_running_loop()
-    tail = _Tail()
-    handler.set_parser(cast(Any, tail))
-    handler.keep_alive(False)
-    reader = asyncio.StreamReader(limit=BLOCK, loop=loop)
-    protocol = _Taken(reader, loop=loop)
-    if tail.data:
-        reader.feed_data(bytes(tail.data))
-    transport.set_protocol(protocol)
-    protocol.connection_made(transport)
-    if not transport.is_reading():
-        transport.resume_reading()
-    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-    try:
-        yield reader, writer
-    finally:
-        handler.close()  # whatever still arrives is no HTTP
-        if protocol.lost:
-            # Later, so that the library does not cancel the very task that is finishing here.
-            loop.call_soon(handler.connection_lost, protocol.error)
-        else:
-            transport.set_protocol(handler)
-            writer.close()

@@ -19,6 +19,7 @@ from pykubelet.api.types import ContainerState, ContainerStateRunning, Container
 from pykubelet.model.runtime_status import ContainerRecord, SandboxRecord
 from pykubelet.model.runtime_status import ContainerState as RuntimeState
 from pykubelet.model.runtime_status import ContainerStatus as RuntimeContainer
+from pykubelet.server import channels
 from pykubelet.server.app import NodeServer
 from pykubelet.server.listeners import Limits
 from tests.builders import a_container, a_pod
@@ -237,6 +238,17 @@ async def test_a_caller_who_takes_nothing_ends(world: World) -> None:
         front = server.listeners[0]._front
         await until(lambda: front is not None and len(front) == 0)
         client.writer.transport.abort()
+
+
+async def test_a_patient_websocket_is_not_asked_whether_it_lives(world: World) -> None:
+    """While one side waits for the other nobody reads answers to pings; the kernel asks instead."""
+    assert channels._socket("v5.channel.k8s.io")._heartbeat is None
+    server = world.server()
+    async with serving(server):
+        listening = server.listeners[0]._socket
+        assert listening is not None
+        assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
 
 
 async def test_guessing_tokens_costs_the_guesser_time(world: World) -> None:
