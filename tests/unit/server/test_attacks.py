@@ -65,7 +65,7 @@ async def from_bad(port: int, context: ssl.SSLContext | None = None) -> AsyncIte
 async def good_callers_are_served(port: int, world: World) -> None:
     """With a certificate and with a token, each within a second or two."""
     ada, nobody = world.client_context(world.ca.issue("ada")), world.client_context()
-    for _ in range(5):
+    for _ in range(3):
         async with asyncio.timeout(3):
             assert (await get(port, "/healthz", ada)).text == "ok"
             assert (await get(port, "/healthz", nobody, Authorization="Bearer good")).text == "ok"
@@ -146,7 +146,7 @@ def hellos(port: int, context: ssl.SSLContext) -> Iterator[Callable[[], int]]:
     def knock() -> None:
         while not stop.is_set():
             with contextlib.suppress(OSError), socket.socket() as caller:
-                caller.settimeout(2)
+                caller.settimeout(0.5)
                 caller.bind((BAD, 0))
                 caller.connect(("127.0.0.1", port))
                 caller.sendall(hello)
@@ -255,16 +255,16 @@ async def test_guessing_tokens_costs_the_guesser_time(world: World) -> None:
     async with serving(world.server()) as port, connected(port, world.client_context()) as client:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        for _ in range(3):
+        for _ in range(2):
             assert (await client.ask("GET", "/pods", {"Authorization": "Bearer bad"})).status == 401
-        assert loop.time() - begun >= 2.0
+        assert loop.time() - begun >= 1.0
         assert (await client.ask("GET", "/pods", {"Authorization": "Bearer good"})).status == 200
 
 
 @pytest.mark.parametrize(
     "scenario",
     [
-        test_a_thousand_callers_who_say_nothing,
+        test_a_crowd_that_is_through_with_its_handshakes,
         test_headers_without_end_are_bounded_together_and_in_time,
         test_handshakes_without_end_are_computed_beside_the_loop,
         test_followers_of_one_namespace_leave_room_for_others,
