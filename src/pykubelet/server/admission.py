@@ -55,12 +55,11 @@ class Strangers:
     def __len__(self) -> int:
         return self._count
 
-    def enter(self, stranger: Stranger) -> None:
-        """Takes a place; when none is free another one loses its own."""
+    def enter(self, stranger: Stranger) -> bool:
+        """Takes a place. False when none was free and another one lost its own."""
         self._by_address.setdefault(stranger.address, {})[stranger] = None
         self._count += 1
-        if self._count > self._limit:
-            self.drop_one()
+        return self._count <= self._limit or not self.drop_one()
 
     def leave(self, stranger: Stranger) -> None:
         """It is known now, or gone. Leaving twice does no harm."""

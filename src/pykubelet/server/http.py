@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, overload
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 LINGERING = 2.0
 """Seconds a body nobody wants is read and thrown away, so that the caller sees the answer."""
 READ_BUFFER = 64 * 1024
+LARGE = 64 * 1024
 MAX_PATH = 16 * 1024
 """Of the path alone: taking it apart costs time before anybody knows who asks."""
 MAX_PARAMETERS = 10_000
@@ -71,7 +72,6 @@ class Connection:
     head_timer: asyncio.TimerHandle | None = None
     more: bool = False
     """The last bytes went on after a request's headers; whether they were its body or the next request, who knows."""
-    stall_timer: asyncio.TimerHandle | None = None
 
 
 class _Log:
@@ -185,8 +185,6 @@ class HttpFront(web.Server):
             return
         self._idle.pop(connection, None)
         self._head_complete(connection)
-        if connection.stall_timer is not None:
-            connection.stall_timer.cancel()
         if connection.stranger is not None:
             self._strangers.leave(connection.stranger)
 
@@ -296,9 +294,6 @@ class HttpFront(web.Server):
         connection.body = request.content
         self._idle.pop(connection, None)
         self._head_complete(connection)
-        if connection.stall_timer is not None:
-            connection.stall_timer.cancel()
-            connection.stall_timer = None
 
     def _end(self, connection: Connection, handler: RequestHandler) -> None:
         connection.busy = False
@@ -307,25 +302,13 @@ class HttpFront(web.Server):
             return
         if connection.head_bytes or connection.more:
             self._expect_head(connection)  # the next request may have begun already
-        self._watch_answer(connection, -1)
         if connection.stranger is None:
             self._rest(connection)
 
-    def _watch_answer(self, connection: Connection, left_before: int) -> None:
-        """The library sends the answer after us: cut off who takes nothing of it for too long."""
-        left = connection.transport.get_write_buffer_size()
-        if left_before >= 0:
-            connection.stall_timer = None
-            if left == 0:
-                return
-            if left == left_before:
-                connection.transport.abort()
-                return
-        loop = asyncio.get_running_loop()
-        connection.stall_timer = loop.call_later(self._limits.stalled_answer, self._watch_answer, connection, left)
-
     async def _send(self, request: web.BaseRequest, call: Call, reply: Reply) -> web.StreamResponse:
         match reply:
+            case Answer() if len(reply.body) > LARGE and reply.status == 200 and request.method != "HEAD":
+                return await _flow(request, _in_pieces(reply), self._limits.stalled_answer)
             case Answer():
                 return _whole(reply)
             case Flow():
@@ -425,6 +408,16 @@ def _headers(content_type: str, more: Mapping[str, str]) -> dict[str, str]:
 
 def _whole(answer: Answer) -> web.Response:
     return web.Response(status=answer.status, body=answer.body, headers=_headers(answer.content_type, answer.headers))
+
+
+def _in_pieces(answer: Answer) -> Flow:
+    """A large answer is sent as it is taken, so that one nobody takes is noticed; a small one waits in the kernel."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for at in range(0, len(answer.body), LARGE):
+            yield answer.body[at : at + LARGE]
+
+    return Flow(chunks=pieces(), content_type=answer.content_type, length=len(answer.body), headers=answer.headers)
 
 
 def _refusal(refusal: Refused) -> web.Response:

@@ -45,6 +45,7 @@ our own these are answered by a caller that is alive and does not read."""
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PAUSE_WITHOUT_FILES = 0.1
 STOP_WITHIN = 2.0
+TELL_EVERY = 60.0
 
 
 class CannotListen(PykubeletError):
@@ -90,7 +91,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     idle: float = 90.0
     """Seconds a connection may wait for its next request."""
     stalled_answer: float = 60.0
-    """Seconds in which a caller takes nothing of an answer that waits in memory."""
+    """Seconds in which a caller takes nothing of an answer that is in memory as a whole."""
     stalled_flow: float = 4 * 3600.0
     """Seconds in which a caller takes nothing of an answer that is made as it is taken, as a log; a pager may wait."""
 
@@ -154,19 +155,23 @@ def _open_local(path: Path) -> socket.socket:
 def take_lock(path: Path) -> int:
     """A descriptor that keeps other agents from this local socket until it is closed or the process ends. Raises
     CannotListen when another one has it."""
+    lock = path.with_suffix(".lock")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        while True:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if lock.exists() and os.path.samestat(lock.stat(), os.fstat(descriptor)):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # its holder removed it just then
+    except BlockingIOError:
+        raise CannotListen(f"cannot listen on {path}: another agent with the same root folder runs") from None
     except OSError as error:
-        raise CannotListen(f"cannot listen on {path}: {error.strerror}: {error.filename}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        busy = isinstance(error, BlockingIOError)
-        reason = "another agent with the same root folder runs" if busy else error.strerror
-        raise CannotListen(f"cannot listen on {path}: {reason}") from error
-    return descriptor
+        raise CannotListen(f"cannot listen on {path}: {error.strerror}: {error.filename or lock}") from error
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -218,6 +223,7 @@ class Listener:
         """Held for a local socket: a second agent would take its place."""
         self._front: HttpFront | None = None
         self._strangers = strangers
+        self._tell_again = 0.0
         self._handshakes = Handshakes()
 
     @property
@@ -257,7 +263,8 @@ class Listener:
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock is not None:
+        if self._lock is not None and isinstance(self.address, LocalAddress):
+            self.address.path.with_suffix(".lock").unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
@@ -311,7 +318,9 @@ class Listener:
 
         task.add_done_callback(ended)
         stranger.drop = task.cancel
-        self._strangers.enter(stranger)
+        if not self._strangers.enter(stranger) and self._clock.monotonic() >= self._tell_again:
+            self._tell_again = self._clock.monotonic() + TELL_EVERY
+            logger.warning("callers are sent away: too many nobody vouched for", extra={"server": self.name})
 
     async def _welcome(self, connection: socket.socket, stranger: Stranger) -> None:
         front = await self._loaded_front()

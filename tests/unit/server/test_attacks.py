@@ -224,20 +224,35 @@ async def test_followers_of_one_namespace_leave_room_for_others(world: World) ->
             assert (await client.ask("GET", "/containerLogs/crowd/web/app")).text == "hello\n"
 
 
-async def test_a_caller_who_takes_nothing_ends(world: World) -> None:
-    world.limits = Limits(stalled_flow=0.5)
+@pytest.mark.parametrize("path", ["/containerLogs/crowd/web/app?follow=true", "/metrics/probes"])
+async def test_a_caller_who_takes_nothing_ends(world: World, path: str) -> None:
+    await takes_nothing(world, path)
+
+
+async def takes_nothing(world: World, path: str = "/metrics/probes") -> None:
+    world.limits = Limits(stalled_flow=0.5, stalled_answer=0.5)
+    world.changes = {"probe_metrics": lambda: "x" * 20_000_000}
     ada = world.client_context(world.ca.issue("ada"))
-    path = pod_with_a_log(world, "crowd")
-    path.write_bytes((b"2026-01-01T00:00:00Z stdout F " + b"x" * 1000 + b"\n") * 20_000)
+    log = pod_with_a_log(world, "crowd")
+    log.write_bytes((b"2026-01-01T00:00:00Z stdout F " + b"x" * 1000 + b"\n") * 20_000)
     server = world.server()
     async with serving(server) as port, connected(port, ada) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        client.send("GET", "/containerLogs/crowd/web/app?follow=true")
+        client.send("GET", path)
         await until(lambda: under_way(server) > 0)
         await until(lambda: under_way(server) == 0)
         front = server.listeners[0]._front
         await until(lambda: front is not None and len(front) == 0)
         client.writer.transport.abort()
+
+
+async def test_a_large_answer_arrives_whole(world: World) -> None:
+    text = "".join(f"{number}\n" for number in range(200_000))
+    world.changes = {"probe_metrics": lambda: text}
+    ada = world.client_context(world.ca.issue("ada"))
+    async with serving(world.server()) as port, connected(port, ada) as client:
+        assert (await client.ask("GET", "/metrics/probes")).text == text
+        assert (await client.ask("GET", "/healthz")).text == "ok"
 
 
 async def test_a_patient_websocket_is_not_asked_whether_it_lives(world: World) -> None:
@@ -268,7 +283,7 @@ async def test_guessing_tokens_costs_the_guesser_time(world: World) -> None:
         test_headers_without_end_are_bounded_together_and_in_time,
         test_handshakes_without_end_are_computed_beside_the_loop,
         test_followers_of_one_namespace_leave_room_for_others,
-        test_a_caller_who_takes_nothing_ends,
+        takes_nothing,
     ],
 )
 def test_the_loop_of_production_does_the_same(
