@@ -105,17 +105,18 @@ class Shares:
 
 
 class Turns:
-    """One at a time; who waits is served by address in turn, so a crowd at one address costs others one turn."""
+    """A few at a time; who waits is served by address in turn, so a crowd at one address costs others one turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: int = 1) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._taken = False
+        self._free = places
 
     @asynccontextmanager
     async def turn(self, address: str) -> AsyncIterator[None]:
-        if self._taken:
+        if self._free:
+            self._free -= 1
+        else:
             await self._wait(address)
-        self._taken = True
         try:
             yield
         finally:
@@ -145,4 +146,4 @@ class Turns:
             if not waiter.done():
                 waiter.set_result(None)
                 return
-        self._taken = False
+        self._free += 1

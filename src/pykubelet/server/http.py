@@ -58,6 +58,7 @@ class Site(Protocol):
 class Connection:
     transport: asyncio.Transport
     generation: int
+    address: str
     stranger: Stranger | None
     """None as soon as somebody vouched for the caller."""
     certificate: PeerCertificate | None = None
@@ -165,7 +166,9 @@ class HttpFront(web.Server):
         super().connection_made(handler, transport)
         assert isinstance(handler, _Handler)
         self._renew()
-        handler.connection = connection = Connection(transport, self._generation, handler.stranger)
+        handler.connection = connection = Connection(
+            transport, self._generation, handler.stranger.address, handler.stranger
+        )
         handler.stranger.drop = transport.abort
         secured = transport.get_extra_info("ssl_object")
         if secured is not None:
@@ -274,7 +277,7 @@ class HttpFront(web.Server):
 
         self._begin(connection, request)
         try:
-            call = _call(request)
+            call = _call(request, connection.address)
             reply = await self._site.answer(call, connection.certificate, admit)
             if connection.stranger is not None and isinstance(reply, Answer) and reply.status == 401:
                 connection.refusals += 1
@@ -368,7 +371,7 @@ class _Query(Sequence[tuple[str, str]]):
         return len(self._parsed())
 
 
-def _call(request: web.BaseRequest) -> Call:
+def _call(request: web.BaseRequest, address: str) -> Call:
     """Raises Refused for a path that is too long."""
     path, _, query = request.raw_path.partition("?")
     if len(path) > MAX_PATH:
@@ -394,6 +397,7 @@ def _call(request: web.BaseRequest) -> Call:
         ],
         body=body,
         has_body=request.body_exists,
+        address=address,
     )
 
 
