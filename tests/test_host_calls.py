@@ -69,7 +69,10 @@ ALLOWED = {
 }
 """Functions whose calls on the loop are meant, each with the reason."""
 
-OTHER_THREADS = {"server/debug.py": "the profiler watches the loop from a thread of its own, for as long as asked"}
+OTHER_THREADS = {
+    "server/debug.py": "the profiler watches the loop from a thread of its own, for as long as asked",
+    "server/handshakes.py": "one thread computes the handshakes of strangers, in turn by address; it never waits",
+}
 
 DURABLE = {
     "certs/bootstrap.py": START,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pykubelet.cli.local_socket import local_socket
 from tests.bed.cluster import Cluster
 from tests.bed.machine import wait_for
 from tests.bed.runtime import BUSYBOX, BedContainerd
@@ -87,7 +88,7 @@ def fresh(shared_node: Joined, cluster: Cluster, containerd: BedContainerd, tmp_
 
 def test_a_shutdown_is_told_and_can_be_taken_back(node: Joined) -> None:
     program = str(Path(sys.executable).with_name("pykubelet"))
-    command = [program, "shutdown", "--socket", str(node.agent.root / "pykubelet.sock")]
+    command = [program, "shutdown", "--socket", str(local_socket(node.agent.root))]
     node.wait_node("True", 20)
     node.apply(a_pod("going"))
     node.wait_running("going")

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from pykubelet.cli.local_socket import local_socket
 from tests.bed.certificates import Authority
 from tests.bed.cluster import CERTIFICATE_GATES, Cluster
 from tests.bed.runtime import BedContainerd
@@ -134,7 +135,7 @@ def test_a_missing_object_holds_up_only_its_pod(emptied: Joined) -> None:
 
 def explained(node: Joined, pod: str) -> str:
     program = Path(sys.executable).with_name("pykubelet")
-    command = [str(program), "explain", pod, "--socket", str(node.agent.root / "pykubelet.sock")]
+    command = [str(program), "explain", pod, "--socket", str(local_socket(node.agent.root))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     return done.stdout + done.stderr
 

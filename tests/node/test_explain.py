@@ -14,6 +14,7 @@ import pytest
 
 from pykubelet.cli.client import NodeClient, Target
 from pykubelet.cli.explain import ask
+from pykubelet.cli.local_socket import local_socket
 from pykubelet.cli.pods import find_on
 from pykubelet.cli.problems import CommandFailed
 from pykubelet.explain.view import Explanation
@@ -186,7 +187,7 @@ def a_registry() -> Iterator[str]:
 class Asked:
     def __init__(self, inside: Inside) -> None:
         self.inside = inside
-        self._node = NodeClient(Target(sockets=(inside.agent.root / "pykubelet.sock",)))
+        self._node = NodeClient(Target(sockets=(local_socket(inside.agent.root),)))
 
     def explained(self, pod: str, cause: str, says: Sequence[str] = (), within: float = 60.0) -> Explanation:
         """The node's answer once it is this cause and says all that; between two restarts it may say less."""

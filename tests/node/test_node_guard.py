@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from pykubelet.api.types import ResourceRequirements
+from pykubelet.cli.local_socket import local_socket
 from pykubelet.clients.dbus.systemd import DbusSystemd
 from pykubelet.clients.dbus.systemd_slices import SystemdSlices
 from pykubelet.clients.host.cgroups import CgroupTree
@@ -212,7 +213,7 @@ def story(folder: Path, name: str) -> list[tuple[str, float]]:
 def shutdown_command(agent: BedAgent, *words: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("pykubelet")), "shutdown", *words]
     return subprocess.run(
-        [*command, "--socket", str(agent.root / "pykubelet.sock")], capture_output=True, text=True, timeout=120
+        [*command, "--socket", str(local_socket(agent.root))], capture_output=True, text=True, timeout=120
     )
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+from pykubelet.cli.local_socket import forget_old_socket, local_socket
 from pykubelet.cli.systemd import connected_slices, logind_for
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.cri.metrics import operation_metrics
@@ -51,10 +52,8 @@ from pykubelet.wiring.edges import Edges, GuardEdges, PluginEdges, ServeEdges
 logger = logging.getLogger(__name__)
 
 CONTAINER_LOGS = Path("/var/log/containers")
-LOCAL_SOCKET = "pykubelet.sock"
 NEEDS_RUNTIME_CONFIG = "1.37.0"
 """The Kubernetes version whose kubelet no longer works with a runtime that cannot say its cgroup driver."""
-"""Below the root folder; only root may connect."""
 
 
 @asynccontextmanager
@@ -71,6 +70,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
     figures, host = CgroupStats(hugepage_sizes=machine.hugepage_sizes), NodeStats()
     folders = DiskFolders(paths)
     folders.make_roots()
+    forget_old_socket(paths.root)
     metrics = Registry()
     cri = GrpcCriClient(
         config.runtime.container_runtime_endpoint,
@@ -126,7 +126,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
                 serve=ServeEdges(
                     cgroup_stats=figures,
                     node_stats=host,
-                    local_socket=paths.root / LOCAL_SOCKET,
+                    local_socket=local_socket(paths.root),
                 ),
                 event_sources=[EventSource(name="runtime", open=cri.container_events)],
             )

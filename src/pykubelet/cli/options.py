@@ -12,25 +12,25 @@ import click
 from click.shell_completion import CompletionItem
 
 from pykubelet.cli.client import NodeClient, Target
+from pykubelet.cli.local_socket import candidates
 from pykubelet.cli.problems import CommandFailed
 from pykubelet.settings.node_flags import NodeFlags
 
 DEFAULT_STATE = Path("/var/lib/pykubelet")
-SOCKET_NAME = "pykubelet.sock"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def socket_of(state: Path) -> Path:
-    """Where the agent that `up` runs listens."""
-    return state / "kubelet" / SOCKET_NAME
+def root_of(state: Path) -> Path:
+    """The root folder of the agent that `up` runs."""
+    return state / "kubelet"
 
 
 def sockets(state: str | None) -> tuple[Path, ...]:
     """Candidates, the most specific first: what was asked for, or `up`'s usual place and the agent's."""
     if state:
-        return (socket_of(Path(state).resolve()),)
-    return (socket_of(DEFAULT_STATE), Path(NodeFlags().root_dir) / SOCKET_NAME)
+        return tuple(candidates(root_of(Path(state).resolve())))
+    return (*candidates(root_of(DEFAULT_STATE)), *candidates(Path(NodeFlags().root_dir)))
 
 
 NODE_OPTIONS = (

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pykubelet.cli.options import socket_of
+from pykubelet.cli.local_socket import local_socket
+from pykubelet.cli.options import root_of
 from pykubelet.cli.problems import CommandFailed
 from pykubelet.kit.files import write_atomic
 from pykubelet.standalone import daemon
@@ -30,7 +31,7 @@ class UpState(Struct, frozen=True):
     @property
     def root(self) -> Path:
         """The agent's --root-dir."""
-        return self.folder / "kubelet"
+        return root_of(self.folder)
 
     @property
     def logs(self) -> Path:
@@ -38,7 +39,7 @@ class UpState(Struct, frozen=True):
 
     @property
     def socket(self) -> Path:
-        return socket_of(self.folder)
+        return local_socket(self.root)
 
     @property
     def manifests(self) -> Path:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pykubelet.kit.files import open_checked
 
-BLOCK: Final = 8192
+BLOCK: Final = 16 * 1024
 MAX_TAIL_BYTES: Final = 10 * 1024 * 1024
 """How far back the end of a file is searched; a line cannot be longer than this and still be shown whole."""
 
@@ -52,18 +52,20 @@ def tail_offset(file: BinaryIO, records: int) -> int:
     end = file.seek(0, os.SEEK_END)
     if records <= 0:
         return end
-    position, found = end, 0
+    # The first line end met only ends the last record; one more than asked for begins the tail.
+    position, wanted = end, records + 1
     floor = max(0, end - MAX_TAIL_BYTES)
     while position > floor:
         start = max(floor, position - BLOCK)
         file.seek(start)
         block = file.read(position - start)
-        at = len(block)
-        while (at := block.rfind(b"\n", 0, at)) >= 0:
-            found += 1
-            # The first one met only ends the last record; one more than asked for begins the tail.
-            if found == records + 1:
-                return start + at + 1
+        found = block.count(b"\n")
+        if found >= wanted:
+            at = len(block)
+            for _ in range(wanted):
+                at = block.rfind(b"\n", 0, at)
+            return start + at + 1
+        wanted -= found
         position = start
     return floor
 

@@ -146,13 +146,25 @@ def _older(stamp: bytes, since: int) -> bool:
 
 
 async def read_logs(
-    path: Path, options: ReadOptions, *, clock: Clock, is_running: IsRunning, waker: Waker | None = None
+    path: Path,
+    options: ReadOptions,
+    *,
+    clock: Clock,
+    is_running: IsRunning,
+    waker: Waker | None = None,
+    pace: Callable[[], float] = lambda: GATHER,
 ) -> AsyncGenerator[bytes, None]:
-    """The log as asked for. Raises OSError when there is none. `waker` serves following; without it, time does."""
+    """The log as asked for. Raises OSError when there is none. `waker` serves following; without it, time does.
+    `pace` is the seconds between looks at a log that is written all the time."""
     selection = Selection(options)
-    file: LogSource = _open_at(path, options.tail)
+    plain = open_log(path)
+    file: LogSource = plain
     looked = 0.0
     try:
+        if options.tail is not None:
+            # Ten MiB may have to be searched, and to come from the disk.
+            work = partial(tail_offset, plain, options.tail)
+            plain.seek(await host_calls.run(work, name="searching a log", within=READ_WITHIN))
         while True:
             # Asked before reading: what the container wrote last is there when it is known to have ended.
             last_look = not options.follow or not await is_running()
@@ -170,22 +182,13 @@ async def read_logs(
             elif last_look:
                 return
             else:
-                await (waker.wait(RECHECK) if waker is not None else clock.sleep(RECHECK))
-                await clock.sleep(max(0.0, min(GATHER, looked + GATHER - clock.monotonic())))
+                gather = pace()
+                at_most = max(RECHECK, gather)
+                await (waker.wait(at_most) if waker is not None else clock.sleep(at_most))
+                await clock.sleep(max(0.0, min(gather, looked + gather - clock.monotonic())))
                 looked = clock.monotonic()
     finally:
         file.close()
-
-
-def _open_at(path: Path, tail: int | None) -> BinaryIO:
-    file = open_log(path)
-    try:
-        if tail is not None:
-            file.seek(tail_offset(file, tail))
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 async def _rest_of(file: LogSource, selection: Selection, clock: Clock) -> AsyncGenerator[bytes, None]:

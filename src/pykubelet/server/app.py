@@ -19,6 +19,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
+from pykubelet.server.admission import Strangers
 from pykubelet.server.auth import Authenticator
 from pykubelet.server.authz import make_authorizer
 from pykubelet.server.configz import ConfigRoutes, Explain
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from pykubelet.server.http import HttpFront
 
 READ_WRITE, READ_ONLY, HEALTH, LOCAL = "readwrite", "readonly", "healthz", "local"
-HEALTH_CONNECTIONS = 100
 
 
 class ServedRuntime(StreamingRuntime, Protocol):
@@ -149,14 +149,17 @@ class NodeServer:
     ) -> Router:
         router = Router(routes)
         site = Site(router=router, gate=gate, metrics=self._metrics, server_type=kind, clock=self._clock)
+        strangers = Strangers(self._limits.strangers)
 
         def make_front(front: type[HttpFront]) -> HttpFront:
             return front(
                 site=site,
                 clock=self._clock,
                 limits=self._limits,
+                strangers=strangers,
                 stream_idle=self._settings.streaming_connection_idle_timeout,
                 tls=tls,
+                trusted=isinstance(address, LocalAddress),
             )
 
         self.listeners.append(
@@ -167,6 +170,7 @@ class NodeServer:
                 tls=tls,
                 clock=self._clock,
                 limits=self._limits,
+                strangers=strangers,
             )
         )
         return router

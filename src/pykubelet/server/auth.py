@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from pykubelet.api.types import TokenReviewStatus
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import ApiError, PykubeletError
+from pykubelet.server.admission import Turns
 from pykubelet.server.answers_cache import AnswersCache
 from pykubelet.server.calls import Call, Refused
 from pykubelet.server.reviews import Reviewer
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 AUTHENTICATED = "system:authenticated"
 UNAUTHENTICATED = "system:unauthenticated"
+REVIEWS_AT_ONCE = 4
+"""Strangers can make up tokens without end, and each is a question to the API server, which the node has to share."""
 WEBSOCKET_BEARER = "base64url.bearer.authorization.k8s.io."
 
 
@@ -120,6 +123,7 @@ class Authenticator:
         self._anonymous = settings.anonymous.enabled
         self._clock = clock
         ttl = settings.webhook.cache_ttl
+        self._turns = Turns(REVIEWS_AT_ONCE)
         self._tokens: AnswersCache[User | None] = AnswersCache(clock=clock, keep=lambda _: ttl)
 
     async def identify(self, call: Call, certificate: PeerCertificate | None) -> User:
@@ -134,7 +138,7 @@ class Authenticator:
         else:
             failed = False
         if self._reviewer is not None and (token := bearer_token(call)):
-            user = await self._by_token(self._reviewer, token)
+            user = await self._by_token(self._reviewer, token, call.address)
             if user is not None:
                 return user
             failed = True
@@ -142,12 +146,16 @@ class Authenticator:
             return ANONYMOUS
         raise Refused(401, "Unauthorized")
 
-    async def _by_token(self, reviewer: Reviewer, token: str) -> User | None:
+    async def _by_token(self, reviewer: Reviewer, token: str, address: str) -> User | None:
         async def ask() -> User | None:
-            return user_of(await reviewer.token_review(token))
+            async with self._turns.turn(address):
+                return user_of(await reviewer.token_review(token))
 
-        # The token itself is not kept in memory longer than its request.
-        key = hashlib.sha256(token.encode()).digest()
+        try:
+            # The token itself is not kept in memory longer than its request.
+            key = hashlib.sha256(token.encode()).digest()
+        except UnicodeEncodeError:
+            return None  # bytes that are no text: nobody's token, and nothing that could be asked about
         try:
             return await self._tokens.get(key, ask)
         except ApiError as error:

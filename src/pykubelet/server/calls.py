@@ -44,6 +44,8 @@ class Call(Struct, frozen=True, kw_only=True):
     body: Callable[[int], Awaitable[bytes]] = no_body
     """Reads the body, at most so many bytes; more is refused with 413."""
     has_body: bool = False
+    address: str = ""
+    """Where it comes from, as connections are counted (admission.py)."""
 
     def header(self, name: str) -> str:
         """All values of a header, joined as HTTP allows; empty when absent."""
@@ -114,3 +116,5 @@ class Upgraded(Struct, frozen=True, kw_only=True):
 
 Reply = Answer | Flow | Upgraded
 Handler = Callable[[Call], Awaitable[Reply]]
+Admit = Callable[[str], None]
+"""Told for whom a request is, by namespace or user, when its caller is known and may. Raises Refused 429."""

@@ -25,8 +25,6 @@ NUMBERS = {"stdin": 0, "stdout": 1, "stderr": 2, "error": 3, "resize": 4}
 CLOSE = 255
 FROM_CALLER = frozenset({"stdin", "resize"})
 MAX_MESSAGE = 1024 * 1024
-PING_EVERY = 30.0
-"""A caller that vanished without a word is noticed by its silence to pings."""
 
 
 async def _runtime(url: str, protocol: str) -> RuntimeStream:
@@ -47,9 +45,9 @@ async def _runtime(url: str, protocol: str) -> RuntimeStream:
 
 
 def _socket(protocol: str) -> web.WebSocketResponse:
-    return web.WebSocketResponse(
-        protocols=(protocol,), compress=False, max_msg_size=MAX_MESSAGE, heartbeat=PING_EVERY, autoping=True
-    )
+    # No pings of our own: while one side waits for the other nobody reads the answers, and a patient caller would be
+    # cut off. Who vanished without a word is noticed by the kernel (listeners.py).
+    return web.WebSocketResponse(protocols=(protocol,), compress=False, max_msg_size=MAX_MESSAGE, autoping=True)
 
 
 async def _prepare(request: web.BaseRequest, socket: web.WebSocketResponse) -> None:

@@ -1,14 +1,15 @@
 """Sockets that accept callers: TCP with or without TLS, and a local one for root.
 
 Accepting is done here, not by the HTTP library, for three reasons: each connection gets the newest certificate,
-the number of connections is bounded (the one that has idled longest makes room), and the HTTP library is loaded
-only when the first caller comes. Does not cover: HTTP (http.py).
+strangers are bounded so that one address cannot keep out others (admission.py), and the HTTP library is loaded only
+when the first caller comes. Does not cover: HTTP and connections of callers who are known (http.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import importlib
 import logging
 import os
@@ -27,6 +28,8 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import TaskSet, finish
 from pykubelet.model.errors import PykubeletError
+from pykubelet.server.admission import Stranger, Strangers, address_of
+from pykubelet.server.handshakes import Handshakes, hand_over
 from pykubelet.server.tls import TlsFiles
 
 if TYPE_CHECKING:
@@ -35,10 +38,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKLOG = 512
-HANDSHAKE_TIMEOUT = 10.0
+ACCEPT_AT_ONCE = 32
+"""Between two turns of everybody else on the loop. Not one: a crowd would keep others in the kernel's queue."""
+KEEPALIVE_IDLE, KEEPALIVE_EVERY, KEEPALIVE_PROBES = 15, 15, 9
+"""Upstream's: a caller whose machine vanished is noticed by the kernel after two and a half minutes. Unlike pings of
+our own these are answered by a caller that is alive and does not read."""
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PAUSE_WITHOUT_FILES = 0.1
 STOP_WITHIN = 2.0
+TELL_EVERY = 60.0
 
 
 class CannotListen(PykubeletError):
@@ -66,16 +74,27 @@ Address = TcpAddress | LocalAddress
 
 
 class Limits(Struct, frozen=True, kw_only=True):
+    strangers: int = 256
+    """Connections nobody has vouched for yet; beyond, the address with the most loses its oldest."""
     connections: int = 1000
-    """More callers at once push out the ones that idle."""
+    """Callers who are known and ask nothing at the moment; beyond, the one that idled longest is closed."""
+    requests: int = 2000
+    """Under way for callers who are known, streams among them; a namespace may have as many as are still free."""
+    handshake: float = 5.0
+    """Seconds from connecting until TLS must be set up."""
+    head: float = 15.0
+    """Seconds from the first byte of a request (from connecting for the first one) until its headers must be there."""
+    head_bytes: int = 1024 * 1024
+    """Request line and headers together; commands of exec travel in the line."""
+    heads_bytes: int = 32 * 1024 * 1024
+    """All headers that are not complete yet, together; beyond, the largest loses its connection."""
+    fields: int = 100
     idle: float = 90.0
     """Seconds a connection may wait for its next request."""
-    head: float = 15.0
-    """Seconds from connecting until the first request's headers must be complete."""
-    line_bytes: int = 1024 * 1024
-    """The request line: commands of exec travel in it."""
-    field_bytes: int = 64 * 1024
-    fields: int = 100
+    stalled_answer: float = 60.0
+    """Seconds in which a caller takes nothing of an answer that is in memory as a whole."""
+    stalled_flow: float = 4 * 3600.0
+    """Seconds in which a caller takes nothing of an answer that is made as it is taken, as a log; a pager may wait."""
 
 
 def open_socket(address: Address) -> socket.socket:
@@ -103,6 +122,11 @@ def _open_tcp(family: socket.AddressFamily, host: str, port: int) -> socket.sock
     found = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections that are accepted inherit these.
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
         if family is socket.AF_INET6:
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         found.bind((host, port))
@@ -114,16 +138,14 @@ def _open_tcp(family: socket.AddressFamily, host: str, port: int) -> socket.sock
 
 
 def _open_local(path: Path) -> socket.socket:
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    """The caller holds the lock, so whatever is there was left by an agent that was killed."""
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-        path.unlink()  # left by an agent that was killed; a living one holds its own lock elsewhere
+        path.unlink()
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        before = os.umask(0o177)
-        try:
-            found.bind(str(path))
-        finally:
-            os.umask(before)
+        # The file gets the mode the socket has; the process' mask is everybody's, other threads make files meanwhile.
+        os.fchmod(found.fileno(), 0o600)
+        found.bind(str(path))
         found.listen(BACKLOG)
     except BaseException:
         found.close()
@@ -131,11 +153,48 @@ def _open_local(path: Path) -> socket.socket:
     return found
 
 
+def take_lock(path: Path) -> int:
+    """A descriptor that keeps other agents from this local socket until it is closed or the process ends. Raises
+    CannotListen when another one has it."""
+    lock = path.with_suffix(".lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if lock.exists() and os.path.samestat(lock.stat(), os.fstat(descriptor)):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # its holder removed it just then
+    except BlockingIOError:
+        raise CannotListen(f"cannot listen on {path}: another agent with the same root folder runs") from None
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {path}: {error.strerror}: {error.filename or lock}") from error
+
+
 def peer_uid(connection: socket.socket) -> int:
     """The user at the other end of a local socket, from the kernel."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid: int = struct.unpack("3i", packed)[1]
     return uid
+
+
+async def _readable(listening: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    happened: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not happened.done():
+            happened.set_result(None)
+
+    loop.add_reader(listening, wake)
+    try:
+        await happened
+    finally:
+        loop.remove_reader(listening)
 
 
 class Listener:
@@ -150,8 +209,10 @@ class Listener:
         tls: TlsFiles | None,
         clock: Clock,
         limits: Limits,
+        strangers: Strangers,
     ) -> None:
-        """`make_front` builds the HTTP side from its class, which is loaded when the first caller comes."""
+        """`make_front` builds the HTTP side from its class, which is loaded when the first caller comes; both count
+        the same `strangers`."""
         self.name = name
         self.address = address
         self._make_front = make_front
@@ -159,9 +220,12 @@ class Listener:
         self._clock = clock
         self._limits = limits
         self._socket: socket.socket | None = None
+        self._lock: int | None = None
+        """Held for a local socket: a second agent would take its place."""
         self._front: HttpFront | None = None
-        self._greeting = 0
-        """Connections whose handshake is under way."""
+        self._strangers = strangers
+        self._tell_again = 0.0
+        self._handshakes = Handshakes()
 
     @property
     def is_tcp(self) -> bool:
@@ -179,10 +243,17 @@ class Listener:
 
     def open(self) -> None:
         """Raises BadTls for certificates that cannot be used, CannotListen for an address that cannot be had."""
-        if self._socket is None:
-            if self._tls is not None:
-                self._tls.check()
+        if self._socket is not None:
+            return
+        if self._tls is not None:
+            self._tls.check()
+        if isinstance(self.address, LocalAddress):
+            self._lock = take_lock(self.address.path)
+        try:
             self._socket = open_socket(self.address)
+        except BaseException:
+            self._unlock()
+            raise
 
     def close(self) -> None:
         if self._socket is not None:
@@ -190,6 +261,13 @@ class Listener:
             self._socket = None
             if isinstance(self.address, LocalAddress):
                 self.address.path.unlink(missing_ok=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None and isinstance(self.address, LocalAddress):
+            self.address.path.with_suffix(".lock").unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
 
     async def run(self) -> None:
         if self._socket is None:
@@ -199,65 +277,78 @@ class Listener:
         try:
             async with TaskSet(self.name, on_error=self._log) as tasks:
                 while True:
-                    connection = await self._accept(self._socket)
-                    if connection is not None:
-                        tasks.spawn(self._welcome(connection), name=f"{self.name} handshake")
+                    await _readable(self._socket)
+                    if not self._accept(self._socket, tasks):
+                        await self._clock.sleep(PAUSE_WITHOUT_FILES)
         finally:
             self.close()
+            self._handshakes.close()
             if self._front is not None:
                 try:
                     await finish(self._front.shutdown(STOP_WITHIN / 2), within=STOP_WITHIN)
                 except TimeoutError:
                     logger.warning("a connection did not end in time", extra={"server": self.name})
 
-    async def _accept(self, listening: socket.socket) -> socket.socket | None:
+    def _accept(self, listening: socket.socket, tasks: TaskSet) -> bool:
+        """Let in who waits, without a pause in which one could be lost. False when the machine has no more files."""
         try:
-            connection, _ = await asyncio.get_running_loop().sock_accept(listening)
-        except ConnectionError:
-            return None
+            for _ in range(ACCEPT_AT_ONCE):
+                connection, peer = listening.accept()
+                connection.setblocking(False)
+                self._greet(tasks, connection, address_of(peer))
+        except (ConnectionError, BlockingIOError):
+            return True
         except OSError as error:
             if error.errno not in OUT_OF_FILES:
                 raise
             logger.error("no more connections can be accepted for now", extra={"error": error.strerror})
-            if self._front is not None:
+            if not self._strangers.drop_one() and self._front is not None:
                 self._front.drop_longest_idle()
-            await self._clock.sleep(PAUSE_WITHOUT_FILES)
-            return None
-        return connection
+            return False
+        return True
 
-    async def _welcome(self, connection: socket.socket) -> None:
-        self._greeting += 1
-        handed_over = False
-        try:
-            front = await self._loaded_front()
-            if not self._has_room(front) or not self._may_enter(connection):
-                return
-            context = self._tls.context() if self._tls is not None else None
-            if self._tls is not None and context is None:
-                logger.info("a caller was sent away: no serving certificate available for the kubelet")
-                return
-            handed_over = True
-            await self._connect(front, connection, context)
-        finally:
-            self._greeting -= 1
-            if not handed_over:
+    def _greet(self, tasks: TaskSet, connection: socket.socket, address: str) -> None:
+        stranger = Stranger(address)
+        task = tasks.spawn(self._welcome(connection, stranger), name=f"{self.name} handshake")
+
+        def ended(_: asyncio.Task[None]) -> None:
+            # Here and not in the task: it may be dropped before its first step.
+            if not stranger.met:
+                self._strangers.leave(stranger)
                 connection.close()
 
-    async def _connect(self, front: HttpFront, connection: socket.socket, context: ssl.SSLContext | None) -> None:
-        loop = asyncio.get_running_loop()
-        timeout = HANDSHAKE_TIMEOUT if context is not None else None
+        task.add_done_callback(ended)
+        stranger.drop = task.cancel
+        if not self._strangers.enter(stranger) and self._clock.monotonic() >= self._tell_again:
+            self._tell_again = self._clock.monotonic() + TELL_EVERY
+            logger.warning("callers are sent away: too many nobody vouched for", extra={"server": self.name})
+
+    async def _welcome(self, connection: socket.socket, stranger: Stranger) -> None:
+        front = await self._loaded_front()
+        if not self._may_enter(connection):
+            return
+        context = self._tls.context() if self._tls is not None else None
+        if self._tls is not None and context is None:
+            logger.info("a caller was sent away: no serving certificate available for the kubelet")
+            return
         try:
-            await loop.connect_accepted_socket(front, connection, ssl=context, ssl_handshake_timeout=timeout)
+            async with asyncio.timeout(self._limits.handshake):
+                if context is not None:
+                    hand_over(await self._handshakes.shake(connection, context, stranger.address))
+                await self._connect(front, connection, context, stranger)
         except (OSError, TimeoutError) as error:  # SSLError is an OSError
             logger.debug("a handshake failed", extra={"server": self.name, "error": str(error)})
 
-    def _has_room(self, front: HttpFront) -> bool:
-        if len(front) + self._greeting <= self._limits.connections:
-            return True
-        if front.drop_longest_idle():
-            return True
-        logger.warning("a caller was sent away: too many connections", extra={"server": self.name})
-        return False
+    async def _connect(
+        self, front: HttpFront, connection: socket.socket, context: ssl.SSLContext | None, stranger: Stranger
+    ) -> None:
+        stranger.met = True
+        make = partial(front.handler, stranger)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(make, connection, ssl=context)
+        except BaseException:
+            self._strangers.leave(stranger)
+            raise
 
     def _may_enter(self, connection: socket.socket) -> bool:
         if isinstance(self.address, TcpAddress):

@@ -7,8 +7,8 @@ the runtime says where its log is. Does not cover: reading and following files (
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -19,11 +19,15 @@ from pykubelet.model.errors import CriError
 from pykubelet.model.pod import find_container, name_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.logs import open_log
-from pykubelet.runtime.logs_read import ReadOptions, read_logs
-from pykubelet.runtime.logs_wake import waking
+from pykubelet.runtime.logs_read import GATHER, ReadOptions, read_logs
+from pykubelet.runtime.logs_wake import FolderWaker, waking
 from pykubelet.server.calls import Call, Flow, Refused, Reply
 from pykubelet.server.log_options import LogOptions, log_options
 
+WAKERS = 32
+"""Followers that the kernel wakes, through one of the few inotify instances that root has; others look by the clock."""
+PACE = 0.002
+"""Seconds between looks for each follower there is: a crowd of them must not fill the loop, however busy its log."""
 PULL_PROBLEMS = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}
 
 
@@ -53,6 +57,7 @@ class ContainerLogs:
         self._seen = seen
         self._clock = clock
         self._split_streams = split_streams
+        self._followers = self._woken = 0
 
     async def handle(self, call: Call) -> Reply:
         namespace, name, container = call.params["namespace"], call.params["pod"], call.params["container"]
@@ -101,11 +106,26 @@ class ContainerLogs:
             limit_bytes=options.limit_bytes,
             stream=options.stream,
         )
-        with waking(path.parent) if options.follow else nullcontext(None) as waker:
-            pieces = read_logs(path, wanted, clock=self._clock, is_running=is_running, waker=waker)
+        with self._following(path.parent) if options.follow else nullcontext(None) as waker:
+            pieces = read_logs(path, wanted, clock=self._clock, is_running=is_running, waker=waker, pace=self._pace)
             async with aclosing(pieces):
                 async for piece in pieces:
                     yield piece
+
+    @contextmanager
+    def _following(self, folder: Path) -> Iterator[FolderWaker | None]:
+        woken = self._woken < WAKERS
+        self._followers += 1
+        self._woken += woken
+        try:
+            with waking(folder) if woken else nullcontext(None) as waker:
+                yield waker
+        finally:
+            self._followers -= 1
+            self._woken -= woken
+
+    def _pace(self) -> float:
+        return max(GATHER, self._followers * PACE)
 
 
 def wanted_container(pod: Pod, status: PodStatus, name: str, *, previous: bool) -> str:

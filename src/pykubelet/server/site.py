@@ -16,7 +16,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.server.auth import Authenticator, PeerCertificate, User
 from pykubelet.server.authz import Authorizer
-from pykubelet.server.calls import Answer, Call, Refused, Reply, Upgraded
+from pykubelet.server.calls import Admit, Answer, Call, Refused, Reply, Upgraded
 from pykubelet.server.metrics import RequestMetrics, method_label, path_label
 from pykubelet.server.routing import Match, Router
 
@@ -44,26 +44,27 @@ class Site:
         self._clock = clock
         self._heads = frozenset(_heads(router))
 
-    async def answer(self, call: Call, certificate: PeerCertificate | None) -> Reply:
+    async def answer(self, call: Call, certificate: PeerCertificate | None, admit: Admit) -> Reply:
         match = self.router.find(call.method, call.path)
         long_running = "true" if match.route is not None and match.route.long_running else "false"
         labels = (long_running, method_label(call.method), path_label(call.path, self._heads), self._server_type)
         begun = self._clock.monotonic()
         self._metrics.begin(labels)
         try:
-            reply = await self._guarded(call, certificate, match)
+            reply = await self._guarded(call, certificate, match, admit)
             if isinstance(reply, Upgraded) and call.header("upgrade").lower() == "websocket":
                 self._metrics.websocket(labels[2])
             return reply
         finally:
             self._metrics.end(labels, self._clock.monotonic() - begun)
 
-    async def _guarded(self, call: Call, certificate: PeerCertificate | None, match: Match) -> Reply:
+    async def _guarded(self, call: Call, certificate: PeerCertificate | None, match: Match, admit: Admit) -> Reply:
         try:
             if self._gate is not None:
                 user = await self._gate.authenticator.identify(call, certificate)
                 await self._gate.authorizer.check(user, call.method, match.access)
                 _note(call, user)
+                admit(_tenant(match, user))
             if match.route is None:
                 return NOT_FOUND if match.status == 404 else WRONG_METHOD
             return await match.route.handler(replace(call, params=match.params or {}))
@@ -81,6 +82,12 @@ class Site:
         except Exception:  # one request's trouble; the server serves on
             logger.exception("a request failed unexpectedly", extra={"path": call.path[:200]})
             return Answer.text("Internal Error: see the agent's log\n", 500)
+
+
+def _tenant(match: Match, user: User) -> str:
+    """Whose share of the requests under way this one takes. The API server calls for everybody, as one user."""
+    namespace = (match.params or {}).get("namespace")
+    return f"namespace {namespace}" if namespace else f"user {user.name}"
 
 
 def _note(call: Call, user: User) -> None:

@@ -8,6 +8,7 @@ Does not cover: logs of containers (logs.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 import os
 import shutil
@@ -35,18 +36,30 @@ def open_below(root: Path, relative: str) -> int:
     if "\0" in relative:
         raise FileNotFoundError(relative)
     real_root = os.path.realpath(root)
-    descriptor = os.open(Path(real_root, relative.lstrip("/")), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # Found first and opened for reading only when it is known to be harmless: opening a device can do things.
+    found = os.open(Path(real_root, relative.lstrip("/")), os.O_PATH | os.O_CLOEXEC)
     try:
-        real = os.readlink(f"/proc/self/fd/{descriptor}")
+        real = os.readlink(f"/proc/self/fd/{found}")
         if real != real_root and not real.startswith(real_root.rstrip("/") + "/"):
             raise FileNotFoundError(relative)
-        mode = os.fstat(descriptor).st_mode
+        mode = os.fstat(found).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise FileNotFoundError(relative)
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+
+
+def open_file_below(root: Path, relative: str) -> BinaryIO:
+    """A regular file below `root`. Raises OSError; a folder is none."""
+    descriptor = open_below(root, relative)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileNotFoundError(relative)
+        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
 
 
 class SystemLogs:
@@ -90,7 +103,7 @@ class SystemLogs:
     async def _query(self, query: NodeLogQuery) -> Reply:
         if query.file:
             try:
-                file = os.fdopen(open_below(self._root, query.file), "rb")
+                file = open_file_below(self._root, query.file)
             except OSError as error:
                 raise _not_found(error) from None
             return Flow(chunks=_pieces(file, None), content_type=PLAIN)
@@ -113,13 +126,8 @@ class SystemLogs:
 
     def _service_file(self, service: str) -> BinaryIO | None:
         for candidate in (service, f"{service}.log", f"{service}/{service}.log"):
-            try:
-                descriptor = open_below(self._root, candidate)
-            except OSError:
-                continue
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return os.fdopen(descriptor, "rb")
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                return open_file_below(self._root, candidate)
         return None
 
 

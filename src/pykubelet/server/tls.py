@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from pykubelet.model.errors import PykubeletError
+from pykubelet.server.handshakes import ServingContext
 from pykubelet.settings.schema_server import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ VERSIONS = {
 }
 
 TLS13_SUITES = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"})
-"""Known names that change nothing: TLS 1.3 has them always."""
+"""Known names that TLS 1.3 has always; nothing but these leaves no suite for TLS 1.2, as in Go."""
 
 SUITES = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
@@ -84,9 +85,10 @@ def tls_rules(settings: ServerSettings) -> TlsRules:
     """Raises BadTls for a name that does not exist or that this machine's OpenSSL does not offer."""
     if settings.tls_min_version not in VERSIONS:
         raise BadTls(f"tlsMinVersion {settings.tls_min_version!r} is not one of {', '.join(filter(None, VERSIONS))}")
+    minimum, names = VERSIONS[settings.tls_min_version], settings.tls_cipher_suites
     rules = TlsRules(
-        minimum=VERSIONS[settings.tls_min_version],
-        suites=_suites(settings.tls_cipher_suites),
+        minimum=ssl.TLSVersion.TLSv1_3 if names and TLS13_SUITES.issuperset(names) else minimum,
+        suites=_suites(names),
         curve=_curve(settings.tls_curve_preferences),
     )
     _new_context(rules)
@@ -118,7 +120,7 @@ def _curve(numbers: Sequence[int]) -> str:
 
 
 def _new_context(rules: TlsRules) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = ServingContext(ssl.PROTOCOL_TLS_SERVER)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.0 and 1.1 are the operator's choice
         context.minimum_version = rules.minimum

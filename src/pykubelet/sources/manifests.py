@@ -24,6 +24,7 @@ from pykubelet.model.pod import full_name
 MAX_BYTES: Final = 10 * 1024 * 1024
 BIG_BYTES: Final = 128 * 1024
 """Larger manifests are read in a thread; smaller ones take less time than handing them over."""
+LOAD_WITHIN: Final = 600.0
 SETTLE_SECONDS: Final = 0.1
 """How long a replaced or conflicting file may be in flux: editors save by renaming files around."""
 

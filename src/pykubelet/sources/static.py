@@ -22,7 +22,7 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import Source, readable
 from pykubelet.model.reasons import WARNING
-from pykubelet.sources.manifests import BIG_BYTES, LoadPod, ManifestFiles, Problem, is_manifest_name
+from pykubelet.sources.manifests import BIG_BYTES, LOAD_WITHIN, LoadPod, ManifestFiles, Problem, is_manifest_name
 from pykubelet.sources.mux import FAILED_VALIDATION, PodSets
 from pykubelet.sources.watch import FileEvent, FolderWatch, Happened, OpenWatch, open_inotify
 
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 SLICE_SECONDS: Final = 0.01
 """Files read for longer than this are delivered before the next ones are read."""
-LOAD_WITHIN: Final = 600.0
 CREATED_PATIENCE: Final = 1.0
 WRITER_PATIENCE: Final = 10.0
 """A file somebody is writing is left alone until it is closed, or nothing was written for so long."""

@@ -6,20 +6,21 @@ problem and an empty set: that is how upstream reads it. Requests are made by th
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import Source, readable
 from pykubelet.model.reasons import WARNING
-from pykubelet.sources.manifests import BIG_BYTES, MAX_BYTES, in_one_line
+from pykubelet.sources.manifests import BIG_BYTES, LOAD_WITHIN, MAX_BYTES, in_one_line
 from pykubelet.sources.mux import FAILED_VALIDATION, PodSets
 
 logger = logging.getLogger(__name__)
@@ -120,11 +121,11 @@ class UrlSource:
         # Kept even if it turns out bad: reading the same bad body again would only say so again.
         self._body, self._body_problem = body, ""
         try:
-            pods = tuple(
-                await asyncio.to_thread(self._load, body, self._url)
-                if len(body) > BIG_BYTES
-                else self._load(body, self._url)
-            )
+            work = partial(self._load, body, self._url)
+            if len(body) > BIG_BYTES:
+                pods = tuple(await host_calls.run(work, name="reading a manifest", within=LOAD_WITHIN))
+            else:
+                pods = tuple(work())
         except Exception as error:
             self._body_problem = in_one_line(error)
             raise

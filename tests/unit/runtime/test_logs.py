@@ -68,3 +68,12 @@ def test_no_log_no_tail(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("missing", "pipe", "."):
         assert LogFiles().tail(tmp_path / name, lines=5, limit_bytes=5) == ""
+
+
+def test_where_any_number_of_records_begins(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    lines = [record("x" * (n * 37 % 900)).encode() for n in range(200)]
+    path.write_bytes(b"".join(lines))
+    with open_log(path) as file:
+        for count in (1, 2, 50, 199, 200, 201, 10**9):
+            assert tail_offset(file, count) == sum(map(len, lines[:-count] if count < 200 else []))

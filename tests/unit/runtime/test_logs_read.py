@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -273,3 +274,45 @@ async def test_inotify_wakes_a_follower_at_once(log: Log) -> None:
 async def test_without_inotify_there_is_no_waker(tmp_path: Path) -> None:
     with waking(tmp_path / "missing") as waker:
         assert waker is None
+
+
+@pytest.mark.real_loop
+async def test_the_tail_is_searched_beside_the_loop(log: Log) -> None:
+    log.write(*("x" * 100 for _ in range(1000)))
+    log.alive = False
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
+
+    async with TaskSet("ticks") as tasks:
+        tasks.spawn(tick(), name="tick")
+        await asyncio.sleep(0)
+        ticks = 0
+        options = ReadOptions(tail=10**9)
+        async with aclosing(read_logs(log.path, options, clock=SystemClock(), is_running=log.is_running)) as pieces:
+            first = await anext(pieces)
+        assert len(first) > 10_000
+        assert ticks > 0, "others had their turn before the first piece"
+
+
+async def test_a_follower_looks_as_often_as_its_pace_allows(log: Log) -> None:
+    clock, looks = LoopClock(), list[float]()
+
+    async def is_running() -> bool:
+        looks.append(clock.monotonic())
+        log.write("line")  # as busy as can be
+        return len(looks) < 6
+
+    class Awake:
+        async def wait(self, at_most: float) -> None:
+            return
+
+    pieces = read_logs(
+        log.path, ReadOptions(follow=True), clock=clock, is_running=is_running, waker=Awake(), pace=lambda: 3.0
+    )
+    assert len([piece async for piece in pieces]) == 6
+    assert all(later - earlier >= 3.0 for earlier, later in itertools.pairwise(looks[1:]))

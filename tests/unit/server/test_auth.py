@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import ApiDown, Forbidden
 from pykubelet.server.auth import (
     ANONYMOUS,
+    REVIEWS_AT_ONCE,
     Authenticator,
     NoAuthentication,
     PeerCertificate,
@@ -196,3 +198,44 @@ async def test_a_busy_api_server_is_asked_again() -> None:
 
 def test_users_differ_by_everything_that_counts() -> None:
     assert replace(ADA, extra=(("k", ("v",)),)) != ADA
+
+
+async def test_a_token_that_is_no_text_is_nobody_s() -> None:
+    reviewer = FakeReviewer(tokens={"t1": "ada"})
+    for anonymous in (False, True):
+        with pytest.raises(Refused) as refused:
+            call = Call(headers=[("authorization", "Bearer " + b"t\xff".decode("utf-8", "surrogateescape"))])
+            await authenticator(reviewer, anonymous=anonymous).identify(call, None)
+        assert refused.value.status == 401
+    assert reviewer.asked == []
+
+
+async def test_made_up_tokens_leave_the_api_server_to_others() -> None:
+    """Many of one address are asked about a few at a time, and another address has its turn among them."""
+
+    class Slow(FakeReviewer):
+        now, most = 0, 0
+
+        async def token_review(self, token: str, audiences: Sequence[str] = ()) -> TokenReviewStatus:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(1)
+            self.now -= 1
+            return await super().token_review(token, audiences)
+
+    reviewer, clock = Slow(tokens={"t1": "ada"}), LoopClock()
+    asked = authenticator(reviewer)
+
+    async def made_up(number: int) -> None:
+        call = Call(headers=[("authorization", f"Bearer x{number}")], address="10.0.0.2")
+        with pytest.raises(Refused):
+            await asked.identify(call, None)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(100):
+            group.create_task(made_up(number))
+        await asyncio.sleep(0.5)
+        begun = clock.monotonic()
+        assert await asked.identify(replace(TOKEN, address="10.0.0.1"), None) == ADA
+        assert clock.monotonic() - begun < 3
+    assert reviewer.most == REVIEWS_AT_ONCE

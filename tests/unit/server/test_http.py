@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import shutil
+import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -21,7 +23,7 @@ from pykubelet.server.listeners import CannotListen, Limits, LocalAddress
 from pykubelet.server.routes import Offers, main_routes
 from tests.bed.certificates import Authority
 from tests.builders import a_container, a_pod
-from tests.unit.server.support import FakePods, World, connected, echo, get, serving, streaming_runtime
+from tests.unit.server.support import FakePods, RawClient, World, connected, echo, get, serving, streaming_runtime
 
 pytestmark = pytest.mark.real_loop
 
@@ -109,6 +111,29 @@ async def test_read_only_and_health_servers(world: World) -> None:
         assert (await get(health, "/pods")).status == 404
 
 
+async def test_a_second_agent_does_not_take_the_local_socket_away(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "pykubelet.sock"
+    world.settings = replace(world.settings, enable_server=False)
+    before = os.umask(0o002)
+    try:
+        with socket.socket(socket.AF_UNIX) as killed:  # leaves its file behind
+            path.parent.mkdir()
+            killed.bind(str(path))
+        async with serving(world.server(local_socket=path)):
+            assert path.stat().st_mode & 0o777 == 0o600, "whatever the mask of the process"
+            with pytest.raises(CannotListen, match="another agent with the same root folder runs"):
+                world.server(local_socket=path).open()
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            client = RawClient(reader, writer)
+            assert (await client.ask("GET", "/healthz")).text == "ok"
+            writer.close()
+        assert not path.exists()
+        async with serving(world.server(local_socket=path)):
+            assert path.exists()
+    finally:
+        os.umask(before)
+
+
 async def test_the_local_socket_needs_no_certificate(world: World, tmp_path: Path) -> None:
     path = tmp_path / "run" / "pykubelet.sock"
     world.settings = replace(world.settings, enable_server=False)
@@ -175,7 +200,7 @@ async def test_a_ca_that_was_taken_away_is_forgotten_on_open_connections(world: 
 
 async def test_slow_callers_are_cut_and_make_room(world: World) -> None:
     world.reviewer.everything = {"ada"}
-    world.limits = Limits(connections=20, head=0.3)
+    world.limits = Limits(strangers=20, head=0.3)
     nobody, ada = world.client_context(), world.client_context(world.ca.issue("ada"))
     async with serving(world.server()) as port:
         slow = []
@@ -192,18 +217,19 @@ async def test_slow_callers_are_cut_and_make_room(world: World) -> None:
 
 
 async def test_headers_that_are_too_large(world: World) -> None:
-    world.limits = Limits(line_bytes=8192, field_bytes=8192)
+    world.limits = Limits(head_bytes=8192)
     async with serving(world.server()) as port:
-        for request in (
-            b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-            b"GET / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n",
-            b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n",
-            b"\x16\x03\x01 not http at all\r\n\r\n",
+        for request, expected in (
+            (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+            (b"GET / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431),
+            (b"GET / HTTP/1.1\r\n" + b"A: bbbbbbbbbb\r\n" * 90 * 8 + b"\r\n", 431),
+            (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 400),
+            (b"\x16\x03\x01 not http at all\r\n\r\n", 400),
         ):
             async with connected(port, world.client_context()) as client:
                 client.writer.write(request)
                 status, _ = await client.head()
-                assert status == 400
+                assert status == expected
                 assert b"Traceback" not in await client.reader.read()
 
 

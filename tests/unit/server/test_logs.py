@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,10 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.model.runtime_status import ContainerState as RuntimeState
 from pykubelet.model.runtime_status import ContainerStatus as RuntimeContainer
 from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.runtime.logs_read import GATHER
 from pykubelet.server.calls import Call, Flow, Refused
 from pykubelet.server.log_options import LogOptions, log_options
-from pykubelet.server.logs import ContainerLogs, wanted_container
+from pykubelet.server.logs import PACE, WAKERS, ContainerLogs, wanted_container
 from tests.builders import a_pod
 from tests.unit.server.support import FakePods, FakeRuntime
 
@@ -145,6 +148,31 @@ async def test_the_log_as_bytes(tmp_path: Path) -> None:
         "1970-01-01T00:00:01.000000000Z one\n1970-01-01T00:00:02.000000000Z two\n"
     )
     assert await text(logs, "follow=true") == "one\ntwo\n", "an ended container has an end"
+
+
+def inotify_instances() -> int:
+    found = 0
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{each}") == "anon_inode:inotify"
+    return found
+
+
+@pytest.mark.real_loop
+async def test_a_crowd_of_followers_shares_what_the_kernel_and_the_loop_have(tmp_path: Path) -> None:
+    path = tmp_path / "app.log"
+    path.write_text("1970-01-01T00:00:01.000000000Z stdout F one\n")
+    logs, before = logs_of(path, state=RuntimeState.RUNNING), inotify_instances()
+    assert logs._pace() == GATHER
+    async with contextlib.AsyncExitStack() as crowd:
+        for _ in range(WAKERS + 20):
+            reply = await logs.handle(call("follow=true"))
+            assert isinstance(reply, Flow)
+            await crowd.enter_async_context(contextlib.aclosing(reply.chunks))
+            assert await anext(reply.chunks) == b"one\n"
+        assert inotify_instances() - before <= WAKERS
+        assert logs._pace() == pytest.approx((WAKERS + 20) * PACE)
+    assert (inotify_instances(), logs._pace()) == (before, GATHER)
 
 
 async def test_what_is_not_there(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from asyncinotify import Inotify, Mask
 
 from pykubelet.server.calls import Answer, Call, Flow, Refused, Reply
 from pykubelet.server.log_query import NodeLogQuery, journal_command, node_log_query
-from pykubelet.server.system_logs import SystemLogs
+from pykubelet.server.system_logs import SystemLogs, open_below
 
 
 @pytest.fixture
@@ -131,3 +132,25 @@ def test_bad_queries(pairs: list[tuple[str, str]], status: int) -> None:
     with pytest.raises(Refused) as caught:
         query(*pairs)
     assert caught.value.status == status
+
+
+@pytest.mark.real_loop
+async def test_a_query_for_a_folder_leaves_nothing_open(root: Path) -> None:
+    logs = SystemLogs(root=root, query_enabled=True, find_program=lambda name: None)
+    before = os.listdir("/proc/self/fd")
+    for name in ("./", "sub/", "./pipe", "./outside", "../secret"):
+        with pytest.raises(Refused) as refused:
+            await ask(logs, "", ("query", name))
+        assert refused.value.status in (404, 406)
+    assert b"no log file" in await body(await ask(logs, "", ("query", "sub")))
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_what_is_no_file_is_not_even_opened(root: Path) -> None:
+    with Inotify(sync_timeout=0) as watched:
+        watched.add_watch(root / "pipe", Mask.OPEN)
+        with pytest.raises(FileNotFoundError):
+            open_below(root, "pipe")
+        os.set_blocking(watched.fd, False)
+        with pytest.raises(BlockingIOError):
+            os.read(watched.fd, 4096)

@@ -22,6 +22,13 @@ def test_names_become_openssl_names() -> None:
     assert tls_rules(ServerSettings()) == TlsRules(suites=DEFAULT_SUITES)
 
 
+def test_names_of_tls_1_3_alone_leave_nothing_for_older_versions() -> None:
+    suites = ("TLS_AES_128_GCM_SHA256", "TLS_CHACHA20_POLY1305_SHA256")
+    for least in ("", "VersionTLS12", "VersionTLS13"):
+        rules = tls_rules(ServerSettings(tls_cipher_suites=suites, tls_min_version=least))
+        assert rules.minimum is ssl.TLSVersion.TLSv1_3
+
+
 @pytest.mark.parametrize("name", [name for name in SUITES if "RC4" not in name and "3DES" not in name])
 def test_every_modern_suite_exists(name: str) -> None:
     assert tls_rules(ServerSettings(tls_cipher_suites=(name,))).suites == SUITES[name]

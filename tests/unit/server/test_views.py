@@ -185,6 +185,12 @@ async def test_a_bug_in_a_route_is_logged_and_not_told(caplog: pytest.LogCapture
     routes = [Route(pattern=f"/{h.__name__}", handler=h, access=("proxy",)) for h in (bug, known)]
     metrics = RequestMetrics(Registry())
     site = Site(router=Router(routes), gate=None, metrics=metrics, server_type="local", clock=LoopClock())
-    assert shown(await site.answer(Call(path="/bug"), None)) == (500, "Internal Error: see the agent's log\n")
+    assert shown(await site.answer(Call(path="/bug"), None, lambda key: None)) == (
+        500,
+        "Internal Error: see the agent's log\n",
+    )
     assert "internal detail" in caplog.text
-    assert shown(await site.answer(Call(path="/known"), None)) == (500, "Internal Error: no cgroups\n")
+    assert shown(await site.answer(Call(path="/known"), None, lambda key: None)) == (
+        500,
+        "Internal Error: no cgroups\n",
+    )

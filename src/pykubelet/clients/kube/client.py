@@ -26,7 +26,7 @@ from pykubelet.clients.kube.port import (
     UnreadableChange,
     resource_of,
 )
-from pykubelet.clients.kube.reading import ObjectReader
+from pykubelet.clients.kube.reading import change_of, object_of, page_of
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.clients.kube.unreadable import UnreadableObjects
 from pykubelet.model.errors import ApiError, ApiServerError
@@ -39,7 +39,6 @@ HEALTH_TIMEOUT = 5.0
 class RestKubeClient:
     def __init__(self, transport: Transport, *, unreadable: UnreadableObjects | None = None) -> None:
         self._transport = transport
-        self._reader = ObjectReader()
         self.unreadable = unreadable or UnreadableObjects()
 
     async def renew(self) -> None:
@@ -51,7 +50,6 @@ class RestKubeClient:
         await self._transport.abandon()
 
     async def close(self) -> None:
-        self._reader.close()
         await self._transport.close()
 
     async def get(self, kind: type[K], name: str, namespace: str = "", *, resource_version: str = "") -> K:
@@ -78,7 +76,7 @@ class RestKubeClient:
             **{"continue": continue_token},
         )
         answer = await self._transport.request("GET", resource_of(kind).path(namespace), query=query)
-        page = await self._reader.page(kind, answer)
+        page = await page_of(kind, answer)
         for each in page.unreadable:
             self.unreadable.count(each)
         return page
@@ -104,7 +102,7 @@ class RestKubeClient:
         lines = self._transport.stream(resource_of(kind).path(namespace), query=query, silence=WATCH_SILENCE)
         async with aclosing(lines):
             async for line in lines:
-                change = await self._reader.change(kind, line)
+                change = await change_of(kind, line)
                 if isinstance(change, UnreadableChange):
                     self.unreadable.count(change.object)
                 if change is not None:
@@ -163,7 +161,7 @@ class RestKubeClient:
         return await self._read(TokenRequest, await self._transport.request("POST", path, body=body))
 
     async def _read(self, kind: type[K], answer: bytes) -> K:
-        found = await self._reader.object(kind, answer)
+        found = await object_of(kind, answer)
         if isinstance(found, Unreadable):
             self.unreadable.count(found)
             raise ApiServerError(f"{kind.__name__} from the server: {found.why}")

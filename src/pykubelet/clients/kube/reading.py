@@ -1,14 +1,12 @@
 """Answers of the API server to objects, one by one, without holding the loop for long.
 
 What cannot be read becomes an `Unreadable` and costs its neighbours nothing. Large answers are read in a thread of
-their own, in steps of one object: a list may be of any size, and whoever may store objects may store large odd ones.
+threads, in steps of one object: a list may be of any size, and whoever may store objects may store large odd ones.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 import msgspec
@@ -27,10 +25,12 @@ from pykubelet.clients.kube.port import (
     UnreadableChange,
     resource_of,
 )
+from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.model.errors import ApiServerError
 
 LARGE = 128 * 1024
 """Bytes from which on an answer is read in the thread; the loop reads some 100 KB a millisecond, odd ones a tenth."""
+READ_WITHIN = 300.0
 LONGEST_REASON = 300
 
 T = TypeVar("T")
@@ -50,28 +50,26 @@ _FRAMES = msgspec.json.Decoder(_Frame)
 _LISTS = msgspec.json.Decoder(_RawList)
 
 
-class ObjectReader:
-    """Reads on the loop what is small, the rest in one thread that does nothing else."""
+async def object_of(kind: type[K], data: bytes) -> K | Unreadable:
+    return await _read(len(data), lambda: read_object(kind, data))
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+async def page_of(kind: type[K], data: bytes) -> Page[K]:
+    return await _read(len(data), lambda: read_page(kind, data))
 
-    async def object(self, kind: type[K], data: bytes) -> K | Unreadable:
-        return await self._run(len(data), lambda: read_object(kind, data))
 
-    async def page(self, kind: type[K], data: bytes) -> Page[K]:
-        return await self._run(len(data), lambda: read_page(kind, data))
+async def change_of(kind: type[K], line: bytes) -> Change[K] | UnreadableChange | None:
+    return await _read(len(line), lambda: read_change(kind, line))
 
-    async def change(self, kind: type[K], line: bytes) -> Change[K] | UnreadableChange | None:
-        return await self._run(len(line), lambda: read_change(kind, line))
 
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
-        if size < LARGE:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+async def _read(size: int, work: Callable[[], T]) -> T:
+    """What is small is read on the loop."""
+    if size < LARGE:
+        return work()
+    try:
+        return await host_calls.run(work, name="reading an answer of the API server", within=READ_WITHIN)
+    except HostCallStuck as error:
+        raise ApiServerError(str(error)) from error
 
 
 def read_object(kind: type[K], data: bytes) -> K | Unreadable:

@@ -6,7 +6,6 @@ runtime passes as it is. Rules are in the pure modules beside this file.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pykubelet.api.quantity import QuantityError
 from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriImages
 from pykubelet.clients.host.port import PodFolders
+from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import AnyContainer, ContainerKind, uid_of, uses_host_network
@@ -54,6 +54,7 @@ LARGE: Final = 50_000
 LARGE_PORTS: Final = 5_000
 ENTRY: Final = 30
 REMEMBERED_WARNINGS: Final = 4096
+MAKE_WITHIN: Final = 60.0
 NO_USER_NAMESPACES: Final = "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
 
 
@@ -230,4 +231,4 @@ def _size(container: AnyContainer) -> int:
 
 async def _made(is_large: bool, make: Callable[[], T]) -> T:
     """A config off the loop if it is large: an object may hold more than a MiB of words to expand."""
-    return await asyncio.to_thread(make) if is_large else make()
+    return await host_calls.run(make, name="making a config", within=MAKE_WITHIN) if is_large else make()

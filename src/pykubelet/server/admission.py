@@ -1,0 +1,149 @@
+"""Who gets a place when there are too many callers: bookkeeping only, no sockets.
+
+`Strangers` are connections nobody has vouched for: when there are too many, the address with the most of them loses
+its oldest, so one address never keeps out another. `Shares` are the requests under way of callers who are known: a
+namespace may have as many as are still free, so it leaves room for the next one however many it asks for. `Turns`
+lets addresses take turns at work that only few can do at once. Does not cover: closing idle connections (http.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+MAPPED = "::ffff:"
+
+
+def address_of(peer: Any) -> str:
+    """Whom a connection counts for: the IPv4 address, the IPv6 network of one customer (/64), or the local socket."""
+    if not isinstance(peer, tuple):
+        return "local"
+    host = str(peer[0])
+    if ":" not in host:
+        return host
+    if host.startswith(MAPPED) and "." in host:
+        return host.removeprefix(MAPPED)
+    return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8].hex(":", 2) + "::/64"
+
+
+def _nothing() -> None:
+    return
+
+
+@dataclass(slots=True, eq=False)
+class Stranger:
+    """A connection before anybody vouched for it."""
+
+    address: str
+    drop: Callable[[], Any] = field(default=_nothing)
+    """Ends the connection at once."""
+    met: bool = False
+    """Its socket belongs to a transport."""
+
+
+class Strangers:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_address: dict[str, dict[Stranger, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def enter(self, stranger: Stranger) -> bool:
+        """Takes a place. False when none was free and another one lost its own."""
+        self._by_address.setdefault(stranger.address, {})[stranger] = None
+        self._count += 1
+        return self._count <= self._limit or not self.drop_one()
+
+    def leave(self, stranger: Stranger) -> None:
+        """It is known now, or gone. Leaving twice does no harm."""
+        of_address = self._by_address.get(stranger.address)
+        if of_address is None or stranger not in of_address:
+            return
+        del of_address[stranger]
+        self._count -= 1
+        if not of_address:
+            del self._by_address[stranger.address]
+
+    def drop_one(self) -> bool:
+        """The oldest of the address that has the most; False when there is none."""
+        if not self._by_address:
+            return False
+        of_address = max(self._by_address.values(), key=len)
+        chosen = next(iter(of_address))
+        self.leave(chosen)
+        chosen.drop()
+        return True
+
+
+class Shares:
+    """Requests under way. Everybody may have as many as are still free: one alone gets half, and half stays free."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: Counter[str] = Counter()
+        self._count = 0
+
+    def take(self, key: str) -> bool:
+        if self._taken[key] >= self._limit - self._count:
+            return False
+        self._taken[key] += 1
+        self._count += 1
+        return True
+
+    def give_back(self, key: str) -> None:
+        self._count -= 1
+        self._taken[key] -= 1
+        if not self._taken[key]:
+            del self._taken[key]
+
+
+class Turns:
+    """A few at a time; who waits is served by address in turn, so a crowd at one address costs others one turn."""
+
+    def __init__(self, places: int = 1) -> None:
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._free = places
+
+    @asynccontextmanager
+    async def turn(self, address: str) -> AsyncIterator[None]:
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(address)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, address: str) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(address, deque()).append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                self._pass_on()  # the turn had come just before
+            elif (queue := self._waiting.get(address)) and waiter in queue:
+                queue.remove(waiter)
+                if not queue:
+                    del self._waiting[address]
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            address = next(iter(self._waiting))
+            queue = self._waiting.pop(address)
+            waiter = queue.popleft()
+            if queue:
+                self._waiting[address] = queue  # behind the other addresses
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._free += 1
