@@ -51,8 +51,8 @@ class RestKubeClient:
         await self._transport.abandon()
 
     async def close(self) -> None:
-        self._reader.close()
         await self._transport.close()
+        self._reader.close()
 
     async def get(self, kind: type[K], name: str, namespace: str = "", *, resource_version: str = "") -> K:
         path = resource_of(kind).path(namespace, name)
