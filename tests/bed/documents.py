@@ -47,7 +47,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     r"python3 -m venv /opt/pykubelet": "changes the machine outside of the test's folder",
     r"/opt/pykubelet/bin/pip install \.": "changes the machine outside of the test's folder",
     r"systemctl (daemon-reload|(enable|disable|status)( --now)? [\w-]+)": "needs systemd as the first process",
-    r"kubectl get nodes": "tests/cluster/test_kubectl.py; here is no cluster",
+    r"kubectl get (nodes|pod -o json)": "tests/cluster/test_kubectl.py; here is no cluster",
     r"kubeadm join …": "needs a control plane made by kubeadm",
     r"(docker|podman) (save|kube play)": "names what other tools do",
     r"(fuser -vm|lsof) <path>": "Debian's own programs, not installed by us",

@@ -20,14 +20,17 @@ import pytest
 from pykubelet.api.types import (
     Affinity,
     ConfigMap,
+    ConfigMapEnvSource,
     ContainerPort,
     EmptyDirVolumeSource,
+    EnvFromSource,
     EnvVar,
     HostAlias,
     NodeAffinity,
     NodeSelector,
     NodeSelectorRequirement,
     NodeSelectorTerm,
+    ObjectMeta,
     Pod,
     Secret,
     Service,
@@ -109,6 +112,21 @@ async def test_a_pod_as_large_as_can_be_stored(tmp_path: Path, what: str, monkey
             await node.clock.sleep(5)
         steps.check()
         assert node.phase("good") == "Running"
+
+
+async def test_variables_from_many_large_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        data = {f"K{number}": "x" * 50 for number in range(20_000)}
+        node.api.add(ConfigMap(metadata=ObjectMeta(name="large", namespace="default"), data=data))
+        with measured_steps() as steps:
+            steps.leave_out(monkeypatch, AutojumpLoop, "run_in_executor")
+            for verb in ("patch", "list", "_save", "_begin"):
+                steps.leave_out(monkeypatch, FakeKube, verb)
+            source = EnvFromSource(config_map_ref=ConfigMapEnvSource(name="large"))
+            node.bind("wide", containers=[a_container(env_from=[source] * 10)])
+            await node.until(lambda: node.phase("wide") == "Running")
+        steps.check()
 
 
 def labels(count: int) -> str:

@@ -41,7 +41,13 @@ class PodSourceSettings:
         "Folder or single file of static pods; names that start with a dot are ignored.",
         flag="pod-manifest-path",
     )
-    static_pod_url: str = setting("staticPodURL", STRING, "", "Address to fetch static pods from.", flag="manifest-url")
+    static_pod_url: str = setting(
+        "staticPodURL",
+        STRING,
+        "",
+        "Address to fetch static pods from; with https its certificate must be good by the system's authorities.",
+        flag="manifest-url",
+    )
     static_pod_url_header: Mapping[str, tuple[str, ...]] = setting(
         "staticPodURLHeader",
         MapOf(STRINGS),

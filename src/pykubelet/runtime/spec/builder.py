@@ -35,7 +35,7 @@ from pykubelet.runtime.spec.collaborators import (
 )
 from pykubelet.runtime.spec.container import ContainerParts, build_container_config, wants_hosts_file
 from pykubelet.runtime.spec.dns import NO_CLUSTER_DNS, DnsResult, Resolver, host_resolver_complaint, pod_resolver
-from pykubelet.runtime.spec.env import build_env
+from pykubelet.runtime.spec.env import EnvInputs, build_env
 from pykubelet.runtime.spec.hosts import HOSTS_PATH, host_network_hosts_file, hosts_file, pod_hostname
 from pykubelet.runtime.spec.lookups import EnvSources, ImageUsers
 from pykubelet.runtime.spec.node import NodeSpec
@@ -113,7 +113,7 @@ class PodSpecBuilder:
             granted = await self._devices.granted(pod, container)
             devices = await self._volumes.devices_for(pod, container) if container.volume_devices else ()
             sources = await self._env.gather(pod, container, request.pod_ips)
-            is_large = _size(container) > LARGE
+            is_large = _size(container, sources) > LARGE
             env = await _made(is_large, lambda: build_env(pod, container, sources))
             mounts: Sequence[cri_pb2.Mount] = ()
             if container.volume_mounts:
@@ -223,10 +223,18 @@ class DnsWarnings:
         return True
 
 
-def _size(container: AnyContainer) -> int:
+def _size(container: AnyContainer, sources: EnvInputs) -> int:
     """How much there is to expand and to write, about in characters."""
+    entries = len(container.ports) + len(sources.services)
+    for each in container.env_from:
+        if each.config_map_ref is not None:
+            found = sources.config_maps.get(each.config_map_ref.name or "")
+            entries += len(found.data) if found is not None else 0
+        elif each.secret_ref is not None:
+            secret = sources.secrets.get(each.secret_ref.name or "")
+            entries += len(secret.data) if secret is not None else 0
     words = sum(len(word) for word in (*container.command, *container.args))
-    return words + sum(ENTRY + len(each.value or "") for each in container.env) + ENTRY * len(container.ports)
+    return words + sum(ENTRY + len(each.value or "") for each in container.env) + ENTRY * entries
 
 
 async def _made(is_large: bool, make: Callable[[], T]) -> T:
