@@ -62,7 +62,7 @@ ALLOWED = {
     "runtime/logs_wake.py": ("wait", "an inotify descriptor that does not block"),
     "runtime/spec/builder.py": ("_hosts_file", OWN_DISK),
     "server/channels.py": ("_tunnel_up _tunnel_down _from_caller _to_caller", NOT_A_FILE),
-    "server/listeners.py": ("_open_local _has_ipv6 close", START),
+    "server/listeners.py": ("_open_local _has_ipv6 close take_lock _unlock", START),
     "server/pod_resources.py": ("run _listen", START),
     "server/pods.py": ("checkpoint", OWN_DISK),
     "server/system_logs.py": ("open_below _listing", OWN_DISK),
@@ -71,6 +71,7 @@ ALLOWED = {
 
 OTHER_THREADS = {
     "server/debug.py": "the profiler watches the loop from a thread of its own, for as long as asked",
+    "kit/names.py": "look-ups by the same rules, each set apart: names of pods never take the threads of anything else",
     "server/handshakes.py": "one thread computes the handshakes of strangers, in turn by address; it never waits",
 }
 
@@ -88,6 +89,8 @@ DURABLE = {
     "resources/userns.py": "through host calls",
     "shutdown/state.py": "twice when the machine goes down",
     "volumes/csi/records.py": "called through host calls by plugin.py",
+    "volumes/plugins/filesystems.py": "not synced",
+    "volumes/reconstruct.py": "through host calls, as a part of setting a volume up",
 }
 
 
