@@ -27,6 +27,7 @@ from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
 from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
+from pykubelet.volumes.block_size import device_bytes
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CONFIG_MAP, EMPTY_DIR, HOST_PATH, IMAGE, VolumeSpec
 from pykubelet.volumes.walk import UsageWalk
@@ -141,8 +142,9 @@ class UsageMeter:
             told = await plugin.usage(uid, spec) if isinstance(plugin, Measures) else None
             if told is None:
                 path = plugin.where(self._paths.volume(uid, spec.plugin, spec.folder), spec)
+                measure = partial(self._one, uid, name, spec, path, str(path) in points)
                 told = await host_calls.run(
-                    partial(self._one, uid, name, spec, path, str(path) in points),
+                    partial(self._device, uid, name, spec) if spec.block else measure,
                     name="measuring a volume",
                     key=f"{uid}/{name}",
                     pod=uid,
@@ -191,6 +193,11 @@ class UsageMeter:
         return [entry for entry in record.entries.values() if entry.state is State.MOUNTED] if record else []
 
     # --- in the thread --------------------------------------------------------------------------
+
+    def _device(self, uid: str, name: str, spec: VolumeSpec) -> VolumeUsage | None:
+        link = self._paths.volume_devices(uid) / spec.plugin.replace("/", "~") / spec.folder
+        size = device_bytes(link)
+        return VolumeUsage(name=name, capacity_bytes=size, claim=spec.claim) if size is not None else None
 
     def _one(self, uid: str, name: str, spec: VolumeSpec, path: Path, own_filesystem: bool) -> VolumeUsage | None:
         try:

@@ -51,7 +51,6 @@ class RestKubeClient:
 
     async def close(self) -> None:
         await self._transport.close()
-        self._reader.close()
 
     async def get(self, kind: type[K], name: str, namespace: str = "", *, resource_version: str = "") -> K:
         path = resource_of(kind).path(namespace, name)
