@@ -275,7 +275,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         runtime_name=edges.runtime_name,
         recursive_read_only=recursive_read_only,
         health=extensions.health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
-        recalls=recalls,
+        gates=settings.gates,
     )
     steps = PodSync(
         runtime=side.manager,

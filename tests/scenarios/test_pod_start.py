@@ -122,3 +122,10 @@ async def test_a_resolver_file_with_too_much_in_it_is_told_at_the_start(
         await node.clock.sleep(1)
         texts = node.events("CheckLimitsForResolvConf")
         assert [str(place) in text for text in texts] == ([True] if told else [])
+
+
+async def test_the_condition_of_the_sandbox_is_a_matter_of_its_gate(tmp_path: Path) -> None:
+    async with a_node(tmp_path, "--feature-gates=PodReadyToStartContainersCondition=false") as node:
+        pod = node.run(a_pod("web"))
+        await node.until_running(pod)
+        assert "PodReadyToStartContainers" not in [each.type for each in node.status(pod).conditions]

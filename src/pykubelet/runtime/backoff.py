@@ -18,6 +18,8 @@ from pykubelet.model.runtime_status import ContainerStatus
 
 INITIAL_DELAY = 10.0
 MAXIMUM_DELAY = 300.0
+REDUCED_INITIAL_DELAY = 1.0
+REDUCED_MAXIMUM_DELAY = 60.0
 HEALTHY_AFTER = 600.0
 _FACTOR = 2.0
 
@@ -34,6 +36,13 @@ class BackoffWait(Struct, frozen=True, kw_only=True):
 class _Entry(Struct):
     delay: float
     updated: float
+
+
+def crash_delays(longest: float | None, *, reduced: bool) -> tuple[float, float]:
+    """First and longest delay: `longest` as configured, if it is, never below the first; `reduced` by its gate."""
+    first, most = (REDUCED_INITIAL_DELAY, REDUCED_MAXIMUM_DELAY) if reduced else (INITIAL_DELAY, MAXIMUM_DELAY)
+    most = longest or most
+    return min(first, most), most
 
 
 class CrashBackoff:

@@ -15,6 +15,9 @@ from types import MappingProxyType
 from pykubelet.settings.gate_table import KUBELET_GATES, OTHER_GATES
 from pykubelet.settings.problems import SettingsError, hint
 
+WITHOUT_EFFECT = {"KubeletSeparateDiskGC": "images and writable layers on different disks are always told apart"}
+"""Gates of features that cannot be switched off here, and why."""
+
 # These two switch every gate of a stage at once; a gate named by itself still wins.
 GROUP_SWITCHES = {"AllAlpha": "Alpha", "AllBeta": "Beta"}
 
@@ -80,6 +83,8 @@ class Gates:
         lines = []
         for name in sorted(self.chosen):
             gate = known_gates().get(name)
+            if name in WITHOUT_EFFECT and gate is not None and self.chosen[name] != gate.default:
+                lines.append(f"featureGates: {name} is accepted, without effect: {WITHOUT_EFFECT[name]}")
             if gate is not None and gate.stage in ("GA", "Deprecated"):
                 lines.append(f"featureGates: {name} is {gate.stage} and the gate will be removed in a future release")
         return lines

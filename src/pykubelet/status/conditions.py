@@ -67,8 +67,11 @@ def own_conditions(inputs: StatusInputs, status: PodStatus) -> list[PodCondition
     pod, phase = inputs.pod, status.phase or ""
     known = [*status.init_container_statuses, *status.container_statuses]
     containers_ready = containers_ready_condition(pod, known, phase)
-    made = [
-        PodCondition(type=POD_READY_TO_START, status=_truth(not judge_sandbox(pod, inputs.runtime).needs_new)),
+    made = []
+    if inputs.tells_ready_to_start:
+        has_sandbox = not judge_sandbox(pod, inputs.runtime).needs_new
+        made.append(PodCondition(type=POD_READY_TO_START, status=_truth(has_sandbox)))
+    made += [
         initialized_condition(pod, known, phase, was_initialised=_is_true(inputs.old, POD_INITIALIZED)),
         ready_condition(pod, containers_ready, status.conditions),
         containers_ready,

@@ -35,6 +35,8 @@ class StatusInputs(Struct, frozen=True, kw_only=True):
     """The status this agent generated last; None at first, then the API server's serves."""
     recalls: bool = True
     """What the API server shows of `started` and `ready` stands after a restart of the agent."""
+    tells_ready_to_start: bool = True
+    """Whether the pod shows PodReadyToStartContainers."""
     terminal: bool = False
     """The pod is being ended: its containers will not start again."""
     failures: Mapping[str, StartFailure] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from pykubelet.model.reasons import NORMAL
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.reason_cache import ReasonCache
+from pykubelet.settings.gates import Gates
 from pykubelet.status.generate import generate_pod_status
 from pykubelet.status.inputs import StatusInputs, StatusOverride
 
@@ -79,10 +80,12 @@ class PodStatusMaker:
         runtime_name: str,
         recursive_read_only: Callable[[Pod], bool] = lambda pod: False,
         health: Callable[[Pod, str], list[ResourceStatus]] = lambda pod, container: [],
-        recalls: bool = True,
+        gates: Gates | None = None,
     ) -> None:
-        """`health(pod, container)`: the devices the container holds and how they are. `recalls`: see StatusInputs."""
-        self._recalls = recalls
+        """`health(pod, container)`: the devices the container holds and how they are."""
+        gates = gates or Gates({})
+        self._recalls = not gates.enabled("ChangeContainerStatusOnKubeletRestart")
+        self._tells_ready_to_start = gates.enabled("PodReadyToStartContainersCondition")
         self._health = health
         self._told = told
         self._probes = probes
@@ -110,6 +113,7 @@ class PodStatusMaker:
                 probes=self._probes,
                 previous=previous,
                 recalls=self._recalls,
+                tells_ready_to_start=self._tells_ready_to_start,
                 terminal=terminal,
                 failures=self._reasons.of_pod(uid, names),
                 messages=self._termination_messages(seen),

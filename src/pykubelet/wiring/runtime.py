@@ -19,7 +19,7 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.runtime.backoff import INITIAL_DELAY, MAXIMUM_DELAY, CrashBackoff
+from pykubelet.runtime.backoff import CrashBackoff, crash_delays
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover
 from pykubelet.runtime.gc_plan import GcPolicy
 from pykubelet.runtime.hooks import LifecycleHooks
@@ -71,6 +71,14 @@ class RuntimeParts(Struct, frozen=True, kw_only=True):
         give_back()
 
 
+def crash_backoff(settings: Settings) -> CrashBackoff:
+    reduced = settings.gates.enabled("ReduceDefaultCrashLoopBackOffDecay")
+    # None with gate KubeletCrashLoopBackOffMax off; else what the operator chose, or the default.
+    chosen = settings.config.runtime.crash_loop_back_off.max_container_restart_period
+    initial, longest = crash_delays(chosen, reduced=reduced)
+    return CrashBackoff(initial=initial, maximum=longest)
+
+
 def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> RuntimeParts:
     clock, cri, events, recorder = edges.clock, edges.cri, needs.events, needs.recorder
     images = image_parts(
@@ -94,8 +102,7 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
     http_hooks = HookCaller(network=edges.network, pod_ip=pod_ip, events=events, metrics=needs.metrics)
     hooks = LifecycleHooks(cri=cri, http=http_hooks, clock=clock, metrics=needs.metrics)
     stopper = Stopper(cri=cri, hooks=hooks, events=events, recorder=recorder, clock=clock)
-    longest = settings.config.runtime.crash_loop_back_off.max_container_restart_period or MAXIMUM_DELAY
-    backoff = CrashBackoff(initial=min(INITIAL_DELAY, longest), maximum=longest)
+    backoff = crash_backoff(settings)
     starter = ContainerStarter(
         cri=cri,
         images=images.puller,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pykubelet.api.types import Container, Pod, ResourceRequirements
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus
-from pykubelet.runtime.backoff import CrashBackoff, backoff_key
+from pykubelet.runtime.backoff import CrashBackoff, backoff_key, crash_delays
 from tests.builders import NOW, a_container, a_container_status, a_pod, ns
 
 POD = a_pod(containers=[a_container("c")])
@@ -79,3 +81,18 @@ def test_quiet_entries_are_collected() -> None:
     assert len(backoff) == 1
     backoff.collect(NOW + 601)
     assert len(backoff) == 0
+
+
+@pytest.mark.parametrize(
+    ("longest", "reduced", "expected"),
+    [
+        (None, False, (10, 300)),
+        (300, False, (10, 300)),
+        (2, False, (2, 2)),
+        (None, True, (1, 60)),
+        (300, True, (1, 300)),
+        (1, True, (1, 1)),
+    ],
+)
+def test_first_and_longest_delay(longest: float | None, reduced: bool, expected: tuple[float, float]) -> None:
+    assert crash_delays(longest, reduced=reduced) == expected

@@ -60,3 +60,9 @@ def test_gates_on_their_way_out_warn() -> None:
     assert Gates({"CustomCPUCFSQuotaPeriod": True, "EventedPLEG": True}).warnings() == [
         "featureGates: CustomCPUCFSQuotaPeriod is GA and the gate will be removed in a future release"
     ]
+
+
+def test_a_gate_that_switches_nothing_says_so() -> None:
+    assert Gates({"KubeletSeparateDiskGC": True}).warnings() == []
+    (line,) = Gates({"KubeletSeparateDiskGC": False}).warnings()
+    assert line.startswith("featureGates: KubeletSeparateDiskGC is accepted, without effect: ")
