@@ -1,0 +1,515 @@
+"""Plays a history on a whole node of fakes, tells the model what happens, and looks whether all is well in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from pykubelet.api.types import ContainerState as ApiState
+from pykubelet.api.types import ContainerStatus, Pod
+from pykubelet.clients.kube.answers import error_of
+from pykubelet.model.errors import CriError, Expired
+from pykubelet.model.pod import is_terminal_phase, uid_of
+from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
+from pykubelet.shutdown.plan import two_turns
+from pykubelet.sync.evict import PodEvictor
+from pykubelet.wire import cri_pb2
+from tests.clock_loop import AutojumpLoop
+from tests.fakes.fake_cri import FakeCri
+from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
+from tests.harness import IMAGE
+from tests.lives.history import FINALIZER, HERE, History, Spec, build, image_of
+from tests.lives.model import Model, all_statuses
+from tests.scenarios.cluster_node import ClusterHarness
+from tests.spin_guard import HotLoop
+
+QUIET = 25.0
+"""Seconds after the last event in which statuses must reach the API server and nothing is late."""
+SETTLES = 40.0
+"""Seconds after the last grace in which a deleted pod must leave no trace."""
+NOT_NEEDED = frozenset({"node-status", "lease", "log-rotation", "image-gc"})
+FLAGS = ("--node-status-update-frequency=1h", "--eviction-hard=memory.available<1Mi")
+
+
+class WatchedCri(FakeCri):
+    """The fake runtime, telling the model what happens in it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model: Model | None = None
+        self._killing = False
+
+    async def run_pod_sandbox(self, config: cri_pb2.PodSandboxConfig, runtime_handler: str = "") -> str:
+        made = await super().run_pod_sandbox(config, runtime_handler)
+        if self.model is not None:
+            self.model.sandbox_made(self.sandboxes[made], list(self.sandboxes.values()))
+        return made
+
+    async def create_container(
+        self, sandbox_id: str, config: cri_pb2.ContainerConfig, sandbox_config: cri_pb2.PodSandboxConfig
+    ) -> str:
+        made = await super().create_container(sandbox_id, config, sandbox_config)
+        if self.model is not None:
+            self.model.created(self.containers[made])
+        return made
+
+    def _begin(self, container: FakeContainer) -> None:
+        super()._begin(container)
+        if self.model is not None:
+            self.model.started(container)
+
+    def _signal(self, container: FakeContainer) -> None:
+        if not container.signalled and self.model is not None:
+            self.model.signalled(container)
+        super()._signal(container)
+
+    def _kill(self, container: FakeContainer) -> None:
+        self._killing = True
+        super()._kill(container)
+        self._killing = False
+
+    def _end(self, container: FakeContainer, code: int, reason: str) -> None:
+        super()._end(container, code, reason)
+        if self.model is not None:
+            self.model.ended(container, killed=self._killing)
+
+
+class Told(Struct, frozen=True):
+    message: str = "The node was low on resource: memory."
+    annotations: dict[str, str] = {}
+    why: str = ""
+
+
+class EvictionOrder(Struct, frozen=True):
+    grace: int
+    told: Told = Told()
+    signal: str = "memory.available"
+    disruption: bool = True
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self.harness = ClusterHarness(folder, *FLAGS)
+        self.api = self.harness.api
+        self.cri = self.harness.cri = WatchedCri(self.harness.clock, images=[IMAGE, *HERE], write_logs=True)
+        self.cri.add_to_registry("pulled:1", takes=2.0)
+        self.cri.on_exec(self._exec)
+        self.model = Model(self.harness.clock.monotonic)
+        self.cri.model = self.model
+        self.api.store.listeners.append(self._stored)
+        self.healthy: dict[tuple[str, str], bool] = {}
+        self.running = False
+        self._serial = 0
+        self._helpers: set[asyncio.Task[Any]] = set()
+
+    # --- what the containers' programs do -------------------------------------------------------
+
+    def _exec(self, container: FakeContainer, command: Sequence[str]) -> Exec:
+        program = self.model.pods[container.sandbox.pod_uid].program(container.name)
+        if command[0] in ("pre", "post"):
+            self.model.hooked(container, command[0])
+            return Exec(takes=program[command[0]])
+        well = self.healthy.get((container.sandbox.pod_uid, container.name), True)
+        return Exec(result=ExecResult(exit_code=0 if well else 1))
+
+    def _program(self, uid: str, spec: Spec) -> None:
+        for program in spec["programs"]:
+            name, stops = program["name"], program["stops"]
+            exits = program["exits"] or [[None, 0]]
+            for attempt, (after, code) in reversed(list(enumerate(exits))):
+                last = attempt == len(exits) - 1
+                behaviour = Behaviour(exits_after=after, exit_code=code, stops_after=stops)
+                self.cri.program(behaviour, name=name, pod=uid, attempt=None if last else attempt)
+
+    def _stored(self, before: Any, after: Any) -> None:
+        if isinstance(after or before, Pod):
+            self.model.api_changed(before, after)
+
+    # --- the agent ------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self.running:
+            return
+        self.running = True
+        self.model.agent_started()
+        for pod in self.model.pods.values():
+            if pod.gone and any(run.ended is None for runs in pod.runs.values() for run in runs):
+                pod.orphaned = True
+                self.model.wish(pod.uid, 1, ends_pod=True)
+        await self.harness.start()
+
+    async def stop(self, *, hard: bool) -> None:
+        """`hard`: none of its last words is heard."""
+        if not self.running:
+            return
+        self.running = False
+        for task in list(self._helpers):
+            task.cancel()
+        was = self.api.down, self.cri.down
+        if hard:
+            self.api.down = self.cri.down = True
+        await self.harness.kill()
+        self.api.down, self.cri.down = was
+        self.model.disturb(2)
+
+    # --- events ---------------------------------------------------------------------------------
+
+    async def play(self, history: History) -> None:
+        await self.start()
+        for at, what, *parameters in history:
+            await self.harness.clock.sleep(at - self.harness.clock.monotonic())
+            if self.model.violations:
+                return
+            act = getattr(self, "do_" + what.replace(" ", "_"))
+            await act(*parameters)
+
+    async def settle(self) -> None:
+        """All trouble is over: statuses must be right, and what is deleted must leave no trace."""
+        self.api.start()
+        self.cri.restore()
+        self.api._faults.clear()
+        self.cri._faults.clear()
+        for key in self.healthy:
+            self.healthy[key] = True
+        await self.do_shutdown_up()
+        await self.start()
+        await self.harness.clock.sleep(QUIET)
+        await self._until_none(self.untold, 20.0)
+        self.model.check_restarts()
+        longest = 0
+        for pod in list(self.api.everything(Pod)):
+            await self._delete(pod, None)
+            longest = max(longest, self.model.pods[uid_of(pod)].grace)
+        if not self.model.violations:
+            await self._until_none(self.left_over, longest + SETTLES)
+
+    async def _until_none(self, look: Callable[[], list[str]], within: float) -> None:
+        end = self.harness.clock.monotonic() + within
+        while (found := look()) and not self.model.violations:
+            if self.harness.clock.monotonic() > end:
+                self.model.fail("; ".join(found))
+                return
+            await self.harness.clock.sleep(1.0)
+
+    async def do_add(self, name: str, spec: Spec) -> None:
+        if self.api.find(Pod, name, "default") is not None:
+            return
+        self._serial += 1
+        uid = f"uid-{name}-{self._serial}"
+        from tests.lives.model import PodModel
+
+        self.model.pods[uid] = PodModel(uid, spec, spec["grace"])
+        self._program(uid, spec)
+        self.api.add(build(name, uid, spec))
+
+    async def do_delete(self, name: str, grace: int | None) -> None:
+        pod = self._find(name)
+        if pod is not None:
+            await self._delete(pod, grace)
+
+    async def _delete(self, pod: Pod, grace: int | None) -> None:
+        """As a user would; what holds a pod back besides the node lets go of it at the same time."""
+        model, uid = self.model.pods[uid_of(pod)], uid_of(pod)
+        own = model.grace if grace is None else grace
+        if grace == 0 and not pod.metadata.finalizers:
+            # The agent never sees the 0: the object is gone, and the pod's last known grace counts.
+            own = model.grace if model.deletion_grace is None else model.deletion_grace
+        model.deletion_grace = own if model.deletion_grace is None else min(own, model.deletion_grace)
+        self.model.wish(uid, own, ends_pod=True)
+        with self._as_user():
+            await self.api.delete(Pod, pod.metadata.name or "", "default", grace_seconds=grace)
+
+    async def do_crash(self, name: str, container: str, code: int) -> None:
+        pod = self._find(name)
+        if pod is not None:
+            for found in self.cri.containers.values():
+                if (found.sandbox.pod_uid, found.name) == (uid_of(pod), container):
+                    if found.state is ContainerState.RUNNING:
+                        self.cri._end(found, code, "")
+
+    async def do_lose_sandbox(self, name: str) -> None:
+        pod = self._find(name)
+        if pod is not None and any(box.pod_uid == uid_of(pod) for box in self.cri.sandboxes.values()):
+            self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace)
+            self.cri.kill_sandbox(uid_of(pod))
+
+    async def do_image(self, name: str, container: str, number: int) -> None:
+        self._change(name, container, image=HERE[number % len(HERE)])
+
+    async def do_resize(self, name: str, container: str, number: int) -> None:
+        from pykubelet.api.types import ResourceRequirements
+
+        self._change(name, container, resources=ResourceRequirements(requests={"cpu": f"{number}00m"}))
+
+    def _change(self, name: str, container: str, **fields: Any) -> None:
+        pod = self._find(name)
+        if pod is None or pod.metadata.deletion_timestamp is not None:
+            return
+        program = self.model.pods[uid_of(pod)].program(container)
+        if program["image"] != "here" and "image" in fields:
+            return
+        self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace, only=container)
+        self.model.changed(uid_of(pod), container)
+        changed = [
+            msgspec.structs.replace(each, **fields) if each.name == container else each for each in pod.spec.containers
+        ]
+        spec = msgspec.structs.replace(pod.spec, containers=changed)
+        metadata = msgspec.structs.replace(pod.metadata, generation=(pod.metadata.generation or 0) + 1)
+        with self._as_user():
+            self.api.change(msgspec.structs.replace(pod, spec=spec, metadata=metadata))
+
+    async def do_label(self, name: str) -> None:
+        pod = self._find(name)
+        if pod is not None:
+            metadata = msgspec.structs.replace(pod.metadata, labels={**pod.metadata.labels, "colour": "blue"})
+            with self._as_user():
+                self.api.change(msgspec.structs.replace(pod, metadata=metadata))
+
+    async def do_probe(self, name: str, container: str, well: bool) -> None:
+        pod = self._find(name)
+        if pod is not None:
+            self.healthy[(uid_of(pod), container)] = well
+            if not well:
+                self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace, only=container)
+
+    async def do_evict(self, name: str, grace: int) -> None:
+        pod = self._find(name)
+        if pod is None or not self.running or self.harness.node.phases.get(uid_of(pod)) is None:
+            return
+        node = self.harness.node
+        known = node.pods.get(uid_of(pod)) or pod  # type: ignore[arg-type]
+        evictor = PodEvictor(
+            workers=node.workers,
+            phases=node.phases,
+            events=node.events,
+            recorder=node.recorder,
+            clock=self.harness.clock,
+        )
+        self.model.wish(uid_of(pod), grace, ends_pod=True)
+        self._help(evictor.evict(known, EvictionOrder(grace)))
+
+    async def do_shutdown_down(self) -> None:
+        if not self.running:
+            return
+        for state in self.harness.node.phases:
+            pod = self.model.pods[state.uid]
+            self.model.wish(pod.uid, min(max(1, pod.grace), 20), ends_pod=True)
+        self._help(self.harness.node.shutdown.shut_down(two_turns(30, 10)))
+
+    async def do_shutdown_up(self) -> None:
+        if self.running:
+            self.harness.node.shutdown.cancel()
+
+    def _help(self, work: Any) -> None:
+        task = asyncio.create_task(work, name="helper")
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
+
+    async def do_agent_down(self, hard: bool) -> None:
+        await self.stop(hard=hard)
+
+    async def do_agent_up(self) -> None:
+        self.model.disturb(5)
+        await self.start()
+
+    async def do_api_down(self) -> None:
+        self.model.disturb(1000)
+        self.api.stop()
+
+    async def do_api_up(self) -> None:
+        self.api.start()
+
+    async def do_runtime_down(self) -> None:
+        self.model.disturb(1000)
+        self.model.runtime_failed = self.model.stops_failed = True
+        self.cri.crash()
+
+    async def do_runtime_up(self) -> None:
+        self.cri.restore()
+
+    async def do_api_fails(self, verb: str, code: int, times: int) -> None:
+        self.model.disturb(1000)
+        self.api.fail_next(verb, error_of(code, b"{}"), times=times)
+
+    async def do_runtime_fails(self, verb: str, times: int) -> None:
+        self.model.disturb(1000)
+        self.model.runtime_failed = True
+        self.model.stops_failed = self.model.stops_failed or verb in (
+            "stop_container",
+            "container_status",
+            "list_containers",
+        )
+        self.cri.fail_next(verb, CriError(f"{verb} failed on purpose"), times=times)
+
+    async def do_runtime_slow(self, verb: str, seconds: float, times: int) -> None:
+        self.model.disturb(1000)
+        self.cri.slow(verb, seconds, times=times)
+
+    async def do_watch_ends(self, name: str) -> None:
+        self.model.disturb(40)
+        self.api.break_watches()
+
+    async def do_watch_expires(self, name: str) -> None:
+        self.model.disturb(40)
+        self.api.compact()
+        self.api.break_watches(Expired("too old resource version", code=410, reason="Expired"))
+
+    def _find(self, name: str) -> Pod | None:
+        return self.api.find(Pod, name, "default")
+
+    @contextmanager
+    def _as_user(self) -> Iterator[None]:
+        """Whatever stands between the node and the API server does not stand in the user's way."""
+        self.model.user_acts = True
+        self.api.down, self.api._faults, was = False, [], (self.api.down, self.api._faults)
+        try:
+            yield
+        finally:
+            self.model.user_acts = False
+            self.api.down, self.api._faults = was
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def untold(self) -> list[str]:
+        """What the API server does not know, or knows wrongly."""
+        found = []
+        for pod in self.api.everything(Pod):
+            name, uid = pod.metadata.name, uid_of(pod)
+            told = self.harness.node.statuses.get(uid)
+            if told is None:
+                if not is_terminal_phase(pod.status.phase):
+                    found.append(f"nothing is known of {name}")
+                continue
+            if told.phase != pod.status.phase and self.harness.node.phases.is_finished(uid):
+                found.append(f"{name} is {told.phase} and the API server says {pod.status.phase}")
+            here = [*told.init_container_statuses, *told.container_statuses]
+            if _plain(here) != _plain(all_statuses(pod)):
+                found.append(
+                    f"statuses of containers of {name}: here {_short(here)}, there {_short(all_statuses(pod))}"
+                )
+            model = self.model.pods[uid]
+            if not model.ends and self.model.has_ended(model) and not is_terminal_phase(pod.status.phase):
+                found.append(f"{name} ended and is told to be {pod.status.phase}")
+            found += [f"{name}: {text}" for each in all_statuses(pod) if (text := self._untrue(uid, each))]
+            if pod.metadata.deletion_timestamp is not None and FINALIZER in pod.metadata.finalizers:
+                if is_terminal_phase(pod.status.phase) and self.harness.node.phases.is_finished(uid):
+                    self._let_go(pod)
+        return found
+
+    def _let_go(self, pod: Pod) -> None:
+        """The controller has seen the end and takes its finalizer away; then the server removes the object."""
+        metadata = msgspec.structs.replace(pod.metadata, finalizers=[])
+        self.api.change(msgspec.structs.replace(pod, metadata=metadata))
+        if pod.metadata.deletion_grace_period_seconds == 0:
+            with self._as_user():
+                self.api.remove(Pod, pod.metadata.name or "", "default")
+
+    def _untrue(self, uid: str, told: ContainerStatus) -> str:
+        last = self.model.pods[uid].last(told.name or "")
+        if last is None or told.state is None:
+            return ""
+        if last.container.state is ContainerState.RUNNING:
+            if told.state.running is None:
+                return f"{told.name} runs and is told to be {told.state}"
+        elif last.container.state is ContainerState.EXITED:
+            end = told.state.terminated or (told.last_state.terminated if told.last_state is not None else None)
+            if told.state.running is not None or end is None or end.exit_code != last.container.exit_code:
+                return f"{told.name} ended with {last.container.exit_code} and is told to be {told.state}"
+        return ""
+
+    def left_over(self) -> list[str]:
+        """What is held although all pods were deleted."""
+        for pod in self.api.everything(Pod):
+            finished = self.harness.node.phases.is_finished(uid_of(pod))
+            if FINALIZER in pod.metadata.finalizers and is_terminal_phase(pod.status.phase) and finished:
+                self._let_go(pod)
+        harness, node = self.harness, self.harness.node
+        found = [f"API object {pod.metadata.name} ({pod.status.phase})" for pod in self.api.everything(Pod)]
+        found += [f"container {each.name} ({each.state.value})" for each in self.cri.containers.values()]
+        found += [f"sandbox of {each.name} ({each.state.value})" for each in self.cri.sandboxes.values()]
+        found += [f"folder {uid}" for uid in harness.folders.pod_uids()]
+        found += [f"log folder {path.name}" for path in harness.paths.pod_logs.iterdir()]
+        found += [f"log link {path.name}" for path in harness.paths.container_logs.iterdir()]
+        found += [f"mount {point}" for point in harness.mounts.points() if "uid-" in point]
+        found += [f"cgroup {path}" for path in harness.cgroups.groups if "uid-" in path]
+        found += [f"worker of {state.full_name} ({state.phase.value})" for state in node.phases]
+        found += [f"status of {uid}" for uid, _ in node.statuses]
+        found += [f"pod {pod.metadata.name}" for pod in node.pods.pods()]
+        for uid in self.model.pods:
+            if not found and node.cache.get(uid) is not None and node.cache.get(uid).sandboxes:
+                found.append(f"cached state of {uid}")
+        return found
+
+
+def _plain(statuses: Sequence[ContainerStatus]) -> list[Any]:
+    return sorted(
+        ((each.name, each.restart_count, each.state, each.last_state or ApiState(), each.ready) for each in statuses),
+        key=lambda pair: pair[0] or "",
+    )
+
+
+def _short(statuses: Sequence[ContainerStatus]) -> str:
+    return ", ".join(f"{each.name}: {each.restart_count} {each.state}" for each in statuses)
+
+
+class _Errors(logging.Handler):
+    """Errors nobody expected: each is a violation."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.found.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+
+def live(history: History, folder: Path) -> list[str]:
+    """Play a history in an empty folder; what did not hold."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log = logging.getLogger("pykubelet")
+    unexpected: list[str] = []
+    handler = _Errors(unexpected)
+    was_propagating, made = log.propagate, random.Random
+    log.addHandler(handler)
+    log.propagate = False
+    worlds: list[World] = []
+
+    async def life() -> None:
+        world = World(folder)
+        worlds.append(world)
+        try:
+            await world.play(history)
+            if not world.model.violations:
+                await world.settle()
+        finally:
+            await world.stop(hard=False)
+
+    random.seed(1)
+    try:
+        random.Random = partial(made, 1)  # type: ignore[assignment,misc]
+        with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
+            runner.run(life())
+    except HotLoop as error:
+        return [str(error)]
+    except (Exception, asyncio.CancelledError) as error:
+        raised = [repr(error)]
+    else:
+        raised = []
+    finally:
+        random.Random = made  # type: ignore[misc]
+        log.removeHandler(handler)
+        log.propagate = was_propagating
+    violations = worlds[0].model.violations if worlds else []
+    return [*violations[:1], *unexpected[:1], *raised]
