@@ -108,9 +108,8 @@ class Node(Struct, kw_only=True):
 
 
 def assemble(settings: Settings, edges: Edges) -> Node:
-    config, clock, cri = settings.config, edges.clock, edges.cri
+    config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
-    metrics = edges.metrics
     local_events = LocalEvents(clock=clock, node_name=node_name)
     sent_events: ApiEvents | None = None
     events: AnnotatedSink = local_events
@@ -119,12 +118,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events = EventFan(local_events, sent_events)
     recorder = LifeRecorder(clock)
     phases, cache, results, reasons = PodPhases(), PodStatusCache(), ProbeResults(), ReasonCache()
-    pods = PodManager()
-    statuses = StatusManager(clock=clock)
+    recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
+    pods, statuses, board = PodManager(), StatusManager(clock=clock, recalls=recalls), PressureBoard()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = PodMux(sources=source_kinds(settings, edges), events=events, clock=clock)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    board = PressureBoard()
     shutdown = shutdown_parts(settings, edges, phases=phases, events=events, metrics=metrics)
     cluster: Cluster | None = None
     if edges.cluster is not None and sent_events is not None:
@@ -263,6 +261,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         expand_command=expand_command,
         started=started,
+        recalls=recalls,
     )
     maker = PodStatusMaker(
         told=statuses,
@@ -277,6 +276,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         runtime_name=edges.runtime_name,
         recursive_read_only=recursive_read_only,
         health=extensions.health,
+        recalls=recalls,
     )
     steps = PodSync(
         runtime=side.manager,
@@ -394,7 +394,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager],
+        [runtime_state, pleg, pinning.manager, side.stopper],
         [
             *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),

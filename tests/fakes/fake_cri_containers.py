@@ -43,6 +43,8 @@ class FakeContainers(FakeSandboxes):
         self.checkpoints_supported = False
         self._behaviours: list[tuple[dict[str, str | int], Behaviour]] = []
         self._execs: list[tuple[str | None, tuple[str, ...] | None, ExecScript]] = []
+        self.execs_given_up: list[str] = []
+        """Containers in which a command ended because its caller gave up, as a runtime ends it then."""
 
     # -- what tests program and do
 
@@ -259,7 +261,12 @@ class FakeContainers(FakeSandboxes):
         if timeout > 0 and script.takes > timeout:
             await self._spend(timeout)
             raise ExecTimedOut(f"failed to exec in container: timeout {timeout}s exceeded: context deadline exceeded")
-        await self._spend(script.takes)
+        try:
+            await self._spend(script.takes)
+        except asyncio.CancelledError:
+            if container.state is ContainerState.RUNNING:
+                self.execs_given_up.append(container.name)
+            raise
         if script.error is not None:
             raise script.error
         return script.result

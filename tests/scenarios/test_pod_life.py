@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler, SleepAction
@@ -10,7 +12,7 @@ from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ExecResult
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.fakes.fake_cri_values import Behaviour, Exec
-from tests.harness import a_node
+from tests.harness import NodeHarness, a_node
 
 
 async def test_a_pod_runs_and_is_removed_without_a_trace(tmp_path: Path) -> None:
@@ -254,3 +256,85 @@ async def test_a_changed_image_replaces_the_pod(tmp_path: Path) -> None:
         await node.until_running(second)
         assert node.running() == ["web/app"]
         assert [s for s in node.ready_sandboxes()] == ["web"]
+
+
+# --- passes that change nothing -----------------------------------------------------------------
+
+
+async def test_a_pod_that_can_neither_end_nor_start_is_looked_at_as_rarely_as_any(tmp_path: Path) -> None:
+    """Its sandbox is lost, one container may not run again, the other never ran: nothing to do, and no end either."""
+    async with a_node(tmp_path) as node:
+        node.cri.slow("stop_pod_sandbox", 1)
+        pod = node.run(
+            a_pod("web", containers=[a_container("app"), a_container("bad", "nowhere:1")], restart_policy="Never")
+        )
+        await node.until(lambda: node.running() == ["web/app"])
+        node.cri.kill_sandbox("web-node1")
+        node.cri.exit("app", 1)
+        await node.clock.sleep(600)
+        assert node.status(pod).phase == "Pending"
+        assert len(node.cri.called("stop_pod_sandbox")) <= 20
+
+
+async def test_an_init_container_that_ended_well_and_was_short_of_memory_keeps_nobody_busy(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        node.cri.slow("stop_pod_sandbox", 1)
+        node.run(a_pod("web", init=[a_container("setup")], restart_policy="Never"))
+        await node.until(lambda: node.running() == ["web/setup"])
+        node.cri.exit("setup", 0, reason="OOMKilled")
+        await node.clock.sleep(600)
+        assert len(node.cri.called("stop_pod_sandbox")) <= 20
+
+
+@asynccontextmanager
+async def a_node_without_events(folder: Path) -> AsyncIterator[NodeHarness]:
+    """Its runtime tells nothing by itself: ends are seen by looking, and mostly by the look after a pass."""
+    harness = NodeHarness(folder)
+    harness.cri.events_supported = False
+    await harness.start()
+    try:
+        yield harness
+    finally:
+        await harness.kill()
+
+
+async def test_a_container_that_dies_at_once_does_not_wait_for_its_siblings_trouble(tmp_path: Path) -> None:
+    async with a_node_without_events(tmp_path) as node:
+        node.cri.program(Behaviour(exits_after=0, exit_code=1), name="app")
+        node.cri.program(Behaviour(start_takes=0.2, start_error=CriError("no such file")), name="bad")
+        pod = node.run(a_pod("web", containers=[a_container("app"), a_container("bad")]))
+        await node.until(lambda: len(node.cri.called("start_container", "app")) == 5)
+        starts = [call.at for call in node.cri.called("start_container", "app")]
+        assert [round(b - a) for a, b in itertools.pairwise(starts)] == [0, 10, 20, 40]
+        await node.until(lambda: node.waiting_reason(pod) == "CrashLoopBackOff", within=1)
+
+
+async def test_the_end_of_a_container_is_seen_beside_one_that_waits_for_its_image(tmp_path: Path) -> None:
+    async with a_node_without_events(tmp_path) as node:
+        pod = node.run(a_pod("web", containers=[a_container("app"), a_container("bad", "nowhere:1")]))
+        await node.until(lambda: node.running() == ["web/app"])
+        await node.until(lambda: node.waiting_reason(pod, "bad") == "ImagePullBackOff")
+        await node.clock.sleep(100)
+        node.cri.program(Behaviour(exits_after=0, exit_code=1), name="app")
+        node.cri.exit("app", 1)
+        seen = len(node.cri.called("start_container", "app"))
+        await node.until(lambda: len(node.cri.called("start_container", "app")) == seen + 4, within=75)
+
+
+async def test_a_static_pod_removed_and_written_again_at_once_is_ended_and_started_again(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        node.cri.program(Behaviour(stops_after=3), name="app")
+        pod = node.run(a_pod("web"))
+        await node.until_running(pod)
+        first = node.cri.container("app").id
+        node.remove("web")
+        assert node.run(a_pod("web")).metadata.uid == pod.metadata.uid
+        await node.until(lambda: node.running() == [])
+        await node.until(lambda: node.running() == ["web/app"])
+        await node.until(lambda: node.status(pod).container_statuses[0].restart_count == 1)
+        await node.clock.sleep(120)
+        assert node.cri.container("app").id != first
+        assert len(node.cri.called("start_container")) == 2
+        status = node.status(pod).container_statuses[0]
+        assert (status.restart_count, status.ready) == (1, True)
+        assert status.last_state is not None and status.last_state.terminated is not None

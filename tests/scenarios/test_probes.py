@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pykubelet.api.types import Container, ExecAction, HTTPGetAction, Pod, Probe
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ExecResult
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.fakes.fake_cri_values import Exec, FakeContainer
 from tests.harness import NodeHarness, a_node
+from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node
 
 SICK = Exec(result=ExecResult(stdout=b"sick", exit_code=1))
 WELL = Exec()
@@ -176,3 +179,79 @@ async def test_a_closed_port_is_not_ready_and_says_why(tmp_path: Path) -> None:
         await node.clock.sleep(5)
         assert not ready(node, pod)
         assert node.events("Unhealthy") == ["Readiness probe failed: connection refused"]
+
+
+# --- restarts of the agent in a cluster ---------------------------------------------------------
+
+GATE = "ChangeContainerStatusOnKubeletRestart"
+
+
+def flags_told(node: ClusterHarness, name: str) -> set[tuple[bool | None, bool | None]]:
+    """Every pair of started and ready that the API server is told from now on."""
+    told: set[tuple[bool | None, bool | None]] = set()
+
+    def watch(before: object, after: object) -> None:
+        if isinstance(after, Pod) and after.metadata.name == name:
+            told.update((each.started, each.ready) for each in after.status.container_statuses)
+            told.update((each.started, each.ready) for each in after.status.init_container_statuses)
+
+    node.api.store.listeners.append(watch)
+    return told
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("late", [0.0, 3.0])
+@pytest.mark.parametrize("gate", [False, True])
+async def test_started_and_ready_after_a_restart_of_the_agent(
+    tmp_path: Path, static: bool, late: float, gate: bool
+) -> None:
+    async with a_cluster_node(tmp_path, f"--feature-gates={GATE}={str(gate).lower()}") as node:
+        await node.until(node.is_ready)
+        probes = {kind: a_probe(kind, period_seconds=10) for kind in ("startup", "readiness")}
+        sidecar = a_sidecar(startup_probe=a_probe("startup", period_seconds=10))
+        pod = a_pod("web", init=[sidecar], containers=[probed(**probes)], node_name="node1")
+        name = "web-node1" if static else "web"
+        if static:
+            node.run(pod)
+        else:
+            node.bind(init=[sidecar], containers=[probed(**probes)])
+
+        def ready_in_api() -> bool:
+            shown = node.shown(name)
+            conditions = shown.status.conditions if shown is not None else []
+            return any(c.type == "Ready" and c.status == "True" for c in conditions)
+
+        await node.until(ready_in_api)
+        shown = node.shown(name)
+        assert shown is not None
+        begun, made = shown.status.start_time, len(node.cri.called("start_container"))
+        await node.clock.sleep(100)
+        await node.kill()
+        await node.clock.sleep(20)
+        told = flags_told(node, name)
+        node.api.down = bool(late)
+        await node.start()
+        await node.clock.sleep(late)
+        node.api.start()
+        await node.clock.sleep(60)
+        assert ready_in_api()
+        assert bool(told - {(True, True)}) is gate, told
+        assert len(node.cri.called("start_container")) == made
+        shown = node.shown(name)
+        assert shown is not None and (gate or shown.status.start_time == begun)
+
+
+async def test_what_was_not_ready_before_a_restart_of_the_agent_is_not_ready_after_it(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.cri.on_exec(SICK, command=["ready"])
+        node.run(a_pod("web", containers=[probed(readiness=a_probe("ready"))]))
+        await node.until(lambda: node.phase("web-node1") == "Running")
+        await node.kill()
+        await node.clock.sleep(20)
+        told = flags_told(node, "web-node1")
+        await node.start()
+        await node.clock.sleep(60)
+        assert told <= {(True, False)}
+        node.cri.on_exec(WELL, command=["ready"])
+        await node.clock.sleep(20)
+        assert (True, True) in told

@@ -98,6 +98,23 @@ async def test_a_class_that_does_not_end_in_time_does_not_take_the_others_time(t
         assert graces[0] == 20 and graces[-1] <= 10
 
 
+async def test_what_pods_wrote_can_still_be_read_after_they_ended(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as (node, logind):
+        node.cri.write_logs = True
+        node.cri.program(Behaviour(output=("last words",)), name="app")
+        node.bind("web")
+        await node.until(lambda: node.phase("web") == "Running")
+        logind.announce(True)
+        await node.until(lambda: not logind.locks)
+        await node.clock.sleep(300)
+        assert node.phase("web") == "Failed"
+        assert [c.name for c in node.cri.containers.values()] == ["app"]
+        (folder,) = node.paths.pod_logs.iterdir()
+        assert "last words" in (folder / "app" / "0.log").read_text()
+        await node.delete("web")
+        await node.until(lambda: not node.cri.containers and not any(node.paths.pod_logs.iterdir()))
+
+
 async def test_priorities_of_ones_own_choice(tmp_path: Path) -> None:
     entries = [{"priority": 100, "shutdownGracePeriodSeconds": 20}, {"priority": -5, "shutdownGracePeriodSeconds": 7}]
     async with a_cluster_node(tmp_path, shutdownGracePeriodByPodPriority=entries) as (node, logind):

@@ -108,6 +108,16 @@ async def test_a_bad_file_harms_nobody_and_is_told_once(tmp_path: Path) -> None:
         assert node.story == [("add", "a")], "the same pod again was never gone"
 
 
+async def test_a_file_removed_and_written_again_in_one_go_ends_its_pod(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(manifest("a"))
+    async with _node(tmp_path) as node:
+        file.unlink()
+        file.write_text(manifest("a"))
+        await node.quiet()
+        assert node.story == [("add", "a"), ("remove", "a"), ("add", "a")]
+
+
 async def test_the_ways_editors_save(tmp_path: Path) -> None:
     file = tmp_path / "web.yaml"
     file.write_text(manifest("web"))

@@ -170,6 +170,16 @@ class PodRuntimeStatus(Struct, frozen=True, kw_only=True):
     def ready_sandboxes(self) -> tuple[SandboxStatus, ...]:
         return tuple(s for s in self.sandboxes if s.state is SandboxState.READY)
 
+    def shows_the_same(self, other: PodRuntimeStatus) -> bool:
+        """Whether nothing happened in the runtime between the two looks."""
+        return self.sandboxes == other.sandboxes and self.containers == other.containers
+
+    def ended_since(self, before: PodRuntimeStatus) -> bool:
+        """Whether a container that is the newest of its name has come to an end since then."""
+        known = {c.id for c in before.containers if c.state is ContainerState.EXITED}
+        newest = (self.container(name) for name in {c.name for c in self.containers})
+        return any(c is not None and c.state is ContainerState.EXITED and c.id not in known for c in newest)
+
 
 class RuntimeVersion(Struct, frozen=True, kw_only=True):
     name: str

@@ -81,14 +81,17 @@ def next_step(
     return Step(Act.WAIT, left) if left > 0 else Step(Act.PROBE)
 
 
-def first_outcome(kind: ProbeKind, told: ContainerStatus, *, sidecar: bool) -> ProbeOutcome | None:
-    """What counts before the first answer; None leaves what was told before a restart of the agent standing."""
-    if kind is ProbeKind.READINESS and told.ready:
-        return None
-    if kind is ProbeKind.STARTUP and told.started:
+def first_outcome(kind: ProbeKind, told: ContainerStatus, *, sidecar: bool, older: bool) -> ProbeOutcome | None:
+    """What counts before the first answer; None leaves what was told before a restart of the agent standing.
+
+    `older`: the container ran before the agent did; what was told of it may not be known yet."""
+    if kind is ProbeKind.LIVENESS:
+        return INITIAL[kind]
+    if kind is ProbeKind.STARTUP and told.started and sidecar:
         # A sidecar that had started tells the plan that the pod is initialised; without a result it would not.
-        return ProbeOutcome.SUCCESS if sidecar else None
-    return INITIAL[kind]
+        return ProbeOutcome.SUCCESS
+    stands = told.ready if kind is ProbeKind.READINESS else told.started
+    return None if stands or older else INITIAL[kind]
 
 
 def ends_all(status: PodStatus) -> bool:

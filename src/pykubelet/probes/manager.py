@@ -44,6 +44,7 @@ class ProbeManager:
         clock: Clock,
         expand_command: ExpandCommand,
         started: float,
+        recalls: bool = True,
         spread: Callable[[], float] = random.random,
     ) -> None:
         self.metrics = ProbeMetrics()
@@ -56,6 +57,7 @@ class ProbeManager:
             metrics=self.metrics,
             clock=clock,
             agent_started=started,
+            recalls=recalls,
             spawn=self._spawn,
             spread=spread,
         )

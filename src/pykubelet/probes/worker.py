@@ -53,6 +53,8 @@ class ProbeTools(Struct, frozen=True, kw_only=True):
     clock: Clock
     agent_started: float
     """Wall time at which the agent started."""
+    recalls: bool = True
+    """What was told of containers before a restart of the agent stands until their probes answer."""
     spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
     spread: Callable[[], float] = random.random
     """A number from 0 to 1 that spreads the first probes after a restart of the agent."""
@@ -208,12 +210,8 @@ class ProbeWorker:
 
         Containers that start while the agent runs come one after the other anyway and are probed at once.
         """
-        running = told.state.running if told.state is not None else None
         age = self._tools.clock.now() - self._tools.agent_started
-        if age >= self.period or running is None or running.started_at is None:
-            return 0.0
-        older = running.started_at.timestamp() < self._tools.agent_started
-        return self._tools.spread() * self.period if older else 0.0
+        return self._tools.spread() * self.period if age < self.period and self._is_older(told) else 0.0
 
     def _wait(self, seconds: float) -> None:
         self._next = None
@@ -242,7 +240,10 @@ class ProbeWorker:
     def _adopt(self, told: ContainerStatus) -> None:
         """A container with another id is another container: nothing known about the old one counts for it."""
         container_id = (told.container_id or "").rpartition("//")[2]
+        sidecar = self._container_kind is ContainerKind.INIT
         if container_id == self._container_id:
+            if sidecar and self.kind is ProbeKind.STARTUP and told.started and not self._has_result():
+                self._publish(ProbeOutcome.SUCCESS)  # what was told before a restart of the agent came in late
             return
         if self._container_id:
             self._tools.results.remove(self._container_id, self.kind)
@@ -251,10 +252,19 @@ class ProbeWorker:
         self._next = None
         self._noted = ""
         self._tally.clear()
-        sidecar = self._container_kind is ContainerKind.INIT
-        outcome = first_outcome(self.kind, told, sidecar=sidecar)
+        older = self._tools.recalls and self._is_older(told)
+        outcome = first_outcome(self.kind, told, sidecar=sidecar, older=older)
         if outcome is not None:
             self._publish(outcome)
+
+    def _has_result(self) -> bool:
+        return self._tools.results.get(self.kind, self._container_id) is not None
+
+    def _is_older(self, told: ContainerStatus) -> bool:
+        """Whether the container ran before the agent did."""
+        running = told.state.running if told.state is not None else None
+        since = running.started_at if running is not None else None
+        return since is not None and since.timestamp() < self._tools.agent_started
 
     def _publish(self, outcome: ProbeOutcome) -> None:
         self._tools.results.set(self.kind, self._container_id, uid_of(self.pod), outcome)

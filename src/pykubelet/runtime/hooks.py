@@ -1,7 +1,7 @@
 """Lifecycle hooks: run one handler against a running container and say clearly how it failed.
 
-Exec has no time limit of its own: the caller bounds a preStop hook by the grace period, and a postStart hook
-may take as long as it likes, as upstream lets it. Any HTTP answer counts as success, whatever its code.
+Exec has no time limit of its own: a preStop hook is waited for within the grace and ends with its container, and a
+postStart hook may take as long as it likes, as upstream lets it. Any HTTP answer counts as success, whatever its code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Stopping: one container, all containers of a pod in their order, and the sandboxes after them.
 
 Grace periods are counted once and shared: a preStop hook and the wait for one's turn use up the same
-seconds that the runtime would give the process. Already gone is success, so every call may be repeated.
-Which pods stop and why is decided elsewhere.
+seconds that the runtime would give the process. Already gone is success, so every call may be repeated: a
+grace that was shortened cancels the stop in flight and asks again with fewer seconds, and what was told to
+end goes on ending. Hooks live beside the call that waits for them, because giving up on a command ends its
+process in the runtime; each container's hook runs once. Which pods stop and why is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from msgspec import Struct
 from pykubelet.api.types import LifecycleHandler, Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.tasks import gather_all
-from pykubelet.model.errors import NotFound
+from pykubelet.kit.tasks import TaskSet, gather_all
+from pykubelet.model.errors import NotFound, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, ContainerKind, all_containers, sidecars, uid_of
@@ -95,7 +97,25 @@ def grace_for(pod: Pod, container: AnyContainer | None, cause: KillCause) -> int
     return MINIMUM_GRACE if grace is None else grace
 
 
+class _BegunHook(Struct):
+    """A preStop hook that was begun: it may run, or be over."""
+
+    pod_uid: str
+    task: asyncio.Task[None] | None = None
+    problem: Exception | None = None
+    told: bool = False
+
+    @property
+    def was_unheard(self) -> bool:
+        """The runtime was away, so the container never knew of it."""
+        return self.problem is not None and isinstance(self.problem.__cause__, RuntimeDown)
+
+
 class Stopper:
+    """Runs as a service, which is where the hooks live."""
+
+    name = "pre-stop-hooks"
+
     def __init__(
         self, *, cri: CriClient, hooks: HookRunner, events: EventSink, recorder: LifeRecorder, clock: Clock
     ) -> None:
@@ -104,6 +124,13 @@ class Stopper:
         self._events = events
         self._recorder = recorder
         self._clock = clock
+        self._tasks = TaskSet("preStop hooks")
+        self._begun: dict[str, _BegunHook] = {}
+        """By container; until the container is gone."""
+
+    async def run(self) -> None:
+        async with self._tasks:
+            await asyncio.Event().wait()
 
     async def stop_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None:
         """Stop every container of the pod, then every sandbox. Returns when the runtime says all are down."""
@@ -115,11 +142,19 @@ class Stopper:
                 one = Stopping(status=status, container=container, kind=kind, cause=KillCause.POD_ENDS)
                 stopping.append(one)
         order = StopOrder(pod, stopping) if sidecars(pod) else None
+        problem: Exception | None = None
         try:
             await gather_all(*(self.stop_container(pod, one, grace=grace, order=order) for one in stopping))
-        finally:
-            # Even when a container resists, its sandbox's stop kills whatever is left inside.
-            await self.stop_sandboxes(uid_of(pod), seen)
+        except RuntimeDown:
+            raise  # containers may be ending in their grace; stopping the sandbox would cut it off
+        except Exception as error:
+            problem = error  # one that resists is killed with its sandbox
+        await self.stop_sandboxes(uid_of(pod), seen)
+        for id, hook in list(self._begun.items()):
+            if hook.pod_uid == uid_of(pod):
+                self._forget_hook(id)
+        if problem is not None:
+            raise problem
 
     async def stop_sandboxes(self, uid: str, seen: PodRuntimeStatus) -> None:
         await gather_all(*(self._stop_sandbox(uid, sandbox.id) for sandbox in seen.sandboxes))
@@ -151,23 +186,25 @@ class Stopper:
             finally:
                 if order is not None:
                     order.is_gone(name)
+        self._forget_hook(one.status.id)
 
     async def _pre_stop(self, pod: Pod, one: Stopping, grace: float) -> int:
-        """Run the preStop hook within the grace; the whole seconds it took."""
+        """Wait for the preStop hook, begun now or earlier, within the grace; the whole seconds it took."""
         container = one.container
         lifecycle = container.lifecycle if container is not None else None
         if container is None or lifecycle is None or lifecycle.pre_stop is None or grace <= 0:
             return 0
         begun = self._clock.monotonic()
-        problem: Exception | None = None
-        try:
-            async with asyncio.timeout(grace):
-                await self._hooks.run(pod, container, one.status.id, lifecycle.pre_stop)
-        except TimeoutError:
+        hook = self._begun.get(one.status.id)
+        if hook is None or hook.was_unheard:
+            hook = self._begin_hook(pod, container, one.status.id, lifecycle.pre_stop)
+        assert hook.task is not None
+        _, waits = await asyncio.wait({hook.task}, timeout=grace)
+        problem = hook.problem
+        if waits:
             problem = TimeoutError(f"preStop hook did not finish within the {grace:g}s of grace")
-        except Exception as error:  # a hook's trouble never keeps its container alive
-            problem = error
-        if problem is not None:
+        if problem is not None and not hook.told:
+            hook.told = True
             path = one.kind.field_path(one.status.name)
             self._events.pod_event(pod, WARNING, "FailedPreStopHook", "PreStopHook failed", field_path=path)
             self._recorder.fail(
@@ -175,6 +212,27 @@ class Stopper:
             )
             logger.warning("preStop hook failed", extra={"container": one.status.name, "error": str(problem)})
         return int(self._clock.monotonic() - begun + ROUNDING)
+
+    def _begin_hook(
+        self, pod: Pod, container: AnyContainer, container_id: str, handler: LifecycleHandler
+    ) -> _BegunHook:
+        hook = _BegunHook(uid_of(pod))
+
+        async def run() -> None:
+            try:
+                await self._hooks.run(pod, container, container_id, handler)
+            except Exception as error:  # a hook's trouble never keeps its container alive
+                hook.problem = error
+
+        hook.task = self._tasks.spawn(run(), name=f"preStop hook of {container.name} {container_id[:12]}")
+        self._begun[container_id] = hook
+        return hook
+
+    def _forget_hook(self, container_id: str) -> None:
+        """The container is gone, and whatever a hook still does is for nothing."""
+        hook = self._begun.pop(container_id, None)
+        if hook is not None and hook.task is not None:
+            hook.task.cancel()
 
     async def _wait_turn(self, order: StopOrder, name: str, at_most: float) -> float:
         begun = self._clock.monotonic()

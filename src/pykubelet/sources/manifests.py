@@ -209,6 +209,11 @@ class ManifestFiles:
 
     # -- the outcome
 
+    def pod_in(self, name: str) -> Pod | None:
+        """The pod of one file, whether or not another file's comes first."""
+        file = self._files.get(name)
+        return file.pod if file is not None else None
+
     def pods(self, now: float) -> list[Pod]:
         """The pods of all files by file name, each pod name once. Reports files that come second."""
         for name in [n for n, file in self._files.items() if file.leaving is not None and file.leaving <= now]:

@@ -1,9 +1,9 @@
 """Merge of full pod sets, one per source, into what changed: add, update, remove, delete, reconcile.
 
 A source hands over its complete set with `deliver`; the sync loop takes the changes with `next_changes`.
-Only the newest set of each source is kept until then, so memory is bounded, no source ever waits for the
-loop and nothing is lost: a set says everything. Also keeps which sources are ready. Does not cover where
-sets come from (static.py, url.py, api.py) nor what a change causes (sync/loop.py).
+Only the newest set of each source is kept until then, and which pods were missing in a set before it, so memory
+is bounded, no source ever waits for the loop and nothing is lost. Also keeps which sources are ready. Does not
+cover where sets come from (static.py, url.py, api.py) nor what a change causes (sync/loop.py).
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class PodMux:
         self._clock = clock
         self._known: dict[Source, dict[PodUID, _Known]] = {}
         self._pending: dict[Source, tuple[Pod, ...]] = {}
+        self._missed: dict[Source, set[PodUID]] = {}
+        """Known pods that a set nobody took yet did not have: they ended, even if a later set has them again."""
         self._filled = asyncio.Event()
         self._ready: set[Source] = set()
         self._refused: dict[Source, frozenset[tuple[str, str]]] = {}
@@ -82,6 +84,10 @@ class PodMux:
         if source not in self._sources:
             raise ValueError(f"source {source.value} is not configured")
         self._pending[source] = tuple(pods)
+        there = {uid_of(pod) for pod in pods}
+        gone = {uid for uid in self._known.get(source, ()) if uid not in there}
+        if gone:
+            self._missed.setdefault(source, set()).update(gone)
         self._filled.set()
 
     # -- the sync loop
@@ -128,11 +134,12 @@ class PodMux:
     def _merge(self, source: Source, delivered: Sequence[Pod]) -> list[PodsChanged]:
         first = source not in self._known
         before = self._known.get(source, {})
+        missed = self._missed.pop(source, set())
         after: dict[PodUID, _Known] = {}
         found: dict[Operation, list[Pod]] = {op: [] for op in Operation}
         for pod in self._without_duplicates(source, delivered):
             uid = uid_of(pod)
-            known = before.get(uid)
+            known = before.get(uid) if uid not in missed else None
             if known is None:
                 fresh = self._adopt(source, pod)
                 after[uid] = _Known(fresh, pod)
@@ -142,7 +149,7 @@ class PodMux:
             op = _renew(known, pod)
             if op is not None:
                 found[op].append(known.pod)
-        found[Operation.REMOVE] = [known.pod for uid, known in before.items() if uid not in after]
+        found[Operation.REMOVE] = [known.pod for uid, known in before.items() if uid not in after or uid in missed]
         self._known[source] = after
         return _emission(source, found, first)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -155,6 +155,7 @@ class StaticSource:
             return
         now = self._clock.monotonic()
         changed: dict[str, None] = {}
+        deleted: set[str] = set()
         lost = False
         for event in events:
             if not is_manifest_name(event.name):
@@ -163,12 +164,18 @@ class StaticSource:
             if self._note(event, now):
                 changed[event.name] = None
             lost = lost or event.kind in (Happened.DELETED, Happened.MOVED_AWAY)
+            if event.kind is Happened.DELETED:
+                deleted.add(event.name)
         for name in [name for name, until in self._being_written.items() if until <= now]:
             del self._being_written[name]
             changed[name] = None
         # With a loss in the batch everything is delivered together: a pod that merely moved to
         # another file must not be seen to vanish in between.
         await self._look(list(changed), force=True, deliver_early=not lost)
+        # A file that was deleted and is there again, all in one batch, ended its pod all the same.
+        back = {id(pod) for name in deleted if (pod := self._files.pod_in(name)) is not None}
+        if back:
+            self._deliver(without=back)
         self._deliver()
 
     def _note(self, event: FileEvent, now: float) -> bool:
@@ -217,8 +224,9 @@ class StaticSource:
             await self._clock.sleep(0)  # pods already delivered get going while the rest is read
             begun = self._clock.monotonic()
 
-    def _deliver(self) -> None:
-        pods = self._files.pods(self._clock.monotonic())
+    def _deliver(self, *, without: Collection[int] = ()) -> None:
+        """`without`: ids of pod objects to leave out."""
+        pods = [pod for pod in self._files.pods(self._clock.monotonic()) if id(pod) not in without]
         old = self._delivered
         if old is not None and len(old) == len(pods) and all(a is b for a, b in zip(old, pods, strict=True)):
             return

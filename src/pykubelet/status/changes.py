@@ -7,7 +7,7 @@ what it was given. Does not cover what is held back from the API server (manager
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -25,6 +25,7 @@ from pykubelet.kit.clock import utc
 from pykubelet.model.pod import is_sidecar, is_static, is_terminal_phase, restarts_on_exit
 from pykubelet.model.progress import could_restart_all
 from pykubelet.model.reasons import CONTAINERS_READY, POD_READY
+from pykubelet.model.results import ProbeKind
 from pykubelet.status.conditions import (
     OWNED,
     SHARED,
@@ -34,6 +35,9 @@ from pykubelet.status.conditions import (
 )
 from pykubelet.status.containers import bare_id, gone_at_end
 from pykubelet.status.phase import FAILED
+
+ProbeAbout = tuple[ProbeKind, str]
+"""A kind of probe and the bare id of a container."""
 
 
 def statuses_equal(a: PodStatus, b: PodStatus) -> bool:
@@ -203,6 +207,28 @@ def with_container_ready(pod: Pod, status: PodStatus, container: str, ready: boo
 def with_container_started(status: PodStatus, container: str, started: bool) -> PodStatus | None:
     """The status after a startup outcome for the container with this bare id; None if it says so already."""
     return _with_flag(status, container, "started", started)
+
+
+def recalled(pod: Pod, status: PodStatus, before: PodStatus, heard: Collection[ProbeAbout], now: float) -> PodStatus:
+    """The status with what was told of containers that run on, before a restart of the agent, until a probe was heard.
+
+    Also the start time, as long as anything of that life runs."""
+    mine = {each.container_id for each in (*status.container_statuses, *status.init_container_statuses) if _runs(each)}
+    for each in (*before.init_container_statuses, *before.container_statuses):
+        if not each.container_id or each.container_id not in mine or not _runs(each):
+            continue
+        if before.start_time not in (None, status.start_time):
+            status = msgspec.structs.replace(status, start_time=before.start_time)
+        bare = bare_id(each.container_id)
+        if each.started and (ProbeKind.STARTUP, bare) not in heard:
+            status = with_container_started(status, bare, True) or status
+        if each.ready and (ProbeKind.READINESS, bare) not in heard:
+            status = with_container_ready(pod, status, bare, True, now) or status
+    return status
+
+
+def _runs(status: ContainerStatus) -> bool:
+    return status.state is not None and status.state.running is not None
 
 
 def _with_flag(status: PodStatus, container: str, flag: str, value: bool) -> PodStatus | None:

@@ -153,7 +153,8 @@ class _Conversion:
             last_state=_kept_last_state(run, old),
             volume_mounts=(old.volume_mounts if old is not None else []) or default.volume_mounts,
         )
-        if run.state is rt.ContainerState.RUNNING and _same_container(run, old) and old is not None:
+        keeps = self._inputs.recalls or self._inputs.previous is not None
+        if run.state is rt.ContainerState.RUNNING and _same_container(run, old) and old is not None and keeps:
             status.started = old.started
         status.resources = container_resources(container, run, old, self._inputs.actuated.get(run.name))
         status.allocated_resources = dict(container.resources.requests) if container.resources else {}

@@ -33,6 +33,8 @@ class StatusInputs(Struct, frozen=True, kw_only=True):
     probes: ProbeResults
     previous: PodStatus | None = None
     """The status this agent generated last; None at first, then the API server's serves."""
+    recalls: bool = True
+    """What the API server shows of `started` and `ready` stands after a restart of the agent."""
     terminal: bool = False
     """The pod is being ended: its containers will not start again."""
     failures: Mapping[str, StartFailure] = field(default_factory=dict)
@@ -56,6 +58,11 @@ class StatusInputs(Struct, frozen=True, kw_only=True):
     def old(self) -> PodStatus:
         """What was told about the pod before."""
         return self.pod.status if self.previous is None else self.previous
+
+    @property
+    def told_of_containers(self) -> PodStatus:
+        """Where to look whether a running container had started or was ready."""
+        return self.old if self.recalls or self.previous is not None else PodStatus()
 
     @property
     def moment(self) -> datetime:

@@ -14,10 +14,12 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.clock import Clock
-from pykubelet.model.pod import deletion_requested, uid_of
+from pykubelet.model.pod import deletion_requested, is_static, uid_of
 from pykubelet.model.results import ProbeKind, ProbeOutcome
 from pykubelet.status.changes import (
+    ProbeAbout,
     check_transition,
+    recalled,
     statuses_equal,
     terminate_statuses,
     with_container_ready,
@@ -40,12 +42,19 @@ class ToldStatus(Struct):
 
 
 class StatusManager:
-    def __init__(self, *, clock: Clock) -> None:
+    def __init__(self, *, clock: Clock, recalls: bool = True) -> None:
+        """`recalls`: `started` and `ready` of running containers survive a restart of the agent."""
         self._clock = clock
+        self._recalls = recalls
         self._told: dict[str, ToldStatus] = {}
+        self._heard: dict[str, set[ProbeAbout]] = {}
+        """Probes that have spoken since the agent started."""
         self._listeners: list[Callable[[str], None]] = []
         self.explained: Callable[[Pod, PodStatus], PodStatus] = lambda pod, status: status
         """Adds to a status why the pod is not ready; set where the agent is wired."""
+
+        self.shown: Callable[[Pod], PodStatus] = lambda pod: pod.status
+        """What the API server shows of a pod, for a static one of its mirror; set where the agent is wired."""
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener(uid)` after each change. Must be quick."""
@@ -75,6 +84,7 @@ class StatusManager:
     def probe_changed(self, pod: Pod, kind: ProbeKind, container_id: str, outcome: ProbeOutcome) -> None:
         """Show a probe's new result at once, ahead of the next sync."""
         told = self._told.get(uid_of(pod))
+        self._heard.setdefault(uid_of(pod), set()).add((kind, container_id))
         if told is None:
             return
         good = outcome is ProbeOutcome.SUCCESS
@@ -84,6 +94,14 @@ class StatusManager:
             changed = with_container_started(told.plain, container_id, good)
         if changed is not None:
             self._tell(pod, changed, force=False, finished=False)
+
+    def mirror_seen(self, uid: str) -> None:
+        """The mirror of a static pod came in, with what was told of it before a restart of the agent."""
+        told = self._told.get(uid)
+        if told is not None:
+            plain = self._recall(told.pod, told.plain)
+            if plain is not told.plain:
+                self._tell(told.pod, plain, force=False, finished=told.finished)
 
     def explain_again(self, uid: str) -> None:
         """Something went wrong while the pod's sync goes on: say so without waiting for the next status."""
@@ -95,9 +113,12 @@ class StatusManager:
         wanted = set(uids)
         for uid in [uid for uid in self._told if uid not in wanted]:
             del self._told[uid]
+        for uid in [uid for uid in self._heard if uid not in wanted]:
+            del self._heard[uid]
 
     def forget(self, uid: str) -> None:
         self._told.pop(uid, None)
+        self._heard.pop(uid, None)
 
     def begin_anew(self, uid: str) -> None:
         """The pod gets another life under its UID: what was told of the last one binds nobody any more."""
@@ -106,19 +127,16 @@ class StatusManager:
             self._told[uid] = ToldStatus(pod=told.pod, status=PodStatus(), version=told.version + 1, plain=PodStatus())
 
     def _tell(self, pod: Pod, status: PodStatus, *, force: bool, finished: bool) -> None:
-        uid, plain = uid_of(pod), status
+        uid, old = uid_of(pod), self._told.get(uid_of(pod))
+        plain = self._recall(pod, status) if old is None else status
         status = self.explained(pod, plain)
-        old = self._told.get(uid)
-        if old is not None:
-            problem = check_transition(pod, old.status, status)
-            if problem is not None:
-                logger.error(
-                    "status refused: a container that ended cannot be running again", extra={"problem": problem}
-                )
-                return
-            if not force and statuses_equal(old.status, status):
-                old.pod, old.plain = pod, plain
-                return
+        problem = check_transition(pod, old.status if old is not None else pod.status, status)
+        if problem is not None:
+            logger.error("status refused: a container that ended cannot be running again", extra={"problem": problem})
+            return
+        if old is not None and not force and statuses_equal(old.status, status):
+            old.pod, old.plain = pod, plain
+            return
         version = old.version + 1 if old is not None else 1
         was_finished = old is not None and old.finished
         self._told[uid] = ToldStatus(
@@ -126,3 +144,9 @@ class StatusManager:
         )
         for listener in self._listeners:
             listener(uid)
+
+    def _recall(self, pod: Pod, status: PodStatus) -> PodStatus:
+        """With what the mirror of a static pod remembers of the agent's life before; others carry it themselves."""
+        if not self._recalls or not is_static(pod):
+            return status
+        return recalled(pod, status, self.shown(pod), self._heard.get(uid_of(pod), ()), self._clock.now())

@@ -1,7 +1,8 @@
 """`started` and `ready` of each container, from probe outcomes.
 
 Written into statuses just made by containers.py. After a restart of the agent nothing is known from
-probes yet; then what was told before stands until the first outcome, so that traffic is not cut off.
+probes yet; then what was told before stands until the first outcome, so that traffic is not cut off
+(unless gate ChangeContainerStatusOnKubeletRestart is on).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _is_ready(inputs: StatusInputs, container: Container, status: ContainerStatu
     outcome = inputs.probes.get(ProbeKind.READINESS, bare_id(status.container_id))
     if outcome is ProbeOutcome.SUCCESS or container.readiness_probe is None:
         return True
-    return outcome is None and _was_ready(inputs.old, status)
+    return outcome is None and _was_ready(inputs.told_of_containers, status)
 
 
 def _was_ready(old: PodStatus, status: ContainerStatus) -> bool:

@@ -50,6 +50,7 @@ class PodState(Struct):
     started: bool = False
     """Whether the worker was allowed to begin (same-name static pods wait for their turn)."""
     deleted: bool = False
+    """Its source asked for the end or has it no more; a pod the node ended for its own sake can still be looked at."""
     evicted: bool = False
     grace: int | None = None
     """Seconds the containers get to stop; only ever shortened."""
@@ -72,12 +73,10 @@ class PodState(Struct):
         """Apply the rules for the effective grace period; True when it became shorter than before."""
         before = self.grace
         asked = self.pod.metadata.deletion_grace_period_seconds if self.pod else None
-        bounds = [seconds for seconds in (before, asked, override) if seconds]
-        grace = min(bounds) if bounds else 0
-        if grace == 0 and self.pod is not None:
-            # A forced delete asks for 0, which upstream reads as "no wish": the spec's period counts.
-            grace = self.pod.spec.termination_grace_period_seconds or 0
-        self.grace = max(1, grace)
+        bounds = [seconds for seconds in (before, asked, override) if seconds is not None]
+        if not bounds and self.pod is not None:
+            bounds = [self.pod.spec.termination_grace_period_seconds or 0]
+        self.grace = max(1, min(bounds, default=0))
         return before is not None and self.grace < before
 
 
@@ -120,6 +119,8 @@ class PodPhases:
         state = self.get(uid)
         if state is None:
             return self._synced
+        if state.restart_requested:
+            return False  # the next life under this UID goes on counting from this one
         ended = state.phase in (Phase.TERMINATED, Phase.FINISHED)
         return ended and (state.evicted or state.deleted)
 

@@ -21,7 +21,6 @@ from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, 
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.runtime.manager import SyncOutcome
-from pykubelet.runtime.problems import StartProblem
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.sync.worker import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
 
@@ -210,12 +209,12 @@ class PodSync:
             self._statuses.set_status(pod, status)
             if is_terminal_phase(status.phase):
                 return SyncVerdict(ended=True)
-        _raise_problems(outcome.problems)
-        if outcome.resize_problem:
-            raise PykubeletError(f"resize: {outcome.resize_problem}")
-        if outcome.acted and self._runtime.has_work(pod, fresh):
-            # A sidecar runs and the next one's turn has come, or what we started ended at once. The look that found
-            # it was our own, so nobody else will tell us.
+        # An outcome of "the pod is to end" with a phase that says otherwise has nothing left to do either.
+        more = outcome.acted and not outcome.ended and self._runtime.has_work(pod, fresh)
+        # What this look found first nobody else will tell us: it must not wait until a sibling's trouble is over.
+        _raise_problems(outcome, at_once=more and fresh.ended_since(seen))
+        if more:
+            # A sidecar runs and the next one's turn has come, or what we started ended at once.
             return SyncVerdict(again_in=0.0)
         return SyncVerdict(again_in=self._until_deadline(pod, status))
 
@@ -324,12 +323,18 @@ def _restarts_all(status: PodStatus) -> bool:
     return any(c.type == ALL_CONTAINERS_RESTARTING and c.status == "True" for c in status.conditions)
 
 
-def _raise_problems(problems: Sequence[StartProblem]) -> None:
-    """Nothing for none; a timed retry when all are back-offs; else the first real trouble."""
-    if not problems:
+def _raise_problems(outcome: SyncOutcome, *, at_once: bool) -> None:
+    """Nothing for none; a timed retry when all are back-offs or more is to be done now; else the first real trouble."""
+    delays = [problem.retry_in for problem in outcome.problems]
+    told = [f"{p.container or 'sandbox'}: {p.reason}: {p}" for p in outcome.problems]
+    if outcome.resize_problem:
+        delays.append(None)
+        told.append(f"resize: {outcome.resize_problem}")
+    if not told:
         return
-    delays = [problem.retry_in for problem in problems]
-    text = "; ".join(f"{p.container or 'sandbox'}: {p.reason}: {p}" for p in problems)
+    text = "; ".join(told)
+    if at_once:
+        raise RetryAt(0.0, text)
     if all(delay is not None for delay in delays):
         raise RetryAt(min(delay for delay in delays if delay is not None), text)
     raise PykubeletError(text)

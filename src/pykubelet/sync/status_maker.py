@@ -71,8 +71,10 @@ class PodStatusMaker:
         runtime_name: str,
         recursive_read_only: Callable[[Pod], bool] = lambda pod: False,
         health: Callable[[Pod, str], list[ResourceStatus]] = lambda pod, container: [],
+        recalls: bool = True,
     ) -> None:
-        """`health(pod, container)`: the devices the container holds and how they are."""
+        """`health(pod, container)`: the devices the container holds and how they are. `recalls`: see StatusInputs."""
+        self._recalls = recalls
         self._health = health
         self._told = told
         self._probes = probes
@@ -99,6 +101,7 @@ class PodStatusMaker:
                 now=self._clock.now(),
                 probes=self._probes,
                 previous=previous,
+                recalls=self._recalls,
                 terminal=terminal,
                 failures=self._reasons.of_pod(uid, names),
                 messages=self._termination_messages(seen),

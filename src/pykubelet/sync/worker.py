@@ -43,6 +43,8 @@ RETRY_AFTER_ERROR = 10.0
 RETRY_NETWORK_NOT_READY = 1.0
 RETRY_RUNTIME_DOWN = 0.1
 RETRY_RUNTIME_DOWN_MOST = 5.0
+REPEAT_UNCHANGED = 1.0
+"""Seconds at the least between passes that ask for another one soon and find the pod as they left it."""
 
 
 class UpdateKind(enum.Enum):
@@ -53,7 +55,7 @@ class UpdateKind(enum.Enum):
 
 
 class KillRequest(Struct, frozen=True, kw_only=True):
-    """Why and how fast a pod is to end when its own spec does not say so."""
+    """Why and how fast the node ends a pod that its source still wants."""
 
     grace_override: int | None = None
     evicted: bool = False
@@ -125,6 +127,10 @@ class _Worker(Struct):
     changes: list[StatusChange] = field(default_factory=list)
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     last_sync: float = -1.0
+    seen: PodRuntimeStatus | None = None
+    """What the pass in flight, or the last one, started from."""
+    hurried: PodRuntimeStatus | None = None
+    """What the last pass started from if it asked for another one soon."""
     failures: int = 0
     scope: asyncio.Timeout | None = None
     """Around the step in flight; expiring it cancels the step and nothing else."""
@@ -185,7 +191,9 @@ class PodWorkers:
     # --- entrance -------------------------------------------------------------------------------
 
     def update(self, kind: UpdateKind, pod: Pod, kill: KillRequest | None = None) -> None:
-        """Merge one more wish for this pod into what its worker will do next."""
+        """Merge one more wish for this pod into what its worker will do next.
+
+        A kill without a request means that the pod's source has it no more."""
         uid = uid_of(pod)
         state = self._phases.get(uid)
         if state is not None and state.phase is Phase.FINISHED and state.pod is None:
@@ -302,7 +310,7 @@ class PodWorkers:
             because = "evicted" if kill and kill.evicted else "no longer wanted"
         if kind is UpdateKind.KILL:
             state.evicted = state.evicted or bool(kill and kill.evicted)
-            state.deleted = state.deleted or not (kill and kill.evicted)
+            state.deleted = state.deleted or kill is None
             if kill is not None:
                 if kill.change_status is not None:
                     worker.changes.append(kill.change_status)
@@ -364,7 +372,7 @@ class PodWorkers:
             return self._after_error(worker, error)
         except RetryAt as wait:
             worker.last_error = str(wait)
-            return min(max(0.0, wait.delay), self._sync_frequency)
+            return self._paced(worker, min(max(0.0, wait.delay), self._sync_frequency))
         except Exception as error:
             return self._after_error(worker, error)
         finally:
@@ -375,7 +383,16 @@ class PodWorkers:
         if state.phase is not phase:
             return 0
         resync = jittered(self._sync_frequency, source=self._chance)
-        return resync if due is None else min(due, resync)
+        return self._paced(worker, resync if due is None else min(due, resync))
+
+    def _paced(self, worker: _Worker, delay: float) -> float:
+        """A pass may ask for another one at once, but not again and again while nothing changes."""
+        before, worker.hurried = worker.hurried, None
+        if delay < REPEAT_UNCHANGED and worker.seen is not None:
+            worker.hurried = worker.seen
+            if before is not None and before.shows_the_same(worker.seen):
+                return REPEAT_UNCHANGED
+        return delay
 
     def _after_error(self, worker: _Worker, error: Exception) -> float:
         """This pod's trouble, never the node's: say it, keep it for `explain`, try again later."""
@@ -408,7 +425,7 @@ class PodWorkers:
             return None
         pod = state.pod
         assert pod is not None
-        seen = await self._statuses.fresh(state.uid, worker.last_sync)
+        seen = worker.seen = await self._statuses.fresh(state.uid, worker.last_sync)
         if state.phase is Phase.SYNCING:
             verdict = await self._steps.sync(pod, seen)
             if verdict.ended and state.phase is Phase.SYNCING:

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import ConfigMap, CSIDriver, Node, Pod, RuntimeClass, Secret, Service
+from pykubelet.api.types import ConfigMap, CSIDriver, Node, Pod, PodStatus, RuntimeClass, Secret, Service
 from pykubelet.certs.files import CertificateFiles
 from pykubelet.certs.rotation import RotationSeams
 from pykubelet.clients.cri.port import CriClient
@@ -23,7 +23,7 @@ from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.objects import DEFAULT_TTL, ObjectListener, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
-from pykubelet.clients.kube.port import KubeClient
+from pykubelet.clients.kube.port import Change, KubeClient
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
@@ -32,6 +32,7 @@ from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
+from pykubelet.model.pod import is_mirror, is_static, name_of, namespace_of
 from pykubelet.node.addresses import AddressFinder, HostNetwork, provided_node_ip
 from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
@@ -54,7 +55,7 @@ from pykubelet.settings.settings import Settings
 from pykubelet.sources.api import ApiSource, bound_to
 from pykubelet.sources.mux import PodSets
 from pykubelet.status.manager import StatusManager
-from pykubelet.status.sender import StatusSender
+from pykubelet.status.sender import StatusSender, belongs, uid_here
 from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
 from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.pod_sync import Mirrors
@@ -290,7 +291,7 @@ def assemble_cluster(
         client=client,
         query=Query(kind=Pod, field_selector=bound_to(name)),
         clock=clock,
-        on_change=lambda change: sender.observed(change),
+        on_change=lambda change: observed(change),
     )
     sender = StatusSender(
         statuses=local.statuses,
@@ -301,6 +302,17 @@ def assemble_cluster(
         clock=clock,
         metrics=local.metrics,
     )
+
+    def observed(change: Change[Pod]) -> None:
+        if is_mirror(change.object):
+            local.statuses.mirror_seen(uid_here(change.object))  # first, or what it remembers would be overwritten
+        sender.observed(change)
+
+    def shown(pod: Pod) -> PodStatus:
+        there = api_pods.get(name_of(pod), namespace_of(pod)) if is_static(pod) else None
+        return there.status if there is not None and belongs(there, pod) else pod.status
+
+    local.statuses.shown = shown
     local.statuses.listen(sender.changed)
     mirrors = MirrorPods(
         client=client,

@@ -152,7 +152,9 @@ def test_before_the_first_answer(
 ) -> None:
     """What was told of this very container, before a restart of the agent that is, stands."""
     before = ContainerStatus(name="app", container_id="x://1", ready=ready, started=started)
-    assert first_outcome(kind, before, sidecar=sidecar) is outcome
+    assert first_outcome(kind, before, sidecar=sidecar, older=False) is outcome
+    older = outcome if outcome is GOOD else None
+    assert first_outcome(kind, before, sidecar=sidecar, older=True) is older
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,17 @@ def test_the_second_takes_over_when_the_first_goes() -> None:
     assert _ops(_deliver(mux, a_pod("a", uid="2"))) == [("remove", ["a"]), ("add", ["a"])]
 
 
+def test_a_pod_that_was_gone_in_between_is_removed_and_added_however_slow_the_reader() -> None:
+    mux = _mux()
+    _deliver(mux, a_pod("a"), a_pod("b"))
+    mux.deliver(FILE, [a_pod("b")])
+    mux.deliver(FILE, [a_pod("a"), a_pod("b")])
+    assert _ops(mux.take_nowait()) == [("remove", ["a"]), ("add", ["a"])]
+    assert _deliver(mux, a_pod("a"), a_pod("b")) == []
+    mux.deliver(FILE, [a_pod("b")])
+    assert _ops(mux.take_nowait()) == [("remove", ["a"])]
+
+
 def test_a_source_is_ready_when_its_first_set_was_handled() -> None:
     mux = _mux(FILE, HTTP)
     assert not mux.all_ready()

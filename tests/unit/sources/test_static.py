@@ -143,6 +143,30 @@ async def test_a_deleted_file_is_gone_at_once(bed: Bed) -> None:
         assert bed.last == []
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_file_deleted_and_written_again_is_a_pod_that_was_gone(bed: Bed, at_once: bool) -> None:
+    bed.write("a.yaml", manifest("a"))
+    bed.write("b.yaml", manifest("b"))
+    async with bed.followed():
+        (bed.path / "a.yaml").unlink()
+        bed.write("a.yaml", manifest("a"))
+        happened = [Happened.DELETED, Happened.CREATED, Happened.MODIFIED, Happened.WRITTEN]
+        for batch in [happened] if at_once else [[each] for each in happened]:
+            await bed.tell(*((each, "a.yaml") for each in batch))
+        assert bed.sets.names == [["a-node", "b-node"], ["b-node"], ["a-node", "b-node"]]
+
+
+async def test_a_copy_that_outlives_its_original_is_not_shown_gone(bed: Bed) -> None:
+    fixed = manifest("a").replace("name: a\n", "name: a\n  uid: fixed\n", 1)
+    bed.write("a.yaml", fixed)
+    async with bed.followed():
+        bed.write("b.yaml", fixed)
+        (bed.path / "a.yaml").unlink()
+        await bed.tell((Happened.CREATED, "b.yaml"), (Happened.WRITTEN, "b.yaml"), (Happened.DELETED, "a.yaml"))
+        await bed.clock.sleep(2)
+        assert [[pod.metadata.uid for pod in pods] for _, pods in bed.sets.sets] == [["fixed"], ["fixed"]]
+
+
 async def test_a_file_moved_away_is_gone_in_a_moment(bed: Bed) -> None:
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():

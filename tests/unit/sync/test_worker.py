@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
+import pytest
+
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import RuntimeDown
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
-from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
 from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.worker import (
     KillRequest,
@@ -318,3 +320,32 @@ async def test_a_deadline_brings_the_next_run_forward() -> None:
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(8)
         assert [at for at, _ in bench.steps.log] == [0, 7]
+
+
+def _retry_at_once(pod: Pod) -> SyncVerdict:
+    raise RetryAt(0.0, "in a moment")
+
+
+@pytest.mark.parametrize("on_sync", [lambda pod: SyncVerdict(again_in=0.0), _retry_at_once])
+async def test_passes_that_change_nothing_are_not_repeated_without_a_pause(
+    on_sync: Callable[[Pod], SyncVerdict],
+) -> None:
+    async with a_bench() as bench:
+        bench.steps.on_sync, bench.steps.sync_takes = on_sync, 0.01
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(10)
+        assert 8 <= bench.steps.done("sync web") <= 12
+
+
+async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
+    async with a_bench() as bench:
+
+        async def fresh(uid: str, than: float) -> PodRuntimeStatus:
+            number = bench.steps.done("sync web")
+            return PodRuntimeStatus(uid=uid, containers=(ContainerStatus(id=f"c{number}", name="app"),))
+
+        bench.statuses.fresh = fresh  # type: ignore[method-assign]
+        bench.steps.on_sync = lambda pod: SyncVerdict(again_in=None if bench.steps.done("sync web") == 5 else 0.0)
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(0.1)
+        assert bench.steps.done("sync web") == 5
