@@ -60,6 +60,39 @@ async def test_crash_loop_restarts_at_once_then_10_20_40_seconds(tmp_path: Path)
         assert node.status(pod).phase == "Running"
 
 
+async def test_a_short_longest_restart_period_counts_from_the_first_wait_on(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        "crashLoopBackOff: {maxContainerRestartPeriod: 2s}\n"
+    )
+    async with a_node(tmp_path, f"--config={tmp_path / 'config.yaml'}") as node:
+        node.cri.program(Behaviour(exits_after=1, exit_code=3), name="app")
+        node.run(a_pod("web"))
+        await node.until(lambda: len(node.cri.called("start_container")) == 5)
+        starts = [call.at for call in node.cri.called("start_container")]
+        assert [round(b - a) for a, b in itertools.pairwise(starts)] == [1, 3, 3, 3]
+
+
+async def test_as_many_dead_containers_are_kept_as_the_flags_say(tmp_path: Path) -> None:
+    async with a_node(tmp_path, "--maximum-dead-containers-per-container=3") as node:
+        node.cri.program(Behaviour(exits_after=1, exit_code=3), name="app")
+        node.run(a_pod("web"))
+        await node.until(lambda: len(node.cri.called("start_container")) == 7, within=2000)
+        await node.clock.sleep(100)
+        assert len(node.cri.containers) == 3
+
+
+async def test_a_dead_container_is_kept_for_its_least_age(tmp_path: Path) -> None:
+    flags = ("--maximum-dead-containers-per-container=0", "--minimum-container-ttl-duration=10m")
+    async with a_node(tmp_path, *flags) as node:
+        node.cri.program(Behaviour(exits_after=2), name="app")
+        node.run(a_pod("job", restart_policy="OnFailure"))
+        await node.until(lambda: len(node.cri.containers) == 1)
+        await node.clock.sleep(570)
+        assert len(node.cri.containers) == 1
+        await node.until(lambda: not node.cri.containers, within=120)
+
+
 async def test_a_job_like_pod_succeeds_and_stays_ended(tmp_path: Path) -> None:
     async with a_node(tmp_path) as node:
         node.cri.program(Behaviour(exits_after=2), name="app")

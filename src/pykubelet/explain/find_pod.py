@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pykubelet.explain.facts import PodFacts, seconds
 from pykubelet.explain.findings import Finding, first_line, span
 from pykubelet.explain.signs import (
+    MOST_READ,
     PREEMPTION_SIGN,
     RESOURCE_SIGN,
     UNMOUNTED_SIGN,
@@ -52,13 +53,13 @@ def node_short(facts: PodFacts) -> Sequence[Finding]:
 
 def shortage(reason: str, message: str) -> tuple[str, str] | None:
     """Of what the node has too little, and how much; None when admission failed for another reason."""
-    if preempting := PREEMPTION_SIGN.search(message):
+    if preempting := PREEMPTION_SIGN.search(message[:MOST_READ]):
         # Critical pods, and static ones are, may have others stopped for them; there was nobody to stop.
         resource, missing = preempting["resource"], int(preempting["missing"])
         return resource, f"{amount(resource, missing)} are missing, and no lesser pod could be stopped for it"
     if not reason.startswith("OutOf"):
         return None
-    found = RESOURCE_SIGN.search(message)
+    found = RESOURCE_SIGN.search(message[:MOST_READ])
     if found is None:
         return reason.removeprefix("OutOf"), "the node has too little"
     resource, capacity = found["resource"], int(found["capacity"])
@@ -159,7 +160,7 @@ def _volumes(facts: PodFacts) -> list[tuple[Finding, str]]:
         return []
     found = []
     for text in facts.volume_problems:
-        sign = UNMOUNTED_SIGN.match(text)
+        sign = UNMOUNTED_SIGN.match(text[:MOST_READ])
         name, problem = (sign["name"], sign["problem"]) if sign else ("", text)
         missing = missing_object(problem)
         words = {

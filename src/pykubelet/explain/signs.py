@@ -9,6 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+MOST_READ: Final = 1000
+"""Letters of a text that are looked at. Registries, drivers and programs of strangers write them, and a search for
+`a .* b` costs the square of their length."""
+
 IMAGE_SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     (
         "denied",
@@ -41,7 +45,7 @@ IMAGE_SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 def image_trouble(text: str) -> str:
     """denied, missing, unreachable, disk, or other."""
     # A registry that hides what exists says denied and does-not-exist in one sentence: not logged in is the likelier.
-    return next((kind for kind, sign in IMAGE_SIGNS if sign.search(text)), "other")
+    return next((kind for kind, sign in IMAGE_SIGNS if sign.search(text[:MOST_READ])), "other")
 
 
 NETWORK_SIGN: Final = re.compile(
@@ -73,16 +77,16 @@ PREEMPTION_SIGN: Final = re.compile(r"\(res: (?P<resource>[^,]+), q: (?P<missing
 
 
 def is_network_trouble(text: str) -> bool:
-    return bool(NETWORK_SIGN.search(text))
+    return bool(NETWORK_SIGN.search(text[:MOST_READ]))
 
 
 def is_command_trouble(text: str) -> bool:
-    return bool(COMMAND_SIGN.search(text))
+    return bool(COMMAND_SIGN.search(text[:MOST_READ]))
 
 
 def missing_object(text: str) -> str:
     """`configmap web` or `key K in ConfigMap default/web`; empty when nothing is said to be missing."""
-    found = OBJECT_SIGN.search(text)
+    found = OBJECT_SIGN.search(text[:MOST_READ])
     if found is None:
         return ""
     if found["kind"]:
@@ -93,7 +97,7 @@ def missing_object(text: str) -> str:
 
 
 def next_try(text: str) -> float | None:
-    found = NEXT_SIGN.search(text)
+    found = NEXT_SIGN.search(text[-MOST_READ:])
     return float(found[1]) if found else None
 
 

@@ -7,6 +7,7 @@ Does not cover: running plugins (provider.py), matching (keyring.py), reading fi
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import logging
@@ -77,12 +78,11 @@ class ReferencedPullSecrets:
     async def of(self, pod: Pod) -> Sequence[Secret]:
         found: list[Secret] = []
         missing: list[str] = []
-        for reference in pod.spec.image_pull_secrets:
-            if not reference.name:  # the API allows such entries; they mean nothing
-                continue
-            secret = await self._read(pod, reference.name)
+        # The API allows entries without a name, which mean nothing, and the same one many times.
+        for name in dict.fromkeys(reference.name for reference in pod.spec.image_pull_secrets if reference.name):
+            secret = await self._read(pod, name)
             if secret is None:
-                missing.append(reference.name)
+                missing.append(name)
             else:
                 found.append(secret)
         if missing:
@@ -112,14 +112,22 @@ class RegistryCredentials:
     async def lookup(self, pod: Pod, image: str) -> Sequence[Login]:
         """Raises PykubeletError when a pull secret is malformed."""
         name = parse(image).repository
-        own, node, plugins = Keyring(), Keyring(), Keyring()
-        for secret in await self._secrets.of(pod):
-            own.add(read_secret(secret), origin_of(secret))
+        node, plugins = Keyring(), Keyring()
+        secrets = await self._secrets.of(pod)
+        # A secret may hold a megabyte of keys, and a pod may name many secrets: others go on meanwhile.
+        own = await asyncio.to_thread(_own_logins, secrets, name) if secrets else []
         node.add(await self._node.logins())
         for plugin in self._plugins:
             config, account = await plugin.provide(name, pod)
             plugins.add(config, account)
-        return [login for ring in (own, node, plugins) for login in _told(ring).lookup(name)]
+        return own + [login for ring in (node, plugins) for login in _told(ring).lookup(name)]
+
+
+def _own_logins(secrets: Sequence[Secret], name: str) -> list[Login]:
+    ring = Keyring()
+    for secret in secrets:
+        ring.add(read_secret(secret), origin_of(secret))
+    return _told(ring).lookup(name)
 
 
 def _told(ring: Keyring) -> Keyring:

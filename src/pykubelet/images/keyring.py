@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -39,7 +38,6 @@ class Location(Struct, frozen=True):
         return name.removeprefix("[").removesuffix("]").split("."), port
 
 
-@lru_cache(maxsize=512)
 def locate(text: str) -> Location | None:
     """Take `host[:port]/path` apart; None for what is no URL."""
     if any(c < " " or c == "\x7f" for c in text):
@@ -69,20 +67,37 @@ def key_of(location: str) -> str | None:
 
 def matches(pattern: str, image: str) -> bool:
     """Whether a key, or an entry of a plugin's matchImages, covers an image name without tag and digest."""
-    wanted, target = locate(pattern), locate(image)
-    if wanted is None or target is None:
+    target = locate(image)
+    return target is not None and _covers(pattern, target)
+
+
+def _covers(pattern: str, target: Location) -> bool:
+    wanted = locate(pattern)
+    if wanted is None:
         return False
     globs, port = wanted.parts
     names, image_port = target.parts
     if port != image_port or len(globs) != len(names) or not target.path.startswith(wanted.path):
         return False
-    return all(_glob(glob).fullmatch(name) for glob, name in zip(globs, names, strict=True))
+    return all(_fits(glob, name) for glob, name in zip(globs, names, strict=True))
 
 
-@lru_cache(maxsize=512)
-def _glob(pattern: str) -> re.Pattern[str]:
-    wild = {"*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(wild.get(c) or re.escape(c) for c in pattern), re.DOTALL)
+def _fits(glob: str, name: str) -> bool:
+    """Whether `name` is `glob` with any text for each star; in linear time, for whoever writes a pull secret is a
+    stranger. A question mark cannot come here: it begins the query of a URL."""
+    first, *rest = glob.split("*")
+    if not rest:
+        return glob == name
+    *between, last = rest
+    if len(glob) - len(rest) > len(name) or not name.startswith(first) or not name.endswith(last):
+        return False
+    position, end = len(first), len(name) - len(last)
+    for part in between:  # the leftmost place leaves the most for the parts that follow
+        found = name.find(part, position, end)
+        if found < 0:
+            return False
+        position = found + len(part)
+    return True
 
 
 def is_docker_hub(image: str) -> bool:
@@ -110,8 +125,12 @@ class Keyring(Struct):
 
     def lookup(self, image: str) -> list[Login]:
         """`image`: the full name without tag and digest."""
+        target = locate(image)
         found = [
-            login for key in sorted(self._logins, reverse=True) if matches(key, image) for login in self._logins[key]
+            login
+            for key in sorted(self._logins, reverse=True)
+            if target is not None and _covers(key, target)
+            for login in self._logins[key]
         ]
         if not found and is_docker_hub(image):
             return list(self._logins.get(DOCKER_HUB_KEY, ()))

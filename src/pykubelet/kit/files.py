@@ -8,10 +8,12 @@ treated as absent, so that the owner rebuilds it; it never stops the agent. The 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,27 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_checked(path: Path | str, *, dir_fd: int | None = None, follow: bool = True, folders: bool = False) -> int:
+    """A descriptor for reading of a regular file, with `folders` also of a folder. Raises OSError.
+
+    For places that containers can write to. What the name stands for is looked at before it is opened: opening a
+    device as root may do something (a watchdog begins to count), and a pipe may wait.
+    """
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
+    try:
+        return reopen_checked(found, path, folders=folders)
+    finally:
+        os.close(found)
+
+
+def reopen_checked(found: int, shown: Path | str, *, folders: bool = False) -> int:
+    """The same for what an O_PATH descriptor stands for; `shown` names it in errors."""
+    mode = os.fstat(found).st_mode
+    if not (stat.S_ISREG(mode) or (folders and stat.S_ISDIR(mode))):
+        raise OSError(errno.EINVAL, "not a regular file", str(shown))
+    return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 class CheckpointDamaged(Exception):

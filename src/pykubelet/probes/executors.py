@@ -16,6 +16,7 @@ from msgspec import Struct
 from pykubelet.api.types import ExecAction, GRPCAction, HTTPGetAction, Pod, Probe, TCPSocketAction
 from pykubelet.clients.http.port import ConnectProblem, HealthProblem, PodNetwork
 from pykubelet.model.errors import CriError, ExecTimedOut, PykubeletError
+from pykubelet.model.expand import ExpansionTooLong
 from pykubelet.model.http import BadRequest, BodyProblem, HttpProblem, get_request, go_duration, resolve_port
 from pykubelet.model.pod import AnyContainer, log_form
 from pykubelet.model.runtime_status import ExecResult
@@ -89,7 +90,10 @@ class ProbeExecutor:
         raise ProbeErrored(f"missing probe handler for {log_form(target.pod)}:{target.container.name}")
 
     async def _exec(self, action: ExecAction, target: Target, timeout: int) -> Answer:
-        command = self._expand(target.container, action.command)
+        try:
+            command = self._expand(target.container, action.command)
+        except ExpansionTooLong as error:
+            raise ProbeErrored(f"the probe's command is {error}") from error
         try:
             result = await self._runner.exec_sync(target.container_id, command, timeout)
         except ExecTimedOut:

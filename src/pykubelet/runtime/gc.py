@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,6 +70,10 @@ class KnownStatuses(Protocol):
 class LogLinks(Protocol):
     def unlink_log(self, namespace: str, name: str, container: str, container_id: str) -> None: ...
 
+    def remove_logs(self, folder: Path) -> None:
+        """Remove a pod's log folder, however deep it is; raises OSError."""
+        ...
+
 
 class _Dead(Struct, frozen=True, kw_only=True):
     """A container to remove, and where its logs are."""
@@ -111,6 +114,10 @@ class ContainerRemover:
         if not keep_logs:
             await asyncio.to_thread(self._remove_logs, dead)
         await _gone_is_fine(self._cri.remove_container(dead.id))
+
+    async def remove_log_folder(self, folder: Path) -> None:
+        """Raises OSError."""
+        await asyncio.to_thread(self._links.remove_logs, folder)
 
     def _remove_logs(self, dead: _Dead) -> None:
         folder = self._pod_logs / f"{dead.pod_namespace}_{dead.pod_name}_{dead.pod_uid}" / dead.name
@@ -206,7 +213,9 @@ class ContainerGc:
         """Remove the older dead containers of that name now; all names when it is empty."""
         seen = self._statuses.last_known(uid)
         gone = self._sources_ready() and self._fate.should_remove_content(uid)
-        for status in plan_prune(seen, container, keep=self._policy.max_per_container, is_gone=gone):
+        keep = self._policy.max_per_container
+        # Even where the passes keep none: the newest one tells how the container ended.
+        for status in plan_prune(seen, container, keep=keep if keep < 0 else max(1, keep), is_gone=gone):
             await self._remover.remove_dead(
                 _Dead(
                     id=status.id,
@@ -229,7 +238,7 @@ class ContainerGc:
     async def _pass(self) -> None:
         try:
             await self.collect()
-        except PykubeletError as error:
+        except (PykubeletError, OSError) as error:
             logger.warning("container garbage collection failed", extra={"problem": str(error)})
             self._events.node_event(WARNING, "ContainerGCFailed", str(error))
 
@@ -254,7 +263,7 @@ class ContainerGc:
             ended, self._ended = self._ended, set()
             try:
                 await self._collect_pods(ended)
-            except PykubeletError as error:
+            except (PykubeletError, OSError) as error:
                 self._task_failed(error)
 
     async def _collect_pods(self, uids: set[str]) -> None:
@@ -316,7 +325,11 @@ class ContainerGc:
         """Log folders of pods that are gone, or of those; the texts of what failed."""
         failures: list[str] = []
         async with self._log_lock:
-            for folder in await asyncio.to_thread(_log_folders, self._pod_logs):
+            try:
+                folders = await asyncio.to_thread(_log_folders, self._pod_logs)
+            except OSError as error:
+                return [f"log folders cannot be listed: {error}"]
+            for folder in folders:
                 if not folder.name.endswith(REMOVING):
                     owner = folder.name.rpartition("_")[2]
                     if (uids is not None and owner not in uids) or not self._fate.should_remove_content(owner):
@@ -334,13 +347,17 @@ class ContainerGc:
             aside = folder.with_name(f".{folder.name}.{self._clock.now_ns()}{REMOVING}")
             folder.rename(aside)
             folder = aside
-        await asyncio.to_thread(shutil.rmtree, folder)
+        await self._remover.remove_log_folder(folder)
 
     async def _remove_dead_links(self, containers: Sequence[ContainerRecord]) -> list[str]:
         """Links to log files that are no more; one whose container lives is only between two rotated files."""
         states = {c.id: c.state for c in containers}
         failures: list[str] = []
-        for link in await asyncio.to_thread(_dead_links, self._container_logs):
+        try:
+            links = await asyncio.to_thread(_dead_links, self._container_logs)
+        except OSError as error:
+            return [f"log links cannot be listed: {error}"]
+        for link in links:
             id = link.stem.rpartition("-")[2]
             try:
                 if await self._has_ended(id, states):

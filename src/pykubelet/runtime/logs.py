@@ -8,11 +8,12 @@ and following for people (logs_read.py), rotation (logs_rotate.py).
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from msgspec import Struct
+
+from pykubelet.kit.files import open_checked
 
 BLOCK: Final = 8192
 MAX_TAIL_BYTES: Final = 10 * 1024 * 1024
@@ -43,14 +44,7 @@ def parse_line(raw: bytes) -> LogLine | None:
 
 def open_log(path: Path) -> BinaryIO:
     """Open a log for reading without being caught by a pipe or a device in its place. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is not a regular file")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+    return os.fdopen(open_checked(path), "rb")
 
 
 def tail_offset(file: BinaryIO, records: int) -> int:

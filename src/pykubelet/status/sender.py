@@ -42,6 +42,12 @@ logger = logging.getLogger(__name__)
 AT_ONCE = 8
 FULL_PASS = 10.0
 FIRST_RETRY, LONGEST_RETRY = 0.2, 5.0
+REFUSED_RETRY = 10.0
+"""Seconds until a status is sent again that the server refused: an admission webhook or policy may have said so, and
+may think otherwise by then."""
+ANSWER_HOLDS = 60.0
+"""Seconds for which our last answer counts although the watch shows a lower version. A watch is not behind for longer;
+versions that stay lower come from an API server whose data was restored from a backup."""
 FLUSH_WITHIN = 5.0
 
 PatchMaker = Callable[[Pod, PodStatus], dict[str, Any] | None]
@@ -60,6 +66,9 @@ class _Record(Struct):
     """The newest version the server has."""
     answer: Pod | None = None
     """The pod as the server answered to our last write."""
+    answered_at: float = 0.0
+    refused: bool = False
+    """The server said no to the newest status; another one may be sent at once."""
     held: bool = False
     """The end of the pod was held back; must be looked at again."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial=FIRST_RETRY, maximum=LONGEST_RETRY))
@@ -104,6 +113,8 @@ class StatusSender:
         record = self._records.setdefault(uid, _Record())
         if record.changed_at is None:
             record.changed_at = self._clock.monotonic()
+        if record.refused:
+            record.refused, record.not_before = False, 0.0
         self._ask(uid)
 
     def observed(self, change: Change[Pod]) -> None:
@@ -183,11 +194,14 @@ class StatusSender:
             await self._bring_up_to_date(uid, record)
             record.backoff.reset()
         except ApiError as error:
+            record.refused = isinstance(error, Invalid)
             delay = error.retry_after or record.backoff.next()
-            record.not_before = self._clock.monotonic() + delay
+            record.not_before = self._clock.monotonic() + (REFUSED_RETRY if record.refused else delay)
             self._pending[uid] = None
-            level = logging.WARNING if record.backoff.failures == 1 else logging.DEBUG
-            logger.log(level, "a pod's status cannot be sent, will retry", extra={"uid": uid, "error": str(error)})
+            first = logging.ERROR if record.refused else logging.WARNING
+            level = first if record.backoff.failures == 1 else logging.DEBUG
+            said = "the API server refuses a status" if record.refused else "a pod's status cannot be sent"
+            logger.log(level, f"{said}, will retry", extra={"uid": uid, "error": str(error)})
         finally:
             self._busy.discard(uid)
             self._wake.set()
@@ -236,6 +250,8 @@ class StatusSender:
         found = self._api_pods.get(name_of(pod), namespace_of(pod))
         if found is None or not belongs(found, pod):
             return None
+        if self._clock.monotonic() - record.answered_at > ANSWER_HOLDS:
+            return found
         return newer(found, record.answer)
 
     async def _send(self, told: ToldStatus, there: Pod, record: _Record) -> Pod | None:
@@ -271,11 +287,7 @@ class StatusSender:
             logger.debug("the pod is gone from the API server", extra={"pod": readable(there)})
             record.sent, record.answer = version, None
             return None
-        except Invalid as error:
-            logger.error("the API server refuses a status", extra={"pod": readable(there), "error": str(error)})
-            record.sent, record.answer = version, there
-            return None
-        record.sent, record.answer = version, answer
+        record.sent, record.answer, record.answered_at = version, answer, self._clock.monotonic()
         logger.debug("status sent", extra={"pod": readable(there), "version": version})
         return answer
 

@@ -151,8 +151,9 @@ class PodStatusMaker:
 
     def _read_message(self, status: ContainerStatus) -> str:
         path = status.annotations.get(TERMINATION_MESSAGE_PATH_KEY, "")
-        host = next((m.host_path for m in status.mounts if path and m.container_path == path), "")
-        text = self._folders.read_head(Path(host), MESSAGE_LIMIT_BYTES).decode(errors="replace") if host else ""
+        place = path if path.startswith("/") else f"/{path}"
+        host = next((m.host_path for m in status.mounts if path and m.container_path == place), "")
+        text = self._folders.read_tail(Path(host), MESSAGE_LIMIT_BYTES).decode(errors="replace") if host else ""
         falls_back = status.annotations.get(TERMINATION_MESSAGE_POLICY_KEY) == "FallbackToLogsOnError"
         if not text and falls_back and status.exit_code != 0 and status.reason != "ContainerCannotRun":
             text = self._logs.tail(Path(status.log_path), lines=LOG_FALLBACK_LINES, limit_bytes=LOG_FALLBACK_BYTES)

@@ -8,7 +8,6 @@ builder's.
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from pykubelet.api.types import Pod, VolumeMount
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.model.errors import PykubeletError
+from pykubelet.model.expand import ExpansionTooLong, expand_strict
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
 from pykubelet.volumes.objects import VolumeImages
@@ -32,7 +32,8 @@ PROPAGATION = {
     "HostToContainer": cri_pb2.MountPropagation.PROPAGATION_HOST_TO_CONTAINER,
     "Bidirectional": cri_pb2.MountPropagation.PROPAGATION_BIDIRECTIONAL,
 }
-_VARIABLE = re.compile(r"\$(\$|\(([^)]*)\)|)")
+MAX_PATH = 4096
+"""The kernel takes no longer ones."""
 
 
 def container_path(path: str) -> str:
@@ -69,19 +70,10 @@ def subpath_of(mount: VolumeMount, env: Mapping[str, str]) -> str:
     """subPath, or subPathExpr with every variable filled in; one without a value is an error."""
     if not mount.sub_path_expr:
         return mount.sub_path or ""
-    absent: list[str] = []
-
-    def value(match: re.Match[str]) -> str:
-        if match.group(1) == "$":
-            return "$"
-        if match.group(2) is None:
-            return match.group(0)
-        found = env.get(match.group(2), "")
-        if not found:
-            absent.append(match.group(2))
-        return found
-
-    text = _VARIABLE.sub(value, mount.sub_path_expr)
+    try:
+        text, absent = expand_strict(mount.sub_path_expr, env.get, limit=MAX_PATH)
+    except ExpansionTooLong as error:
+        raise VolumeProblem(f"subPathExpr of volume mount {mount.name} is {error}") from error
     if absent:
         raise VolumeProblem(f"missing value for {', '.join(absent)} in subPathExpr of volume mount {mount.name}")
     return text

@@ -19,7 +19,7 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.runtime.backoff import MAXIMUM_DELAY, CrashBackoff
+from pykubelet.runtime.backoff import INITIAL_DELAY, MAXIMUM_DELAY, CrashBackoff
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover
 from pykubelet.runtime.gc_plan import GcPolicy
 from pykubelet.runtime.hooks import LifecycleHooks
@@ -94,8 +94,8 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
     http_hooks = HookCaller(network=edges.network, pod_ip=pod_ip, events=events, metrics=needs.metrics)
     hooks = LifecycleHooks(cri=cri, http=http_hooks, clock=clock, metrics=needs.metrics)
     stopper = Stopper(cri=cri, hooks=hooks, events=events, recorder=recorder, clock=clock)
-    longest = settings.config.runtime.crash_loop_back_off.max_container_restart_period
-    backoff = CrashBackoff(maximum=longest or MAXIMUM_DELAY)
+    longest = settings.config.runtime.crash_loop_back_off.max_container_restart_period or MAXIMUM_DELAY
+    backoff = CrashBackoff(initial=min(INITIAL_DELAY, longest), maximum=longest)
     starter = ContainerStarter(
         cri=cri,
         images=images.puller,
@@ -134,6 +134,7 @@ def log_rotation(settings: Settings, edges: Edges) -> LogRotation:
 
 
 def container_gc(
+    settings: Settings,
     edges: Edges,
     side: RuntimeParts,
     *,
@@ -142,6 +143,7 @@ def container_gc(
     events: EventSink,
     sources_ready: Callable[[], bool],
 ) -> ContainerGc:
+    keep = settings.flags.container_gc
     return ContainerGc(
         cri=edges.cri,
         remover=side.remover,
@@ -152,6 +154,6 @@ def container_gc(
         clock=edges.clock,
         pod_logs=edges.paths.pod_logs,
         container_logs=edges.paths.container_logs,
-        policy=GcPolicy(),
+        policy=GcPolicy(min_age=keep.min_age, max_per_container=keep.max_per_container, max_total=keep.max_total),
         busy=phases.any_terminating,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from pykubelet.explain.signs import exit_words, image_trouble, is_command_trouble, is_network_trouble, missing_object
@@ -53,3 +55,13 @@ def test_exit_codes() -> None:
     assert exit_words(137) == "exit code 137, it was killed (SIGKILL)"
     assert exit_words(3) == "exit code 3"
     assert exit_words(141) == "exit code 141, ended by signal 13"
+
+
+def test_only_the_beginning_of_a_text_is_searched() -> None:
+    """A registry that answers a pull with a megabyte of its own words holds up nobody."""
+    began = time.process_time()
+    assert image_trouble("repository " * 100_000) == "other"
+    assert not is_command_trouble("exec: " * 100_000)
+    assert not is_network_trouble("failed to load " * 100_000)
+    assert missing_object("couldn't find key " * 100_000) == ""
+    assert time.process_time() - began < 2.0

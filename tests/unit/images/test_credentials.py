@@ -111,3 +111,9 @@ async def test_a_malformed_secret_fails_the_pull_without_being_quoted(
 
 async def test_without_an_api_server_there_are_no_secrets() -> None:
     assert await NoPullSecrets().of(a_pod(secrets=("x",))) == ()
+
+
+async def test_a_secret_named_many_times_is_read_once(tmp_path: Path) -> None:
+    store = Store(a_secret("there", {"r.io": {"username": "u"}}))
+    secrets = ReferencedPullSecrets(reader=store, events=Events())
+    assert [s.metadata.name for s in await secrets.of(a_pod(secrets=("there",) * 1000))] == ["there"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from pykubelet.images.keyring import Keyring, is_docker_hub, key_of, matches
@@ -108,3 +110,29 @@ def test_fingerprints_are_those_of_the_go_kubelet(entry: Entry, fingerprint: str
 
 def test_a_login_does_not_show_its_password() -> None:
     assert "hidden" not in repr(Login(entry=Entry(username="u", password="hidden")))
+
+
+@pytest.mark.parametrize(
+    ("glob", "name", "expected"),
+    [
+        ("a*b*c", "abc", True),
+        ("a*b*c", "a1b2c", True),
+        ("a*b*c", "a1c2b", False),
+        ("a*a", "a", False),
+        ("*a*a*", "ba", False),
+        ("*a*a*", "bada", True),
+        ("ab*ba", "aba", False),
+        ("**", "x", True),
+        ("*ab", "aab", True),
+        ("*" * 1000 + "x", "x", True),
+    ],
+)
+def test_stars_stand_for_any_text(glob: str, name: str, expected: bool) -> None:
+    assert matches(f"{glob}:5000", f"{name}:5000/x") is expected
+
+
+def test_a_pattern_full_of_stars_costs_no_more_than_its_length() -> None:
+    began = time.process_time()
+    assert not matches("*a" * 60 + "*b:5000", "a" * 200 + ":5000/x")
+    assert not matches("a" * 1_000_000 + "*", "a" * 200 + "/x")
+    assert time.process_time() - began < 2.0

@@ -16,6 +16,7 @@ from pykubelet.api.types import (
 )
 from pykubelet.clients.http.port import ConnectProblem, HealthProblem
 from pykubelet.model.errors import CriError, ExecTimedOut, RuntimeDown
+from pykubelet.model.expand import ExpansionTooLong
 from pykubelet.model.http import BodyProblem, HttpAnswer, HttpProblem, HttpRequest
 from pykubelet.model.pod import AnyContainer
 from pykubelet.model.runtime_status import ExecResult
@@ -86,6 +87,16 @@ async def test_exec(result: object, answer: Answer) -> None:
     pod = Pod(result)
     assert await ask(EXEC, pod) == answer
     assert pod.asked == [("c1", ("cat", "a"), 2)]
+
+
+async def test_a_command_that_grows_beyond_every_use_is_an_error_of_the_probe() -> None:
+    def endless(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
+        raise ExpansionTooLong("longer than anything")
+
+    pod = Pod()
+    with pytest.raises(ProbeErrored, match="the probe's command is longer than anything"):
+        await ProbeExecutor(runner=pod, network=pod, expand_command=endless).ask(EXEC, TARGET)
+    assert pod.asked == []
 
 
 @pytest.mark.parametrize(

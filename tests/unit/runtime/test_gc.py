@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -287,6 +289,40 @@ async def test_the_service_runs_each_minute_and_reports_failures(node: Node) -> 
         await node.clock.sleep(5 * PERIOD)
         assert len(node.events.node) == 1
         assert len(node.cri.called("list_containers")) == 6
+
+
+async def test_a_log_folder_of_any_depth_is_removed(node: Node) -> None:
+    """A pod with a writable mount of the log folder can nest it deeper than Python recurses."""
+    await node.ended_pod("web")
+    node.fate.gone.add("uid-web")
+    place = os.open(node.paths.pod_logs / "ns_web_uid-web", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=place)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = deeper
+    os.close(place)
+    await node.gc.collect()
+    assert list(node.paths.pod_logs.iterdir()) == []
+
+
+async def test_folders_that_cannot_be_listed_are_reported_and_tried_again(node: Node) -> None:
+    await node.ended_pod("web")
+    node.fate.gone.add("uid-web")
+    shutil.rmtree(node.paths.pod_logs)
+    node.paths.pod_logs.write_text("no folder")
+    async with running(node.gc):
+        await node.clock.sleep(1)
+        assert [reason for _, reason, _ in node.events.node] == ["ContainerGCFailed"]
+        assert node.left() == (0, 0)
+        node.gc.collect_pod_soon("uid-web")  # ends in the same trouble
+        await node.clock.sleep(1)
+        node.paths.pod_logs.unlink()
+        node.paths.pod_logs.mkdir()
+        await node.ended_pod("web")
+        node.gc.collect_pod_soon("uid-web")
+        await node.clock.sleep(2)
+        assert node.left() == (0, 0), "pods that end later are still collected at once"
 
 
 async def test_prune_soon_lets_the_restart_go_first_and_acts_once(node: Node) -> None:

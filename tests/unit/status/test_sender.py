@@ -313,16 +313,68 @@ async def test_a_mirror_of_another_version_gets_no_status_and_no_deletion() -> N
     assert bed.patches == [] and bed.kube.calls_of("delete", Pod) == []
 
 
-async def test_a_refused_status_is_reported_once_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_status_is_sent_again_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    """Webhooks and policies say no with the codes of a bad request, and may think otherwise a moment later."""
     bed = Bed()
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.kube.fail_next("patch", Invalid("no", code=422), times=99)
+        bed.kube.fail_next("patch", Invalid("no", code=422), times=3)
         bed.tell(pod, "Running")
+        await bed.clock.sleep(25)
+        assert len(bed.patches) == 3
+        assert bed.sender.unsent([uid_of(pod)]) == [uid_of(pod)]
+        await bed.clock.sleep(10)
+        assert bed.shown().phase == "Running"
         await bed.clock.sleep(60)
-    assert len(bed.patches) == 1
-    assert sum("refuses a status" in record.message for record in caplog.records) == 1
+    assert len(bed.patches) == 4
+    assert sum("refuses a status" in record.message for record in caplog.records if record.levelname == "ERROR") == 1
+
+
+async def test_another_status_than_the_refused_one_is_sent_at_once() -> None:
+    bed = Bed()
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.fail_next("patch", Invalid("no", code=400))
+        bed.tell(pod, "Pending", reason="one")
+        await bed.clock.sleep(1)
+        bed.tell(pod, "Running")
+        await bed.clock.sleep(0.01)
+        assert bed.shown().phase == "Running"
+
+
+async def test_a_pod_whose_last_status_was_refused_once_is_deleted_all_the_same() -> None:
+    bed = Bed()
+    pod = bed.bound(status=PodStatus(phase="Running"))
+    await bed.kube.delete(Pod, "web", "default", grace_seconds=30)
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.kube.fail_next("patch", Invalid("no", code=400))
+        bed.statuses.terminate(pod, PodStatus(phase="Failed"))
+        await bed.clock.sleep(12)
+        assert bed.kube.find(Pod, "web", "default") is None
+
+
+async def test_a_server_restored_from_a_backup_learns_what_it_lost() -> None:
+    """Its versions are lower than those it answered with before."""
+    bed = Bed()
+    bed.kube.store.version = 5000
+    pod = bed.bound()
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.tell(pod, "Running")
+        await bed.clock.sleep(1)
+        bed.kube.store.version = 100
+        bed.kube.store.compact()
+        bed.kube.fail_next("watch", Expired("too old"))
+        bed.kube.change(msgspec.structs.replace(pod, status=PodStatus(phase="Pending")))
+        bed.kube.break_watches(ApiDown("connection reset"))
+        await bed.clock.sleep(80)
+        assert bed.shown().phase == "Running"
+        count = len(bed.patches)
+        await bed.clock.sleep(300)
+        assert len(bed.patches) == count
 
 
 async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks() -> None:

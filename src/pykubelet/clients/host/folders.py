@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.trees import remove_tree
+from pykubelet.kit.files import open_checked
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 
 
@@ -71,6 +71,9 @@ class DiskFolders:
         with contextlib.suppress(FileNotFoundError):
             self._paths.log_link(namespace, name, container, container_id).unlink()
 
+    def remove_logs(self, folder: Path) -> None:
+        remove_tree(folder)
+
     def make_termination_log(self, uid: str, container: str) -> Path:
         folder = self._paths.container(uid, container)
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -82,27 +85,25 @@ class DiskFolders:
             os.close(descriptor)
         return path
 
-    def read_head(self, path: Path, limit_bytes: int) -> bytes:
+    def read_tail(self, path: Path, limit_bytes: int) -> bytes:
         try:
             # The container owns this file: it may have put a link, a pipe or a device in its place.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = open_checked(path, follow=False)
         except OSError:
             return b""
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return b""
-            return os.read(descriptor, limit_bytes)
+            size = os.fstat(descriptor).st_size
+            return os.pread(descriptor, limit_bytes, max(0, size - limit_bytes))
         finally:
             os.close(descriptor)
 
     def write_etc_hosts(self, uid: str, content: str) -> Path:
         path = self._paths.etc_hosts(uid)
-        if self.read_text(path) == content:
-            return path
-        # Written in place: the file is bind mounted into containers, a rename would leave them the old one.
-        with open(path, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(content)
+        if not _holds(path, content.encode()):
+            # Written in place: the file is bind mounted into containers, a rename would leave them the old one.
+            with open(path, "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(content)
         return path
 
     def read_text(self, path: Path) -> str:
@@ -120,3 +121,12 @@ class DiskFolders:
 
     def remove_pod(self, uid: str) -> None:
         remove_tree(self._paths.pod(uid))
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether the file has this content; no more of it is read than that takes, for containers can write to it."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(content) + 1) == content
+    except OSError:
+        return False

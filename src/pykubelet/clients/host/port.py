@@ -38,12 +38,16 @@ class PodFolders(Protocol):
 
     def unlink_log(self, namespace: str, name: str, container: str, container_id: str) -> None: ...
 
+    def remove_logs(self, folder: Path) -> None:
+        """Remove a pod's log folder, however deep it is, never crossing into a mount; raises OSError."""
+        ...
+
     def make_termination_log(self, uid: str, container: str) -> Path:
         """A fresh, empty file the container may write its last words into."""
         ...
 
-    def read_head(self, path: Path, limit_bytes: int) -> bytes:
-        """The beginning of a file up to a limit; empty when there is none."""
+    def read_tail(self, path: Path, limit_bytes: int) -> bytes:
+        """The end of a file up to a limit; empty when there is none."""
         ...
 
     def write_etc_hosts(self, uid: str, content: str) -> Path: ...

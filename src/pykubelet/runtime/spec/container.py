@@ -12,10 +12,11 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
 from pykubelet.model.container_keys import container_annotations, container_labels
+from pykubelet.model.expand import ExpansionTooLong
 from pykubelet.model.pod import AnyContainer
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.spec.collaborators import NOTHING_GRANTED, Granted
-from pykubelet.runtime.spec.expand import expand
+from pykubelet.runtime.spec.env import expand_words
 from pykubelet.runtime.spec.hosts import HOSTS_PATH
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resources import container_resources
@@ -99,11 +100,13 @@ def stop_signal(container: AnyContainer) -> str | None:
 
 
 def _expanded(words: Sequence[str], env: Mapping[str, str], where: str) -> list[str]:
-    found = [expand(word, env.get) for word in words]
     try:
+        found = expand_words(words, env)
         "".join(found).encode()
     except UnicodeEncodeError as error:
         raise ConfigProblem(f"{where} uses a variable whose value is not text (UTF-8)") from error
+    except ExpansionTooLong as error:
+        raise ConfigProblem(f"{where} is {error}") from error
     return found
 
 

@@ -16,11 +16,11 @@ from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ConfigMap, EnvFromSource, EnvVarSource, FileKeySelector, Pod, Secret, Service
+from pykubelet.model.expand import MOST_EXPANDED, ExpansionTooLong, expand
 from pykubelet.model.pod import AnyContainer, namespace_of
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
 from pykubelet.runtime.spec.env_files import EnvFile
-from pykubelet.runtime.spec.expand import expand
 from pykubelet.runtime.spec.services import service_variables
 
 _NOTHING: Final = Addresses()
@@ -42,25 +42,44 @@ def build_env(pod: Pod, container: AnyContainer, inputs: EnvInputs) -> dict[str,
     """All variables; those from the spec first, then service variables that nothing overrides."""
     services = service_variables(inputs.services)
     result: dict[str, str] = {}
-    for source in container.env_from:
-        result.update(_from_source(source, inputs, namespace_of(pod)))
+    size = 0
+
+    def put(name: str, value: str) -> None:
+        nonlocal size
+        size += len(value) - len(result[name]) if name in result else len(name) + len(value)
+        if size > MOST_EXPANDED:
+            raise _too_large(name)
+        result[name] = value
 
     def lookup(name: str) -> str | None:
         return result.get(name, services.get(name))
 
+    for source in container.env_from:
+        for name, value in _from_source(source, inputs, namespace_of(pod)).items():
+            put(name, value)
     for variable in container.env:
         name = variable.name or ""
         if variable.value:
-            result[name] = expand(variable.value, lookup)
+            try:
+                put(name, expand(variable.value, lookup, limit=MOST_EXPANDED - size))
+            except ExpansionTooLong as error:
+                raise _too_large(name) from error
         elif variable.value_from is not None:
-            value = _value_from(pod, container, variable.value_from, inputs)
-            if value is not None:
-                result[name] = value
+            found = _value_from(pod, container, variable.value_from, inputs)
+            if found is not None:
+                put(name, found)
         else:
-            result[name] = ""
+            put(name, "")
     for name, value in services.items():
         result.setdefault(name, value)
     return result
+
+
+def _too_large(name: str) -> ConfigProblem:
+    return ConfigProblem(
+        f'environment variable "{name}" makes all variables together larger than {MOST_EXPANDED >> 20} MiB, '
+        "which no program can be started with"
+    )
 
 
 def literal_env(container: AnyContainer) -> dict[str, str]:
@@ -70,8 +89,17 @@ def literal_env(container: AnyContainer) -> dict[str, str]:
 
 def expand_command(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
     """A probe's command with `$(VAR)` filled in; probes see only the values written out in the spec."""
-    values = literal_env(container)
-    return [expand(word, values.get) for word in command]
+    return expand_words(command, literal_env(container))
+
+
+def expand_words(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Raises ExpansionTooLong when all words together become longer than any program can be started with."""
+    found: list[str] = []
+    left = MOST_EXPANDED
+    for word in words:
+        found.append(expand(word, values.get, limit=left))
+        left -= len(found[-1])
+    return found
 
 
 # --- whole objects --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import stat
 
 from msgspec import Struct
 
+from pykubelet.kit.files import reopen_checked
 from pykubelet.model.errors import PykubeletError
 from pykubelet.runtime.problems import ConfigProblem
 
@@ -100,8 +101,6 @@ def read_env_file(root: str, path: str) -> EnvFile:
     except OSError as error:
         return EnvFile(path=shown, error=f"cannot open {shown}: {error.strerror}")
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return EnvFile(path=shown, error=f"{shown} is not a regular file")
         content = _read(descriptor)
     except OSError as error:
         return EnvFile(path=shown, error=f"cannot read {shown}: {error.strerror}")
@@ -121,8 +120,8 @@ def _read(descriptor: int) -> bytes:
 
 def open_beneath(root: str, path: str) -> int:
     """Open a file for reading as if `root` were the file system's root, whatever links the path goes through."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    way = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    way = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
     todo = [part for part in reversed(path.split("/")) if part]
     links = 0
     try:
@@ -134,18 +133,22 @@ def open_beneath(root: str, path: str) -> int:
                 if len(way) > 1:
                     os.close(way.pop())
                 continue
+            way.append(os.open(part, flags, dir_fd=way[-1]))
+            if not stat.S_ISLNK(os.fstat(way[-1]).st_mode):
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), part)
+            link = way.pop()
             try:
-                way.append(os.open(part, flags, dir_fd=way[-1]))
-            except OSError as error:
-                if error.errno != errno.ELOOP or links >= MAX_LINKS:
-                    raise
-                links += 1
-                target = os.readlink(part, dir_fd=way[-1])
-                if target.startswith("/"):
-                    while len(way) > 1:
-                        os.close(way.pop())
-                todo += [step for step in reversed(target.split("/")) if step]
-        return way.pop()
+                target = os.readlink("", dir_fd=link)
+            finally:
+                os.close(link)
+            if target.startswith("/"):
+                while len(way) > 1:
+                    os.close(way.pop())
+            todo += [step for step in reversed(target.split("/")) if step]
+        return reopen_checked(way[-1], path)
     finally:
         for descriptor in way:
             os.close(descriptor)

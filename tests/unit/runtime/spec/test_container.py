@@ -172,3 +172,8 @@ def test_when_the_hosts_file_is_mounted(
 ) -> None:
     container = a_container(volume_mounts=[VolumeMount(name="v", mount_path=path) for path in mounts])
     assert wants_hosts_file(a_pod(**spec), container, ips) is wanted
+
+
+def test_a_command_that_grows_beyond_every_use_is_a_config_problem() -> None:
+    with pytest.raises(ConfigProblem, match="args is longer than"):
+        config_of(a_container(args=["$(X)"] * 100), env={"X": "x" * 1_000_000})

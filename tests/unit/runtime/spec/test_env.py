@@ -25,8 +25,9 @@ from pykubelet.api.types import (
     ServicePort,
     ServiceSpec,
 )
+from pykubelet.model.expand import ExpansionTooLong
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.env import EnvInputs, build_env, literal_env
+from pykubelet.runtime.spec.env import EnvInputs, build_env, expand_command, literal_env
 from pykubelet.runtime.spec.env_files import EnvFile
 from tests.builders import a_container, a_pod
 
@@ -196,3 +197,26 @@ def test_literal_env_has_only_what_is_written_out() -> None:
         ]
     )
     assert literal_env(container) == {"A": "$(B)", "E": ""}
+
+
+def test_variables_that_double_end_in_an_error_that_names_one() -> None:
+    doubling = [EnvVar(name="A0", value="x" * 1024)]
+    doubling += [EnvVar(name=f"A{i}", value=f"$(A{i - 1})$(A{i - 1})") for i in range(1, 40)]
+    with pytest.raises(ConfigProblem, match=r'environment variable "A12" makes all variables .* larger than 6 MiB'):
+        env_of({"env": doubling})
+
+
+def test_a_config_map_taken_many_times_is_counted_each_time() -> None:
+    maps = {"cm": ConfigMap(data={"a": "x" * 900_000})}
+    many = [EnvFromSource(prefix=f"P{i}_", config_map_ref=ConfigMapEnvSource(name="cm")) for i in range(10)]
+    with pytest.raises(ConfigProblem, match='environment variable "P6_a"'):
+        env_of({"env_from": many}, config_maps=maps)
+    # One name counts once, however often it is set.
+    same = [EnvFromSource(config_map_ref=ConfigMapEnvSource(name="cm"))] * 10
+    assert len(env_of({"env_from": same}, config_maps=maps)["a"]) == 900_000
+
+
+def test_a_probe_command_cannot_grow_without_bound() -> None:
+    pod = a_pod(containers=[a_container(env=[EnvVar(name="A", value="x" * 1_000_000)])])
+    with pytest.raises(ExpansionTooLong):
+        expand_command(pod.spec.containers[0], ["$(A)$(A)"] * 1000)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
+
+from pykubelet.model.errors import PykubeletError
+
+MOST_EXPANDED: Final = 6 << 20
+"""No program starts with more variables and arguments than this, in letters (Linux: three quarters of 8 MiB)."""
 
 
-def expand(text: str, lookup: Callable[[str], str | None]) -> str:
+class ExpansionTooLong(PykubeletError):
+    """What variables were to be filled into grew beyond every use."""
+
+
+def expand(text: str, lookup: Callable[[str], str | None], *, limit: int = MOST_EXPANDED) -> str:
+    """Raises ExpansionTooLong beyond `limit` letters: values that name one another twice double with every step."""
     start = text.find("$")
     if start < 0:
         return text
     out: list[str] = []
-    position = 0
+    position = size = 0
     # Once no bracket closes, none will further on: text made of "$(" alone must not cost its length squared.
     closable = True
     while 0 <= start < len(text) - 1:
@@ -21,6 +32,9 @@ def expand(text: str, lookup: Callable[[str], str | None]) -> str:
             name = text[start + 2 : end]
             value = lookup(name)
             out.append(f"$({name})" if value is None else value)
+            size += len(out[-1])
+            if size > limit:
+                raise ExpansionTooLong(f"longer than {limit} letters once its variables are filled in")
             position = end + 1
         else:
             closable = closable and following != "("
@@ -31,7 +45,7 @@ def expand(text: str, lookup: Callable[[str], str | None]) -> str:
     return "".join(out)
 
 
-def expand_strict(text: str, lookup: Callable[[str], str | None]) -> tuple[str, list[str]]:
+def expand_strict(text: str, lookup: Callable[[str], str | None], *, limit: int) -> tuple[str, list[str]]:
     """The expansion and the names that had no value, for paths that must not contain holes."""
     absent: list[str] = []
 
@@ -41,4 +55,4 @@ def expand_strict(text: str, lookup: Callable[[str], str | None]) -> tuple[str, 
             absent.append(name)
         return value
 
-    return expand(text, find), absent
+    return expand(text, find, limit=limit), absent

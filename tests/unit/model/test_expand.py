@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.runtime.spec.expand import expand, expand_strict
+from pykubelet.model.expand import ExpansionTooLong, expand, expand_strict
 
 VALUES = {"A": "1", "B": "$(A)", "EMPTY": "", "with space": "x", "$(A": "odd"}
 
@@ -50,4 +50,17 @@ def test_a_megabyte_of_open_brackets_is_quick() -> None:
     ("text", "absent"), [("$(A)", []), ("$(NOPE)/$(A)/$(EMPTY)", ["NOPE", "EMPTY"]), ("plain", [])]
 )
 def test_strict_names_what_has_no_value(text: str, absent: list[str]) -> None:
-    assert expand_strict(text, VALUES.get)[1] == absent
+    assert expand_strict(text, VALUES.get, limit=100)[1] == absent
+
+
+def test_what_grows_beyond_its_limit_is_refused_before_it_is_made() -> None:
+    asked = 0
+
+    def value(name: str) -> str:
+        nonlocal asked
+        asked += 1
+        return "x" * 1000
+
+    with pytest.raises(ExpansionTooLong, match="longer than 5000 letters"):
+        expand("$(A)" * 100_000, value, limit=5000)
+    assert asked == 6
