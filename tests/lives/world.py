@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from pykubelet.api.types import ContainerState as ApiState
-from pykubelet.api.types import ContainerStatus, Pod
+from pykubelet.api.types import ContainerStatus, Pod, ResourceRequirements
 from pykubelet.clients.kube.answers import error_of
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_terminal_phase, uid_of
@@ -29,14 +29,15 @@ from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
 from tests.harness import IMAGE
 from tests.lives.history import FINALIZER, HERE, History, Spec, build, image_of
-from tests.lives.model import Model, all_statuses
+from tests.lives.model import Model, PodModel, all_statuses, tells_end
 from tests.scenarios.cluster_node import ClusterHarness
 from tests.spin_guard import HotLoop
 
 QUIET = 25.0
 """Seconds after the last event in which statuses must reach the API server and nothing is late."""
-SETTLES = 40.0
-"""Seconds after the last grace in which a deleted pod must leave no trace."""
+SETTLES = 75.0
+"""Seconds after the last grace in which a deleted pod must leave no trace: containers that died long ago are collected
+once a minute."""
 NOT_NEEDED = frozenset({"node-status", "lease", "log-rotation", "image-gc"})
 FLAGS = ("--node-status-update-frequency=1h", "--eviction-hard=memory.available<1Mi")
 
@@ -107,7 +108,6 @@ class World:
         self.model = Model(self.harness.clock.monotonic)
         self.cri.model = self.model
         self.api.store.listeners.append(self._stored)
-        self.healthy: dict[tuple[str, str], bool] = {}
         self.running = False
         self._serial = 0
         self._helpers: set[asyncio.Task[Any]] = set()
@@ -119,7 +119,7 @@ class World:
         if command[0] in ("pre", "post"):
             self.model.hooked(container, command[0])
             return Exec(takes=program[command[0]])
-        well = self.healthy.get((container.sandbox.pod_uid, container.name), True)
+        well = (container.sandbox.pod_uid, container.name) not in self.model.unwell
         return Exec(result=ExecResult(exit_code=0 if well else 1))
 
     def _program(self, uid: str, spec: Spec) -> None:
@@ -179,8 +179,7 @@ class World:
         self.cri.restore()
         self.api._faults.clear()
         self.cri._faults.clear()
-        for key in self.healthy:
-            self.healthy[key] = True
+        self.model.unwell.clear()
         await self.do_shutdown_up()
         await self.start()
         await self.harness.clock.sleep(QUIET)
@@ -206,8 +205,6 @@ class World:
             return
         self._serial += 1
         uid = f"uid-{name}-{self._serial}"
-        from tests.lives.model import PodModel
-
         self.model.pods[uid] = PodModel(uid, spec, spec["grace"])
         self._program(uid, spec)
         self.api.add(build(name, uid, spec))
@@ -247,13 +244,13 @@ class World:
         self._change(name, container, image=HERE[number % len(HERE)])
 
     async def do_resize(self, name: str, container: str, number: int) -> None:
-        from pykubelet.api.types import ResourceRequirements
-
         self._change(name, container, resources=ResourceRequirements(requests={"cpu": f"{number}00m"}))
 
     def _change(self, name: str, container: str, **fields: Any) -> None:
         pod = self._find(name)
         if pod is None or pod.metadata.deletion_timestamp is not None:
+            return
+        if container not in {each.name for each in pod.spec.containers}:
             return
         program = self.model.pods[uid_of(pod)].program(container)
         if program["image"] != "here" and "image" in fields:
@@ -278,8 +275,9 @@ class World:
     async def do_probe(self, name: str, container: str, well: bool) -> None:
         pod = self._find(name)
         if pod is not None:
-            self.healthy[(uid_of(pod), container)] = well
+            self.model.unwell.discard((uid_of(pod), container))
             if not well:
+                self.model.unwell.add((uid_of(pod), container))
                 self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace, only=container)
 
     async def do_evict(self, name: str, grace: int) -> None:
@@ -422,8 +420,7 @@ class World:
             if told.state.running is None:
                 return f"{told.name} runs and is told to be {told.state}"
         elif last.container.state is ContainerState.EXITED:
-            end = told.state.terminated or (told.last_state.terminated if told.last_state is not None else None)
-            if told.state.running is not None or end is None or end.exit_code != last.container.exit_code:
+            if told.state.running is not None or not tells_end(told, last.container.exit_code):
                 return f"{told.name} ended with {last.container.exit_code} and is told to be {told.state}"
         return ""
 
