@@ -15,7 +15,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
-from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.eviction.board import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
@@ -111,15 +110,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
     local_events = LocalEvents(clock=clock, node_name=node_name)
-    sent_events: ApiEvents | None = None
-    events: AnnotatedSink = local_events
-    if edges.cluster is not None:
-        sent_events = api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics)
-        events = EventFan(local_events, sent_events)
-    recorder = LifeRecorder(clock)
-    phases, cache, results, reasons = PodPhases(), PodStatusCache(), ProbeResults(), ReasonCache()
+    sent_events = (
+        api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics) if edges.cluster else None
+    )
+    events: AnnotatedSink = EventFan(local_events, sent_events) if sent_events is not None else local_events
+    recorder, phases, cache, results = LifeRecorder(clock), PodPhases(), PodStatusCache(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
-    pods, statuses, board = PodManager(), StatusManager(clock=clock, recalls=recalls), PressureBoard()
+    statuses = StatusManager(clock=clock, recalls=recalls)
+    pods, board, reasons = PodManager(), PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = PodMux(sources=source_kinds(settings, edges), events=events, clock=clock)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
@@ -302,6 +300,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         phases=phases,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
         statuses=WorkerStatuses(pleg=pleg, cache=cache),
+        events=events,
         recorder=recorder,
         clock=clock,
         sync_frequency=config.sources.sync_frequency,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from pykubelet.api.types import (
     EnvVar,
@@ -19,6 +20,7 @@ from pykubelet.api.types import (
     Secret,
     SecretKeySelector,
 )
+from pykubelet.model.errors import CriError
 from pykubelet.model.pod import MIRROR_ANNOTATION
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import Behaviour
@@ -286,3 +288,91 @@ async def test_a_pod_starts_as_soon_as_the_secret_it_waits_for_is_there(tmp_path
         await node.clock.sleep(100)
         node.api.add(Secret(metadata=ObjectMeta(name="late", namespace="default"), data={"word": "eA=="}))
         await node.until(lambda: node.phase() == "Running", within=1)
+
+
+async def test_a_pod_that_ended_is_seen_off_with_its_sandbox(tmp_path: Path) -> None:
+    """Its phase was set by somebody else, or the agent ended at the wrong moment: the sandbox is still up."""
+    async with a_cluster_node(tmp_path) as node:
+        node.bind(restart_policy="Never")
+        await node.until(lambda: node.phase() == "Running")
+        await node.kill()
+        node.cri.exit("app")
+        shown = node.shown()
+        assert shown is not None
+        node.api.change(replace(shown, status=replace(shown.status, phase="Succeeded")))
+        await node.start()
+        await node.until(lambda: node.ready_sandboxes() == [], within=60)
+        assert node.phase() == "Succeeded"
+
+
+async def test_a_phase_that_somebody_set_ends_the_pod(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind()
+        await node.until(lambda: node.phase() == "Running")
+        await node.clock.sleep(5)
+        shown = node.shown()
+        assert shown is not None
+        node.api.change(replace(shown, status=replace(shown.status, phase="Failed", reason="Lost")))
+        await node.until(lambda: node.running() == [], within=5)
+        await node.clock.sleep(100)
+        assert node.phase() == "Failed"
+        assert len(node.cri.called("start_container")) == 1
+
+
+async def test_the_worker_knows_what_others_wrote_into_the_status(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        pod = node.bind()
+        await node.until(lambda: node.phase() == "Running")
+        shown = node.shown()
+        assert shown is not None
+        theirs = PodCondition(type="example.com/checked", status="True")
+        conditions = [*shown.status.conditions, theirs]
+        node.api.change(replace(shown, status=replace(shown.status, conditions=conditions)))
+        await node.clock.sleep(1)
+        state = node.node.phases.get(pod.metadata.uid or "")
+        assert state is not None and state.pod is not None
+        assert theirs in state.pod.status.conditions
+
+
+async def test_a_rejected_pod_shows_what_was_looked_at_and_keeps_its_start(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind(generation=3)
+        await node.until(lambda: node.phase() == "Running")
+        shown = node.shown()
+        assert shown is not None and shown.status.start_time is not None
+        begun = shown.status.start_time
+        await node.kill()
+        await node.clock.sleep(3600)
+        spec = replace(shown.spec, node_selector={"nobody": "here"})
+        node.api.change(replace(shown, spec=spec, metadata=replace(shown.metadata, generation=4)))
+        await node.start()
+        await node.until(lambda: node.phase() == "Failed")
+        shown = node.shown()
+        assert shown is not None
+        assert (shown.status.observed_generation, shown.status.start_time) == (4, begun)
+
+
+async def test_a_change_that_needs_what_the_node_lacks_is_told(tmp_path: Path) -> None:
+    flag = "--feature-gates=InPlacePodLevelResourcesVerticalScaling=false"
+    async with a_cluster_node(tmp_path, flag) as node:
+        node.bind(resources=ResourceRequirements(requests={"cpu": "1"}))
+        await node.until(lambda: node.phase() == "Running")
+        shown = node.shown()
+        assert shown is not None
+        spec = replace(shown.spec, resources=ResourceRequirements(requests={"cpu": "2"}))
+        node.api.change(replace(shown, spec=spec))
+        await node.until(lambda: bool(node.events("FailedNodeDeclaredFeaturesCheck")))
+        (text,) = node.events("FailedNodeDeclaredFeaturesCheck")
+        assert text == "Pod requires node features that are not available: InPlacePodLevelResourcesVerticalScaling"
+
+
+async def test_an_orphan_that_cannot_be_killed_is_told(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind()
+        await node.until(lambda: node.phase() == "Running")
+        await node.kill()
+        await node.delete(grace=0)
+        node.cri.fail_next("stop_pod_sandbox", CriError("device busy"))
+        await node.start()
+        await node.until(lambda: not node.cri.sandboxes)
+        assert node.events("FailedKillPod") == ["error killing pod: device busy"]

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pykubelet.api.types import (
     AllocationResult,
     DeviceAllocationResult,
@@ -135,6 +137,25 @@ async def test_a_driver_that_is_gone_keeps_the_pod_ending_with_its_reason(tmp_pa
         assert "unprepare dynamic resources: DRA driver d is not registered" in bed.explained(pod)
         await bed.register()
         await bed.node.until(lambda: bed.node.shown() is None, within=3)
+        assert bed.driver.prepared == set()
+
+
+async def test_a_rejected_pod_has_not_ended_while_its_claims_are_prepared(tmp_path: Path) -> None:
+    """It ran before the agent was restarted, and does not fit the node any more."""
+    async with a_bed(tmp_path) as bed:
+        await bed.register()
+        bed.claiming()
+        await bed.node.until(lambda: bed.node.phase() == "Running")
+        await bed.node.kill()
+        shown = bed.node.shown()
+        assert shown is not None
+        bed.node.api.change(replace(shown, spec=replace(shown.spec, node_selector={"nobody": "here"})))
+        await bed.node.start()
+        await bed.node.until(lambda: bed.node.running() == [])
+        await asyncio.sleep(60)
+        assert bed.node.phase() == "Running" and bed.driver.prepared
+        await bed.register()
+        await bed.node.until(lambda: bed.node.phase() == "Failed", within=90)
         assert bed.driver.prepared == set()
 
 

@@ -9,6 +9,7 @@ from pykubelet.api.types import ResourceRequirements
 from pykubelet.model.pod import uid_of
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod
+from tests.fakes.fake_cri_values import TERMINATED, Behaviour
 from tests.harness import a_node
 
 HELD = ResourceRequirements(requests={"cpu": "500m"}, limits={"memory": "64Mi"})
@@ -109,3 +110,17 @@ async def test_a_pod_that_makes_room_says_so_in_its_status(tmp_path: Path) -> No
             "Pod was preempted by Kubelet to accommodate a critical pod.",
         )
         assert told.last_transition_time is not None
+
+
+async def test_a_critical_pod_starts_when_its_victim_has_stopped(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        node.cri.program(Behaviour(stops_after=7), pod="lesser-node1")
+        most = ResourceRequirements(requests={"cpu": "3"})
+        lesser = node.run(a_pod("lesser", containers=[a_container("app", resources=most)], priority=1))
+        await node.until_running(lesser)
+        greater = node.run(a_pod("greater", containers=[a_container("app", resources=most)], priority=2))
+        await node.until_running(greater)
+        victim = next(c for c in node.cri.containers.values() if c.sandbox.name == "lesser-node1")
+        started = node.cri.container("app", pod="greater-node1").started_at
+        assert 0 < victim.finished_at <= started
+        assert victim.exit_code == TERMINATED

@@ -221,6 +221,10 @@ class DraManager:
 
     # --- questions ------------------------------------------------------------------------------
 
+    def holds(self, uid: str) -> bool:
+        """Whether anything was prepared for the pod and not given back yet."""
+        return bool(self._books.of_pod(uid))
+
     def claims_of(self, pod: Pod, container: AnyContainer) -> list[ClaimShare]:
         found = []
         for _, claim, request in requests_of(pod, container):

@@ -8,7 +8,7 @@ Does not cover: how statuses are obtained (inspect.py) and when (relist.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
@@ -31,6 +31,7 @@ class PodStatusCache:
         self._stale: dict[str, float] = {}
         """Pods that a relist found changed, with the time it was started; they wait for an inspection."""
         self._global = NEVER
+        self._listed_up: frozenset[str] = frozenset()
 
     @property
     def global_time(self) -> float:
@@ -50,6 +51,13 @@ class PodStatusCache:
         """The newest status that could be read, whatever happened since."""
         entry = self._entries.get(uid)
         return entry.status if entry is not None else self._empty(uid)
+
+    def is_down(self, uid: str) -> bool:
+        """Whether nothing of the pod runs, as far as anybody looked; before the first listing nobody did."""
+        entry = self._entries.get(uid)
+        if entry is not None and uid not in self._stale:
+            return not (entry.status.running() or entry.status.ready_sandboxes())
+        return self._global != NEVER and uid not in self._listed_up
 
     def age_of(self, uid: str) -> float:
         """The monotonic time at which the pod was last known to be as the cache says."""
@@ -82,8 +90,11 @@ class PodStatusCache:
         self._entries.pop(uid, None)
         self._stale.pop(uid, None)
 
-    def relisted(self, started: float, *, changed: Iterable[str]) -> None:
-        """A full listing that was started at `started` has ended; `changed` pods are yet to be inspected."""
+    def relisted(self, started: float, *, changed: Iterable[str], up: Collection[str] = ()) -> None:
+        """A full listing that was started at `started` has ended; `changed` pods are yet to be inspected.
+
+        `up`: pods of which it shows a container or a sandbox that runs."""
+        self._listed_up = frozenset(up)
         self._global = max(self._global, started)
         self._stale.update((uid, started) for uid in changed)
         for uid, entry in list(self._entries.items()):

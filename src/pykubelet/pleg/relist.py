@@ -30,7 +30,7 @@ from pykubelet.model.runtime_status import (
     SandboxRecord,
 )
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.diff import RuntimeEvent, listed_lives
+from pykubelet.pleg.diff import Life, RuntimeEvent, listed_lives
 from pykubelet.pleg.events import EventFeed, EventSource
 from pykubelet.pleg.inspect import Listing, RuntimeReader, both
 from pykubelet.pleg.refresh import Answer, PodInspections
@@ -120,6 +120,7 @@ class Pleg:
         self._relist_changed = Signal()
         self._relist_at = NOT_DUE
         self._last_relist: float | None = None
+        self._listed = asyncio.Event()
         self._last_answer: float | None = None
         self._failing = False
 
@@ -145,6 +146,10 @@ class Pleg:
         if self._cache.age_of(uid) >= observed_at:
             return self._cache.get(uid)
         return await self.refresh(uid)
+
+    async def wait_listed(self) -> None:
+        """Until everything in the runtime was listed once."""
+        await self._listed.wait()
 
     def healthy(self) -> tuple[bool, str]:
         """Whether the runtime answers questions about pods, and if not what to tell."""
@@ -330,7 +335,9 @@ class Pleg:
             if (record := records.get(uid)) is None
             or (record.observed_at <= started and not record.agrees_with(found.get(uid, {})))
         ]
-        self._cache.relisted(started, changed=changed)
+        up = {uid for uid, lives in found.items() if Life.RUNNING in lives.values()}
+        self._cache.relisted(started, changed=changed, up=up)
+        self._listed.set()
         for uid, listing in _listings(changed, started, sandboxes, containers).items():
             if (want := self._wants.get(uid)) is not None and want.failures.failures and want.at != NOT_DUE:
                 continue  # it failed lately and has its own time to be tried again

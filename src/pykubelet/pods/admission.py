@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from pykubelet.api.types import AppArmorProfile, Pod, Taint
-from pykubelet.model.pod import AnyContainer, QosClass, all_containers, is_critical, qos_class
+from pykubelet.model.pod import AnyContainer, QosClass, all_containers, is_critical, is_sidecar, qos_class
 from pykubelet.model.pod_resources import has_pod_level_resources
 from pykubelet.pods.predicates import (
     NODE_AFFINITY,
@@ -236,6 +236,17 @@ def needed_features(pod: Pod) -> list[str]:
         needed.append("RestartAllContainersOnContainerExits")
     if pod.spec.host_network and pod.spec.host_users is False:
         needed.append("UserNamespacesHostNetworkSupport")
+    return needed
+
+
+def features_of_change(old: Pod, new: Pod) -> list[str]:
+    """The declared node features without which this change of a pod's spec cannot be carried out."""
+    needed: list[str] = []
+    if old.spec.resources != new.spec.resources:
+        needed.append("InPlacePodLevelResourcesVerticalScaling")
+    before = {each.name: each.resources for each in old.spec.init_containers if not is_sidecar(each)}
+    if any(each.name in before and before[each.name] != each.resources for each in new.spec.init_containers):
+        needed.append("InPlacePodVerticalScalingInitContainers")
     return needed
 
 

@@ -17,7 +17,8 @@ from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import uid_of
 from pykubelet.model.reasons import WARNING
 from pykubelet.sync.phases import PodPhases
-from pykubelet.sync.worker import KillRequest, PodWorkers, StatusChange, UpdateKind
+from pykubelet.sync.steps import StatusChange
+from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 EVICTED = "Evicted"
 LEAST_PATIENCE = 10.0

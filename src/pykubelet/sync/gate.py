@@ -10,11 +10,18 @@ from pykubelet.api.types import Pod
 from pykubelet.model.pod import PodUID
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus, SandboxState
 from pykubelet.node.gather import declared_features
-from pykubelet.pods.admission import AdmissionContext, Rejection, Verdict, admission_chain, decide_admission
+from pykubelet.pods.admission import (
+    AdmissionContext,
+    Rejection,
+    Verdict,
+    admission_chain,
+    decide_admission,
+    features_of_change,
+)
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.settings.gates import Gates
-from pykubelet.sync.worker import Orphan
+from pykubelet.sync.steps import Orphan
 
 
 class Allocator(Protocol):
@@ -73,6 +80,11 @@ class AdmissionGate:
             self._allocator.undo(pod)
         return verdict
 
+    def lacking_for_change(self, old: Pod, new: Pod) -> Sequence[str]:
+        """Features that a change of a pod needs and this node does not declare."""
+        declared = self._declared_features
+        return [name for name in features_of_change(old, new) if declared is not None and name not in declared]
+
     def _allocate(self, pod: Pod, _context: AdmissionContext) -> Rejection | None:
         """Also asked about resizes of pods that run: what they have is undone only if it was given right here."""
         self._allocated = True
@@ -83,6 +95,8 @@ class KnownStatuses(Protocol):
     def uids(self) -> tuple[str, ...]: ...
 
     def last_known(self, uid: str) -> PodRuntimeStatus: ...
+
+    def is_down(self, uid: str) -> bool: ...
 
 
 class RunningPods:
@@ -104,6 +118,8 @@ class RunningPods:
 class FreshStatuses(Protocol):
     async def status_newer_than(self, uid: str, observed_at: float) -> PodRuntimeStatus: ...
 
+    async def wait_listed(self) -> None: ...
+
 
 class WorkerStatuses:
     """What pod workers ask before each run; never waits for a relist."""
@@ -115,5 +131,8 @@ class WorkerStatuses:
     async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
         return await self._pleg.status_newer_than(uid, than)
 
-    def known(self, uid: str) -> PodRuntimeStatus | None:
-        return self._cache.last_known(uid) if uid in self._cache.uids() else None
+    def is_down(self, uid: str) -> bool:
+        return self._cache.is_down(uid)
+
+    async def listed(self) -> None:
+        await self._pleg.wait_listed()

@@ -18,7 +18,8 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import PodUID, deletion_requested, is_static, uid_of
 from pykubelet.pods.manager import PodManager
 from pykubelet.sync.phases import Phase, PodPhases
-from pykubelet.sync.worker import Orphan, PodWorkers, UpdateKind
+from pykubelet.sync.steps import Orphan
+from pykubelet.sync.worker import PodWorkers, UpdateKind
 
 logger = logging.getLogger(__name__)
 

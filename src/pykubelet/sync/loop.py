@@ -7,6 +7,7 @@ about an update is decided in `worker.py`, what to clean up in `housekeeping.py`
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
@@ -45,8 +46,9 @@ from pykubelet.pleg.diff import (
 from pykubelet.pods.admission import Rejection, Verdict
 from pykubelet.pods.manager import PodManager
 from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
+from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
 from pykubelet.sync.phases import PodPhases
-from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
+from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,10 @@ class Changes(Protocol):
 class Admission(Protocol):
     def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict: ...
 
+    def lacking_for_change(self, old: Pod, new: Pod) -> Sequence[str]:
+        """Features that a change of a pod needs and this node does not declare."""
+        ...
+
 
 class Resizes(Protocol):
     """What pods were promised, and wishes for something else."""
@@ -102,6 +108,11 @@ class Resizes(Protocol):
 
 
 class StatusStore(Protocol):
+    @property
+    def shown(self) -> Callable[[Pod], PodStatus]:
+        """What the API server shows of a pod."""
+        ...
+
     def set_status(self, pod: Pod, status: PodStatus) -> None: ...
 
     def get(self, uid: str) -> PodStatus | None: ...
@@ -159,6 +170,7 @@ class SyncLoop:
 
     async def run(self) -> None:
         await self._runtime.wait_up()
+        await self._workers.wait_listed()
         while True:
             for change in await self._changes.next_changes():
                 self.handle(change)
@@ -206,6 +218,7 @@ class SyncLoop:
                     old = self._pods.get(uid_of(pod))
                     self._pods.put(pod)
                     self._resizes.updated(old, pod)
+                    self._check_features(old, pod)
                     self._update(pod)
             case Operation.REMOVE:
                 for pod in change.pods:
@@ -233,9 +246,16 @@ class SyncLoop:
                 self._reject(pod, verdict.rejection)
                 return
             self._resizes.admitted(promised)
-            for victim in verdict.victims:
-                self.preempt(victim, verdict.short_of)
+            room = self._make_room(verdict)
+            self._workers.update(UpdateKind.CREATE, pod, after=room)
+            return
         self._workers.update(UpdateKind.CREATE, pod)
+
+    def _check_features(self, old: Pod | None, pod: Pod) -> None:
+        lacking = self._admission.lacking_for_change(old, pod) if old is not None else ()
+        if lacking:
+            text = f"Pod requires node features that are not available: {', '.join(lacking)}"
+            self._events.pod_event(pod, WARNING, "FailedNodeDeclaredFeaturesCheck", text)
 
     def _update(self, pod: Pod) -> None:
         target = self._pods.static_of(pod) if is_mirror(pod) else pod
@@ -259,8 +279,12 @@ class SyncLoop:
         self._pods.put(pod)
         self._resizes.reconciled(old, pod)
         target = self._pods.static_of(pod) if is_mirror(pod) else pod
-        if target is not None and target.spec.readiness_gates:
+        if target is None:
+            return
+        if target.spec.readiness_gates:
             self._update(target)  # with the conditions it has now
+        else:
+            self._workers.renew(target)
 
     def _reject(self, pod: Pod, rejection: Rejection) -> None:
         self._events.pod_event(pod, WARNING, rejection.reason, rejection.message)
@@ -268,12 +292,14 @@ class SyncLoop:
         logger.warning(
             "pod rejected", extra={"pod": readable(pod), "reason": rejection.reason, "why": rejection.message}
         )
+        before = self._statuses.shown(pod)
         status = PodStatus(
             phase="Failed",
             reason=rejection.reason,
             message=rejection.status_message,
             qos_class=compute_qos(pod).value,
-            start_time=utc(self._clock.now()),
+            start_time=before.start_time or utc(self._clock.now()),
+            observed_generation=pod.metadata.generation,
         )
         self._statuses.set_status(pod, status)
 
@@ -281,8 +307,19 @@ class SyncLoop:
         status = self._statuses.get(uid_of(pod))
         return self._phases.get(uid_of(pod)) is None and status is not None and status.phase == "Failed"
 
+    def _make_room(self, verdict: Verdict) -> Room | None:
+        if not verdict.victims:
+            return None
+        grace = max(pod.spec.termination_grace_period_seconds or 0 for pod in verdict.victims)
+        stopped = [self._preempt(victim, verdict.short_of) for victim in verdict.victims]
+        return Room(stopped=stopped, patience=max(LEAST_PATIENCE, PATIENCE_FACTOR * grace))
+
     def preempt(self, victim: Pod, short_of: str) -> None:
         """End a pod for one that matters more and is short of a resource."""
+        self._preempt(victim, short_of)
+
+    def _preempt(self, victim: Pod, short_of: str) -> asyncio.Future[None]:
+        """As `preempt`; done when nothing of the victim runs any more."""
         self._preemptions.inc(short_of)
         self._events.pod_event(victim, WARNING, EVENT_REASON, EVENT_MESSAGE)
 
@@ -290,7 +327,9 @@ class SyncLoop:
             status.phase, status.reason, status.message = "Failed", EVENT_REASON, EVENT_MESSAGE
             mark_disrupted(status, CONDITION_MESSAGE, at=self._clock.now())
 
-        self._workers.update(UpdateKind.KILL, victim, KillRequest(evicted=True, change_status=mark))
+        stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._workers.update(UpdateKind.KILL, victim, KillRequest(evicted=True, change_status=mark, done=stopped))
+        return stopped
 
     def _active_pods(self, *, but: str) -> list[Pod]:
         return [pod for pod in self._resizes.active_pods() if uid_of(pod) != but]

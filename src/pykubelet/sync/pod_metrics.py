@@ -19,7 +19,7 @@ from pykubelet.model.pod import ContainerKind, find_container, is_static
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pleg.diff import ContainerDied
 from pykubelet.sync.phases import Phase, PodPhases, PodState
-from pykubelet.sync.worker import Orphan, PodSteps, StatusChange, SyncVerdict
+from pykubelet.sync.steps import Orphan, PodSteps, StatusChange, SyncVerdict
 
 _EARLY = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0)
 _LATE = (120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0)

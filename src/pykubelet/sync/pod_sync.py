@@ -22,7 +22,7 @@ from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.runtime.manager import SyncOutcome
 from pykubelet.runtime.reason_cache import ReasonCache
-from pykubelet.sync.worker import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
+from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
 
 logger = logging.getLogger(__name__)
 
@@ -275,12 +275,7 @@ class PodSync:
         pod, uid = self._resizes.allocated(pod), uid_of(pod)
         self._statuses.set_status(pod, self._status(pod, seen, changes, terminal=False))
         self._probes.stop_for_termination(pod)
-        try:
-            await self._runtime.kill_pod(pod, seen, grace)
-        except PykubeletError as error:
-            if not isinstance(error, RuntimeDown):
-                self._events.pod_event(pod, WARNING, "FailedKillPod", f"error killing pod: {error}")
-            raise
+        await self._kill(pod, seen, grace)
         self._probes.remove_pod(uid)
         fresh = await self._look.refresh(uid)
         if left := fresh.running():
@@ -293,9 +288,17 @@ class PodSync:
         seen = await self._look.refresh(orphan.uid)
         pod = Pod()
         pod.metadata.uid, pod.metadata.name, pod.metadata.namespace = orphan.uid, orphan.name, orphan.namespace
-        await self._runtime.kill_pod(pod, seen, 1)
+        await self._kill(pod, seen, 1)
         if (await self._look.refresh(orphan.uid)).running():
             raise PykubeletError(f"containers of orphaned pod {orphan.namespace}/{orphan.name} still run")
+
+    async def _kill(self, pod: Pod, seen: PodRuntimeStatus, grace: int) -> None:
+        try:
+            await self._runtime.kill_pod(pod, seen, grace)
+        except PykubeletError as error:
+            if not isinstance(error, RuntimeDown):
+                self._events.pod_event(pod, WARNING, "FailedKillPod", f"error killing pod: {error}")
+            raise
 
     def _status(
         self, pod: Pod, seen: PodRuntimeStatus, changes: Sequence[StatusChange], *, terminal: bool

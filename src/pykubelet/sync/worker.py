@@ -12,8 +12,7 @@ import asyncio
 import enum
 import logging
 import random
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -24,6 +23,7 @@ from pykubelet.kit.log import current_pod
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError, RuntimeDown
+from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import (
     PodUID,
@@ -34,8 +34,11 @@ from pykubelet.model.pod import (
     readable,
     uid_of,
 )
+from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.sync.phases import Phase, PodPhases, PodState
+from pykubelet.sync.static_turns import StaticTurns
+from pykubelet.sync.steps import NetworkNotReady, Orphan, PodSteps, RetryAt, StatusChange, StatusSource
 
 logger = logging.getLogger(__name__)
 
@@ -64,66 +67,18 @@ class KillRequest(Struct, frozen=True, kw_only=True):
     """Completed when no container runs any more."""
 
 
-class Orphan(Struct, frozen=True, kw_only=True):
-    """A pod that only the runtime knows."""
+class Room(Struct, frozen=True, kw_only=True):
+    """What pods that are ended for another one hold: it starts when they are stopped, or cannot be in their time."""
 
-    uid: PodUID
-    name: str
-    namespace: str
-
-
-class NetworkNotReady(PykubeletError):
-    """The pod needs the pod network and the runtime says that it is not there yet."""
-
-
-class RetryAt(PykubeletError):
-    """The step could not finish for a known reason that ends at a known time (back-off)."""
-
-    def __init__(self, delay: float, message: str) -> None:
-        super().__init__(message)
-        self.delay = delay
-
-
-class SyncVerdict(Struct, frozen=True, kw_only=True):
-    ended: bool = False
-    """The pod reached a terminal phase by itself and should end."""
-    again_in: float | None = None
-    """Something is due in so many seconds (a deadline), earlier than the ordinary resync."""
-
-
-class PodSteps(Protocol):
-    """What to do in each phase; every method may be repeated after a failure."""
-
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
-        """Bring the pod to what its spec says."""
-        ...
-
-    async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
-        """Stop everything; returns only when nothing runs."""
-        ...
-
-    async def terminating_orphan(self, orphan: Orphan) -> None: ...
-
-    async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
-        """Give back what the pod held."""
-        ...
-
-
-class StatusSource(Protocol):
-    async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
-        """The pod's runtime status as of a moment after `than` (monotonic)."""
-        ...
-
-    def known(self, uid: str) -> PodRuntimeStatus | None: ...
-
-
-StatusChange = Callable[[PodStatus], None]
+    stopped: Sequence[asyncio.Future[None]]
+    patience: float
 
 
 class _Worker(Struct):
     state: PodState
     orphan: Orphan | None = None
     wake: Signal = field(default_factory=Signal)
+    room: Room | None = None
     changes: list[StatusChange] = field(default_factory=list)
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     last_sync: float = -1.0
@@ -163,6 +118,7 @@ class PodWorkers:
         phases: PodPhases,
         steps: PodSteps,
         statuses: StatusSource,
+        events: EventSink,
         recorder: LifeRecorder,
         clock: Clock,
         sync_frequency: float,
@@ -171,12 +127,13 @@ class PodWorkers:
         self._phases = phases
         self._steps = steps
         self._statuses = statuses
+        self._events = events
         self._recorder = recorder
         self._clock = clock
         self._sync_frequency = sync_frequency
         self._chance = chance or random.Random()
         self._workers: dict[PodUID, _Worker] = {}
-        self._static_turns: dict[str, list[PodUID]] = {}
+        self._turns = StaticTurns(phases)
         self._restarts: set[PodUID] = set()
         self._tasks = TaskSet("pod workers")
         self.on_finished: Callable[[PodUID], None] = lambda uid: None
@@ -188,12 +145,16 @@ class PodWorkers:
         async with self._tasks:
             await asyncio.Event().wait()
 
+    async def wait_listed(self) -> None:
+        """Until it is known what runs; before that nobody can tell which pods have ended."""
+        await self._statuses.listed()
+
     # --- entrance -------------------------------------------------------------------------------
 
-    def update(self, kind: UpdateKind, pod: Pod, kill: KillRequest | None = None) -> None:
+    def update(self, kind: UpdateKind, pod: Pod, kill: KillRequest | None = None, *, after: Room | None = None) -> None:
         """Merge one more wish for this pod into what its worker will do next.
 
-        A kill without a request means that the pod's source has it no more."""
+        A kill without a request means that the pod's source has it no more. `after`: what a new pod waits for."""
         uid = uid_of(pod)
         state = self._phases.get(uid)
         if state is not None and state.phase is Phase.FINISHED and state.pod is None:
@@ -212,10 +173,21 @@ class PodWorkers:
             # The same UID was written again (a static pod with a fixed UID): start anew when this life is over.
             state.restart_requested = True
         worker = self._workers[uid]
+        worker.room = after or worker.room
         if kind is not UpdateKind.KILL or state.pod is None:
             state.pod = pod
         self._maybe_end(worker, kind, kill)
         worker.wake.set()
+
+    def renew(self, pod: Pod) -> None:
+        """Only the status changed in the pod's source: the next pass starts from it, and an end set there is an end."""
+        state = self._phases.get(uid_of(pod))
+        if state is None or state.phase is not Phase.SYNCING or uid_of(pod) not in self._workers:
+            return
+        if is_terminal_phase(pod.status.phase):
+            self.update(UpdateKind.UPDATE, pod)
+        else:
+            state.pod = pod
 
     def kill_orphan(self, orphan: Orphan) -> None:
         """Stop a pod that no source wants and no worker knows."""
@@ -279,15 +251,14 @@ class PodWorkers:
     def _admit(self, pod: Pod, kind: UpdateKind) -> PodState:
         state = PodState(uid_of(pod), full_name(pod), pod)
         worker = _Worker(state)
-        if is_terminal_phase(pod.status.phase) and not is_static(pod) and kind is not UpdateKind.KILL:
-            seen = self._statuses.known(state.uid)
-            if seen is None or not seen.running():
-                # It ended in an earlier life of this agent: only give back what it may still hold.
-                state.started = True
-                state.deleted = deletion_requested(pod)
-                state.move(Phase.TERMINATED, "already ended when first seen")
+        ended = is_terminal_phase(pod.status.phase) and not is_static(pod) and kind is not UpdateKind.KILL
+        if ended and self._statuses.is_down(state.uid):
+            # It ended in an earlier life of this agent: only give back what it may still hold.
+            state.started = True
+            state.deleted = deletion_requested(pod)
+            state.move(Phase.TERMINATED, "already ended when first seen")
         if is_static(pod):
-            self._static_turns.setdefault(state.full_name, []).append(state.uid)
+            self._turns.queue(state)
         self._begin(worker, readable(pod))
         return state
 
@@ -346,14 +317,15 @@ class PodWorkers:
                 if not waiter.done():
                     waiter.set_result(None)
             self._workers.pop(state.uid, None)
-            self._leave_turn(state)
+            for uid in self._turns.leave(state):
+                self.sync_now(uid)
         self.on_finished(state.uid)
 
     async def _run_once(self, worker: _Worker) -> float | None:
         """Run the step of the current phase once; seconds until the next run, None to wait for news."""
         state = worker.state
         if not state.started:
-            if self._has_turn(state):
+            if self._turns.has_turn(state):
                 # Also when it is to end: an earlier life of this agent may have started it.
                 state.started = True
             elif state.is_ending:
@@ -425,7 +397,9 @@ class PodWorkers:
             return None
         pod = state.pod
         assert pod is not None
-        seen = worker.seen = await self._statuses.fresh(state.uid, worker.last_sync)
+        if worker.room is not None and state.phase is Phase.SYNCING:
+            await self._wait_for_room(worker, worker.room)
+        seen = worker.seen = await self._fresh(pod, worker.last_sync)
         if state.phase is Phase.SYNCING:
             verdict = await self._steps.sync(pod, seen)
             if verdict.ended and state.phase is Phase.SYNCING:
@@ -443,32 +417,21 @@ class PodWorkers:
             state.move(Phase.FINISHED, "everything given back")
         return None
 
-    # --- turns of same-name static pods ---------------------------------------------------------
+    async def _fresh(self, pod: Pod, than: float) -> PodRuntimeStatus:
+        try:
+            return await self._statuses.fresh(uid_of(pod), than)
+        except RuntimeDown:
+            raise  # every pod waits, none is to blame
+        except PykubeletError as error:
+            self._events.pod_event(pod, WARNING, "FailedSync", f"error determining status: {error}")
+            raise
 
-    def _has_turn(self, state: PodState) -> bool:
-        """Static pods of one name run one at a time, in the order they came."""
-        turns = self._static_turns.get(state.full_name)
-        if turns is None or state.uid not in turns:
-            return True
-        for uid in turns:
-            if uid == state.uid:
-                return True
-            other = self._phases.get(uid)
-            if other is not None and (other.started or not other.is_ending):
-                return False
-        return True
-
-    def _leave_turn(self, state: PodState) -> None:
-        turns = self._static_turns.get(state.full_name)
-        if turns is None or state.uid not in turns:
-            return
-        turns.remove(state.uid)
-        if not turns:
-            del self._static_turns[state.full_name]
-        for uid in turns:
-            worker = self._workers.get(uid)
-            if worker is not None and not worker.state.started:
-                worker.wake.set()
+    async def _wait_for_room(self, worker: _Worker, room: Room) -> None:
+        with self._recorder.step(worker.state.uid, Step.ADMISSION, "room"):
+            _, late = await asyncio.wait(room.stopped, timeout=room.patience)
+        if late:
+            logger.warning("pods that were to make room do not end in time", extra={"pods": len(late)})
+        worker.room = None
 
 
 def _complete(kill: KillRequest | None) -> None:

@@ -194,6 +194,8 @@ class Cluster(Struct, kw_only=True):
     sources: list[tasks.Service] = field(default_factory=list)
     chores: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """For housekeeping."""
+    holds_claims: Callable[[str], bool] = lambda uid: False
+    """Whether dynamic resources of the pod must still be given back; set when plugins are joined."""
 
     @property
     def seams(self) -> Seams:
@@ -298,7 +300,7 @@ def assemble_cluster(
         client=client,
         api_pods=api_pods,
         make_patch=pod_status_patch,
-        could_run=local.phases.could_have_running_containers,
+        could_run=lambda uid: local.phases.could_have_running_containers(uid) or cluster.holds_claims(uid),
         clock=clock,
         metrics=local.metrics,
     )
@@ -346,7 +348,7 @@ def assemble_cluster(
         claims=claims,
     )
     classes = RuntimeClasses(live=Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
-    return Cluster(
+    cluster = Cluster(
         own=own,
         reporter=reporter,
         lease=lease,
@@ -374,6 +376,7 @@ def assemble_cluster(
         sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
         chores=[mirrors.remove_orphans],
     )
+    return cluster
 
 
 def _rotation(edges: ClusterEdges, name: str, clock: Clock, metrics: Registry) -> list[tasks.Service]:

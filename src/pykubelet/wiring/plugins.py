@@ -147,6 +147,8 @@ class PluginParts(Struct, frozen=True, kw_only=True):
             drivers.on_registered = registered
         if self.claims is not None:
             self.claims.on_health = workers.sync_now
+            if cluster is not None:
+                cluster.holds_claims = self.claims.holds
             self.claims.drivers.on_registered = lambda: self._retry_claims(workers)
         if devices is not None:
             devices.on_health = workers.sync_now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import ContainerRestartRule, Pod
+from pykubelet.api.types import ContainerRestartRule, Pod, ResourceRequirements
 from pykubelet.pods.admission import Rejection
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
@@ -35,6 +35,35 @@ def a_gate(**gates: bool) -> AdmissionGate:
 def test_features_that_this_node_does_not_declare_are_refused(gates: dict[str, bool], reason: str | None) -> None:
     rejection = a_gate(**gates).decide(ALL_AGAIN, ()).rejection
     assert (None if rejection is None else rejection.reason) == reason
+
+
+CPU = ResourceRequirements(requests={"cpu": "1"})
+
+
+@pytest.mark.parametrize(
+    ("new", "gates", "lacking"),
+    [
+        (a_pod(init=[a_container("i")]), {"InPlacePodVerticalScalingInitContainers": False}, []),
+        (
+            a_pod(init=[a_container("i", resources=CPU)]),
+            {"InPlacePodVerticalScalingInitContainers": False},
+            ["InPlacePodVerticalScalingInitContainers"],
+        ),
+        (
+            a_pod(init=[a_container("i", resources=CPU)]),
+            {"InPlacePodVerticalScalingInitContainers": False, "NodeDeclaredFeatures": False},
+            [],
+        ),
+        (
+            a_pod(init=[a_container("i")], resources=CPU),
+            {"InPlacePodLevelResourcesVerticalScaling": False},
+            ["InPlacePodLevelResourcesVerticalScaling"],
+        ),
+        (a_pod(init=[a_container("i")], resources=CPU), {"InPlacePodLevelResourcesVerticalScaling": True}, []),
+    ],
+)
+def test_features_that_a_change_needs(new: Pod, gates: dict[str, bool], lacking: list[str]) -> None:
+    assert a_gate(**gates).lacking_for_change(a_pod(init=[a_container("i")]), new) == lacking
 
 
 def test_a_running_pod_whose_resize_is_refused_under_pressure_keeps_what_it_has() -> None:

@@ -17,7 +17,7 @@ from pykubelet.pleg.diff import ContainerDied, ContainerStarted
 from pykubelet.pods.manager import PodManager
 from pykubelet.sync.phases import Phase, PodPhases, PodState
 from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
-from pykubelet.sync.worker import SyncVerdict
+from pykubelet.sync.steps import SyncVerdict
 from tests.builders import a_container, a_pod, a_sandbox_status
 
 

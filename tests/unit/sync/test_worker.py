@@ -13,21 +13,14 @@ import pytest
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.errors import RuntimeDown
+from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
+from pykubelet.node.local_events import LocalEvents
 from pykubelet.sync.phases import Phase, PodPhases
-from pykubelet.sync.worker import (
-    KillRequest,
-    NetworkNotReady,
-    Orphan,
-    PodWorkers,
-    RetryAt,
-    StatusChange,
-    SyncVerdict,
-    UpdateKind,
-)
+from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
+from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
 
 
 def a_pod(name: str = "web", uid: str = "u1", *, static: bool = False, deleted: int | None = None) -> Pod:
@@ -80,14 +73,18 @@ class Steps:
 class Statuses:
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.down = True
 
     async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
         if self.error is not None:
             raise self.error
         return PodRuntimeStatus(uid=uid)
 
-    def known(self, uid: str) -> PodRuntimeStatus | None:
-        return None
+    def is_down(self, uid: str) -> bool:
+        return self.down
+
+    async def listed(self) -> None:
+        return
 
 
 class Bench:
@@ -96,11 +93,13 @@ class Bench:
         self.phases = PodPhases()
         self.steps = Steps(self.clock)
         self.statuses = Statuses()
+        self.events = LocalEvents(clock=self.clock, node_name="node1")
         self.finished: list[str] = []
         self.workers = PodWorkers(
             phases=self.phases,
             steps=self.steps,
             statuses=self.statuses,
+            events=self.events,
             recorder=LifeRecorder(self.clock),
             clock=self.clock,
             sync_frequency=60,
@@ -199,6 +198,33 @@ async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
         assert bench.workers.snapshot()["u0"].last_error == "boom"
 
 
+async def test_a_status_that_cannot_be_had_is_told_but_not_when_the_whole_runtime_is_away() -> None:
+    async with a_bench() as bench:
+        bench.statuses.error = CriError("no such sandbox")
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(1)
+        assert [e.message for e in bench.events.all()] == ["error determining status: no such sandbox"]
+        bench.statuses.error = RuntimeDown("connection refused")
+        await bench.clock.sleep(30)
+        assert len(bench.events.all()) == 1
+
+
+async def test_a_pod_waits_for_those_that_make_room_but_not_for_ever() -> None:
+    async with a_bench() as bench:
+        gone, stuck = (asyncio.get_running_loop().create_future() for _ in range(2))
+        bench.workers.update(UpdateKind.CREATE, a_pod(), after=Room(stopped=[gone], patience=45))
+        bench.workers.update(UpdateKind.CREATE, a_pod("late", "u2"), after=Room(stopped=[stuck], patience=45))
+        bench.workers.update(UpdateKind.CREATE, a_pod("gone", "u3"), after=Room(stopped=[stuck], patience=45))
+        await bench.clock.sleep(20)
+        assert bench.what() == []
+        gone.set_result(None)
+        bench.workers.update(UpdateKind.UPDATE, a_pod("gone", "u3", deleted=10))
+        await bench.clock.sleep(1)
+        assert bench.what() == ["sync web", "kill gone 10", "killed gone", "terminated gone"]
+        await bench.clock.sleep(25)
+        assert bench.steps.log[-1] == (45.0, "sync late")
+
+
 async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
     async with a_bench() as bench:
         bench.statuses.error = RuntimeDown("no answer")
@@ -230,6 +256,16 @@ async def test_a_pod_that_already_ended_in_the_api_is_only_cleaned_up() -> None:
         bench.workers.update(UpdateKind.CREATE, pod)
         await bench.clock.sleep(1)
         assert bench.what() == ["terminated web"]
+
+
+async def test_a_pod_that_ended_in_the_api_and_is_still_up_is_stopped_first() -> None:
+    async with a_bench() as bench:
+        bench.statuses.down = False
+        pod = a_pod()
+        pod.status.phase = "Failed"
+        bench.workers.update(UpdateKind.CREATE, pod)
+        await bench.clock.sleep(1)
+        assert bench.what() == ["kill web 30", "killed web", "terminated web"]
 
 
 async def test_same_name_static_pods_take_turns() -> None:

@@ -1,0 +1,85 @@
+"""The store of statuses: what it refuses, what it recalls after a restart of the agent."""
+
+from __future__ import annotations
+
+import pytest
+
+from pykubelet.api.types import (
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStatus,
+    Pod,
+    PodStatus,
+)
+from pykubelet.kit.clock import LoopClock
+from pykubelet.model.pod import uid_of
+from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.status.manager import StatusManager
+from tests.builders import NOW, a_pod, at
+
+
+def ended(code: int = 0) -> PodStatus:
+    state = ContainerState(terminated=ContainerStateTerminated(exit_code=code))
+    return PodStatus(container_statuses=[ContainerStatus(name="app", state=state)])
+
+
+def running(*, started: bool = True, ready: bool = True, id: str = "1") -> PodStatus:
+    state = ContainerState(running=ContainerStateRunning())
+    each = ContainerStatus(name="app", container_id=f"fake://{id}", state=state, started=started, ready=ready)
+    return PodStatus(container_statuses=[each], start_time=at(NOW + 60))
+
+
+def flags(manager: StatusManager, pod: Pod) -> tuple[bool | None, bool | None]:
+    status = manager.get(uid_of(pod))
+    assert status is not None
+    return status.container_statuses[0].started, status.container_statuses[0].ready
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "static", "refused"),
+    [
+        ("Never", 0, False, True),
+        ("Never", 1, False, True),
+        ("OnFailure", 0, False, True),
+        ("OnFailure", 1, False, False),
+        ("Always", 0, False, False),
+        ("Never", 0, True, False),
+    ],
+)
+async def test_what_the_api_server_shows_as_ended_is_not_running_again(
+    policy: str, code: int, static: bool, refused: bool
+) -> None:
+    """The first status after a restart of the agent; a static pod lives again under its UID."""
+    manager = StatusManager(clock=LoopClock())
+    manager.shown = lambda pod: ended(code)
+    pod = a_pod(restart_policy=policy, static=static, status=PodStatus() if static else ended(code))
+    manager.set_status(pod, running())
+    assert (manager.get(uid_of(pod)) is None) is refused
+
+
+async def test_a_mirror_speaks_for_containers_no_probe_has_spoken_of() -> None:
+    manager, pod = StatusManager(clock=LoopClock()), a_pod(static=True)
+    before = running()
+    before.start_time = at(NOW)
+    manager.shown = lambda pod: PodStatus()
+    manager.set_status(pod, running(started=False, ready=False))
+    assert flags(manager, pod) == (False, False)
+    manager.shown = lambda pod: before
+    manager.mirror_seen(uid_of(pod))
+    assert flags(manager, pod) == (True, True)
+    told = manager.get(uid_of(pod))
+    assert told is not None and told.start_time == at(NOW)
+    manager.probe_changed(pod, ProbeKind.READINESS, "1", ProbeOutcome.FAILURE)
+    manager.mirror_seen(uid_of(pod))
+    assert flags(manager, pod) == (True, False)
+
+
+@pytest.mark.parametrize("recalls", [True, False])
+@pytest.mark.parametrize("id", ["1", "2"])
+async def test_only_the_very_container_is_recalled_and_only_if_that_is_wanted(recalls: bool, id: str) -> None:
+    manager, pod = StatusManager(clock=LoopClock(), recalls=recalls), a_pod(static=True)
+    manager.shown = lambda pod: running()
+    manager.set_status(pod, running(started=False, ready=False, id=id))
+    kept = recalls and id == "1"
+    assert flags(manager, pod) == (kept, kept)
