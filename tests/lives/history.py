@@ -48,7 +48,7 @@ GRACES = (None, None, 0, 1, 2, 5, 30)
 def make_history(seed: int) -> list[Event]:
     chance = random.Random(seed)
     events: list[Event] = []
-    names = [f"p{number}" for number in range(chance.choice((1, 1, 2, 2, 3)))]
+    names = [f"p{number}" for number in range(chance.choice((1, 1, 1, 2, 3)))]
     end = chance.choice((20.0, 40.0, 90.0))
 
     def when(after: float = 0.0) -> float:
