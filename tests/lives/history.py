@@ -109,6 +109,7 @@ def _spec(chance: random.Random) -> Spec:
     return {
         "policy": chance.choice(("Always", "Always", "OnFailure", "Never")),
         "grace": chance.choice((0, 1, 3, 10, 30, 30, 60)),
+        "static": chance.random() < 0.1,
         "finalizer": chance.random() < 0.2,
         "volume": chance.random() < 0.3,
         "programs": programs,
@@ -146,7 +147,7 @@ def build(name: str, uid: str, spec: Spec) -> Pod:
         volumes=[Volume(name="data", empty_dir=EmptyDirVolumeSource(medium="Memory"))] if spec["volume"] else [],
     )
     del pod.metadata.annotations[SOURCE_ANNOTATION]
-    pod.metadata.finalizers = [FINALIZER] if spec["finalizer"] else []
+    pod.metadata.finalizers = [FINALIZER] if spec["finalizer"] and not spec["static"] else []
     pod.metadata.generation = 1
     pod.status = PodStatus(phase="Pending")
     return pod

@@ -100,8 +100,14 @@ class Model:
     def fail(self, text: str) -> None:
         self.violations.append(f"at {self._now():.1f} s: {text}")
 
-    def disturb(self, seconds: float) -> None:
+    def disturb(self, seconds: float = float("inf")) -> None:
+        """For so long, or until `calm_down`, delays have an excuse."""
         self.disturbed.append((self._now(), self._now() + seconds))
+
+    def calm_down(self, after: float) -> None:
+        """What lasted until now is over; its effects last a little longer."""
+        end = self._now() + after
+        self.disturbed = [(begin, end if until == float("inf") else until) for begin, until in self.disturbed]
 
     def is_calm(self, since: float, until: float) -> bool:
         return not any(begin <= until and end >= since for begin, end in self.disturbed)
@@ -132,7 +138,7 @@ class Model:
         before = pod.last(container.name)
         expected = 0 if before is None else before.container.attempt + 1
         # Init containers and sidecars are cleared away with their sandbox; upstream too counts them anew after that.
-        anew = before is not None and before.container.removed and bool(pod.program(container.name)["kind"])
+        anew = before is not None and before.container.removed and bool(pod.program(container.name)["kind"] or pod.ends)
         if container.attempt != expected and not (anew and container.attempt == 0):
             self.fail(f"{container.name} of {container.sandbox.name} has attempt {container.attempt}, not {expected}")
         if before is not None and self._is_replaced(pod, before):

@@ -38,7 +38,7 @@ def _fewer(events: list[Event], fails: Fails) -> list[Event]:
         size = max(1, size // 2)
 
 
-PLAIN = {"finalizer": False, "volume": False, "policy": "Always", "grace": 30}
+PLAIN = {"static": False, "finalizer": False, "volume": False, "policy": "Always", "grace": 30}
 PLAIN_PROGRAM = {"exits": [], "stops": 0.0, "pre": None, "post": None, "image": "here", "probe": ""}
 
 

@@ -29,7 +29,7 @@ def test_every_life_holds(first: int) -> None:
 def a_spec(*, grace: int = 30, policy: str = "Always", **program: object) -> Spec:
     plain = {"name": "c0", "kind": "", "exits": [], "stops": 0.0, "pre": None, "post": None}
     one = {**plain, "image": "here", "probe": "", **program}
-    return {"policy": policy, "grace": grace, "finalizer": False, "volume": False, "programs": [one]}
+    return {"policy": policy, "grace": grace, "static": False, "finalizer": False, "volume": False, "programs": [one]}
 
 
 def test_histories_are_plain_data_that_can_be_pasted() -> None:

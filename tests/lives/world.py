@@ -19,7 +19,7 @@ from pykubelet.api.types import ContainerState as ApiState
 from pykubelet.api.types import ContainerStatus, Pod, ResourceRequirements
 from pykubelet.clients.kube.answers import error_of
 from pykubelet.model.errors import CriError, Expired
-from pykubelet.model.pod import is_terminal_phase, uid_of
+from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
 from pykubelet.shutdown.plan import two_turns
 from pykubelet.sync.evict import PodEvictor
@@ -28,6 +28,7 @@ from tests.clock_loop import AutojumpLoop
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
 from tests.harness import IMAGE
+from tests.lives.held import mentions
 from tests.lives.history import FINALIZER, HERE, History, Spec, build, image_of
 from tests.lives.model import Model, PodModel, all_statuses, tells_end
 from tests.scenarios.cluster_node import ClusterHarness
@@ -38,7 +39,8 @@ QUIET = 25.0
 SETTLES = 75.0
 """Seconds after the last grace in which a deleted pod must leave no trace: containers that died long ago are collected
 once a minute."""
-NOT_NEEDED = frozenset({"node-status", "lease", "log-rotation", "image-gc"})
+FORGETS = 65.0
+"""Seconds after which nothing in memory mentions a pod that is gone: the slowest sweep runs once a minute."""
 FLAGS = ("--node-status-update-frequency=1h", "--eviction-hard=memory.available<1Mi")
 
 
@@ -99,7 +101,9 @@ class EvictionOrder(Struct, frozen=True):
 
 
 class World:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, deep: bool) -> None:
+        self.deep = deep
+        """Look through the agent's whole memory in the end."""
         self.harness = ClusterHarness(folder, *FLAGS)
         self.api = self.harness.api
         self.cri = self.harness.cri = WatchedCri(self.harness.clock, images=[IMAGE, *HERE], write_logs=True)
@@ -109,6 +113,7 @@ class World:
         self.cri.model = self.model
         self.api.store.listeners.append(self._stored)
         self.running = False
+        self.static: dict[str, Pod] = {}
         self._serial = 0
         self._helpers: set[asyncio.Task[Any]] = set()
 
@@ -141,6 +146,7 @@ class World:
         if self.running:
             return
         self.running = True
+        self.model.calm_down(15)
         self.model.agent_started()
         for pod in self.model.pods.values():
             if pod.gone and any(run.ended is None for runs in pod.runs.values() for run in runs):
@@ -162,7 +168,7 @@ class World:
             self.api.down = self.cri.down = True
         await self.harness.kill()
         self.api.down, self.cri.down = was
-        self.model.disturb(2)
+        self.model.disturb()
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -179,6 +185,7 @@ class World:
         """All trouble is over: statuses must be right, and what is deleted must leave no trace."""
         self.api.start()
         self.cri.restore()
+        self.model.calm_down(40)
         self.api._faults.clear()
         self.cri._faults.clear()
         self.model.unwell.clear()
@@ -188,11 +195,18 @@ class World:
         await self._until_none(self.untold, 20.0)
         self.model.check_restarts()
         longest = 0
-        for pod in list(self.api.everything(Pod)):
+        for name in list(self.static):
+            longest = max(longest, self.model.pods[uid_of(self.static[name])].grace)
+            self._remove_manifest(name)
+        for pod in self._api_pods():
             await self._delete(pod, None)
             longest = max(longest, self.model.pods[uid_of(pod)].grace)
         if not self.model.violations:
             await self._until_none(self.left_over, longest + SETTLES)
+        if self.deep and not self.model.violations:
+            await self.harness.clock.sleep(FORGETS)
+            if found := mentions(self.harness.node, list(self.model.pods)):
+                self.model.fail(f"remembered: {'; '.join(found[:5])}")
 
     async def _until_none(self, look: Callable[[], list[str]], within: float) -> None:
         end = self.harness.clock.monotonic() + within
@@ -203,18 +217,29 @@ class World:
             await self.harness.clock.sleep(1.0)
 
     async def do_add(self, name: str, spec: Spec) -> None:
-        if self.api.find(Pod, name, "default") is not None:
+        if self._find(name) is not None:
             return
         self._serial += 1
         uid = f"uid-{name}-{self._serial}"
         self.model.pods[uid] = PodModel(uid, spec, spec["grace"])
         self._program(uid, spec)
-        self.api.add(build(name, uid, spec))
+        if spec["static"]:
+            self.static[name] = self.harness.run(build(name, uid, spec))
+        else:
+            self.api.add(build(name, uid, spec))
 
     async def do_delete(self, name: str, grace: int | None) -> None:
         pod = self._find(name)
-        if pod is not None:
+        if name in self.static:
+            self._remove_manifest(name)
+        elif pod is not None:
             await self._delete(pod, grace)
+
+    def _remove_manifest(self, name: str) -> None:
+        uid = uid_of(self.static.pop(name))
+        self.model.pods[uid].gone = True
+        self.model.wish(uid, self.model.pods[uid].grace, ends_pod=True)
+        self.harness.remove(name)
 
     async def _delete(self, pod: Pod, grace: int | None) -> None:
         """As a user would; what holds a pod back besides the node lets go of it at the same time."""
@@ -250,7 +275,7 @@ class World:
 
     def _change(self, name: str, container: str, **fields: Any) -> None:
         pod = self._find(name)
-        if pod is None or pod.metadata.deletion_timestamp is not None:
+        if pod is None or name in self.static or pod.metadata.deletion_timestamp is not None:
             return
         if container not in {each.name for each in pod.spec.containers}:
             return
@@ -269,7 +294,7 @@ class World:
 
     async def do_label(self, name: str) -> None:
         pod = self._find(name)
-        if pod is not None:
+        if pod is not None and name not in self.static:
             metadata = msgspec.structs.replace(pod.metadata, labels={**pod.metadata.labels, "colour": "blue"})
             with self._as_user():
                 self.api.change(msgspec.structs.replace(pod, metadata=metadata))
@@ -319,30 +344,31 @@ class World:
         await self.stop(hard=hard)
 
     async def do_agent_up(self) -> None:
-        self.model.disturb(5)
         await self.start()
 
     async def do_api_down(self) -> None:
-        self.model.disturb(1000)
+        self.model.disturb()
         self.api.stop()
 
     async def do_api_up(self) -> None:
+        self.model.calm_down(40)
         self.api.start()
 
     async def do_runtime_down(self) -> None:
-        self.model.disturb(1000)
+        self.model.disturb()
         self.model.runtime_failed = self.model.stops_failed = True
         self.cri.crash()
 
     async def do_runtime_up(self) -> None:
+        self.model.calm_down(20)
         self.cri.restore()
 
     async def do_api_fails(self, verb: str, code: int, times: int) -> None:
-        self.model.disturb(1000)
+        self.model.disturb(60)
         self.api.fail_next(verb, error_of(code, b"{}"), times=times)
 
     async def do_runtime_fails(self, verb: str, times: int) -> None:
-        self.model.disturb(1000)
+        self.model.disturb(60)
         self.model.runtime_failed = True
         self.model.stops_failed = self.model.stops_failed or verb in (
             "stop_container",
@@ -352,7 +378,7 @@ class World:
         self.cri.fail_next(verb, CriError(f"{verb} failed on purpose"), times=times)
 
     async def do_runtime_slow(self, verb: str, seconds: float, times: int) -> None:
-        self.model.disturb(1000)
+        self.model.disturb(60)
         self.cri.slow(verb, seconds, times=times)
 
     async def do_watch_ends(self, name: str) -> None:
@@ -365,7 +391,7 @@ class World:
         self.api.break_watches(Expired("too old resource version", code=410, reason="Expired"))
 
     def _find(self, name: str) -> Pod | None:
-        return self.api.find(Pod, name, "default")
+        return self.static.get(name) or self.api.find(Pod, name, "default")
 
     @contextmanager
     def _as_user(self) -> Iterator[None]:
@@ -380,10 +406,13 @@ class World:
 
     # --- looking --------------------------------------------------------------------------------
 
+    def _api_pods(self) -> list[Pod]:
+        return [pod for pod in self.api.everything(Pod) if not is_mirror(pod)]
+
     def untold(self) -> list[str]:
         """What the API server does not know, or knows wrongly."""
         found = []
-        for pod in self.api.everything(Pod):
+        for pod in self._api_pods():
             name, uid = pod.metadata.name, uid_of(pod)
             told = self.harness.node.statuses.get(uid)
             if told is None:
@@ -398,7 +427,8 @@ class World:
                     f"statuses of containers of {name}: here {_short(here)}, there {_short(all_statuses(pod))}"
                 )
             model = self.model.pods[uid]
-            if not model.ends and self.model.has_ended(model) and not is_terminal_phase(pod.status.phase):
+            over = self.model.has_ended(model) and all(runs[-1].ended is not None for runs in model.runs.values())
+            if not model.ends and over and not is_terminal_phase(pod.status.phase):
                 found.append(f"{name} ended and is told to be {pod.status.phase}")
             found += [f"{name}: {text}" for each in all_statuses(pod) if (text := self._untrue(uid, each))]
             if pod.metadata.deletion_timestamp is not None and FINALIZER in pod.metadata.finalizers:
@@ -428,7 +458,7 @@ class World:
 
     def left_over(self) -> list[str]:
         """What is held although all pods were deleted."""
-        for pod in self.api.everything(Pod):
+        for pod in self._api_pods():
             finished = self.harness.node.phases.is_finished(uid_of(pod))
             if FINALIZER in pod.metadata.finalizers and is_terminal_phase(pod.status.phase) and finished:
                 self._let_go(pod)
@@ -473,8 +503,8 @@ class _Errors(logging.Handler):
             self.found.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
 
 
-def live(history: History, folder: Path) -> list[str]:
-    """Play a history in an empty folder; what did not hold."""
+def live(history: History, folder: Path, *, deep: bool = False) -> list[str]:
+    """Play a history in an empty folder; what did not hold. `deep` also searches the agent's memory, which takes time."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log = logging.getLogger("pykubelet")
@@ -486,7 +516,7 @@ def live(history: History, folder: Path) -> list[str]:
     worlds: list[World] = []
 
     async def life() -> None:
-        world = World(folder)
+        world = World(folder, deep=deep)
         worlds.append(world)
         try:
             await world.play(history)
