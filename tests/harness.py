@@ -88,7 +88,7 @@ async def no_fetch(url: str, headers: object, *, timeout: float, max_bytes: int)
 
 
 def guard_against_spinning(node: Node) -> None:
-    """Every pass of a pod's worker and every step of its life is counted; calls to the outside are counted by the fakes."""
+    """Every pass of a pod's worker and every step of its life is counted; calls outwards are counted by the fakes."""
     run_once = node.workers._run_once
 
     async def counted(worker: _Worker) -> float | None:

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from tests.lives.history import History, make_history, to_text
+from tests.lives.life import live
 from tests.lives.shrink import shrink
-from tests.lives.world import live
 
 SHM = Path("/dev/shm")
 DEEP = 16

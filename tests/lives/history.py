@@ -42,6 +42,7 @@ RUNTIME_VERBS = (
     "create_container", "start_container", "run_pod_sandbox", "container_status", "list_containers", "stop_container",
     "stop_pod_sandbox", "remove_container", "remove_pod_sandbox",
 )  # fmt: skip
+CLOSE = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0)
 GRACES = (None, None, 0, 1, 2, 5, 30)
 
 
@@ -58,8 +59,12 @@ def make_history(seed: int) -> list[Event]:
     for name in names:
         specs[name] = spec = _spec(chance)
         events.append((round(chance.random() * 3, 1), "add", name, spec))
+    if chance.random() < 0.5:
+        events.append((0.0, "latency", chance.choice((0.0, 0.02, 0.2)), chance.choice((0.0, 0.02, 0.3))))
+    at = 0.5
     for _ in range(chance.randint(1, 7)):
-        at = when(0.5)
+        # Many faults need two things shortly after one another.
+        at = round(at + chance.choice(CLOSE), 1) if chance.random() < 0.5 else when(0.5)
         name = chance.choice(names)
         container = chance.choice(specs[name]["programs"])["name"]
         what = chance.choice(_WHAT)
@@ -92,8 +97,8 @@ def make_history(seed: int) -> list[Event]:
 
 
 _WHAT = (
-    "delete", "delete", "delete", "delete", "crash", "crash", "lose sandbox", "image", "resize", "probe", "evict", "label",
-    "agent", "agent", "api", "runtime", "shutdown", "api fails", "api fails", "runtime fails", "runtime slow",
+    "delete", "delete", "delete", "delete", "crash", "crash", "lose sandbox", "image", "resize", "probe", "evict",
+    "label", "agent", "agent", "api", "runtime", "shutdown", "api fails", "api fails", "runtime fails", "runtime slow",
     "watch ends", "watch expires", "add",
 )  # fmt: skip
 

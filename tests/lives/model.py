@@ -30,6 +30,8 @@ class Wish:
     ends_pod: bool
     only: str = ""
     """One container; empty for all."""
+    lasts: float = 0.0
+    """Seconds for which it also holds for containers that are started later."""
 
 
 @dataclass(slots=True)
@@ -112,9 +114,9 @@ class Model:
     def is_calm(self, since: float, until: float) -> bool:
         return not any(begin <= until and end >= since for begin, end in self.disturbed)
 
-    def wish(self, uid: str, grace: float, *, ends_pod: bool = False, only: str = "") -> None:
+    def wish(self, uid: str, grace: float, *, ends_pod: bool = False, only: str = "", lasts: float = 0.0) -> None:
         pod = self.pods[uid]
-        pod.wishes.append(Wish(self._now(), grace, ends_pod, only))
+        pod.wishes.append(Wish(self._now(), grace, ends_pod, only, lasts))
         pod.touched.append(self._now())
 
     def agent_started(self) -> None:
@@ -217,7 +219,7 @@ class Model:
         began = container.started_at / 1e9 - START
         wishes = [
             each for each in pod.wishes
-            if each.only in ("", container.name) and (each.ends_pod or each.at >= began - ROUNDING)
+            if each.only in ("", container.name) and (each.ends_pod or each.at + each.lasts >= began - ROUNDING)
         ]  # fmt: skip
         hook_failed = self.runtime_failed and pod.program(container.name)["post"] is not None
         if not wishes and not hook_failed:
@@ -315,13 +317,11 @@ class Model:
         """All regular containers ended for good, or an init container failed for good."""
         for program in pod.spec["programs"]:
             last = pod.last(program["name"])
-            over = last is not None and last.ended is not None
-            if program["kind"] == "init":
-                if over and last is not None and last.container.exit_code and pod.spec["policy"] == "Never":
-                    return True
-            elif not program["kind"]:
-                if last is None or not over or self._restarts(pod, program["name"], last.container.exit_code):
-                    return False
+            code = last.container.exit_code if last is not None and last.ended is not None else None
+            if program["kind"] == "init" and code and pod.spec["policy"] == "Never":
+                return True
+            if not program["kind"] and (code is None or self._restarts(pod, program["name"], code)):
+                return False
         return True
 
     # --- the API server -------------------------------------------------------------------------

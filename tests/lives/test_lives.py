@@ -13,8 +13,8 @@ from pykubelet.runtime.stop import Stopper
 from pykubelet.sync.housekeeping import Housekeeping
 from tests.lives.__main__ import report, try_seeds
 from tests.lives.history import Event, History, Spec, make_history, to_text
+from tests.lives.life import live
 from tests.lives.shrink import shrink
-from tests.lives.world import live
 
 SEEDS = int(os.environ.get("LIVES", "2000"))
 BATCH = 100

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +16,16 @@ from pykubelet.api.types import ContainerStatus, Pod, ResourceRequirements
 from pykubelet.clients.kube.answers import error_of
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
-from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
+from pykubelet.model.runtime_status import ContainerState, ExecResult
 from pykubelet.shutdown.plan import two_turns
 from pykubelet.sync.evict import PodEvictor
-from pykubelet.wire import cri_pb2
-from tests.clock_loop import AutojumpLoop
-from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
 from tests.harness import IMAGE
 from tests.lives.held import mentions
-from tests.lives.history import FINALIZER, HERE, History, Spec, build, image_of
+from tests.lives.history import FINALIZER, HERE, History, Spec, build
 from tests.lives.model import Model, PodModel, all_statuses, tells_end
+from tests.lives.parts import LaggingKube, WatchedCri
 from tests.scenarios.cluster_node import ClusterHarness
-from tests.spin_guard import HotLoop
 
 QUIET = 25.0
 """Seconds after the last event in which statuses must reach the API server and nothing is late."""
@@ -42,49 +35,6 @@ once a minute."""
 FORGETS = 65.0
 """Seconds after which nothing in memory mentions a pod that is gone: the slowest sweep runs once a minute."""
 FLAGS = ("--node-status-update-frequency=1h", "--eviction-hard=memory.available<1Mi")
-
-
-class WatchedCri(FakeCri):
-    """The fake runtime, telling the model what happens in it."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.model: Model | None = None
-        self._killing = False
-
-    async def run_pod_sandbox(self, config: cri_pb2.PodSandboxConfig, runtime_handler: str = "") -> str:
-        made = await super().run_pod_sandbox(config, runtime_handler)
-        if self.model is not None:
-            self.model.sandbox_made(self.sandboxes[made], list(self.sandboxes.values()))
-        return made
-
-    async def create_container(
-        self, sandbox_id: str, config: cri_pb2.ContainerConfig, sandbox_config: cri_pb2.PodSandboxConfig
-    ) -> str:
-        made = await super().create_container(sandbox_id, config, sandbox_config)
-        if self.model is not None:
-            self.model.created(self.containers[made])
-        return made
-
-    def _begin(self, container: FakeContainer) -> None:
-        super()._begin(container)
-        if self.model is not None:
-            self.model.started(container)
-
-    def _signal(self, container: FakeContainer) -> None:
-        if not container.signalled and self.model is not None:
-            self.model.signalled(container)
-        super()._signal(container)
-
-    def _kill(self, container: FakeContainer) -> None:
-        self._killing = True
-        super()._kill(container)
-        self._killing = False
-
-    def _end(self, container: FakeContainer, code: int, reason: str) -> None:
-        super()._end(container, code, reason)
-        if self.model is not None:
-            self.model.ended(container, killed=self._killing)
 
 
 class Told(Struct, frozen=True):
@@ -105,7 +55,7 @@ class World:
         self.deep = deep
         """Look through the agent's whole memory in the end."""
         self.harness = ClusterHarness(folder, *FLAGS)
-        self.api = self.harness.api
+        self.api = self.harness.kube = LaggingKube(self.harness.clock)
         self.cri = self.harness.cri = WatchedCri(self.harness.clock, images=[IMAGE, *HERE], write_logs=True)
         self.cri.add_to_registry("pulled:1", takes=2.0)
         self.cri.on_exec(self._exec)
@@ -187,7 +137,7 @@ class World:
         self.cri.restore()
         self.model.calm_down(40)
         self.api._faults.clear()
-        self.cri._faults.clear()
+        self.cri._faults = [fault for fault in self.cri._faults if fault.verb == "*"]
         self.model.unwell.clear()
         await self.do_shutdown_up()
         await self.start()
@@ -248,6 +198,8 @@ class World:
         if grace == 0 and not pod.metadata.finalizers:
             # The agent never sees the 0: the object is gone, and the pod's last known grace counts.
             own = model.grace if model.deletion_grace is None else model.deletion_grace
+            if not self.running or self.harness.node.phases.get(uid) is None:
+                model.orphaned, own = True, 1  # only the runtime can tell of it
         model.deletion_grace = own if model.deletion_grace is None else min(own, model.deletion_grace)
         self.model.wish(uid, own, ends_pod=True)
         with self._as_user():
@@ -257,9 +209,9 @@ class World:
         pod = self._find(name)
         if pod is not None:
             for found in self.cri.containers.values():
-                if (found.sandbox.pod_uid, found.name) == (uid_of(pod), container):
-                    if found.state is ContainerState.RUNNING:
-                        self.cri._end(found, code, "")
+                is_it = (found.sandbox.pod_uid, found.name) == (uid_of(pod), container)
+                if is_it and found.state is ContainerState.RUNNING:
+                    self.cri._end(found, code, "")
 
     async def do_lose_sandbox(self, name: str) -> None:
         pod = self._find(name)
@@ -282,7 +234,8 @@ class World:
         program = self.model.pods[uid_of(pod)].program(container)
         if program["image"] != "here" and "image" in fields:
             return
-        self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace, only=container)
+        # A pass that is under way when a second change comes still starts what the first one asked for.
+        self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace, only=container, lasts=120)
         self.model.changed(uid_of(pod), container)
         changed = [
             msgspec.structs.replace(each, **fields) if each.name == container else each for each in pod.spec.containers
@@ -381,6 +334,12 @@ class World:
         self.model.disturb(60)
         self.cri.slow(verb, seconds, times=times)
 
+    async def do_latency(self, runtime: float, api: float) -> None:
+        """Every call takes a moment, so that other things can happen meanwhile."""
+        self.api.lag = api
+        if runtime:
+            self.cri.slow("*", runtime)
+
     async def do_watch_ends(self, name: str) -> None:
         self.model.disturb(40)
         self.api.break_watches()
@@ -431,13 +390,15 @@ class World:
             if not model.ends and over and not is_terminal_phase(pod.status.phase):
                 found.append(f"{name} ended and is told to be {pod.status.phase}")
             found += [f"{name}: {text}" for each in all_statuses(pod) if (text := self._untrue(uid, each))]
-            if pod.metadata.deletion_timestamp is not None and FINALIZER in pod.metadata.finalizers:
-                if is_terminal_phase(pod.status.phase) and self.harness.node.phases.is_finished(uid):
-                    self._let_go(pod)
+            if pod.metadata.deletion_timestamp is not None:
+                self._let_go(pod)
         return found
 
     def _let_go(self, pod: Pod) -> None:
-        """The controller has seen the end and takes its finalizer away; then the server removes the object."""
+        """A controller that has seen the end takes its finalizer away; then the server removes the object."""
+        finished = is_terminal_phase(pod.status.phase) and self.harness.node.phases.is_finished(uid_of(pod))
+        if not finished or FINALIZER not in pod.metadata.finalizers:
+            return
         metadata = msgspec.structs.replace(pod.metadata, finalizers=[])
         self.api.change(msgspec.structs.replace(pod, metadata=metadata))
         if pod.metadata.deletion_grace_period_seconds == 0:
@@ -451,17 +412,17 @@ class World:
         if last.container.state is ContainerState.RUNNING:
             if told.state.running is None:
                 return f"{told.name} runs and is told to be {told.state}"
-        elif last.container.state is ContainerState.EXITED:
-            if told.state.running is not None or not tells_end(told, last.container.exit_code):
-                return f"{told.name} ended with {last.container.exit_code} and is told to be {told.state}"
+            return ""
+        code = last.container.exit_code
+        wrong = told.state.running is not None or not tells_end(told, code)
+        if last.container.state is ContainerState.EXITED and wrong:
+            return f"{told.name} ended with {code} and is told to be {told.state}"
         return ""
 
     def left_over(self) -> list[str]:
         """What is held although all pods were deleted."""
         for pod in self._api_pods():
-            finished = self.harness.node.phases.is_finished(uid_of(pod))
-            if FINALIZER in pod.metadata.finalizers and is_terminal_phase(pod.status.phase) and finished:
-                self._let_go(pod)
+            self._let_go(pod)
         harness, node = self.harness, self.harness.node
         found = [f"API object {pod.metadata.name} ({pod.status.phase})" for pod in self.api.everything(Pod)]
         found += [f"container {each.name} ({each.state.value})" for each in self.cri.containers.values()]
@@ -489,56 +450,3 @@ def _plain(statuses: Sequence[ContainerStatus]) -> list[Any]:
 
 def _short(statuses: Sequence[ContainerStatus]) -> str:
     return ", ".join(f"{each.name}: {each.restart_count} {each.state}" for each in statuses)
-
-
-class _Errors(logging.Handler):
-    """Errors nobody expected: each is a violation."""
-
-    def __init__(self, found: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self.found = found
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None:
-            self.found.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
-
-
-def live(history: History, folder: Path, *, deep: bool = False) -> list[str]:
-    """Play a history in an empty folder; what did not hold. `deep` also searches the agent's memory, which takes time."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    log = logging.getLogger("pykubelet")
-    unexpected: list[str] = []
-    handler = _Errors(unexpected)
-    was_propagating, made = log.propagate, random.Random
-    log.addHandler(handler)
-    log.propagate = False
-    worlds: list[World] = []
-
-    async def life() -> None:
-        world = World(folder, deep=deep)
-        worlds.append(world)
-        try:
-            await world.play(history)
-            if not world.model.violations:
-                await world.settle()
-        finally:
-            await world.stop(hard=False)
-
-    random.seed(1)
-    try:
-        random.Random = partial(made, 1)  # type: ignore[assignment,misc]
-        with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
-            runner.run(life())
-    except HotLoop as error:
-        return [str(error)]
-    except (Exception, asyncio.CancelledError) as error:
-        raised = [repr(error)]
-    else:
-        raised = []
-    finally:
-        random.Random = made  # type: ignore[misc]
-        log.removeHandler(handler)
-        log.propagate = was_propagating
-    violations = worlds[0].model.violations if worlds else []
-    return [*violations[:1], *unexpected[:1], *raised]

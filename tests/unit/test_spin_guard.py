@@ -26,7 +26,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 def test_a_task_that_spins_is_named() -> None:
     async def spin() -> None:
-        while True:
+        while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     async def body() -> None:
@@ -40,7 +40,7 @@ def test_a_task_that_spins_is_named() -> None:
 
 def test_a_task_that_hardly_lets_time_pass_spins_too() -> None:
     async def body() -> None:
-        while True:
+        while True:  # noqa: ASYNC110
             await asyncio.sleep(1e-6)
 
     with pytest.raises(HotLoop):
@@ -75,7 +75,7 @@ def test_a_worker_that_asks_to_run_again_at_once_is_named(tmp_path: Path) -> Non
             node.node.workers.sync_now(pod.metadata.uid or "")
             await node.clock.sleep(60)
 
-    with pytest.raises(HotLoop, match="web-node1_default|of pod"):
+    with pytest.raises(HotLoop, match=r"web-node1_default|of pod"):
         run(body())
 
 
