@@ -324,7 +324,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans({state.uid for state in phases}, still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(phases.uids(), still_held=volumes.has_mounts)
 
     housekeeping = Housekeeping(
         sources=mux,

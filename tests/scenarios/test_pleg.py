@@ -307,3 +307,16 @@ async def test_leaving_cancels_everything() -> None:
         node.cri.exit("app", 1, pod="stuck")
         await node.clock.sleep(1)
     # the harness fails the test if a task is left
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_who_looks_for_another_reason_keeps_nothing_from_the_worker(asked: bool) -> None:
+    """Without a stream nobody else tells of an end that such a look finds first."""
+    node = Node(events=False)
+    async with node.up("web"):
+        node.cri.exit("app", 1, pod="web")
+        await node.pleg.refresh("uid-web", asked=asked)
+        await node.clock.sleep(60)
+        assert [event.asked for event in node.events(ContainerDied, "web") if isinstance(event, ContainerDied)] == [
+            asked
+        ]

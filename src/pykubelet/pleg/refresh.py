@@ -125,13 +125,13 @@ class PodInspections:
                 self._tasks = None
                 self._give_up()
 
-    async def refresh(self, uid: str) -> PodRuntimeStatus:
+    async def refresh(self, uid: str, *, asked: bool = True) -> PodRuntimeStatus:
         """Inspect now, renew the cache, return the result; raises CriError when it cannot be read."""
         if self._tasks is None:
-            answer = await self._inspect(uid, asked=True, listing=None)
+            answer = await self._inspect(uid, asked=asked, listing=None)
         else:
             # Shielded: others may wait for the same answer when this caller is cancelled.
-            answer = await asyncio.shield(self.request(uid, asked=True))
+            answer = await asyncio.shield(self.request(uid, asked=asked))
         if isinstance(answer, CriError):
             raise answer
         return answer

@@ -134,12 +134,13 @@ class Pleg:
             tasks.spawn(self._feed.run(), name="pleg events")
             await self._run_relists()
 
-    async def refresh(self, uid: str) -> PodRuntimeStatus:
+    async def refresh(self, uid: str, *, asked: bool = True) -> PodRuntimeStatus:
         """Inspect the pod now and renew its cache entry; raises CriError when it cannot be read.
 
-        Workers call this after their own actions. Concurrent callers share one inspection.
+        Workers call this after their own actions, and act on what they get. For anybody else `asked` is False, so
+        that the worker is told of what was found. Concurrent callers share one inspection.
         """
-        return await self._inspections.refresh(uid)
+        return await self._inspections.refresh(uid, asked=asked)
 
     async def status_newer_than(self, uid: str, observed_at: float) -> PodRuntimeStatus:
         """A status known to hold at or after `observed_at`, from the cache or else by inspecting now."""
@@ -272,7 +273,10 @@ class Pleg:
     def _tell(self, event: RuntimeEvent) -> None:
         logger.debug("runtime event", extra={"event": type(event).__name__, "uid": event.pod_uid})
         for listener in self._listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Exception:  # this pod's trouble, never the node's; the others hear of it all the same
+                logger.exception("a runtime event cannot be handled", extra={"uid": event.pod_uid})
 
     # Relisting
 

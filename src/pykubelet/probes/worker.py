@@ -128,6 +128,14 @@ class ProbeWorker:
         # Timers and tasks made from here on inherit it; the caller may have been about another pod.
         current_pod.set(readable(self.pod))
         self._disarm()
+        try:
+            self._decide()
+        except Exception as error:  # a bug in one probe must not end probing
+            logger.exception("probe broke", extra={"probe": self.kind.value, "pod": readable(self.pod)})
+            self._tools.recorder.fail(self._uid, LifeStep.PROBE, self._subject, reason="errored", message=str(error))
+            self._wait(self.period)
+
+    def _decide(self) -> None:
         status = self._tools.statuses.get(uid_of(self.pod))
         if status is None:
             return self._wait(self.period)
@@ -273,14 +281,13 @@ class ProbeWorker:
         begun = self._tools.clock.monotonic()
         try:
             answer = await self._tools.executor.ask(self._probe, target)
+            if self._asking is asyncio.current_task():  # else it was stopped meanwhile
+                self._count(answer, target.container_id, self._tools.clock.monotonic() - begun)
         except ProbeErrored as error:
             self._errored(error)
         except Exception as error:  # a bug in one probe must not end probing
             logger.exception("probe broke", extra={"probe": self.kind.value, "pod": readable(self.pod)})
             self._errored(ProbeErrored(f"{type(error).__name__}: {error}"))
-        else:
-            if self._asking is asyncio.current_task():  # else it was stopped meanwhile
-                self._count(answer, target.container_id, self._tools.clock.monotonic() - begun)
         if self._asking is asyncio.current_task():
             self._asking = None
             self.look()

@@ -243,9 +243,11 @@ class Allocations:
             before, had_to_wait = self._conditions.of(uid), self._conditions.is_deferred(uid)
             try:
                 granted = self._judge(pod)
-            except OSError as error:
+            except Exception as error:  # this pod's trouble, never that of the others that wait
                 logger.error(
-                    "a resize cannot be recorded, will retry", extra={"pod": readable(pod), "error": str(error)}
+                    "a resize cannot be judged or recorded, will retry",
+                    extra={"pod": readable(pod), "error": str(error)},
+                    exc_info=not isinstance(error, OSError),
                 )
                 left.append(uid)
                 continue

@@ -27,7 +27,7 @@ class CannotRestart(PykubeletError):
 
 
 class Look(Protocol):
-    async def refresh(self, uid: str) -> PodRuntimeStatus: ...
+    async def refresh(self, uid: str, *, asked: bool) -> PodRuntimeStatus: ...
 
 
 class ContainerStopper(Protocol):
@@ -57,7 +57,7 @@ class InPlaceRestart:
             raise CannotRestart(404, f"pod {readable(pod)} has no container {container}")
         if self._is_ending(uid_of(pod)):
             raise CannotRestart(409, f"pod {readable(pod)} is ending")
-        seen = await self._look.refresh(uid_of(pod))
+        seen = await self._look.refresh(uid_of(pod), asked=False)
         chosen = [one for run in seen.running() if (one := _stopping(pod, run, container)) is not None]
         if not chosen:
             what = f"container {container} of pod {readable(pod)} does not run"

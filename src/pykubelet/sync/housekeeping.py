@@ -133,8 +133,9 @@ class Housekeeping:
                 self._workers.update(UpdateKind.CREATE, pod)
 
     def _kill_orphans(self) -> None:
+        known = self._phases.uids()
         for orphan in self._runtime.running_pods():
-            if self._phases.get(orphan.uid) is None:
+            if orphan.uid not in known:
                 logger.info(
                     "pod runs although no source wants it, stopping it",
                     extra={"pod": f"{orphan.namespace}/{orphan.name}", "uid": orphan.uid},

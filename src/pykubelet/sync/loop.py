@@ -12,9 +12,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.disruption import mark_disrupted
@@ -62,6 +63,15 @@ class ProbeChanged(Struct, frozen=True, kw_only=True):
 
 class RuntimeBack(Struct, frozen=True, kw_only=True):
     """The runtime answers again after having been away."""
+
+
+class _Broken(Struct):
+    """A change of a pod that could not be handled, to be tried again."""
+
+    op: Operation
+    pod: Pod
+    due: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(initial=1.0, maximum=300.0))
 
 
 LoopEvent = PodsChanged | RuntimeEvent | ProbeChanged | RuntimeBack
@@ -162,6 +172,7 @@ class SyncLoop:
         self._recorder = recorder
         self._clock = clock
         self._tidy = tidy
+        self._broken: dict[PodUID, _Broken] = {}
         self._preemptions = metrics.counter(
             "kubelet_preemptions",
             "Pods ended for critical ones, by the resource these were short of.",
@@ -172,11 +183,21 @@ class SyncLoop:
         await self._runtime.wait_up()
         await self._workers.wait_listed()
         while True:
-            for change in await self._changes.next_changes():
+            for change in await self._next_changes():
                 self.handle(change)
+            self._try_again()
+
+    async def _next_changes(self) -> list[PodsChanged]:
+        """What changed; nothing when a pod that broke is due first."""
+        due = min((broken.due for broken in self._broken.values()), default=None)
+        try:
+            async with asyncio.timeout(None if due is None else max(0.0, due - self._clock.monotonic())):
+                return await self._changes.next_changes()
+        except TimeoutError:
+            return []
 
     def handle(self, event: LoopEvent) -> None:
-        """One event. Never waits."""
+        """One event. Never waits. An unexpected error is that of the pod it is about."""
         match event:
             case PodsChanged():
                 self._pods_changed(event)
@@ -184,6 +205,17 @@ class SyncLoop:
                 if event.op in ROOM_MAY_BE_FREE:
                     self._resizes.retry(ROOM_MAY_BE_FREE[event.op])
                 self._tidy()
+            case RuntimeBack():
+                self._workers.sync_all()
+            case _:
+                try:
+                    self._pod_event(event)
+                except Exception as error:
+                    self._tell_broken(event.pod_uid, type(event).__name__, error)
+                    self._workers.sync_now(event.pod_uid)  # whatever it was: look at the pod
+
+    def _pod_event(self, event: RuntimeEvent | ProbeChanged) -> None:
+        match event:
             case ContainerDied(pod_uid=uid, name=name, sandbox=sandbox, asked=asked):
                 if not sandbox:
                     self._recorder.note(uid, Step.EXIT, name)
@@ -199,35 +231,74 @@ class SyncLoop:
                 self._workers.sync_now(uid)
             case ProbeChanged():
                 self._probe_changed(event)
-            case RuntimeBack():
-                self._workers.sync_all()
             case _:
                 assert_never(event)
 
     # --- pods -----------------------------------------------------------------------------------
 
     def _pods_changed(self, change: PodsChanged) -> None:
-        match change.op:
+        for pod in sorted(change.pods, key=_age) if change.op is Operation.ADD else change.pods:
+            self._apply(change.op, pod)
+        if change.op is Operation.ADD:
+            # Not before all are known: a wish must not be granted what a pod further down holds already.
+            for pod in change.pods:
+                if not is_mirror(pod) and uid_of(pod) not in self._broken:
+                    self._adopt_wish(pod)
+
+    def _apply(self, op: Operation, pod: Pod) -> None:
+        """One change of one pod. If that breaks, it is told and tried again, and everybody else goes on."""
+        uid, broken = uid_of(pod), self._broken.get(uid_of(pod))
+        if broken is not None and broken.op is Operation.ADD and op is not Operation.REMOVE:
+            op = Operation.ADD  # it was never admitted
+        try:
+            self._change(op, pod)
+        except Exception as error:
+            broken = broken or _Broken(op=op, pod=pod)
+            broken.op, broken.pod, broken.due = op, pod, self._clock.monotonic() + broken.backoff.next()
+            self._broken[uid] = broken
+            if op is Operation.ADD and self._phases.get(uid) is None:
+                self._phases.undecided.add(uid)
+            self._tell_broken(uid, f"pod {op.value}", error)
+            self._events.pod_event(pod, WARNING, "FailedSync", f"error handling the pod: {error}")
+        else:
+            self._broken.pop(uid, None)
+            self._phases.undecided.discard(uid)
+
+    def _adopt_wish(self, pod: Pod) -> None:
+        try:
+            self._resizes.added([pod])
+        except Exception as error:
+            self._tell_broken(uid_of(pod), "resize", error)
+
+    def _try_again(self) -> None:
+        now = self._clock.monotonic()
+        for broken in [each for each in self._broken.values() if each.due <= now]:
+            self._apply(broken.op, broken.pod)
+            if broken.op is Operation.ADD and not is_mirror(broken.pod) and uid_of(broken.pod) not in self._broken:
+                self._adopt_wish(broken.pod)
+            self._tidy()
+
+    def _tell_broken(self, uid: str, what: str, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        self._recorder.fail(uid, Step.SYNC, reason=type(error).__name__, message=text)
+        logger.error("an event about a pod cannot be handled", extra={"uid": uid, "event": what}, exc_info=error)
+
+    def _change(self, op: Operation, pod: Pod) -> None:
+        match op:
             case Operation.ADD:
-                for pod in sorted(change.pods, key=_age):
-                    self._add(pod)
-                # Not before all are known: a wish must not be granted what a pod further down holds already.
-                self._resizes.added([pod for pod in change.pods if not is_mirror(pod)])
+                self._add(pod)
             case Operation.UPDATE | Operation.DELETE:
-                for pod in change.pods:
-                    old = self._pods.get(uid_of(pod))
-                    self._pods.put(pod)
-                    self._resizes.updated(old, pod)
-                    self._check_features(old, pod)
-                    self._update(pod)
+                old = self._pods.get(uid_of(pod))
+                self._pods.put(pod)
+                self._resizes.updated(old, pod)
+                self._update(pod)
+                self._check_features(old, pod)
             case Operation.REMOVE:
-                for pod in change.pods:
-                    self._remove(pod)
+                self._remove(pod)
             case Operation.RECONCILE:
-                for pod in change.pods:
-                    self._reconcile(pod)
+                self._reconcile(pod)
             case _:
-                assert_never(change.op)
+                assert_never(op)
 
     def _add(self, pod: Pod) -> None:
         self._pods.put(pod)

@@ -86,6 +86,8 @@ class PodPhases:
     def __init__(self) -> None:
         self._states: dict[PodUID, PodState] = {}
         self._synced = False
+        self.undecided: set[PodUID] = set()
+        """Pods whose admission broke: neither wanted nor unwanted until that was tried again. The loop's."""
 
     def mark_synced(self) -> None:
         self._synced = True
@@ -99,6 +101,10 @@ class PodPhases:
     def forget(self, uid: str) -> None:
         self._states.pop(PodUID(uid), None)
 
+    def uids(self) -> set[str]:
+        """Pods that may hold something."""
+        return {*self._states, *self.undecided}
+
     def __iter__(self) -> Iterator[PodState]:
         return iter(list(self._states.values()))
 
@@ -111,14 +117,14 @@ class PodPhases:
     def could_have_running_containers(self, uid: str) -> bool:
         state = self.get(uid)
         if state is None:
-            return not self._synced
+            return not self._is_unknown(uid)
         return state.phase in (Phase.SYNCING, Phase.TERMINATING)
 
     def should_remove_content(self, uid: str) -> bool:
         """Whether logs, containers and volumes of the pod are of no use to anybody any more."""
         state = self.get(uid)
         if state is None:
-            return self._synced
+            return self._is_unknown(uid)
         if state.restart_requested:
             return False  # the next life under this UID goes on counting from this one
         ended = state.phase in (Phase.TERMINATED, Phase.FINISHED)
@@ -127,13 +133,17 @@ class PodPhases:
     def should_remove_runtime(self, uid: str) -> bool:
         state = self.get(uid)
         if state is None:
-            return self._synced
+            return self._is_unknown(uid)
         return state.phase in (Phase.TERMINATED, Phase.FINISHED)
 
     def should_be_terminating(self, uid: str) -> bool:
         state = self.get(uid)
-        return self._synced if state is None else state.is_ending
+        return self._is_unknown(uid) if state is None else state.is_ending
 
     def is_finished(self, uid: str) -> bool:
         state = self.get(uid)
-        return self._synced if state is None else state.phase is Phase.FINISHED
+        return self._is_unknown(uid) if state is None else state.phase is Phase.FINISHED
+
+    def _is_unknown(self, uid: str) -> bool:
+        """Whether a pod without a state is one that nobody wants, for all this agent knows."""
+        return self._synced and PodUID(uid) not in self.undecided

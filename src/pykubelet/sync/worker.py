@@ -308,7 +308,10 @@ class PodWorkers:
         await worker.wake.wait()
         try:
             while state.phase is not Phase.FINISHED:
-                delay = await self._run_once(worker)
+                try:
+                    delay = await self._run_once(worker)
+                except Exception as error:
+                    delay = self._after_error(worker, error)
                 worker.next_run = None if delay is None else self._clock.monotonic() + delay
                 if delay is None or delay > 0:
                     await worker.wake.wait(at_most=delay)
@@ -319,7 +322,11 @@ class PodWorkers:
             self._workers.pop(state.uid, None)
             for uid in self._turns.leave(state):
                 self.sync_now(uid)
-        self.on_finished(state.uid)
+        try:
+            self.on_finished(state.uid)
+        except Exception as error:  # this pod's trouble, never the node's; housekeeping comes by anyway
+            logger.exception("the end of a pod cannot be handled")
+            self._recorder.fail(state.uid, Step.CLEANUP, reason=type(error).__name__, message=str(error))
 
     async def _run_once(self, worker: _Worker) -> float | None:
         """Run the step of the current phase once; seconds until the next run, None to wait for news."""

@@ -54,7 +54,7 @@ class Stops:
         self.stopped: list[str] = []
         self.forgiven: list[str] = []
 
-    async def refresh(self, uid: str) -> PodRuntimeStatus:
+    async def refresh(self, uid: str, *, asked: bool) -> PodRuntimeStatus:
         return self.seen
 
     async def stop_container(
