@@ -212,7 +212,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             handlers=seams.handlers,
             sources_ready=mux.all_ready,
             host_ids=edges.host_ids,
-            unthrottled=pinning.manager.has_exclusive_cpus,
+            pinning=pinning.manager,
             events=events,
             clock=clock,
             metrics=metrics,

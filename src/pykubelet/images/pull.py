@@ -137,14 +137,10 @@ class PullSettings(Struct, frozen=True, kw_only=True):
     backoff_maximum: float = 300.0
     checks_access: bool = True
     """Gate KubeletEnsureSecretPulledImages; here it only changes what is told about images that are present."""
-    slot_patience: float = 120.0
-    """Seconds after which a parallel pull stops counting against the cap, so that a dead registry blocks none."""
 
     @property
     def slots(self) -> PullSlots:
-        if self.serialize:
-            return PullSlots(1)
-        return PullSlots(self.max_parallel, patience=self.slot_patience)
+        return PullSlots(1 if self.serialize else self.max_parallel)
 
 
 class _Wish(Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """How many pulls may run, and how often one may begin.
 
-Covers: slots for pulls at the same time, given back by a pull that takes very long so that one dead
-registry cannot hold up all others; a token bucket for the registry rate.
-Does not cover: what is pulled (pull.py).
+Covers: slots for pulls at the same time; a token bucket for the registry rate.
+Does not cover: what is pulled (pull.py), and pulls that hang: the CRI tells no progress, so only the runtime can tell
+them from slow ones and end them (image_pull_progress_timeout of containerd). Until then they hold their slot.
 """
 
 from __future__ import annotations
@@ -16,14 +16,10 @@ from pykubelet.kit.clock import Clock
 
 
 class PullSlots:
-    """`limit` pulls at once, first come first served; None = no limit.
+    """`limit` pulls at once, first come first served; None = no limit."""
 
-    `patience`: seconds after which a pull goes on without its slot; None = it keeps it to the end.
-    """
-
-    def __init__(self, limit: int | None, *, patience: float | None = None) -> None:
+    def __init__(self, limit: int | None) -> None:
         self._limit = limit
-        self._patience = patience
         self._taken = 0
         self._queue: deque[asyncio.Future[None]] = deque()
 
@@ -37,16 +33,10 @@ class PullSlots:
             yield
             return
         await self._take()
-        held = _Held(self)
-        timer = None
-        if self._patience is not None:
-            timer = asyncio.get_running_loop().call_later(self._patience, held.give_back)
         try:
             yield
         finally:
-            if timer is not None:
-                timer.cancel()
-            held.give_back()
+            self._give()
 
     async def _take(self) -> None:
         assert self._limit is not None
@@ -72,18 +62,6 @@ class PullSlots:
                 turn.set_result(None)
                 return
         self._taken -= 1
-
-
-class _Held:
-    """One taken slot; giving it back twice is harmless."""
-
-    def __init__(self, slots: PullSlots) -> None:
-        self._slots: PullSlots | None = slots
-
-    def give_back(self) -> None:
-        slots, self._slots = self._slots, None
-        if slots is not None:
-            slots._give()
 
 
 class TokenBucket:

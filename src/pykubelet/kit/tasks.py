@@ -171,6 +171,37 @@ async def first_of(*work: Coroutine[Any, Any, T]) -> T:
                 task.exception()
 
 
+class Beginner(Protocol):
+    """Begins work beside a block; see `beside`."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> asyncio.Task[T]: ...
+
+
+@asynccontextmanager
+async def beside() -> AsyncIterator[Beginner]:
+    """Work beside a block that ends with it: leaving cancels and awaits what is still under way.
+
+    The block's own error passes as it is; one of the work reaches whoever awaits it, at the latest the block's end.
+    """
+    tasks: list[asyncio.Task[Any]] = []
+
+    def begin(work: Coroutine[Any, Any, T], /) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        tasks.append(task)
+        return task
+
+    try:
+        yield begin
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
 class Ending:
     """The end of something that has no callback for it, as an event for any number of waiters.
 

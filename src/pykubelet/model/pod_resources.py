@@ -118,8 +118,20 @@ def _pod_level(pod: Pod, which: Which, use_status: bool) -> Amounts:
     wanted = _only_pod_level(getattr(pod.spec.resources, which))
     if not use_status or pod.status.resources is None:
         return wanted
-    held = _held(pod, wanted, pod.status.resources, pod.status.allocated_resources, which)
+    held = _held(pod, wanted, *_without_overhead(pod), which)
     return {name: held.get(name, Quantity(0)) for name in wanted}
+
+
+def _without_overhead(pod: Pod) -> tuple[ResourceRequirements, Mapping[str, QuantityValue]]:
+    """What the status says of the pod as a whole, apart from its overhead, which is added elsewhere."""
+    told, overhead = pod.status.resources or ResourceRequirements(), _parsed(pod.spec.overhead)
+
+    def apart(values: Mapping[str, QuantityValue]) -> dict[str, QuantityValue]:
+        return {n: str(amount - overhead[n]) if n in overhead else values[n] for n, amount in _parsed(values).items()}
+
+    return ResourceRequirements(requests=apart(told.requests), limits=apart(told.limits)), apart(
+        pod.status.allocated_resources
+    )
 
 
 def _with_status(pod: Pod, which: Which) -> PodSpec:

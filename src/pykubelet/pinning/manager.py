@@ -195,7 +195,7 @@ class PinningManager:
         return Pinned(
             cpus=format_cpu_list(cpus),
             memory_nodes=",".join(str(node) for node in nodes),
-            exclusive=self._is_exclusive(pod, container),
+            exclusive=self.is_exclusive(pod, container),
         )
 
     def _make_up_for(self, pod: Pod, name: str) -> None:
@@ -211,11 +211,12 @@ class PinningManager:
     def has_exclusive_cpus(self, pod: Pod) -> bool:
         if self._cpus is None:
             return False
-        owners = [self._is_exclusive(pod, each) for each in containers_of(pod)]
+        owners = [self.is_exclusive(pod, each) for each in containers_of(pod)]
         # The pod's own quota also holds for those that share, unless there are none.
         return all(owners) if self._pod_level and has_pod_level_resources(pod) else any(owners)
 
-    def _is_exclusive(self, pod: Pod, container: AnyContainer) -> bool:
+    def is_exclusive(self, pod: Pod, container: AnyContainer) -> bool:
+        """Whether the container owns its CPUs."""
         if not self._cpu_state.owned(uid_of(pod), container.name or ""):
             return False
         own = next((each for each in containers_of(pod) if each.name == container.name), None)

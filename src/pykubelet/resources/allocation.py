@@ -160,9 +160,10 @@ class Allocations:
         held = self._actuated.get(uid)
         return dict(held.containers) if held is not None else {}
 
-    def pod_level_actuated(self, uid: str) -> ResourceRequirements | None:
-        held = self._actuated.get(uid)
-        return held.pod if held is not None else None
+    @property
+    def tells_pod_resources(self) -> bool:
+        """Whether statuses say what a pod as a whole was promised and holds."""
+        return self._rules.pod_level
 
     def conditions(self, uid: str, *, terminal: bool) -> tuple[PodCondition, ...]:
         if terminal:

@@ -1,21 +1,22 @@
 """Carry out a pod's plan on the runtime, step by step, and say what came of it.
 
-The order of the steps is upstream's; what may overlap does (images are fetched while the sandbox is being
-made). Nothing is decided here that `plan.py` could decide. A failing container never keeps its siblings
-from starting, except a regular init container, whose successors must wait.
+The order of the steps is upstream's; what may overlap does: images are fetched while the sandbox is being made,
+and each container starts once its own is there. Nothing is decided here that `plan.py` could decide. A failing
+container never keeps its siblings from starting, except a regular init container, whose successors must wait.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
-from pykubelet.kit.tasks import gather_all
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Beginner, beside, gather_all
 from pykubelet.model.errors import CriError, NotFound, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
@@ -113,7 +114,15 @@ class RuntimeManager:
         self._events = events
         self._recorder = recorder
 
-    async def sync_pod(self, pod: Pod, seen: PodRuntimeStatus, *, restart_all: bool = False) -> SyncOutcome:
+    async def sync_pod(
+        self,
+        pod: Pod,
+        seen: PodRuntimeStatus,
+        *,
+        restart_all: bool = False,
+        renew_status: Callable[[], Awaitable[None]] | None = None,
+    ) -> SyncOutcome:
+        """`renew_status` is called after a step when others follow that may take long."""
         plan = self._plan(pod, seen, restart_all)
         outcome = SyncOutcome()
         if plan.is_idle and not self._resizer.is_due(pod, plan):
@@ -136,14 +145,18 @@ class RuntimeManager:
             await self._resize(pod, plan, plan.sandbox_id, outcome)
             if not _starts(plan):
                 return outcome
-        try:
-            sandbox = await self._sandbox(pod, seen, plan)
-        except StartProblem as problem:
-            outcome.problems.append(problem)
-            return outcome
-        if plan.create_sandbox:
-            await self._resize(pod, plan, sandbox.id, outcome)
-        await self._start_all(pod, plan, sandbox, seen, outcome)
+        stepped = Signal()
+        async with beside() as begin:
+            if renew_status is not None:
+                begin(_each_time(stepped, renew_status))
+            try:
+                sandbox = await self._sandbox(pod, seen, plan, begin, stepped)
+            except StartProblem as problem:
+                outcome.problems.append(problem)
+                return outcome
+            if plan.create_sandbox:
+                await self._resize(pod, plan, sandbox.id, outcome)
+            await self._start_all(pod, plan, sandbox, seen, outcome, stepped)
         return outcome
 
     def has_work(self, pod: Pod, seen: PodRuntimeStatus) -> bool:
@@ -214,7 +227,9 @@ class RuntimeManager:
 
     # --- sandbox --------------------------------------------------------------------------------
 
-    async def _sandbox(self, pod: Pod, seen: PodRuntimeStatus, plan: PodPlan) -> SandboxInUse:
+    async def _sandbox(
+        self, pod: Pod, seen: PodRuntimeStatus, plan: PodPlan, begin: Beginner, stepped: Signal
+    ) -> SandboxInUse:
         try:
             config = await self._specs.sandbox(pod, plan.attempt)
         except ConfigProblem as error:
@@ -222,19 +237,20 @@ class RuntimeManager:
         if not plan.create_sandbox:
             await self._find_volume_images(pod, config)
             return SandboxInUse(id=plan.sandbox_id, config=config, ips=seen.ips)
-        # A container that ran before may be in back-off, which is judged when its turn comes.
-        wanted = [pair for pair in _starts(plan) if seen.container(pair[1].name or "") is None]
-        images: dict[str, str | Exception] = {}
+        # The runtime prepares the network while we look for the images: neither needs the other, and no container
+        # waits for the image of another. One that ran before may be in back-off, which is judged when its turn comes.
+        images = {
+            container.name or "": begin(self._starter.find_image(pod, kind, container, config))
+            for kind, container in _starts(plan)
+            if seen.container(container.name or "") is None
+        }
         made: list[tuple[str, tuple[str, ...]]] = []
-
-        async def find_images() -> None:
-            images.update(await self._starter.find_images(pod, wanted, config))
 
         async def make() -> None:
             made.append(await self._make_sandbox(pod, config))
+            stepped.set()
 
-        # The runtime prepares the network while we look for the images: neither needs the other.
-        await gather_all(make(), find_images(), self._find_volume_images(pod, config))
+        await gather_all(make(), self._find_volume_images(pod, config))
         (sandbox_id, ips), *_ = made
         return SandboxInUse(id=sandbox_id, config=config, ips=ips, images=images)
 
@@ -275,7 +291,13 @@ class RuntimeManager:
     # --- containers -----------------------------------------------------------------------------
 
     async def _start_all(
-        self, pod: Pod, plan: PodPlan, sandbox: SandboxInUse, seen: PodRuntimeStatus, outcome: SyncOutcome
+        self,
+        pod: Pod,
+        plan: PodPlan,
+        sandbox: SandboxInUse,
+        seen: PodRuntimeStatus,
+        outcome: SyncOutcome,
+        stepped: Signal,
     ) -> None:
         for kind, container in _starts(plan):
             if kind is not ContainerKind.EPHEMERAL:
@@ -292,6 +314,13 @@ class RuntimeManager:
                 return
             else:
                 outcome.started.append(container.name or "")
+                stepped.set()
+
+
+async def _each_time(signal: Signal, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await signal.wait()
+        await work()
 
 
 def _starts(plan: PodPlan) -> Sequence[tuple[ContainerKind, AnyContainer]]:

@@ -8,7 +8,7 @@ it got; a failure leaves the rest to the next try. Whether a resize is wanted at
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -30,6 +30,7 @@ from pykubelet.model.held_resources import (
 )
 from pykubelet.model.pod import AnyContainer, find_container, uid_of
 from pykubelet.runtime.plan_values import ContainerResize, PodPlan
+from pykubelet.runtime.spec.collaborators import Granted
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resources import container_resources, overhead_resources
 from pykubelet.wire import cri_pb2
@@ -95,7 +96,10 @@ class PodResizer:
         node: NodeSpec,
         clock: Clock,
         metrics: Registry,
+        exclusive: Callable[[Pod, AnyContainer], bool] = lambda pod, container: False,
     ) -> None:
+        """`exclusive`: whether a container owns its CPUs, which no quota may slow down."""
+        self._exclusive = exclusive
         self._cri = cri
         self._groups = groups
         self._record = record
@@ -232,7 +236,9 @@ class PodResizer:
             return
         mixed = with_amount(work.in_force[change.name], change.wanted, name)
         container = msgspec.structs.replace(found[1], resources=mixed)
-        await self._cri.update_container_resources(change.id, container_resources(work.pod, container, self._node))
+        granted = Granted(exclusive_cpus=self._exclusive(work.pod, container))
+        wanted = container_resources(work.pod, container, self._node, granted)
+        await self._cri.update_container_resources(change.id, wanted)
         work.in_force[change.name] = mixed
         self._record.put_container(uid_of(work.pod), change.name, mixed)
         logger.info("container resized", extra={"container": change.name, "resource": name})

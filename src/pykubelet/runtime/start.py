@@ -6,6 +6,7 @@ here. What to start is decided by `plan.py`; how configs look is in the spec bui
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ from pykubelet.api.types import LifecycleHandler, Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.tasks import gather_all
 from pykubelet.model.container_keys import restart_count_of
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
@@ -91,8 +91,8 @@ class SandboxInUse(Struct, kw_only=True):
     id: str
     config: cri_pb2.PodSandboxConfig
     ips: tuple[str, ...]
-    images: dict[str, str | Exception] = field(default_factory=dict)
-    """Image references found while the sandbox was being made, by container name."""
+    images: dict[str, asyncio.Task[str | PykubeletError]] = field(default_factory=dict)
+    """Images that are being looked for since the sandbox was begun, by container name."""
 
 
 class ContainerStarter:
@@ -123,20 +123,14 @@ class ContainerStarter:
         self._recorder = recorder
         self._clock = clock
 
-    async def find_images(
-        self, pod: Pod, containers: Sequence[tuple[ContainerKind, AnyContainer]], sandbox: cri_pb2.PodSandboxConfig
-    ) -> dict[str, str | Exception]:
-        """Images of several containers at once; failures are kept for when their container is started."""
-        found: dict[str, str | Exception] = {}
-
-        async def find(kind: ContainerKind, container: AnyContainer) -> None:
-            try:
-                found[container.name or ""] = await self._image(pod, kind, container, sandbox)
-            except PykubeletError as error:
-                found[container.name or ""] = error
-
-        await gather_all(*(find(kind, container) for kind, container in containers))
-        return found
+    async def find_image(
+        self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: cri_pb2.PodSandboxConfig
+    ) -> str | PykubeletError:
+        """The image of a container that starts later; a failure is kept until then."""
+        try:
+            return await self._image(pod, kind, container, sandbox)
+        except PykubeletError as error:
+            return error
 
     async def find_volume_images(self, pod: Pod, sandbox: cri_pb2.PodSandboxConfig, handler: str) -> None:
         """Images of the pod's image volumes; failures are kept for when a container that mounts one is started."""
@@ -169,12 +163,11 @@ class ContainerStarter:
             image_ref=image_ref,
             restart_count=count,
             pod_ips=sandbox.ips,
-            target_id=_target(container, seen),
+            target_id=self._target(pod, kind, container, seen),
         )
         container_id = await self._create(pod, kind, container, sandbox, request)
         await self._run(pod, kind, name, container_id)
-        log = self._folders.make_container_logs(pod, name) / f"{count}.log"
-        self._folders.link_log(pod, name, container_id, Path(log))
+        self._link_log(pod, name, container_id, count)
         await self._post_start(pod, kind, container, container_id)
         return container_id
 
@@ -192,11 +185,12 @@ class ContainerStarter:
         self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: SandboxInUse
     ) -> str:
         name = container.name or ""
-        found = sandbox.images.pop(name, None)
+        looking = sandbox.images.pop(name, None)
         try:
-            if isinstance(found, Exception):
+            found = await (looking or self._image(pod, kind, container, sandbox.config))
+            if isinstance(found, PykubeletError):
                 raise found
-            return found or await self._image(pod, kind, container, sandbox.config)
+            return found
         except RuntimeDown:
             raise
         except PykubeletError as error:
@@ -216,7 +210,10 @@ class ContainerStarter:
                 config = await self._specs.container(pod, kind, container, request)
             except ConfigProblem as error:
                 raise self._problem(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error) from error
-            self._folders.make_container_logs(pod, name)
+            try:
+                self._folders.make_container_logs(pod, name)
+            except OSError as error:
+                raise self._problem(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error) from error
             try:
                 container_id = await self._cri.create_container(sandbox.id, config, sandbox.config)
             except RuntimeDown:
@@ -253,13 +250,39 @@ class ContainerStarter:
             await self._stopper.stop_container(pod, doomed)
             raise StartProblem(name, POST_START_HOOK_ERROR, str(error)) from error
 
+    def _link_log(self, pod: Pod, name: str, container_id: str, count: int) -> None:
+        """For log collectors only: the container runs, and its hook must run too."""
+        try:
+            log = self._folders.make_container_logs(pod, name) / f"{count}.log"
+            self._folders.link_log(pod, name, container_id, Path(log))
+        except OSError as error:
+            logger.warning(
+                "a container's log cannot be linked for log collectors",
+                extra={"pod": log_form(pod), "container": name, "problem": str(error)},
+            )
+
     # --- small things ---------------------------------------------------------------------------
+
+    def _target(self, pod: Pod, kind: ContainerKind, container: AnyContainer, seen: PodRuntimeStatus) -> str:
+        """The newest container of the name an ephemeral one is to look into, whether it runs or not."""
+        wanted = getattr(container, "target_container_name", None)
+        if not wanted:
+            return ""
+        target = seen.container(wanted)
+        if target is None:
+            error = ConfigProblem(f"unable to find target container {wanted}")
+            raise self._problem(pod, kind, container.name or "", CREATE_CONTAINER_CONFIG_ERROR, error)
+        return target.id
 
     def _restart_count(self, pod: Pod, name: str, newest: ContainerStatus | None) -> int:
         """One more than the last; after the runtime lost the containers, the log files remember the number."""
         if newest is not None:
             return restart_count_of(newest) + 1
-        return next_number(self._folders.log_files(pod, name))
+        try:
+            return next_number(self._folders.log_files(pod, name))
+        except OSError as error:
+            logger.warning("restart count begins at 0: %s", error, extra={"pod": log_form(pod), "container": name})
+            return 0
 
     def _image_problem(self, pod: Pod, kind: ContainerKind, name: str, error: PykubeletError) -> StartProblem:
         reason = str(getattr(error, "reason", ERR_IMAGE_PULL))
@@ -279,11 +302,3 @@ def next_number(log_names: Sequence[str]) -> int:
     """The restart count after those whose log files are there."""
     numbers = [int(match.group(1)) for name in log_names if (match := LOG_NAME.match(name))]
     return max(numbers) + 1 if numbers else 0
-
-
-def _target(container: AnyContainer, seen: PodRuntimeStatus) -> str:
-    wanted = getattr(container, "target_container_name", None)
-    if not wanted:
-        return ""
-    target = seen.container(wanted)
-    return target.id if target is not None and target.state is ContainerState.RUNNING else ""

@@ -8,7 +8,7 @@ waits for a relist to learn what we did ourselves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from pykubelet.api.types import Pod, PodStatus
@@ -26,9 +26,19 @@ from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange,
 
 logger = logging.getLogger(__name__)
 
+RENEW_AFTER = 0.2
+"""Seconds after a step of a start that its status is told, unless the start is done by then and tells it anyway."""
+
 
 class PodRuntime(Protocol):
-    async def sync_pod(self, pod: Pod, seen: PodRuntimeStatus, *, restart_all: bool = False) -> SyncOutcome: ...
+    async def sync_pod(
+        self,
+        pod: Pod,
+        seen: PodRuntimeStatus,
+        *,
+        restart_all: bool = False,
+        renew_status: Callable[[], Awaitable[None]] | None = None,
+    ) -> SyncOutcome: ...
 
     def has_work(self, pod: Pod, seen: PodRuntimeStatus) -> bool: ...
 
@@ -197,7 +207,9 @@ class PodSync:
         seen = await self._rehome(pod, seen)
         await self._prepare(pod, seen)
         self._probes.add_pod(pod)
-        outcome = await self._runtime.sync_pod(pod, seen, restart_all=_restarts_all(status))
+        outcome = await self._runtime.sync_pod(
+            pod, seen, restart_all=_restarts_all(status), renew_status=lambda: self._renew(pod)
+        )
         self._remember(pod, outcome)
         if outcome.resize_problem:
             self._resizes.failed(pod, outcome.resize_problem)
@@ -217,6 +229,16 @@ class PodSync:
             # A sidecar runs and the next one's turn has come, or what we started ended at once.
             return SyncVerdict(again_in=0.0)
         return SyncVerdict(again_in=self._until_deadline(pod, status))
+
+    async def _renew(self, pod: Pod) -> None:
+        """Tell how far a pod is whose start takes long: an image is pulled, a hook runs. Cancelled when it is quick."""
+        await self._clock.sleep(RENEW_AFTER)
+        try:
+            fresh = await self._look.refresh(uid_of(pod))
+        except PykubeletError as error:
+            logger.info("status not renewed while a pod starts", extra={"pod": readable(pod), "problem": str(error)})
+            return
+        self._statuses.set_status(pod, self._maker.make(pod, fresh, terminal=False))
 
     def _until_deadline(self, pod: Pod, status: PodStatus) -> float | None:
         """Seconds until the pod's active deadline; the status generator ends the pod when they are over."""

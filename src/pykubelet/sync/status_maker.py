@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements, ResourceStatus
+from pykubelet.api.pod_resources import Amounts
+from pykubelet.api.types import Pod, PodCondition, PodStatus, QuantityValue, ResourceRequirements, ResourceStatus
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.clock import Clock
 from pykubelet.model.container_keys import TERMINATION_MESSAGE_PATH_KEY, TERMINATION_MESSAGE_POLICY_KEY
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import all_containers, is_terminal_phase, uid_of
-from pykubelet.model.pod_resources import has_pod_level_resources
+from pykubelet.model.pod_resources import pod_limits, pod_requests
 from pykubelet.model.reasons import NORMAL
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
@@ -50,7 +51,14 @@ class Resizes(Protocol):
 
     def actuated(self, uid: str) -> dict[str, ResourceRequirements]: ...
 
-    def pod_level_actuated(self, uid: str) -> ResourceRequirements | None: ...
+    @property
+    def tells_pod_resources(self) -> bool:
+        """Whether statuses say what a pod as a whole was promised and holds."""
+        ...
+
+    def in_force(self, pod: Pod) -> Pod:
+        """The pod with what is in force for it, as far as that is known."""
+        ...
 
     def conditions(self, uid: str, *, terminal: bool) -> tuple[PodCondition, ...]: ...
 
@@ -114,12 +122,18 @@ class PodStatusMaker:
                 recursive_read_only=self._recursive_read_only(pod),
             )
         )
-        if has_pod_level_resources(pod) and pod.spec.resources is not None:
-            status.allocated_resources = dict(pod.spec.resources.requests)
-            status.resources = self._resizes.pod_level_actuated(uid) or pod.spec.resources
+        if self._resizes.tells_pod_resources:
+            status.allocated_resources = _texts(pod_requests(pod))
+            status.resources = self._in_force(pod)
         for each in (*status.init_container_statuses, *status.container_statuses):
             each.allocated_resources_status = self._health(pod, each.name or "")
         return status
+
+    def _in_force(self, pod: Pod) -> ResourceRequirements:
+        """What the pod as a whole holds, its overhead included."""
+        held = self._resizes.in_force(pod)
+        claims = list(pod.spec.resources.claims) if pod.spec.resources is not None else []
+        return ResourceRequirements(requests=_texts(pod_requests(held)), limits=_texts(pod_limits(held)), claims=claims)
 
     def _deadline(self, pod: Pod, previous: PodStatus | None) -> StatusOverride | None:
         limit = pod.spec.active_deadline_seconds
@@ -158,3 +172,7 @@ class PodStatusMaker:
         if not text and falls_back and status.exit_code != 0 and status.reason != "ContainerCannotRun":
             text = self._logs.tail(Path(status.log_path), lines=LOG_FALLBACK_LINES, limit_bytes=LOG_FALLBACK_BYTES)
         return text
+
+
+def _texts(amounts: Amounts) -> dict[str, QuantityValue]:
+    return {name: str(amount) for name, amount in amounts.items()}

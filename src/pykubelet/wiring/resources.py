@@ -22,6 +22,7 @@ from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import PodUID, uid_of
 from pykubelet.node.capacity import machine_capacity, quantities, reserved
+from pykubelet.pinning.manager import PinningManager
 from pykubelet.pods.manager import PodManager
 from pykubelet.resources.allocation import Admission, Allocations
 from pykubelet.resources.cgroups import CgroupHost, PodCgroups, Slices
@@ -84,8 +85,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     sources_ready: Callable[[], bool]
     host_ids: tuple[int, int] | None
     """First and length of the ids that the host set aside for pods; None = the usual ones."""
-    unthrottled: Callable[[Pod], bool] = lambda pod: False
-    """Pods with exclusive CPUs, which no quota may slow down."""
+    pinning: PinningManager
+    """Knows who owns CPUs, which no quota may slow down."""
     events: EventSink
     clock: Clock
     metrics: Registry
@@ -109,7 +110,7 @@ def resource_parts(settings: Settings, spec: NodeSpec, around: Surroundings) -> 
     )
     rules = replace(
         cgroup_rules(settings, spec),
-        unthrottled=lambda pod: spec.exclusive_cpus_unthrottled and around.unthrottled(pod),
+        unthrottled=lambda pod: spec.exclusive_cpus_unthrottled and around.pinning.has_exclusive_cpus(pod),
     )
     cgroups = PodCgroups(
         host=around.cgroups,
@@ -131,7 +132,15 @@ def resource_parts(settings: Settings, spec: NodeSpec, around: Surroundings) -> 
     own = OwnGroup(
         host=around.cgroups, group=settings.config.cgroups.kubelet_cgroups, driver=spec.cgroup_driver, clock=clock
     )
-    resizer = PodResizer(cri=around.cri, groups=cgroups, record=actuated, node=spec, clock=clock, metrics=metrics)
+    resizer = PodResizer(
+        cri=around.cri,
+        groups=cgroups,
+        record=actuated,
+        node=spec,
+        clock=clock,
+        metrics=metrics,
+        exclusive=around.pinning.is_exclusive,
+    )
     ids = id_range(
         settings.config.runtime.user_namespaces.ids_per_pod, settings.config.cgroups.max_pods, around.host_ids
     )

@@ -360,20 +360,20 @@ async def test_how_many_at_once(settings: PullSettings, seconds: float) -> None:
         assert "in 10s (40s including waiting)" in bench.events.seen[-1][2]
 
 
-async def test_a_dead_registry_does_not_block_the_others_for_ever() -> None:
-    bench = Bench(settings=PullSettings(max_parallel=1))
-    bench.cri.hang("pull_image", "dead.io/a:1")
-    bench.cri.add_to_registry("dead.io/a:1")
-    bench.cri.add_to_registry("r.io/a:1")
+async def test_the_cap_holds_for_pulls_that_take_very_long() -> None:
+    bench = Bench(settings=PullSettings(max_parallel=2))
+    done: list[float] = []
 
-    async def want(image: str) -> None:
-        await bench.ensure(image)
+    async def want(number: int) -> None:
+        bench.cri.add_to_registry(f"r.io/a{number}:1", takes=900.0)
+        await bench.ensure(f"r.io/a{number}:1")
+        done.append(bench.clock.monotonic())
 
     async with TaskSet("pods") as pods:
-        pods.spawn(want("dead.io/a:1"), name="dead")
-        await bench.clock.sleep(1)
-        await bench.ensure("r.io/a:1", pod="other")
-        assert bench.clock.monotonic() == 120.0
+        for number in range(4):
+            pods.spawn(want(number), name=str(number))
+        await bench.clock.sleep(2000)
+    assert done == [900.0, 900.0, 1800.0, 1800.0]
 
 
 async def test_registry_rate() -> None:

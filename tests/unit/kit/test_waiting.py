@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pykubelet.kit.tasks import Ending, first_of
+from pykubelet.kit.tasks import Ending, beside, first_of
 
 
 async def after(seconds: float, value: str, done: list[str]) -> str:
@@ -55,3 +55,30 @@ async def test_an_end_is_seen_by_all_who_wait_and_by_those_who_come_late() -> No
     closed.set()
     await asyncio.gather(ending.wait(), ending.wait())
     await ending.wait()
+
+
+async def test_work_beside_a_block_ends_with_it_and_the_blocks_error_passes_as_it_is() -> None:
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append(name)
+
+    with pytest.raises(KeyError):
+        async with beside() as begin:
+            begin(work("a"))
+            begin(work("b"))
+            await asyncio.sleep(1)
+            raise KeyError("x")
+    assert sorted(ended) == ["a", "b"]
+
+
+async def test_an_error_beside_a_block_is_not_lost() -> None:
+    async def fails() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        async with beside() as begin:
+            await asyncio.wait([begin(fails())])

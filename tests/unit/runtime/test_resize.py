@@ -112,7 +112,7 @@ LARGE = CgroupLimits(cpu_shares=2048, cpu_quota_us=200_000, memory_bytes=256 * M
 
 
 class Bench:
-    def __init__(self, *, grouped: bool = True) -> None:
+    def __init__(self, *, grouped: bool = True, exclusive: bool = False) -> None:
         self.cri = FakeCri(LoopClock(), images=["busybox:1"])
         self.groups = Groups(LARGE, SMALL if grouped else None)
         self.record = Record()
@@ -125,6 +125,7 @@ class Bench:
             node=NodeSpec(memory_bytes=1 << 34),
             clock=LoopClock(),
             metrics=Registry(),
+            exclusive=lambda pod, container: exclusive,
         )
 
     async def resize(self) -> None:
@@ -157,6 +158,14 @@ async def test_each_step_of_a_pod_changes_one_thing() -> None:
     ]
     assert bench.sandbox_memory() == [256, 256, 256]
     assert bench.record.held["uid-web"].containers["app"] == NEW
+
+
+@pytest.mark.parametrize(("exclusive", "quotas"), [(True, [-1, -1]), (False, [100_000, 200_000])])
+async def test_who_owns_its_cpus_is_not_throttled_after_a_resize(exclusive: bool, quotas: list[int]) -> None:
+    bench = Bench(exclusive=exclusive)
+    await bench.resize()
+    sent = [call.args["resources"].cpu_quota for call in bench.cri.called("update_container_resources")]
+    assert sent == quotas
 
 
 async def test_a_kernel_that_refuses_is_taken_back_with_the_runtime() -> None:

@@ -191,5 +191,5 @@ def _without_empty(value: Any) -> Any:
     return {name: item for name, item in cleaned.items() if item not in (None, "", [], {}) or name in _MEANT_EMPTY}
 
 
-_MEANT_EMPTY = frozenset({"running", "waiting", "terminated"})
-"""A container state that says nothing more is still that state."""
+_MEANT_EMPTY = frozenset({"running", "waiting", "terminated", "resources"})
+"""A container state that says nothing more is still that state; resources that are empty are known to be."""
