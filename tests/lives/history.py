@@ -159,7 +159,7 @@ def build(name: str, uid: str, spec: Spec) -> Pod:
 
 
 def _container(program: Program, spec: Spec) -> Container:
-    probes: dict[str, Probe] = {}
+    probes: dict[str, Any] = {}
     if program["probe"] and program["kind"] != "init":
         action = ExecAction(command=["probe", program["probe"]])
         probe = Probe(exec=action, period_seconds=2, failure_threshold=2, timeout_seconds=1, success_threshold=1)

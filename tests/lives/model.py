@@ -61,6 +61,7 @@ class PodModel:
     uid: str
     spec: Spec
     grace: int
+    added: float
     wishes: list[Wish] = field(default_factory=list)
     runs: dict[str, list[Run]] = field(default_factory=dict)
     touched: list[float] = field(default_factory=list)
@@ -68,6 +69,8 @@ class PodModel:
     unsure: bool = False
     """Its back-off may be longer than the model thinks."""
     orphaned: bool = False
+    rejected: bool = False
+    """Admission said no, for instance because the node goes down."""
     gone: bool = False
     deletion_grace: int | None = None
 
@@ -271,39 +274,49 @@ class Model:
             self.fail(
                 f"{name} of {before.container.sandbox.name} started again after {now - finished:.1f} s, not {delay:g}"
             )
-        self._check_late(pod, before, finished, delay, now)
+        if not pod.unsure:
+            self._check_late(pod, name, finished + delay, finished)
 
-    def _check_late(self, pod: PodModel, before: Run, finished: float, delay: float, now: float) -> None:
-        late = now - finished - delay
-        touched = any(finished - 1 <= at <= now for at in pod.touched)
+    def _check_late(self, pod: PodModel, name: str, due: float, since: float) -> None:
+        """Something of a pod that nobody touched since was due then, or as soon as no trouble excused it any more."""
+        now = self._now()
+        excused = max((end for begin, end in self.disturbed if begin <= now), default=0.0)
+        late = now - max(due, excused)
+        touched = any(since - 1 <= at <= now for at in pod.touched)
         simple = all(each["image"] == "here" and each["post"] in (None, 0.0) for each in pod.spec["programs"])
-        if (
-            late > LATE
-            and simple
-            and not pod.unsure
-            and not touched
-            and not pod.ends
-            and self.is_calm(finished - 1, now)
-        ):
-            name = before.container.name
-            self.fail(f"{name} of {before.container.sandbox.name} is {late:.1f} s late to start again")
+        if late > LATE and simple and not touched and not pod.ends:
+            self.fail(f"{name} of {pod.uid} is {late:.1f} s late to start")
 
-    def check_restarts(self) -> None:
-        """Whoever should run again and does not is late."""
+    def check_starts(self) -> None:
+        """Whoever should run and does not is late."""
         for pod in self.pods.values():
-            if pod.ends or pod.gone:
+            if pod.ends or pod.gone or pod.rejected or self.has_ended(pod):
                 continue
-            for name, runs in pod.runs.items():
-                last = runs[-1]
-                if last.ended is None or not self._restarts(pod, name, last.container.exit_code):
+            for program in pod.spec["programs"]:
+                name, last = program["name"], pod.last(program["name"])
+                if last is None:
+                    box, due, since = None, pod.added, pod.added
+                elif last.ended is not None and self._restarts(pod, name, last.container.exit_code):
+                    box, since = last.container.sandbox, last.ended
+                    due = last.ended + self._wait_of(pod, last, last.ended)
+                else:
                     continue
-                if any(
-                    each["kind"] == "init" and not self._init_done(pod, each["name"], last.container.sandbox)
-                    for each in pod.spec["programs"]
-                    if each["name"] != name
-                ):
-                    continue
-                self._check_late(pod, last, last.ended, self._wait_of(pod, last, last.ended), self._now())
+                if not pod.unsure and self._may_start(pod, name, box):
+                    self._check_late(pod, name, due, since)
+
+    def _may_start(self, pod: PodModel, name: str, box: FakeSandbox | None) -> bool:
+        """Whether everything that must have ended or started before it has, in its sandbox or the newest one."""
+        for program in pod.spec["programs"]:
+            last = pod.last(program["name"])
+            if program["name"] == name and program["kind"]:
+                return True
+            if program["kind"] == "init" and program["name"] != name:
+                where = box or (last.container.sandbox if last is not None else None)
+                if where is None or not self._init_done(pod, program["name"], where):
+                    return False
+            if program["kind"] == "side" and (last is None or last.ended is not None):
+                return False
+        return True
 
     def _restarts(self, pod: PodModel, name: str, code: int) -> bool:
         kind, policy = pod.program(name)["kind"], pod.spec["policy"]
@@ -332,6 +345,8 @@ class Model:
         pod = self.pods.get(uid_of(known))
         if pod is None:
             return
+        if after is not None and after.status.phase == "Failed" and not pod.runs:
+            pod.rejected = True
         if after is not None and before is not None:
             self._check_counts(pod, before, after)
         elif after is None and before is not None:

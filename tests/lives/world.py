@@ -16,7 +16,7 @@ from pykubelet.api.types import ContainerStatus, Pod, ResourceRequirements
 from pykubelet.clients.kube.answers import error_of
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
-from pykubelet.model.runtime_status import ContainerState, ExecResult
+from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
 from pykubelet.shutdown.plan import two_turns
 from pykubelet.sync.evict import PodEvictor
 from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
@@ -32,6 +32,8 @@ QUIET = 25.0
 SETTLES = 75.0
 """Seconds after the last grace in which a deleted pod must leave no trace: containers that died long ago are collected
 once a minute."""
+READY_WITHIN = 12.0
+"""Seconds after its start in which a container whose probes succeed is told to be ready."""
 FORGETS = 65.0
 """Seconds after which nothing in memory mentions a pod that is gone: the slowest sweep runs once a minute."""
 FLAGS = ("--node-status-update-frequency=1h", "--eviction-hard=memory.available<1Mi")
@@ -141,9 +143,11 @@ class World:
         self.model.unwell.clear()
         await self.do_shutdown_up()
         await self.start()
-        await self.harness.clock.sleep(QUIET)
+        now = self.harness.clock.monotonic()
+        excused = max((end for _, end in self.model.disturbed), default=now)
+        await self.harness.clock.sleep(max(QUIET, excused + 10.0 - now))
         await self._until_none(self.untold, 20.0)
-        self.model.check_restarts()
+        self.model.check_starts()
         longest = 0
         for name in list(self.static):
             longest = max(longest, self.model.pods[uid_of(self.static[name])].grace)
@@ -171,7 +175,7 @@ class World:
             return
         self._serial += 1
         uid = f"uid-{name}-{self._serial}"
-        self.model.pods[uid] = PodModel(uid, spec, spec["grace"])
+        self.model.pods[uid] = PodModel(uid, spec, spec["grace"], self.harness.clock.monotonic())
         self._program(uid, spec)
         if spec["static"]:
             self.static[name] = self.harness.run(build(name, uid, spec))
@@ -265,7 +269,7 @@ class World:
         if pod is None or not self.running or self.harness.node.phases.get(uid_of(pod)) is None:
             return
         node = self.harness.node
-        known = node.pods.get(uid_of(pod)) or pod  # type: ignore[arg-type]
+        known = node.pods.get(uid_of(pod)) or pod
         evictor = PodEvictor(
             workers=node.workers,
             phases=node.phases,
@@ -389,10 +393,19 @@ class World:
             over = self.model.has_ended(model) and all(runs[-1].ended is not None for runs in model.runs.values())
             if not model.ends and over and not is_terminal_phase(pod.status.phase):
                 found.append(f"{name} ended and is told to be {pod.status.phase}")
+            if self.harness.node.phases.is_finished(uid):
+                found += [f"{name} is over and holds {what}" for what in self._held(uid)]
             found += [f"{name}: {text}" for each in all_statuses(pod) if (text := self._untrue(uid, each))]
             if pod.metadata.deletion_timestamp is not None:
                 self._let_go(pod)
         return found
+
+    def _held(self, uid: str) -> list[str]:
+        """What a pod whose life is over must have given back, whether or not it is deleted."""
+        boxes = [box for box in self.cri.sandboxes.values() if box.pod_uid == uid and box.state is SandboxState.READY]
+        found = ["a ready sandbox"] if boxes else []
+        found += [f"mount {point}" for point in self.harness.mounts.points() if uid in point]
+        return found + [f"cgroup {path}" for path in self.harness.cgroups.groups if uid in path]
 
     def _let_go(self, pod: Pod) -> None:
         """A controller that has seen the end takes its finalizer away; then the server removes the object."""
@@ -412,6 +425,10 @@ class World:
         if last.container.state is ContainerState.RUNNING:
             if told.state.running is None:
                 return f"{told.name} runs and is told to be {told.state}"
+            young = self.harness.clock.monotonic() - (last.started or 0.0) < READY_WITHIN
+            is_init = self.model.pods[uid].program(last.container.name)["kind"] == "init"
+            if not (told.ready and told.started) and not young and not is_init and not self.model.pods[uid].ends:
+                return f"{told.name} runs and is told to be ready: {told.ready}, started: {told.started}"
             return ""
         code = last.container.exit_code
         wrong = told.state.running is not None or not tells_end(told, code)
