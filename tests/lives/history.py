@@ -79,6 +79,10 @@ def make_history(seed: int) -> list[Event]:
             events.append((when(at), what, name, container, True))
         elif what == "evict":
             events.append((at, what, name, chance.choice((0, 1, 10))))
+        elif what == "lose container":
+            events.append((at, what, name, container))
+        elif what == "reboot":
+            events += [(at, what), (round(at + chance.choice((0.0, 2.0, 20.0)), 1), "agent up")]
         elif what in ("agent", "api", "runtime", "shutdown"):
             back = round(at + chance.choice((0.0, 0.3, 2.0, 8.0, 20.0)), 1)
             hard = [chance.random() < 0.5] if what == "agent" else []
@@ -88,7 +92,9 @@ def make_history(seed: int) -> list[Event]:
         elif what == "runtime fails":
             events.append((at, what, chance.choice(RUNTIME_VERBS), chance.choice((1, 1, 2))))
         elif what == "runtime slow":
-            events.append((at, what, chance.choice(RUNTIME_VERBS), chance.choice((0.5, 3.0)), chance.choice((1, 3))))
+            events.append(
+                (at, what, chance.choice(RUNTIME_VERBS), chance.choice((0.5, 3.0, 30.0)), chance.choice((1, 3)))
+            )
         elif what == "add":
             events.append((at, what, name, _spec(chance)))
         else:
@@ -99,7 +105,7 @@ def make_history(seed: int) -> list[Event]:
 _WHAT = (
     "delete", "delete", "delete", "delete", "crash", "crash", "lose sandbox", "image", "resize", "probe", "evict",
     "label", "agent", "agent", "api", "runtime", "shutdown", "api fails", "api fails", "runtime fails", "runtime slow",
-    "watch ends", "watch expires", "add",
+    "watch ends", "watch expires", "add", "reboot", "lose container",
 )  # fmt: skip
 
 

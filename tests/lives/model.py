@@ -46,6 +46,8 @@ class Run:
     pre: dict[int, int] = field(default_factory=dict)
     """preStop hooks by life of the agent."""
     post: int = 0
+    lost: bool = False
+    """The runtime could not tell its state, so nothing was left to be given a grace."""
 
 
 @dataclass(slots=True)
@@ -96,6 +98,8 @@ class Model:
         self.disturbed: list[tuple[float, float]] = []
         self.runtime_failed = False
         self.stops_failed = False
+        self.starts_failed = False
+        """Starts that failed count for the back-off, and nobody sees them here."""
         self.unwell: set[tuple[str, str]] = set()
         """Containers whose probes fail."""
         self.user_acts = False
@@ -202,7 +206,7 @@ class Model:
         run = next(each for each in pod.runs[container.name] if each.container is container)
         run.ended = now
         program = pod.program(container.name)
-        if killed:
+        if killed and not run.lost:
             self._check_kill(pod, run)
         if program["post"] is not None and program["kind"] != "init":
             self._check_post(pod, run, program)
@@ -224,8 +228,11 @@ class Model:
             each for each in pod.wishes
             if each.only in ("", container.name) and (each.ends_pod or each.at + each.lasts >= began - ROUNDING)
         ]  # fmt: skip
-        hook_failed = self.runtime_failed and pod.program(container.name)["post"] is not None
-        if not wishes and not hook_failed:
+        program = pod.program(container.name)
+        hook_failed = self.runtime_failed and program["post"] is not None
+        # The end of a pod that is cut short may start a sidecar once more, as upstream's does, to stop it at once.
+        again = program["kind"] == "side" and self.has_ended(pod)
+        if not wishes and not hook_failed and not again:
             self.fail(f"{container.name} of {container.sandbox.name} was {what} although nobody wanted that")
         return wishes
 
@@ -239,8 +246,11 @@ class Model:
         if now < first - ROUNDING:
             told = ", ".join(f"{wish.grace:g} s at {wish.at:.1f}" for wish in wishes)
             self.fail(f"{container.name} of {container.sandbox.name} was killed before its grace was over ({told})")
-        ending = [wish for wish in wishes if wish.ends_pod]
-        if not ending or run.started is None:
+        if run.started is None:
+            return
+        # A static pod may get another life after a shutdown that was called off.
+        ending = [wish for wish in wishes if wish.ends_pod and (wish.at >= run.started or not pod.spec["static"])]
+        if not ending:
             return
         last = min(max(wish.at, run.started) + max(2.0, wish.grace) for wish in ending)
         sidecars = sum(each["kind"] == "side" for each in pod.spec["programs"])
@@ -284,7 +294,7 @@ class Model:
         late = now - max(due, excused)
         touched = any(since - 1 <= at <= now for at in pod.touched)
         simple = all(each["image"] == "here" and each["post"] in (None, 0.0) for each in pod.spec["programs"])
-        if late > LATE and simple and not touched and not pod.ends:
+        if late > LATE and simple and not touched and not pod.ends and not self.starts_failed:
             self.fail(f"{name} of {pod.uid} is {late:.1f} s late to start")
 
     def check_starts(self) -> None:
@@ -345,7 +355,7 @@ class Model:
         pod = self.pods.get(uid_of(known))
         if pod is None:
             return
-        if after is not None and after.status.phase == "Failed" and not pod.runs:
+        if after is not None and after.status.phase == "Failed" and after.status.reason:
             pod.rejected = True
         if after is not None and before is not None:
             self._check_counts(pod, before, after)
@@ -362,7 +372,9 @@ class Model:
             if count < old.get(name, 0) and not cleared:
                 self.fail(f"the restart count of {name} of {name_of(after)} fell from {old[name]} to {count}")
             # Upstream too takes a container that was cleared away while it ran for one that was restarted.
-            if count > max(0, len(pod.runs.get(name, [])) - 1) and not pod.program(name)["kind"]:
+            runs = pod.runs.get(name, [])
+            vanished = bool(pod.program(name)["kind"]) or any(run.lost for run in runs)
+            if count > max(0, len(runs) - 1) and not vanished:
                 self.fail(f"{name} of {name_of(after)} is told to have {count} restarts")
         if is_terminal_phase(before.status.phase) and after.status.phase != before.status.phase:
             self.fail(f"{name_of(after)} went from {before.status.phase} to {after.status.phase}")

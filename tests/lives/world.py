@@ -217,6 +217,28 @@ class World:
                 if is_it and found.state is ContainerState.RUNNING:
                     self.cri._end(found, code, "")
 
+    async def do_lose_container(self, name: str, container: str) -> None:
+        """The runtime cannot tell what became of it; upstream kills such a container and starts another."""
+        pod = self._find(name)
+        last = self.model.pods[uid_of(pod)].last(container) if pod is not None else None
+        if pod is not None and last is not None and last.container.state is ContainerState.RUNNING:
+            last.lost = True
+            self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace, only=container)
+            self.cri.lose(last.container.id)
+
+    async def do_reboot(self) -> None:
+        """The machine is gone and comes back: nothing runs, and what was only in memory is lost."""
+        await self.stop(hard=True)
+        for container in list(self.cri.containers.values()):
+            if container.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
+                self.cri._end(container, 255, "Unknown")
+        for box in self.cri.sandboxes.values():
+            box.state, box.ips = SandboxState.NOT_READY, ()
+        for entry in [each for each in self.harness.mounts.entries if "uid-" in each.mount_point]:
+            self.harness.mounts.unmount(Path(entry.mount_point))
+        for path in [each for each in self.harness.cgroups.groups if each.startswith("/kubepods")]:
+            del self.harness.cgroups.groups[path]
+
     async def do_lose_sandbox(self, name: str) -> None:
         pod = self._find(name)
         if pod is not None and any(box.pod_uid == uid_of(pod) for box in self.cri.sandboxes.values()):
@@ -327,15 +349,12 @@ class World:
     async def do_runtime_fails(self, verb: str, times: int) -> None:
         self.model.disturb(60)
         self.model.runtime_failed = True
-        self.model.stops_failed = self.model.stops_failed or verb in (
-            "stop_container",
-            "container_status",
-            "list_containers",
-        )
+        self.model.stops_failed |= verb in ("stop_container", "container_status", "list_containers")
+        self.model.starts_failed |= verb in ("create_container", "start_container", "run_pod_sandbox")
         self.cri.fail_next(verb, CriError(f"{verb} failed on purpose"), times=times)
 
     async def do_runtime_slow(self, verb: str, seconds: float, times: int) -> None:
-        self.model.disturb(60)
+        self.model.disturb(60 + seconds * times)
         self.cri.slow(verb, seconds, times=times)
 
     async def do_latency(self, runtime: float, api: float) -> None:
