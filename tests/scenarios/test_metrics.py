@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pykubelet.api.types import Lifecycle, LifecycleHandler, ResourceRequirements, SleepAction
+from pykubelet.api.types import (
+    HostPathVolumeSource,
+    ImageVolumeSource,
+    Lifecycle,
+    LifecycleHandler,
+    ResourceRequirements,
+    SleepAction,
+    Volume,
+    VolumeMount,
+)
+from pykubelet.kit.clock import utc
+from pykubelet.model.errors import CriError
+from pykubelet.model.pod import SOURCE_ANNOTATION
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import Behaviour
-from tests.harness import NodeHarness, a_node
+from tests.harness import IMAGE, NodeHarness, a_node
 from tests.scenarios.cluster_node import a_cluster_node
 
 
@@ -96,3 +111,76 @@ async def test_the_names_of_a_node_at_rest(tmp_path: Path) -> None:
         assert values(node, "kubelet_evented_pleg_connection_error_count") == {(): 0}
         assert values(node, "kubelet_node_startup_pre_registration_duration_seconds")[()] >= 0
         assert values(node, "kubelet_lifecycle_handler_http_fallbacks_total") == {(): 0}
+
+
+async def test_pods_with_user_namespaces_are_counted_apart(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        node.cri.program(Behaviour(start_error=CriError("no mapping")), name="bad")
+        good = node.run(a_pod("good", host_users=False))
+        node.run(a_pod("plain"))
+        node.run(a_pod("bad", host_users=False, containers=[a_container("bad")]))
+        await node.until_running(good)
+        await node.clock.sleep(100)
+        assert values(node, "kubelet_started_user_namespaced_pods_total") == {(): 2}
+        assert values(node, "kubelet_started_user_namespaced_pods_errors_total") == {(): 1}
+
+
+async def test_image_volumes_in_numbers(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        failing = CriError("ImageVolumeMountFailed: no such layer")
+        node.cri.program(Behaviour(create_error=failing), name="bad")
+        volume = Volume(name="data", image=ImageVolumeSource(reference=IMAGE, pull_policy="IfNotPresent"))
+        mount = VolumeMount(name="data", mount_path="/data")
+        for name in ("app", "bad"):
+            node.run(a_pod(name, containers=[a_container(name, volume_mounts=[mount])], volumes=[volume]))
+        await node.clock.sleep(5)
+        tries = len([call for call in node.cri.called("create_container") if call.name == "bad"])
+        assert values(node, "kubelet_image_volume_mounted_errors_total") == {(): tries}
+        assert values(node, "kubelet_image_volume_mounted_succeed_total") == {(): 1}
+        assert values(node, "kubelet_image_volume_requested_total") == {(): tries + 1}
+
+
+async def test_the_first_pod_with_a_network_is_measured_apart(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        first = "kubelet_first_network_pod_start_sli_duration_seconds"
+        assert values(node, first) == {(): 0}
+        pods: dict[str, dict[str, Any]] = {
+            "host": {"host_network": True},
+            "stateful": {"volumes": [HOST_PATH]},
+            "web": {},
+            "later": {},
+        }
+        for number, (name, fields) in enumerate(pods.items()):
+            pod = a_pod(name, node_name="node1", **fields)
+            del pod.metadata.annotations[SOURCE_ANNOTATION]
+            pod.metadata.creation_timestamp = utc(node.clock.now() - 10 * number - 1)
+            node.api.add(pod)
+            await node.until_running_only(*(f"{each}/app" for each in list(pods)[: number + 1]))
+        assert round(values(node, first)[()]) == 21
+        assert values(node, "kubelet_pod_start_sli_duration_seconds_count") == {(): 3}
+        assert values(node, "kubelet_pod_start_total_duration_seconds_count") == {(): 4}
+
+
+@pytest.mark.parametrize(("policy", "figures"), [("TieredReservation", (256 << 20, 64 << 20)), ("None", (0, 0))])
+async def test_protected_memory(tmp_path: Path, policy: str, figures: tuple[int, int]) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        f"featureGates: {{MemoryQoS: true}}\nmemoryReservationPolicy: {policy}\n"
+    )
+    harness = NodeHarness(tmp_path, f"--config={tmp_path / 'config.yaml'}")
+    harness.machine = msgspec.structs.replace(harness.machine, cgroup_v2=True)
+    await harness.start()
+    try:
+        sure = ResourceRequirements(requests={"cpu": "1", "memory": "256Mi"}, limits={"cpu": "1", "memory": "256Mi"})
+        some = ResourceRequirements(requests={"memory": "64Mi"})
+        pods = [a_pod("sure", containers=[a_container(resources=sure)])]
+        pods += [a_pod("some", containers=[a_container(resources=some)]), a_pod("none")]
+        await harness.until_running(*(harness.run(pod) for pod in pods))
+        assert values(harness, "kubelet_memory_qos_node_memory_min_bytes") == {(): figures[0]}
+        assert values(harness, "kubelet_memory_qos_node_memory_low_bytes") == {(): figures[1]}
+    finally:
+        await harness.kill()
+
+
+HOST_PATH = Volume(name="data", host_path=HostPathVolumeSource(path="/"))

@@ -371,3 +371,18 @@ async def test_a_static_pod_removed_and_written_again_at_once_is_ended_and_start
         status = node.status(pod).container_statuses[0]
         assert (status.restart_count, status.ready) == (1, True)
         assert status.last_state is not None and status.last_state.terminated is not None
+
+
+async def test_last_words_are_the_end_of_the_file_wherever_it_is_named(tmp_path: Path) -> None:
+    async with a_node(tmp_path) as node:
+        pod = node.run(a_pod("web", containers=[a_container(termination_message_path="last/words")]))
+        await node.until_running(pod)
+        container = next(iter(node.cri.containers.values()))
+        place = next(mount.host_path for mount in container.config.mounts if mount.container_path == "/last/words")
+        Path(place).write_text("begin" + "." * 5000 + "the error")
+        node.cri.exit(container.id, 1)
+        await node.until(lambda: node.status(pod).container_statuses[0].restart_count == 1)
+        ended = node.status(pod).container_statuses[0].last_state
+        assert ended is not None and ended.terminated is not None
+        assert (ended.terminated.message or "").endswith(".the error")
+        assert len(ended.terminated.message or "") == 4096

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler, Pod
 from pykubelet.model.pod import uid_of
 from tests.builders import a_container, a_pod, an_ephemeral_container
@@ -108,3 +110,15 @@ async def test_trouble_with_one_log_folder_is_that_containers_alone(tmp_path: Pa
         await node.until(lambda: node.waiting_reason(pod) == "CreateContainerConfigError")
         place.unlink()
         await node.until_running_only("web/app", "web/two")
+
+
+@pytest.mark.parametrize(("domains", "told"), [(40, True), (2, False)])
+async def test_a_resolver_file_with_too_much_in_it_is_told_at_the_start(
+    tmp_path: Path, domains: int, told: bool
+) -> None:
+    place = tmp_path / "resolv.conf"
+    place.write_text("search " + " ".join(f"d{number}.example" for number in range(domains)) + "\n")
+    async with a_node(tmp_path, f"--resolv-conf={place}") as node:
+        await node.clock.sleep(1)
+        texts = node.events("CheckLimitsForResolvConf")
+        assert [str(place) in text for text in texts] == ([True] if told else [])

@@ -86,14 +86,17 @@ class Covered(Struct, frozen=True, kw_only=True):
 
 def covers(access: Access, logins: Sequence[Login]) -> Covered | None:
     """Whether one of the pod's own logins is recorded, by its content or by its secret; None: it is not."""
+    has_room = len(access.secrets) < SECRETS_LEARNT
     for login in logins:
         if not isinstance(login.origin, SecretOrigin):
             continue
-        known = access.secrets.get(login.origin)
-        same_content = login.fingerprint in access.secrets.values()
-        if same_content or known is not None:
-            news = known != login.fingerprint and len(access.secrets) < SECRETS_LEARNT
-            return Covered(learnt=of_login(login) if news else None)
+        known, own = access.secrets.get(login.origin), login.fingerprint
+        # Records of other kubelets may hold an empty fingerprint, which is nobody's content.
+        if own and own in access.secrets.values():
+            return Covered(learnt=of_login(login) if known != own and has_room else None)
+        if known is not None and has_room:
+            # The same secret with other content: believed only where it can be written down.
+            return Covered(learnt=of_login(login))
     account = next((login.origin for login in logins if isinstance(login.origin, AccountOrigin)), None)
     return Covered() if account is not None and account in access.accounts else None
 

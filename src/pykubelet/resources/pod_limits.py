@@ -13,6 +13,7 @@ from msgspec import Struct
 from pykubelet.api.pod_resources import HUGE_PAGES, Amounts, is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits, milli_to_quota, milli_to_shares
 from pykubelet.model.held_resources import amount_of
 from pykubelet.model.pod import QosClass, qos_class
@@ -149,7 +150,30 @@ def _class_protection(memory: dict[QosClass, int], rules: CgroupRules) -> tuple[
     """Protection holds only as far as the groups above have it too, so kubepods carries both classes."""
     if not rules.memory_qos:
         return {}, {}
-    guaranteed, burstable = memory[QosClass.GUARANTEED], memory[QosClass.BURSTABLE]
-    if not rules.tiered_reservation:
-        guaranteed = burstable = 0
+    guaranteed, burstable = _protected(memory, rules)
     return {MEMORY_MIN: str(guaranteed + burstable)}, {MEMORY_LOW: str(burstable)}
+
+
+def _protected(memory: dict[QosClass, int], rules: CgroupRules) -> tuple[int, int]:
+    """Bytes of Guaranteed and of Burstable pods that are kept from reclaim."""
+    if not rules.tiered_reservation:
+        return 0, 0
+    return memory[QosClass.GUARANTEED], memory[QosClass.BURSTABLE]
+
+
+def add_protection_metrics(metrics: Registry, rules: CgroupRules, pods: Callable[[], Iterable[Pod]]) -> None:
+    """What is protected at the moment, counted when somebody asks; nothing without gate MemoryQoS."""
+    if not rules.memory_qos:
+        return
+    hard = metrics.gauge("kubelet_memory_qos_node_memory_min_bytes", "Guaranteed pods' memory that is never reclaimed.")
+    soft = metrics.gauge("kubelet_memory_qos_node_memory_low_bytes", "Burstable pods' memory that is reclaimed last.")
+
+    def count() -> None:
+        memory = dict.fromkeys(QosClass, 0)
+        for share in map(share_of, pods()):
+            memory[share.qos] += share.memory_bytes
+        guaranteed, burstable = _protected(memory, rules)
+        hard.set(guaranteed)
+        soft.set(burstable)
+
+    metrics.on_scrape(count)

@@ -15,7 +15,7 @@ from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
-from pykubelet.model.pod import ContainerKind, find_container, is_static
+from pykubelet.model.pod import ContainerKind, find_container, is_static, uses_host_network
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pleg.diff import ContainerDied
 from pykubelet.sync.phases import Phase, PodPhases, PodState
@@ -31,6 +31,9 @@ KINDS = {
     ContainerKind.INIT: "init_container",
     ContainerKind.EPHEMERAL: "ephemeral_container",
 }
+STATELESS_VOLUMES = ("secret", "config_map", "downward_api", "empty_dir", "projected")
+IMAGE_VOLUME_MOUNT_FAILED = "ImageVolumeMountFailed"
+"""What runtimes put before the reason, as the CRI has it."""
 START_ERRORS = {Step.CREATE: "CreateContainerError", Step.START: "RunContainerError"}
 
 
@@ -68,6 +71,9 @@ class PodMetrics:
         self._make_durations(metrics)
         self._running: dict[str, set[str]] = {}
         """UID -> containers started so far, until all were."""
+        self._apart: set[str] = set()
+        """Pods with a user namespace of their own that have a sandbox and are not up yet."""
+        self._first_network_pod = True
         metrics.on_scrape(self._count)
         recorder.listen(self._stepped)
 
@@ -87,6 +93,19 @@ class PodMetrics:
     def _make_counters(self, metrics: Registry) -> None:
         self._started_pods = metrics.counter("kubelet_started_pods_total", "Pods started.")
         self._failed_pods = metrics.counter("kubelet_started_pods_errors_total", "Pods that could not be started.")
+        self._started_apart = metrics.counter(
+            "kubelet_started_user_namespaced_pods_total", "Pods with user namespaces started."
+        )
+        self._failed_apart = metrics.counter(
+            "kubelet_started_user_namespaced_pods_errors_total", "Pods with user namespaces that could not be started."
+        )
+        self._image_volumes = metrics.counter("kubelet_image_volume_requested_total", "Image volumes asked for.")
+        self._image_mounts = metrics.counter(
+            "kubelet_image_volume_mounted_succeed_total", "Image volumes mounted into containers."
+        )
+        self._image_mount_errors = metrics.counter(
+            "kubelet_image_volume_mounted_errors_total", "Image volumes that could not be mounted."
+        )
         self._started = metrics.counter("kubelet_started_containers_total", "Containers started.", ("container_type",))
         self._failed = metrics.counter(
             "kubelet_started_containers_errors_total", "Containers not started.", ("container_type", "code")
@@ -108,6 +127,10 @@ class PodMetrics:
         )
         self._start_sli = metrics.histogram(
             "kubelet_pod_start_sli_duration_seconds", "From creation to run, without pulling.", (), START_BUCKETS
+        )
+        self._first_start_sli = metrics.gauge(
+            "kubelet_first_network_pod_start_sli_duration_seconds",
+            "From creation to run of the first pod with a network of its own, without pulling.",
         )
         self._start_total = metrics.histogram(
             "kubelet_pod_start_total_duration_seconds", "From creation to run.", (), START_BUCKETS
@@ -170,13 +193,41 @@ class PodMetrics:
                 if failed:
                     self._failed_pods.inc()
                     self._sandbox_errors.inc(handler)
+                if pod is not None and pod.spec.host_users is False:
+                    self._started_apart.inc()
+                    self._apart.add(uid)
+                    self._note_apart(uid, failed=failed)
             case Step.CREATE | Step.START if failed:
+                self._note_image_volumes(uid, entry)
+                self._note_apart(uid, failed=True)
                 self._failed.inc(self._kind(uid, entry.subject), entry.reason or START_ERRORS[entry.step])
+            case Step.CREATE:
+                self._note_image_volumes(uid, entry)
             case Step.START:
                 self._started.inc(self._kind(uid, entry.subject))
                 self._note_start(uid, entry.subject)
             case Step.CLEANUP:
                 self._running.pop(uid, None)
+                self._apart.discard(uid)
+
+    def _note_apart(self, uid: str, *, failed: bool) -> None:
+        """Of each start of a pod with a user namespace one failure counts, wherever it shows."""
+        if failed and uid in self._apart:
+            self._apart.discard(uid)
+            self._failed_apart.inc()
+
+    def _note_image_volumes(self, uid: str, entry: LifeEntry) -> None:
+        pod = self._pod(uid)
+        found = find_container(pod, entry.subject) if pod is not None else None
+        if pod is None or found is None or entry.step is not Step.CREATE:
+            return
+        images = {volume.name for volume in pod.spec.volumes if volume.image is not None}
+        mounted = [mount.name for mount in found[1].volume_mounts if mount.name in images]
+        self._image_volumes.inc(by=len(set(mounted)))
+        if entry.outcome is not Outcome.FAILED:
+            self._image_mounts.inc(by=len(mounted))
+        elif IMAGE_VOLUME_MOUNT_FAILED in entry.message:
+            self._image_mount_errors.inc(by=len(mounted))
 
     def _note_start(self, uid: str, name: str) -> None:
         """A pod runs when the last of its containers has begun for the first time."""
@@ -191,6 +242,7 @@ class PodMetrics:
         seen = next((entry.at for entry in life.entries if entry.step is Step.SEEN), None)
         if not wanted <= started or seen is None:
             return
+        self._apart.discard(uid)
         now = self._clock.now()
         self._start.observe(now - seen)
         created = pod.metadata.creation_timestamp
@@ -198,7 +250,15 @@ class PodMetrics:
             total = max(0.0, now - created.timestamp())
             pulling = sum(entry.seconds or 0.0 for entry in life.entries if entry.step is Step.PULL)
             self._start_total.observe(total)
-            self._start_sli.observe(max(0.0, total - pulling))
+            if not _is_stateful(pod):
+                self._note_sli(pod, max(0.0, total - pulling))
+
+    def _note_sli(self, pod: Pod, seconds: float) -> None:
+        self._start_sli.observe(seconds)
+        if self._first_network_pod and not uses_host_network(pod):
+            # Slow only once: the network plugin had to come up first.
+            self._first_network_pod = False
+            self._first_start_sli.set(seconds)
 
     def _pod(self, uid: str) -> Pod | None:
         state = self._phases.get(uid)
@@ -208,6 +268,11 @@ class PodMetrics:
         pod = self._pod(uid)
         found = find_container(pod, name) if pod is not None else None
         return KINDS[found[0]] if found is not None else KINDS[ContainerKind.REGULAR]
+
+
+def _is_stateful(pod: Pod) -> bool:
+    """Whether a volume may have kept the pod waiting for others; such pods are no measure of the node's quickness."""
+    return any(all(getattr(volume, kind) is None for kind in STATELESS_VOLUMES) for volume in pod.spec.volumes)
 
 
 def _static(pod: Pod) -> str:

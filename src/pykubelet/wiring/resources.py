@@ -30,7 +30,7 @@ from pykubelet.resources.ledger import ACTUATED_FILE, ALLOCATED_FILE, ResourceLe
 from pykubelet.resources.node_allocatable import NodeAllocatable, NodeLimits
 from pykubelet.resources.node_limits import PIDS, Enforcement, NodeAmounts, pods_limits, reserved_groups
 from pykubelet.resources.own_group import OwnGroup
-from pykubelet.resources.pod_limits import CgroupRules
+from pykubelet.resources.pod_limits import CgroupRules, add_protection_metrics
 from pykubelet.resources.resize_conditions import ResizeConditions
 from pykubelet.resources.resize_rules import ResizeRules
 from pykubelet.resources.userns import Handlers, PodUserNamespaces, id_range
@@ -120,6 +120,7 @@ def resource_parts(settings: Settings, spec: NodeSpec, around: Surroundings) -> 
         clock=clock,
         slices=around.slices,
     )
+    add_protection_metrics(metrics, rules, allocations.active_pods)
     node = NodeAllocatable(
         host=around.cgroups,
         rules=rules,

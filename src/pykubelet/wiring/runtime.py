@@ -122,6 +122,7 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
         events=events,
         recorder=recorder,
     )
+    needs.specs.check_resolv_conf()
     return RuntimeParts(manager=manager, images=images, remover=remover, backoff=backoff, stopper=stopper, clock=clock)
 
 

@@ -98,6 +98,18 @@ def test_a_full_record_learns_no_more() -> None:
     many = [secret_login(f"s{number}") for number in range(SECRETS_LEARNT)]
     full = Access(secrets={login.origin: first.fingerprint for login in many if isinstance(login.origin, SecretOrigin)})
     assert covers(full, [secret_login("new")]) == Covered()
+    assert covers(full, [secret_login("s1", "renewed")]) is None, "it could not be written down, so it is asked again"
+
+
+def test_an_empty_fingerprint_is_nobodys() -> None:
+    class Blank(Login):
+        @property
+        def fingerprint(self) -> str:
+            return ""
+
+    origin = SecretOrigin(namespace="default", name="other", uid="1")
+    access = Access(secrets={SecretOrigin(namespace="default", name="s", uid="2"): ""})
+    assert covers(access, [Blank(entry=Entry(), origin=origin)]) is None
 
 
 def test_records_grow() -> None:

@@ -125,6 +125,8 @@ class PodSpecBuilder:
 
     def check_resolv_conf(self) -> None:
         """At the agent's start: tell when pods cannot get all that the host's resolver file says."""
+        if not self._node.resolv_conf:
+            return
         try:
             host = self._resolver.read() or Resolver()
             complaint = host_resolver_complaint(host, self._node.resolv_conf, self._node.cluster_domain)
