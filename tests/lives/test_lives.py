@@ -60,6 +60,16 @@ def test_a_failing_history_is_made_short() -> None:
     assert len(asked) < 250
 
 
+# --- histories that once failed ---------------------------------------------------------------------
+
+
+def test_a_sidecar_keeps_the_whole_seconds_of_its_grace(tmp_path: Path) -> None:
+    """It waits a part of a second for its turn; that part was taken for a whole one."""
+    spec = a_spec(exits=[[5.0, 0]], stops=None)
+    spec["programs"].append({**spec["programs"][0], "name": "i0", "kind": "side", "exits": []})
+    assert live([(0.7, "add", "p0", spec), (5.6, "evict", "p0", 10)], tmp_path / "life") == []
+
+
 # --- the model notices ------------------------------------------------------------------------------
 
 
