@@ -13,6 +13,12 @@ from typing import Any
 
 from tests.spin_guard import HotLoop, TurnCounter
 
+RESOLUTION = 1e-9
+"""Timers that are due within this time run already."""
+STANDSTILL = 1000
+"""Turns without any time passing after which a moment does pass. Who is woken by rounding a moment too early, sees that
+its time has not come and waits for the rest would do so for ever: on a real clock time passes while it looks."""
+
 
 class AutojumpSelector(selectors.DefaultSelector):
     now = 0.0
@@ -20,6 +26,7 @@ class AutojumpSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.complaint = ""
+        self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         # Raised here it ends the loop's run; raised in a task it could be caught by the code under test.
@@ -30,8 +37,13 @@ class AutojumpSelector(selectors.DefaultSelector):
         ready = super().select(0 if timeout is not None else 5)
         if not ready and timeout is None:
             raise RuntimeError("the test waits for something that no timer and no task will bring")
+        self._turns += 1
         if not ready and timeout:
             self.now += timeout
+            self._turns = 0
+        elif self._turns >= STANDSTILL:
+            self.now += 2 * RESOLUTION
+            self._turns = 0
         return ready
 
 
@@ -42,7 +54,7 @@ class AutojumpLoop(asyncio.SelectorEventLoop):
         self._jumping = AutojumpSelector()
         self._turns = TurnCounter()
         super().__init__(self._jumping)
-        self._clock_resolution = 1e-9
+        self._clock_resolution = RESOLUTION
 
     def time(self) -> float:
         return self._jumping.now

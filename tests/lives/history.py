@@ -50,7 +50,7 @@ def make_history(seed: int) -> list[Event]:
     chance = random.Random(seed)
     events: list[Event] = []
     names = [f"p{number}" for number in range(chance.choice((1, 1, 1, 2, 3)))]
-    end = chance.choice((20.0, 40.0, 90.0))
+    end = chance.choice((15.0, 30.0, 60.0))
 
     def when(after: float = 0.0) -> float:
         return round(after + chance.random() * (end - after), 1)

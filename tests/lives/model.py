@@ -46,6 +46,8 @@ class Run:
     pre: dict[int, int] = field(default_factory=dict)
     """preStop hooks by life of the agent."""
     post: int = 0
+    told_by: int = 0
+    """The life of the agent in which it ended."""
     lost: bool = False
     """The runtime could not tell its state, so nothing was left to be given a grace."""
 
@@ -71,6 +73,7 @@ class PodModel:
     unsure: bool = False
     """Its back-off may be longer than the model thinks."""
     orphaned: bool = False
+    box_lost: bool = False
     rejected: bool = False
     """Admission said no, for instance because the node goes down."""
     gone: bool = False
@@ -204,7 +207,7 @@ class Model:
     def ended(self, container: FakeContainer, *, killed: bool) -> None:
         now, pod = self._now(), self.pods[container.sandbox.pod_uid]
         run = next(each for each in pod.runs[container.name] if each.container is container)
-        run.ended = now
+        run.ended, run.told_by = now, self.agent
         program = pod.program(container.name)
         if killed and not run.lost:
             self._check_kill(pod, run)
@@ -302,6 +305,8 @@ class Model:
         for pod in self.pods.values():
             if pod.ends or pod.gone or pod.rejected or self.has_ended(pod):
                 continue
+            if pod.box_lost and pod.spec["policy"] == "Never":
+                continue  # neither started again nor ended while a container never ran, as upstream leaves it
             for program in pod.spec["programs"]:
                 name, last = program["name"], pod.last(program["name"])
                 if last is None:
@@ -390,7 +395,7 @@ class Model:
                 continue
             if last.ended is None:
                 self.fail(f"{name} was deleted while {each.name} runs")
-            elif not tells_end(each, last.container.exit_code):
+            elif not tells_end(each, last.container.exit_code) and last.told_by == self.agent:
                 self.fail(
                     f"{name} was deleted and the end of {each.name} ({last.container.exit_code}) never told: {each}"
                 )

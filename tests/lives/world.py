@@ -234,6 +234,7 @@ class World:
                 self.cri._end(container, 255, "Unknown")
         for box in self.cri.sandboxes.values():
             box.state, box.ips = SandboxState.NOT_READY, ()
+            self.model.pods[box.pod_uid].box_lost = True
         for entry in [each for each in self.harness.mounts.entries if "uid-" in each.mount_point]:
             self.harness.mounts.unmount(Path(entry.mount_point))
         for path in [each for each in self.harness.cgroups.groups if each.startswith("/kubepods")]:
@@ -243,6 +244,7 @@ class World:
         pod = self._find(name)
         if pod is not None and any(box.pod_uid == uid_of(pod) for box in self.cri.sandboxes.values()):
             self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace)
+            self.model.pods[uid_of(pod)].box_lost = True
             self.cri.kill_sandbox(uid_of(pod))
 
     async def do_image(self, name: str, container: str, number: int) -> None:
@@ -438,9 +440,12 @@ class World:
                 self.api.remove(Pod, pod.metadata.name or "", "default")
 
     def _untrue(self, uid: str, told: ContainerStatus) -> str:
-        last = self.model.pods[uid].last(told.name or "")
-        if last is None or told.state is None:
-            return ""
+        model, now = self.model.pods[uid], self.harness.clock.monotonic()
+        last = model.last(told.name or "")
+        if last is None or told.state is None or any(now < at + model.grace + QUIET for at in model.touched):
+            return ""  # nothing ran, or a pass that stops something may still be under way
+        if last.told_by and last.told_by < self.model.agent:
+            return ""  # what was collected before it could be told is lost with the agent's life
         if last.container.state is ContainerState.RUNNING:
             if told.state.running is None:
                 return f"{told.name} runs and is told to be {told.state}"

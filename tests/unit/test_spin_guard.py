@@ -66,6 +66,13 @@ async def test_what_happens_often_over_a_long_time_is_no_hot_loop() -> None:
         await asyncio.sleep(1)
 
 
+async def test_who_is_woken_a_moment_too_early_gets_there() -> None:
+    loop = asyncio.get_running_loop()
+    due = loop.time() + 1e-10
+    while loop.time() < due:  # noqa: ASYNC110
+        await asyncio.sleep(due - loop.time())
+
+
 def test_a_worker_that_asks_to_run_again_at_once_is_named(tmp_path: Path) -> None:
     async def body() -> None:
         async with a_node(tmp_path) as node:
