@@ -272,7 +272,8 @@ class Model:
         """It starts again: the next wait is twice as long."""
         key, finished = (pod.uid, before.container.name), before.ended or 0.0
         if before.container.removed and pod.program(key[1])["kind"]:
-            return  # cleared away with its sandbox, so nobody remembers its end
+            pod.unsure = True  # cleared away with its sandbox; whether its end is remembered depends on the pass
+            return
         wait = self._waits.get(key)
         if wait is None or finished - wait.updated > HEALTHY_AFTER:
             self._waits[key] = Wait(FIRST_BACKOFF, self._now())
