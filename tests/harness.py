@@ -30,12 +30,14 @@ from pykubelet.resources.cgroups import Slices
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.node_flags import IPAddress
 from pykubelet.sources.url import Fetched
+from pykubelet.sync.worker import _Worker
 from pykubelet.wiring.cluster import ClusterEdges
 from pykubelet.wiring.edges import Edges, GuardEdges, PluginEdges
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_kube import FakeKube
 from tests.fakes.fake_mounts import FakeMounts
+from tests.spin_guard import note
 
 IMAGE = "busybox:1"
 MACHINE = Machine(
@@ -56,12 +58,15 @@ class DeafNetwork:
     """Nothing in any pod listens."""
 
     async def get(self, request: HttpRequest, *, timeout: float | None, max_body: int) -> HttpAnswer:
+        note(f"probe of {request}")
         raise ConnectProblem("connection refused")
 
     async def connect(self, host: str, port: int, *, timeout: float) -> None:
+        note(f"probe of {host}:{port}")
         raise ConnectProblem("connection refused")
 
     async def grpc_health(self, host: str, port: int, service: str, *, timeout: int) -> None:
+        note(f"probe of {host}:{port}/{service}")
         raise HealthProblem("connection refused")
 
 
@@ -80,6 +85,18 @@ class HostAddresses:
 
 async def no_fetch(url: str, headers: object, *, timeout: float, max_bytes: int) -> Fetched:
     raise AssertionError("no URL source in these tests")
+
+
+def guard_against_spinning(node: Node) -> None:
+    """Every pass of a pod's worker and every step of its life is counted; calls outwards are counted by the fakes."""
+    run_once = node.workers._run_once
+
+    async def counted(worker: _Worker) -> float | None:
+        note(f"a pass of the worker of {worker.state.full_name} ({worker.state.phase.value})")
+        return await run_once(worker)
+
+    node.workers._run_once = counted  # type: ignore[method-assign]
+    node.recorder.listen(lambda uid, entry: note(f"step {entry.step.value} {entry.subject} of pod {uid}"))
 
 
 class NodeHarness:
@@ -137,6 +154,7 @@ class NodeHarness:
             plugins=self.plugins,
         )
         self._node = assemble(self.settings, edges)
+        guard_against_spinning(self._node)
         # The file source is replaced by `deliver`: inotify has no place in jumping time.
         self._node.services[-1] = [s for s in self._node.services[-1] if s.name in ("sync-loop", "source-api")]
         await self._stack.enter_async_context(live(self._node))

@@ -40,6 +40,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     r"make conformance( \w+=\S+)*": "what it runs is checked by asking make; it takes an hour",
     r"(\.venv/bin/)?python -m bench(\.\w+)?( --\w+( \w+)?)*": "takes minutes; that the module is there is checked",
     r"(\.venv/bin/)?python -m conformance.*": "it takes an hour; that the module is there is checked",
+    r"(\.venv/bin/)?python -m tests\.lives( --\w+ \w+)*": "takes half an hour; that the module is there is checked",
     r"python -m pykubelet\.explain\.document": "a unit test compares the page with what it makes",
     r"pykubelet --config /var/\S+ --kubeconfig \S+": "how every agent in tests/cluster is started, with its own files",
     r"pykubelet up web\.yaml db\.yaml /etc/pods": "tests/node/test_up.py mixes files and folders of its own",

@@ -41,6 +41,7 @@ class FakeContainers(FakeSandboxes):
         super().__init__(*args, **kwargs)
         self.write_logs = write_logs
         self.checkpoints_supported = False
+        self._last_created = 0
         self._behaviours: list[tuple[dict[str, str | int], Behaviour]] = []
         self._execs: list[tuple[str | None, tuple[str, ...] | None, ExecScript]] = []
         self.execs_given_up: list[str] = []
@@ -132,7 +133,8 @@ class FakeContainers(FakeSandboxes):
             raise
         if config.linux.HasField("resources"):
             container.resources = own.linux.resources
-        container.created_at = self.clock.now_ns()
+        # Jumping time stands still while the agent works; a runtime's clock never does.
+        container.created_at = self._last_created = max(self.clock.now_ns(), self._last_created + 1)
         self.containers[container.id] = container
         self._tell(container.id, EventKind.CREATED, box)
         return container.id

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CallTimedOut, CriError, RuntimeDown
 from tests.fakes.fake_cri_values import Call
+from tests.spin_guard import note
 
 T = TypeVar("T")
 
@@ -110,6 +111,7 @@ class FaultGate:
         """Every call begins here. A deadline below 0 means the default; None means none."""
         call = Call(verb=verb, name=name, id=id, pod_uid=pod_uid, args=args or {}, at=self.clock.monotonic())
         self.calls.append(call)
+        note(f"runtime call {verb} {name or id} {pod_uid}")
         limit = self.request_timeout if deadline is not None and deadline < 0 else deadline
         # Even the fastest runtime lets other tasks run before it answers.
         await self.clock.sleep(0)

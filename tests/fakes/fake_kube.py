@@ -19,6 +19,7 @@ from pykubelet.api.codec import ManifestError, convert
 from pykubelet.api.types import (
     ApiStruct,
     CertificateSigningRequest,
+    Event,
     Node,
     ObjectMeta,
     Pod,
@@ -48,6 +49,7 @@ from pykubelet.kit.clock import Clock, utc
 from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiDown, ApiError, ApiNotFound, Invalid
 from tests.fakes.fake_kube_patches import BadPatch, apply_json, apply_merge, apply_strategic
 from tests.fakes.fake_kube_store import Key, Obj, Selection, Store
+from tests.spin_guard import note
 
 REVIEWS = (TokenReview, SubjectAccessReview)
 DEFAULT_GRACE = 30
@@ -336,6 +338,8 @@ class FakeKube:
 
     def _begin(self, call: Call) -> None:
         self.calls.append(call)
+        if call.kind is not Event:  # many things may happen to a pod at once, each told in one of its own
+            note(f"request {call.verb} {call.kind.__name__} {call.namespace}/{call.name} {call.subresource}")
         if self.down:
             raise ApiDown("connection refused")
         for fault in self._faults:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 from pykubelet.clients.host.port import MountEntry, MountError, ToolMissing
+from tests.spin_guard import note
 
 
 class FakeMounts:
@@ -45,6 +46,7 @@ class FakeMounts:
 
     def _note(self, verb: str, target: Path) -> None:
         self.calls.append((verb, str(target)))
+        note(f"{verb} of {target}")
         for plan in self._failures:
             kind, containing, text, times = plan
             if kind == verb and str(containing) in str(target) and isinstance(times, int) and times > 0:

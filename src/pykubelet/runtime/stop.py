@@ -234,11 +234,12 @@ class Stopper:
         if hook is not None and hook.task is not None:
             hook.task.cancel()
 
-    async def _wait_turn(self, order: StopOrder, name: str, at_most: float) -> float:
+    async def _wait_turn(self, order: StopOrder, name: str, at_most: float) -> int:
+        """Wait until others are gone; the whole seconds that took, so that no second of what is left is cut short."""
         begun = self._clock.monotonic()
         try:
             async with asyncio.timeout(at_most):
                 await order.wait_turn(name)
         except TimeoutError:
             logger.info("grace is used up, stopping out of turn", extra={"container": name})
-        return self._clock.monotonic() - begun
+        return int(self._clock.monotonic() - begun + ROUNDING)

@@ -1,0 +1,417 @@
+"""What must hold in every life of a pod, told by what the runtime and the API server see.
+
+Short on purpose: it does not predict what the agent does next, it refuses what it must never do. Bounds are only
+judged where no disturbance (agent or runtime away, requests that fail) could explain a delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pykubelet.api.types import ContainerStatus, Pod
+from pykubelet.model.pod import is_terminal_phase, name_of, uid_of
+from pykubelet.model.runtime_status import SandboxState
+from tests.fakes.fake_cri_values import FakeContainer, FakeSandbox
+from tests.lives.history import Program, Spec
+
+LATE = 8.0
+"""Seconds by which a restart or the end of a grace may be late."""
+ROUNDING = 0.01
+FIRST_BACKOFF, LAST_BACKOFF, HEALTHY_AFTER = 10.0, 300.0, 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Somebody wants containers to stop."""
+
+    at: float
+    grace: float
+    ends_pod: bool
+    only: str = ""
+    """One container; empty for all."""
+    lasts: float = 0.0
+    """Seconds for which it also holds for containers that are started later."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One container of the runtime, from its creation to its end."""
+
+    container: FakeContainer
+    created: float
+    agent: int
+    started: float | None = None
+    ended: float | None = None
+    pre: dict[int, int] = field(default_factory=dict)
+    """preStop hooks by life of the agent."""
+    post: int = 0
+    told_by: int = 0
+    """The life of the agent in which it ended."""
+    lost: bool = False
+    """The runtime could not tell its state, so nothing was left to be given a grace."""
+
+
+@dataclass(slots=True)
+class Wait:
+    """A container's crash back-off as upstream counts it."""
+
+    delay: float
+    updated: float
+
+
+@dataclass(slots=True)
+class PodModel:
+    uid: str
+    spec: Spec
+    grace: int
+    added: float
+    wishes: list[Wish] = field(default_factory=list)
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    touched: list[float] = field(default_factory=list)
+    """When something other than time happened to it."""
+    unsure: bool = False
+    """Its back-off may be longer than the model thinks."""
+    orphaned: bool = False
+    box_lost: bool = False
+    rejected: bool = False
+    """Admission said no, for instance because the node goes down."""
+    gone: bool = False
+    deletion_grace: int | None = None
+
+    def program(self, name: str) -> Program:
+        found: Program = next(each for each in self.spec["programs"] if each["name"] == name)
+        return found
+
+    @property
+    def ends(self) -> bool:
+        return any(wish.ends_pod for wish in self.wishes)
+
+    def last(self, name: str) -> Run | None:
+        runs = self.runs.get(name)
+        return runs[-1] if runs else None
+
+
+class Model:
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.pods: dict[str, PodModel] = {}
+        self.violations: list[str] = []
+        self.agent = 0
+        self.disturbed: list[tuple[float, float]] = []
+        self.runtime_failed = False
+        self.stops_failed = False
+        self.starts_failed = False
+        """Starts that failed count for the back-off, and nobody sees them here."""
+        self.unwell: set[tuple[str, str]] = set()
+        """Containers whose probes fail."""
+        self.user_acts = False
+        """The API object that changes now is changed by a user."""
+        self._waits: dict[tuple[str, str], Wait] = {}
+
+    def fail(self, text: str) -> None:
+        self.violations.append(f"at {self._now():.1f} s: {text}")
+
+    def disturb(self, seconds: float = float("inf")) -> None:
+        """For so long, or until `calm_down`, delays have an excuse."""
+        self.disturbed.append((self._now(), self._now() + seconds))
+
+    def calm_down(self, after: float) -> None:
+        """What lasted until now is over; its effects last a little longer."""
+        end = self._now() + after
+        self.disturbed = [(begin, end if until == float("inf") else until) for begin, until in self.disturbed]
+
+    def is_calm(self, since: float, until: float) -> bool:
+        return not any(begin <= until and end >= since for begin, end in self.disturbed)
+
+    def wish(self, uid: str, grace: float, *, ends_pod: bool = False, only: str = "", lasts: float = 0.0) -> None:
+        pod = self.pods[uid]
+        pod.wishes.append(Wish(self._now(), grace, ends_pod, only, lasts))
+        pod.touched.append(self._now())
+
+    def agent_started(self) -> None:
+        self.agent += 1
+        self._waits.clear()
+
+    def changed(self, uid: str, container: str) -> None:
+        """Another image or other resources start the back-off afresh."""
+        self._waits.pop((uid, container), None)
+
+    # --- the runtime ----------------------------------------------------------------------------
+
+    def sandbox_made(self, box: FakeSandbox, others: list[FakeSandbox]) -> None:
+        ready = [each for each in others if each.pod_uid == box.pod_uid and each.state is SandboxState.READY]
+        if len(ready) > 1:
+            self.fail(f"{box.name} has {len(ready)} ready sandboxes")
+
+    def created(self, container: FakeContainer) -> None:
+        pod = self.pods[container.sandbox.pod_uid]
+        run = Run(container, self._now(), self.agent)
+        before = pod.last(container.name)
+        expected = 0 if before is None else before.container.attempt + 1
+        # Init containers and sidecars are cleared away with their sandbox; upstream too counts them anew after that.
+        anew = before is not None and before.container.removed and bool(pod.program(container.name)["kind"] or pod.ends)
+        if container.attempt != expected and not (anew and container.attempt == 0):
+            self.fail(f"{container.name} of {container.sandbox.name} has attempt {container.attempt}, not {expected}")
+        if before is not None and self._is_replaced(pod, before):
+            pod.unsure = True  # stopped and started in one go: judged by what had ended before that
+        elif before is not None and before.ended is not None:
+            self._check_backoff(pod, before, before.ended, self._now())
+            self._waited(pod, before)
+        pod.runs.setdefault(container.name, []).append(run)
+
+    def _is_replaced(self, pod: PodModel, before: Run) -> bool:
+        since = before.created
+        return any(wish.only in ("", before.container.name) and wish.at >= since for wish in pod.wishes)
+
+    def started(self, container: FakeContainer) -> None:
+        pod, name = self.pods[container.sandbox.pod_uid], container.name
+        run = pod.runs[name][-1]
+        run.started = self._now()
+        if (pod.uid, name) in self.unwell:
+            pod.wishes.append(Wish(self._now(), pod.grace, False, name))
+        if any(each.ended is None and each.started is not None for each in pod.runs[name][:-1]):
+            self.fail(f"{name} of {container.sandbox.name} runs twice at once")
+        for program in pod.spec["programs"]:
+            if program["name"] == name and program["kind"]:
+                break  # init containers: only those before it
+            if program["kind"] == "init" and not self._init_done(pod, program["name"], container.sandbox):
+                self.fail(f"{name} of {container.sandbox.name} started before init container {program['name']} ended")
+
+    def _init_done(self, pod: PodModel, name: str, box: FakeSandbox) -> bool:
+        runs = pod.runs.get(name, [])
+        return any(
+            run.container.sandbox is box and run.ended is not None and run.container.exit_code == 0 for run in runs
+        )
+
+    def hooked(self, container: FakeContainer, which: str) -> None:
+        pod = self.pods[container.sandbox.pod_uid]
+        run = next(each for each in pod.runs[container.name] if each.container is container)
+        if which == "post":
+            run.post += 1
+            times = run.post
+        else:
+            times = run.pre[self.agent] = run.pre.get(self.agent, 0) + 1
+        if times > 1 and not (which == "pre" and self.runtime_failed):
+            self.fail(f"the {which} hook of {container.name} of {container.sandbox.name} ran {times} times")
+
+    def signalled(self, container: FakeContainer) -> None:
+        pod = self.pods[container.sandbox.pod_uid]
+        program = pod.program(container.name)
+        run = next(each for each in pod.runs[container.name] if each.container is container)
+        hook = program["pre"] is not None and program["kind"] != "init"
+        if hook and not run.pre and not pod.orphaned and (pod.grace or pod.ends):
+            self.fail(f"{container.name} of {container.sandbox.name} was stopped without its preStop hook")
+        self._check_asked(pod, container, "stopped")
+
+    def ended(self, container: FakeContainer, *, killed: bool) -> None:
+        now, pod = self._now(), self.pods[container.sandbox.pod_uid]
+        run = next(each for each in pod.runs[container.name] if each.container is container)
+        run.ended, run.told_by = now, self.agent
+        program = pod.program(container.name)
+        if killed and not run.lost:
+            self._check_kill(pod, run)
+        if program["post"] is not None and program["kind"] != "init":
+            self._check_post(pod, run, program)
+        if program["kind"] != "side":
+            for sidecar in (each for each in pod.spec["programs"] if each["kind"] == "side"):
+                pod.wishes.append(Wish(now, pod.grace, False, sidecar["name"]))
+
+    def _check_post(self, pod: PodModel, run: Run, program: Program) -> None:
+        begun, ended = run.started, run.ended
+        if begun is None or ended is None or ended - begun < 1 or run.post:
+            return
+        early = any(begun - 1 <= at <= begun + 1 for at in pod.touched)
+        if not early and self.is_calm(begun - 1, begun + 1):
+            self.fail(f"the post hook of {program['name']} of {run.container.sandbox.name} never ran")
+
+    def _check_asked(self, pod: PodModel, container: FakeContainer, what: str) -> list[Wish]:
+        began = container.started_at / 1e9 - START
+        wishes = [
+            each for each in pod.wishes
+            if each.only in ("", container.name) and (each.ends_pod or each.at + each.lasts >= began - ROUNDING)
+        ]  # fmt: skip
+        program = pod.program(container.name)
+        hook_failed = self.runtime_failed and program["post"] is not None
+        # The end of a pod that is cut short may start a sidecar once more, as upstream's does, to stop it at once.
+        again = program["kind"] == "side" and self.has_ended(pod)
+        if not wishes and not hook_failed and not again:
+            self.fail(f"{container.name} of {container.sandbox.name} was {what} although nobody wanted that")
+        return wishes
+
+    def _check_kill(self, pod: PodModel, run: Run) -> None:
+        """Not before the earliest end of a grace that somebody gave, and not long after it."""
+        now, container = self._now(), run.container
+        wishes = self._check_asked(pod, container, "killed")
+        if not wishes or self.stops_failed:
+            return
+        first = min(wish.at + max(1.0, wish.grace) for wish in wishes)
+        if now < first - ROUNDING:
+            told = ", ".join(f"{wish.grace:g} s at {wish.at:.1f}" for wish in wishes)
+            self.fail(f"{container.name} of {container.sandbox.name} was killed before its grace was over ({told})")
+        if run.started is None:
+            return
+        # A static pod may get another life after a shutdown that was called off.
+        ending = [wish for wish in wishes if wish.ends_pod and (wish.at >= run.started or not pod.spec["static"])]
+        if not ending:
+            return
+        last = min(max(wish.at, run.started) + max(2.0, wish.grace) for wish in ending)
+        sidecars = sum(each["kind"] == "side" for each in pod.spec["programs"])
+        if now > last + LATE + 2 * sidecars and self.is_calm(min(wish.at for wish in ending), now):
+            self.fail(f"{container.name} of {container.sandbox.name} was killed {now - last:.1f} s late")
+
+    # --- back-off -------------------------------------------------------------------------------
+
+    def _wait_of(self, pod: PodModel, before: Run, finished: float) -> float:
+        wait = self._waits.get((pod.uid, before.container.name))
+        if wait is None or finished - wait.updated > HEALTHY_AFTER:
+            return 0.0
+        return wait.delay
+
+    def _waited(self, pod: PodModel, before: Run) -> None:
+        """It starts again: the next wait is twice as long."""
+        key, finished = (pod.uid, before.container.name), before.ended or 0.0
+        if before.container.removed and pod.program(key[1])["kind"]:
+            pod.unsure = True  # cleared away with its sandbox; whether its end is remembered depends on the pass
+            return
+        wait = self._waits.get(key)
+        if wait is None or finished - wait.updated > HEALTHY_AFTER:
+            self._waits[key] = Wait(FIRST_BACKOFF, self._now())
+        else:
+            wait.delay, wait.updated = min(LAST_BACKOFF, 2 * wait.delay), self._now()
+
+    def _check_backoff(self, pod: PodModel, before: Run, finished: float, now: float) -> None:
+        name, delay = before.container.name, self._wait_of(pod, before, finished)
+        if pod.program(name)["kind"] and before.container.removed:
+            return
+        if now < finished + delay - ROUNDING:
+            self.fail(
+                f"{name} of {before.container.sandbox.name} started again after {now - finished:.1f} s, not {delay:g}"
+            )
+        if not pod.unsure:
+            self._check_late(pod, name, finished + delay, finished)
+
+    def _check_late(self, pod: PodModel, name: str, due: float, since: float) -> None:
+        """Something of a pod that nobody touched since was due then, or as soon as no trouble excused it any more."""
+        now = self._now()
+        excused = max((end for begin, end in self.disturbed if begin <= now), default=0.0)
+        late = now - max(due, excused)
+        touched = any(since - 1 <= at <= now for at in pod.touched)
+        simple = all(each["image"] == "here" and each["post"] in (None, 0.0) for each in pod.spec["programs"])
+        if late > LATE and simple and not touched and not pod.ends and not self.starts_failed:
+            self.fail(f"{name} of {pod.uid} is {late:.1f} s late to start")
+
+    def check_starts(self) -> None:
+        """Whoever should run and does not is late."""
+        for pod in self.pods.values():
+            if pod.ends or pod.gone or pod.rejected or self.has_ended(pod):
+                continue
+            if pod.box_lost and pod.spec["policy"] == "Never":
+                continue  # neither started again nor ended while a container never ran, as upstream leaves it
+            for program in pod.spec["programs"]:
+                name, last = program["name"], pod.last(program["name"])
+                if last is None:
+                    box, due, since = None, pod.added, pod.added
+                elif last.ended is not None and self._restarts(pod, name, last.container.exit_code):
+                    box, since = last.container.sandbox, last.ended
+                    due = last.ended + self._wait_of(pod, last, last.ended)
+                else:
+                    continue
+                if not pod.unsure and self._may_start(pod, name, box):
+                    self._check_late(pod, name, due, since)
+
+    def _may_start(self, pod: PodModel, name: str, box: FakeSandbox | None) -> bool:
+        """Whether everything that must have ended or started before it has, in its sandbox or the newest one."""
+        for program in pod.spec["programs"]:
+            last = pod.last(program["name"])
+            if program["name"] == name and program["kind"]:
+                return True
+            if program["kind"] == "init" and program["name"] != name:
+                where = box or (last.container.sandbox if last is not None else None)
+                if where is None or not self._init_done(pod, program["name"], where):
+                    return False
+            if program["kind"] == "side" and (last is None or last.ended is not None):
+                return False
+        return True
+
+    def _restarts(self, pod: PodModel, name: str, code: int) -> bool:
+        kind, policy = pod.program(name)["kind"], pod.spec["policy"]
+        if kind == "side":
+            return not self.has_ended(pod)
+        if kind == "init":
+            return code != 0 and policy != "Never"
+        return policy == "Always" or (policy == "OnFailure" and code != 0)
+
+    def has_ended(self, pod: PodModel) -> bool:
+        """All regular containers ended for good, or an init container failed for good."""
+        for program in pod.spec["programs"]:
+            last = pod.last(program["name"])
+            code = last.container.exit_code if last is not None and last.ended is not None else None
+            if program["kind"] == "init" and code and pod.spec["policy"] == "Never":
+                return True
+            if not program["kind"] and (code is None or self._restarts(pod, program["name"], code)):
+                return False
+        return True
+
+    # --- the API server -------------------------------------------------------------------------
+
+    def api_changed(self, before: Pod | None, after: Pod | None) -> None:
+        known = after or before
+        assert known is not None
+        pod = self.pods.get(uid_of(known))
+        if pod is None:
+            return
+        if after is not None and after.status.phase == "Failed" and after.status.reason:
+            pod.rejected = True
+        if after is not None and before is not None:
+            self._check_counts(pod, before, after)
+        elif after is None and before is not None:
+            pod.gone = True
+            if not self.user_acts:
+                self._check_end(pod, before)
+
+    def _check_counts(self, pod: PodModel, before: Pod, after: Pod) -> None:
+        old = {each.name: each.restart_count or 0 for each in all_statuses(before)}
+        for each in all_statuses(after):
+            count, name = each.restart_count or 0, each.name or ""
+            cleared = bool(pod.program(name)["kind"]) and any(run.container.removed for run in pod.runs.get(name, []))
+            if count < old.get(name, 0) and not cleared:
+                self.fail(f"the restart count of {name} of {name_of(after)} fell from {old[name]} to {count}")
+            # Upstream too takes a container that was cleared away while it ran for one that was restarted.
+            runs = pod.runs.get(name, [])
+            vanished = bool(pod.program(name)["kind"]) or any(run.lost for run in runs)
+            if count > max(0, len(runs) - 1) and not vanished:
+                self.fail(f"{name} of {name_of(after)} is told to have {count} restarts")
+        if is_terminal_phase(before.status.phase) and after.status.phase != before.status.phase:
+            self.fail(f"{name_of(after)} went from {before.status.phase} to {after.status.phase}")
+
+    def _check_end(self, pod: PodModel, before: Pod) -> None:
+        """What the API server knew last before the agent let it forget the pod."""
+        name = name_of(before)
+        if not is_terminal_phase(before.status.phase):
+            self.fail(f"{name} was deleted while {before.status.phase}")
+        for each in all_statuses(before):
+            last = pod.last(each.name or "")
+            if last is None or last.started is None:
+                continue
+            if last.ended is None:
+                self.fail(f"{name} was deleted while {each.name} runs")
+            elif not tells_end(each, last.container.exit_code) and last.told_by == self.agent:
+                self.fail(
+                    f"{name} was deleted and the end of {each.name} ({last.container.exit_code}) never told: {each}"
+                )
+
+
+START = 1_700_000_000.0
+"""Wall time at the beginning of a life."""
+
+
+def tells_end(status: ContainerStatus, code: int) -> bool:
+    """Whether the status shows this end, be it the last one of a container that waited to start again."""
+    states = (status.state, status.last_state)
+    ends = [each.terminated for each in states if each is not None and each.terminated is not None]
+    return any(each.exit_code == code for each in ends)
+
+
+def all_statuses(pod: Pod) -> list[ContainerStatus]:
+    return [*pod.status.init_container_statuses, *pod.status.container_statuses]
