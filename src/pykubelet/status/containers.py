@@ -186,7 +186,8 @@ class _Conversion:
         if run.state is rt.ContainerState.UNKNOWN and was_running:
             reason = RESTARTING_ALL_CONTAINERS if self._restarting else CONTAINER_STATUS_UNKNOWN
             return ContainerState(terminated=_gone(reason, GONE_AT_END))
-        return ContainerState(waiting=ContainerStateWaiting())
+        # Made and not started yet. A status may be told at that moment, and somebody may wait for a reason in it.
+        return ContainerState(waiting=ContainerStateWaiting(reason=self._default_reason))
 
     def _ended(self, run: rt.ContainerStatus) -> ContainerStateTerminated:
         parts = (run.message, self._inputs.messages.get(run.id, ""))

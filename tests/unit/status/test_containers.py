@@ -147,7 +147,9 @@ def test_messages_share_twelve_kilobytes_between_the_containers() -> None:
 @pytest.mark.parametrize("state", [CREATED, UNKNOWN])
 def test_a_container_created_or_in_unknown_state_waits(state: rt.ContainerState) -> None:
     pod = a_pod()
-    assert app(pod, a_container_status(pod, "app", state)).state == ContainerState(waiting=ContainerStateWaiting())
+    assert app(pod, a_container_status(pod, "app", state)).state == ContainerState(
+        waiting=ContainerStateWaiting(reason="ContainerCreating")
+    )
 
 
 def test_a_running_container_that_becomes_unknown_has_ended() -> None:
