@@ -380,7 +380,8 @@ class Model:
                 self.fail(f"the restart count of {name} of {name_of(after)} fell from {old[name]} to {count}")
             # Upstream too takes a container that was cleared away while it ran for one that was restarted.
             runs = pod.runs.get(name, [])
-            vanished = bool(pod.program(name)["kind"]) or any(run.lost for run in runs)
+            forgotten = any(run.container.removed and run.told_by < self.agent for run in runs)
+            vanished = bool(pod.program(name)["kind"]) or any(run.lost for run in runs) or forgotten
             if count > max(0, len(runs) - 1) and not vanished:
                 self.fail(f"{name} of {name_of(after)} is told to have {count} restarts")
         if is_terminal_phase(before.status.phase) and after.status.phase != before.status.phase:
