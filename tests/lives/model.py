@@ -344,14 +344,15 @@ class Model:
 
     def has_ended(self, pod: PodModel) -> bool:
         """All regular containers ended for good, or an init container failed for good."""
+        codes: dict[str, int | None] = {}
         for program in pod.spec["programs"]:
             last = pod.last(program["name"])
-            code = last.container.exit_code if last is not None and last.ended is not None else None
-            if program["kind"] == "init" and code and pod.spec["policy"] == "Never":
-                return True
-            if not program["kind"] and (code is None or self._restarts(pod, program["name"], code)):
-                return False
-        return True
+            codes[program["name"]] = last.container.exit_code if last is not None and last.ended is not None else None
+        kinds = {program["name"]: program["kind"] for program in pod.spec["programs"]}
+        if pod.spec["policy"] == "Never" and any(code for name, code in codes.items() if kinds[name] == "init"):
+            return True
+        regular = {name: code for name, code in codes.items() if not kinds[name]}
+        return all(code is not None and not self._restarts(pod, name, code) for name, code in regular.items())
 
     # --- the API server -------------------------------------------------------------------------
 
@@ -379,7 +380,8 @@ class Model:
                 self.fail(f"the restart count of {name} of {name_of(after)} fell from {old[name]} to {count}")
             # Upstream too takes a container that was cleared away while it ran for one that was restarted.
             runs = pod.runs.get(name, [])
-            vanished = bool(pod.program(name)["kind"]) or any(run.lost for run in runs)
+            forgotten = any(run.container.removed and run.told_by < self.agent for run in runs)
+            vanished = bool(pod.program(name)["kind"]) or any(run.lost for run in runs) or forgotten
             if count > max(0, len(runs) - 1) and not vanished:
                 self.fail(f"{name} of {name_of(after)} is told to have {count} restarts")
         if is_terminal_phase(before.status.phase) and after.status.phase != before.status.phase:

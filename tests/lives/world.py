@@ -191,8 +191,10 @@ class World:
 
     def _remove_manifest(self, name: str) -> None:
         uid = uid_of(self.static.pop(name))
-        self.model.pods[uid].gone = True
-        self.model.wish(uid, self.model.pods[uid].grace, ends_pod=True)
+        pod = self.model.pods[uid]
+        pod.gone = True
+        pod.orphaned = not self.running or self.harness.node.phases.get(uid) is None
+        self.model.wish(uid, 1 if pod.orphaned else pod.grace, ends_pod=True)
         self.harness.remove(name)
 
     async def _delete(self, pod: Pod, grace: int | None) -> None:
@@ -337,7 +339,7 @@ class World:
 
     async def do_runtime_down(self) -> None:
         self.model.disturb()
-        self.model.runtime_failed = self.model.stops_failed = True
+        self.model.runtime_failed = self.model.stops_failed = self.model.starts_failed = True
         self.cri.crash()
 
     async def do_runtime_up(self) -> None:
