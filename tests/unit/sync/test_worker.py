@@ -225,6 +225,18 @@ async def test_a_pod_waits_for_those_that_make_room_but_not_for_ever() -> None:
         assert bench.steps.log[-1] == (45.0, "sync late")
 
 
+async def test_a_pod_that_waited_for_room_starts_as_it_is_by_then() -> None:
+    async with a_bench() as bench:
+        gone = asyncio.get_running_loop().create_future()
+        bench.workers.update(UpdateKind.CREATE, a_pod("old"), after=Room(stopped=[gone], patience=45))
+        await bench.clock.sleep(5)
+        bench.workers.update(UpdateKind.UPDATE, a_pod("new"))
+        await bench.clock.sleep(5)
+        gone.set_result(None)
+        await bench.clock.sleep(1)
+        assert set(bench.what()) == {"sync new"}
+
+
 async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
     async with a_bench() as bench:
         bench.statuses.error = RuntimeDown("no answer")
