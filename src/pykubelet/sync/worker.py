@@ -387,7 +387,7 @@ class PodWorkers:
             exc_info=not isinstance(error, PykubeletError),
         )
         if isinstance(error, RuntimeDown):
-            return min(RETRY_RUNTIME_DOWN_MOST, RETRY_RUNTIME_DOWN * 2.0 ** (worker.failures - 1))
+            return min(RETRY_RUNTIME_DOWN_MOST, RETRY_RUNTIME_DOWN * 2.0 ** min(worker.failures - 1, 16))
         base = RETRY_NETWORK_NOT_READY if isinstance(error, NetworkNotReady) else RETRY_AFTER_ERROR
         return jittered(base, source=self._chance)
 
