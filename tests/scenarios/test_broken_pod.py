@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pykubelet.api.types import ExecAction, Pod, Probe
@@ -144,6 +145,30 @@ async def test_a_change_that_breaks_is_tried_again(tmp_path: Path) -> None:
         loop._resizes = right
         await node.clock.sleep(60)
         assert state.pod.metadata.labels == {"a": "b"}
+
+
+async def test_a_deletion_that_broke_is_tried_again_whatever_the_status_says_meanwhile(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind("bad")
+        await node.until(lambda: node.phase("bad") == "Running")
+        loop = loop_of(node)
+
+        class Broken:
+            def updated(self, old: Pod | None, new: Pod) -> None:
+                raise ZeroDivisionError("a bug")
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(right, name)
+
+        right, loop._resizes = loop._resizes, Broken()
+        await node.delete("bad", grace=5)
+        await node.until(lambda: bool(node.events("FailedSync")))
+        loop._resizes = right
+        shown = node.shown("bad")
+        assert shown is not None
+        status = msgspec.structs.replace(shown.status, nominated_node_name="elsewhere")
+        node.api.change(msgspec.structs.replace(shown, status=status))
+        await node.until(lambda: node.shown("bad") is None, within=30)
 
 
 async def test_an_event_of_the_runtime_that_breaks_still_restarts_the_container(

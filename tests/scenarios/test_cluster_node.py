@@ -91,3 +91,16 @@ async def test_after_an_outage_of_the_server_node_and_cluster_agree_again(tmp_pa
         await node.until(lambda: any(s.kind is Pod for s in node.api.open_watches), within=10.0)
         assert node.clock.monotonic() - begin < 10
         assert node.is_ready()
+
+
+async def test_an_api_server_that_is_away_for_hours_ends_no_agent(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        node.bind()
+        await node.until(lambda: node.phase() == "Running")
+        node.api.stop()
+        node.cri.exit("app", 1)
+        await node.clock.sleep(2 * 3600)
+        node.api.start()
+        await node.until(node.is_ready, within=120)
+        node.bind("later")
+        await node.until(lambda: node.phase("later") == "Running")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from pykubelet.api.types import Node, Pod, Taint
+from pykubelet.kit.clock import utc
 from pykubelet.model.errors import ApiDown
 from pykubelet.model.pod import uid_of
+from pykubelet.sync.loop import SyncLoop
 from pykubelet.wiring.identity import initial_info
 from tests.builders import a_pod
 from tests.harness import MACHINE, NodeHarness, a_node
@@ -111,6 +114,29 @@ async def test_a_pod_deleted_while_the_node_is_being_read_is_seen_off(tmp_path: 
         await node.until(lambda: node.shown("unwanted") is None)
         node.bind("later", node_selector={"rack": "no"})
         await node.until(lambda: node.phase("later") == "Failed")
+
+
+async def test_a_pod_seen_off_while_the_node_is_being_read_does_not_live_again(tmp_path: Path) -> None:
+    """It stays in the API for its finalizer, and changes there once more before the answer comes."""
+    async with a_cluster_node(tmp_path) as node:
+        await node.until(node.is_ready)
+        (loop,) = [each for each in node.node.services[-1] if isinstance(each, SyncLoop)]
+        answered = asyncio.Event()
+        assert loop.fresh_node is not None
+        loop.fresh_node._read = answered.wait  # type: ignore[assignment]
+        pod = node.bind("unwanted", node_selector={"rack": "no"})
+        pod = node.change(pod, finalizers=["example.com/hold"])
+        await node.clock.sleep(1)
+        pod = node.change(pod, deletion_timestamp=utc(node.clock.now()), deletion_grace_period_seconds=5)
+        await node.until(lambda: node.node.phases.is_finished(uid_of(pod)))
+        state, shown = node.node.phases.get(uid_of(pod)), node.shown("unwanted")
+        assert state is not None and shown is not None
+        node.change(shown, labels={"a": "b"})
+        await node.clock.sleep(5)
+        answered.set()
+        await node.clock.sleep(60)
+        assert node.node.phases.get(uid_of(pod)) is state, "it had no second life"
+        assert not state.restart_requested and node.node.phases.undecided == set()
 
 
 async def test_taints_of_the_settings_count_before_the_node_is_known(tmp_path: Path) -> None:

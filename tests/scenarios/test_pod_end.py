@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler
 from pykubelet.kit.clock import utc
 from pykubelet.model.errors import CriError, RuntimeDown
+from pykubelet.model.pod import ContainerKind
+from pykubelet.runtime.stop import Stopper, Stopping
 from pykubelet.shutdown.plan import two_turns
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.fakes.fake_cri_values import KILLED, Behaviour, Exec
@@ -137,6 +139,26 @@ async def test_a_hook_is_run_again_when_the_runtime_was_away(tmp_path: Path) -> 
         await a_running_pod(node, grace=60, containers=[a_container(lifecycle=exec_hook())])
         node.cri.fail_next("exec_sync", RuntimeDown("connection refused"))
         node.cri.fail_next("stop_container", RuntimeDown("connection refused"))
+        await node.delete()
+        await node.until(lambda: node.running() == [])
+        assert len(node.cri.called("exec_sync")) == 2
+
+
+async def test_a_hook_of_a_stop_that_was_given_up_does_not_count_for_the_end(tmp_path: Path) -> None:
+    """Somebody restarts a container by hand and thinks better of it: it runs on, and is drained when it ends."""
+    async with a_cluster_node(tmp_path) as node:
+        node.cri.program(SLOW, name="app")
+        await a_running_pod(node, grace=60, containers=[a_container(lifecycle=exec_hook())])
+        (stopper,) = [each for each in node.node.services[0] if isinstance(each, Stopper)]
+        shown, seen = node.shown(), node.cri.container("app")
+        assert shown is not None
+        status = await node.cri.container_status(seen.id)
+        one = Stopping(status=status, container=shown.spec.containers[0], kind=ContainerKind.REGULAR)
+        node.cri.fail_next("stop_container", CriError("task is stuck"))
+        with pytest.raises(CriError):
+            await stopper.stop_container(shown, one)
+        await node.clock.sleep(3600)
+        assert node.running() == ["web/app"] and len(node.cri.called("exec_sync")) == 1
         await node.delete()
         await node.until(lambda: node.running() == [])
         assert len(node.cri.called("exec_sync")) == 2

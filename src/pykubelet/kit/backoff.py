@@ -11,6 +11,8 @@ import random
 
 from msgspec import Struct, field
 
+MOST_STEPS = 64
+
 
 def jittered(seconds: float, factor: float = 0.5, source: random.Random | None = None) -> float:
     """`seconds` stretched by a random part of `factor`: 10 becomes 10..15 with the default."""
@@ -26,7 +28,8 @@ class Backoff(Struct):
     failures: int = 0
 
     def next(self) -> float:
-        delay = min(self.maximum, self.initial * self.factor**self.failures)
+        # Whoever fails for hours counts beyond what a float can hold as a power.
+        delay = min(self.maximum, self.initial * self.factor ** min(self.failures, MOST_STEPS))
         self.failures += 1
         return delay
 

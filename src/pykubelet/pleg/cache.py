@@ -55,7 +55,7 @@ class PodStatusCache:
     def is_down(self, uid: str) -> bool:
         """Whether nothing of the pod runs, as far as anybody looked; before the first listing nobody did."""
         entry = self._entries.get(uid)
-        if entry is not None and uid not in self._stale:
+        if entry is not None and entry.error is None and uid not in self._stale:
             return not (entry.status.running() or entry.status.ready_sandboxes())
         return self._global != NEVER and uid not in self._listed_up
 

@@ -4,7 +4,8 @@ Grace periods are counted once and shared: a preStop hook and the wait for one's
 seconds that the runtime would give the process. Already gone is success, so every call may be repeated: a
 grace that was shortened cancels the stop in flight and asks again with fewer seconds, and what was told to
 end goes on ending. Hooks live beside the call that waits for them, because giving up on a command ends its
-process in the runtime; each container's hook runs once. Which pods stop and why is decided elsewhere.
+process in the runtime; each container's hook runs once for one stop, however often that is tried. Which pods
+stop and why is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -35,6 +37,9 @@ MINIMUM_GRACE = 2
 
 ROUNDING = 0.001
 """A hook that took its two seconds took two whole seconds, whatever the last bit of the clock says."""
+
+HOOK_COUNTS = 60.0
+"""Seconds after a stop gave up for which its hook counts for the next try; later it is another stop."""
 
 STOPPABLE = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
@@ -104,6 +109,8 @@ class _BegunHook(Struct):
     task: asyncio.Task[None] | None = None
     problem: Exception | None = None
     told: bool = False
+    given_up_at: float = math.inf
+    """When a stop last gave up on the container, which runs on; never while one is under way."""
 
     @property
     def was_unheard(self) -> bool:
@@ -186,6 +193,8 @@ class Stopper:
             finally:
                 if order is not None:
                     order.is_gone(name)
+                if (hook := self._begun.get(one.status.id)) is not None:
+                    hook.given_up_at = self._clock.monotonic()
         self._forget_hook(one.status.id)
 
     async def _pre_stop(self, pod: Pod, one: Stopping, grace: float) -> int:
@@ -196,9 +205,10 @@ class Stopper:
             return 0
         begun = self._clock.monotonic()
         hook = self._begun.get(one.status.id)
-        if hook is None or hook.was_unheard:
+        if hook is None or hook.was_unheard or self._is_old(hook):
             hook = self._begin_hook(pod, container, one.status.id, lifecycle.pre_stop)
         assert hook.task is not None
+        hook.given_up_at = math.inf
         _, waits = await asyncio.wait({hook.task}, timeout=grace)
         problem = hook.problem
         if waits:
@@ -212,6 +222,11 @@ class Stopper:
             )
             logger.warning("preStop hook failed", extra={"container": one.status.name, "error": str(problem)})
         return int(self._clock.monotonic() - begun + ROUNDING)
+
+    def _is_old(self, hook: _BegunHook) -> bool:
+        """Whether it ran for a stop that was not tried again: the container lived on and ends anew."""
+        over = hook.task is not None and hook.task.done()
+        return over and self._clock.monotonic() - hook.given_up_at > HOOK_COUNTS
 
     def _begin_hook(
         self, pod: Pod, container: AnyContainer, container_id: str, handler: LifecycleHandler

@@ -25,6 +25,7 @@ from pykubelet.status.changes import (
     with_container_ready,
     with_container_started,
 )
+from pykubelet.status.containers import bare_id
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class StatusManager:
         self._recalls = recalls
         self._told: dict[str, ToldStatus] = {}
         self._heard: dict[str, set[ProbeAbout]] = {}
-        """Probes that have spoken since the agent started."""
+        """Probes of static pods' containers that have spoken since the agent started."""
         self._listeners: list[Callable[[str], None]] = []
         self.explained: Callable[[Pod, PodStatus], PodStatus] = lambda pod, status: status
         """Adds to a status why the pod is not ready; set where the agent is wired."""
@@ -84,7 +85,8 @@ class StatusManager:
     def probe_changed(self, pod: Pod, kind: ProbeKind, container_id: str, outcome: ProbeOutcome) -> None:
         """Show a probe's new result at once, ahead of the next sync."""
         told = self._told.get(uid_of(pod))
-        self._heard.setdefault(uid_of(pod), set()).add((kind, container_id))
+        if self._recalls and is_static(pod):
+            self._hear(uid_of(pod), (kind, container_id), told)
         if told is None:
             return
         good = outcome is ProbeOutcome.SUCCESS
@@ -150,3 +152,12 @@ class StatusManager:
         if not self._recalls or not is_static(pod):
             return status
         return recalled(pod, status, self.shown(pod), self._heard.get(uid_of(pod), ()), self._clock.now())
+
+    def _hear(self, uid: str, probe: ProbeAbout, told: ToldStatus | None) -> None:
+        """Remember that the probe has spoken, and forget those of containers that were replaced."""
+        heard = self._heard.setdefault(uid, set())
+        if told is not None:
+            known = (*told.plain.init_container_statuses, *told.plain.container_statuses)
+            current = {bare_id(each.container_id) for each in known}
+            heard.intersection_update([each for each in heard if each[1] in current])
+        heard.add(probe)

@@ -251,8 +251,12 @@ class SyncLoop:
     def _apply(self, op: Operation, pod: Pod, *, judged: bool = False) -> None:
         """One change of one pod. If that breaks, it is told and tried again, and everybody else goes on."""
         uid, broken = uid_of(pod), self._broken.get(uid_of(pod))
-        if op is not Operation.REMOVE and (self._waits(uid) or (broken is not None and broken.op is Operation.ADD)):
-            op = Operation.ADD  # it was never admitted
+        if op is not Operation.REMOVE:
+            if uid in self._phases.undecided:
+                # Never admitted. One that was deleted meanwhile has a worker that sees it off, and needs no second one.
+                op = Operation.ADD if self._phases.get(uid) is None else Operation.UPDATE
+            elif broken is not None and (broken.op is Operation.ADD or op is Operation.RECONCILE):
+                op = broken.op  # a new status does not make up for it
         try:
             self._change(op, pod, judged=judged)
         except Exception as error:
@@ -307,8 +311,8 @@ class SyncLoop:
     def judge_again(self, uid: PodUID) -> None:
         """The Node was read anew for a pod that its labels kept out."""
         pod = self._pods.get(uid)
-        if pod is None:
-            self._phases.undecided.discard(uid)  # its source has it no more
+        if pod is None or self._was_rejected(pod):
+            self._phases.undecided.discard(uid)  # its source has it no more, or it was refused for another reason
         else:
             self._apply(Operation.ADD, pod, judged=True)
 

@@ -387,7 +387,7 @@ class PodWorkers:
             exc_info=not isinstance(error, PykubeletError),
         )
         if isinstance(error, RuntimeDown):
-            return min(RETRY_RUNTIME_DOWN_MOST, RETRY_RUNTIME_DOWN * 2.0 ** (worker.failures - 1))
+            return min(RETRY_RUNTIME_DOWN_MOST, RETRY_RUNTIME_DOWN * 2.0 ** min(worker.failures - 1, 16))
         base = RETRY_NETWORK_NOT_READY if isinstance(error, NetworkNotReady) else RETRY_AFTER_ERROR
         return jittered(base, source=self._chance)
 
@@ -402,10 +402,10 @@ class PodWorkers:
             else:  # its source spoke up meanwhile
                 state.move(Phase.TERMINATED, "nothing runs any more")
             return None
-        pod = state.pod
-        assert pod is not None
         if worker.room is not None and state.phase is Phase.SYNCING:
             await self._wait_for_room(worker, worker.room)
+        pod = state.pod
+        assert pod is not None
         seen = worker.seen = await self._fresh(pod, worker.last_sync)
         if state.phase is Phase.SYNCING:
             verdict = await self._steps.sync(pod, seen)

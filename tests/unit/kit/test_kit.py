@@ -256,3 +256,9 @@ async def test_a_task_that_is_cancelled_before_it_began_leaves_no_complaint() ->
         tasks.spawn(work(), name="early").cancel()
         await asyncio.sleep(0)
     assert len(tasks) == 0
+
+
+def test_backoff_counts_failures_for_years() -> None:
+    backoff = Backoff(initial=0.2, maximum=5.0, factor=8.0)
+    assert {backoff.next() for _ in range(5000)} == {0.2, 1.6, 5.0}
+    assert backoff.failures == 5000

@@ -99,3 +99,15 @@ def test_a_failed_inspection_is_raised_to_whoever_reads() -> None:
     cache.set_error("u1", CallTimedOut("stuck"), observed_at=1.0)
     with pytest.raises(CallTimedOut):
         cache.get("u1")
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_a_pod_that_cannot_be_inspected_is_as_the_listing_says(up: bool) -> None:
+    cache = PodStatusCache()
+    assert not cache.is_down("u1"), "nobody looked"
+    cache.relisted(5.0, changed=["u1"], up=["u1"] if up else [])
+    assert cache.is_down("u1") is not up
+    cache.set_error("u1", CallTimedOut("stuck"), observed_at=5.0)
+    assert cache.is_down("u1") is not up
+    cache.set(a_status(at=6.0, empty=True))
+    assert cache.is_down("u1")

@@ -83,3 +83,13 @@ async def test_only_the_very_container_is_recalled_and_only_if_that_is_wanted(re
     manager.set_status(pod, running(started=False, ready=False, id=id))
     kept = recalls and id == "1"
     assert flags(manager, pod) == (kept, kept)
+
+
+@pytest.mark.parametrize("static", [True, False])
+async def test_probes_of_containers_that_are_gone_are_not_kept(static: bool) -> None:
+    manager, pod = StatusManager(clock=LoopClock()), a_pod(static=static)
+    for number in range(100):
+        manager.set_status(pod, running(started=False, ready=False, id=str(number)))
+        manager.probe_changed(pod, ProbeKind.STARTUP, str(number), ProbeOutcome.SUCCESS)
+        manager.probe_changed(pod, ProbeKind.READINESS, str(number), ProbeOutcome.SUCCESS)
+    assert sum(map(len, manager._heard.values())) == (2 if static else 0)

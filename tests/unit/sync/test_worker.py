@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -225,6 +226,18 @@ async def test_a_pod_waits_for_those_that_make_room_but_not_for_ever() -> None:
         assert bench.steps.log[-1] == (45.0, "sync late")
 
 
+async def test_a_pod_that_waited_for_room_starts_as_it_is_by_then() -> None:
+    async with a_bench() as bench:
+        gone = asyncio.get_running_loop().create_future()
+        bench.workers.update(UpdateKind.CREATE, a_pod("old"), after=Room(stopped=[gone], patience=45))
+        await bench.clock.sleep(5)
+        bench.workers.update(UpdateKind.UPDATE, a_pod("new"))
+        await bench.clock.sleep(5)
+        gone.set_result(None)
+        await bench.clock.sleep(1)
+        assert set(bench.what()) == {"sync new"}
+
+
 async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
     async with a_bench() as bench:
         bench.statuses.error = RuntimeDown("no answer")
@@ -234,6 +247,21 @@ async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
         bench.statuses.error = None
         await bench.clock.sleep(4)
         assert bench.what() == ["sync web"]
+
+
+async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> None:
+    async with a_bench() as bench:
+        asked: list[float] = []
+
+        async def fresh(uid: str, than: float) -> PodRuntimeStatus:
+            asked.append(bench.clock.monotonic())
+            raise RuntimeDown("no answer")
+
+        bench.statuses.fresh = fresh  # type: ignore[method-assign]
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(3 * 3600)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+        assert len(pauses) > 1100 and max(pauses) < 5.1
 
 
 async def test_a_pod_that_ends_by_itself_is_terminated_but_not_deleted() -> None:
