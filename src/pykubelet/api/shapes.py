@@ -89,7 +89,7 @@ def as_stored(shape: Shape, obj: Any) -> Any:
     if isinstance(obj, list) and shape.items is not None:
         return [as_stored(shape.items, value) for value in obj]
     if shape.is_time and isinstance(obj, str):
-        return nearest_time(obj)
+        return nearest_time(obj) or obj  # what is no time at all stays for the conversion to refuse
     return obj
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -24,9 +25,12 @@ from pykubelet.kit.metrics import Registry
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 MOST_THREADS: Final = 512
-MOST_KEYED: Final = 384
-"""Slow calls with a key, of all keys together. The rest is for the agent's own files, whatever strangers' do."""
+MOST_FOR_PODS: Final = 384
+"""Threads for calls about pods' files, of all pods together. The rest is for the agent's own: its checkpoints, the
+signals of eviction."""
 MOST_PER_KEY: Final = 8
 SLOW_AFTER: Final = 1.0
 IDLE_SECONDS: Final = 20.0
@@ -44,7 +48,7 @@ class HostCall(Generic[T]):
     name: str
     key: str
     pod: str
-    """UID of the pod it is for."""
+    """UID of the pod whose files it is about; none: the agent's own."""
     within: float
     began: float | None = None
     """When a thread took it."""
@@ -73,38 +77,56 @@ class HostCall(Generic[T]):
         return self.began is not None and not self.ended and (self.given_up or self.took >= self.within)
 
 
+_Job = tuple[Future[Any], Callable[[], Any]]
+
+
 class _Threads(Executor):
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._alive = self._idle = 0
+        self._jobs: deque[_Job] = deque()
+        self._held: deque[_Job] = deque()
+        """Of pods, who have all the threads that are for them."""
+        self._alive = self._idle = self._for_pods = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
         with self._changed:
+            if _is_for_pod(fn):
+                if self._for_pods >= MOST_FOR_PODS:
+                    self._held.append((future, fn))
+                    return future
+                self._for_pods += 1
             self._jobs.append((future, fn))
             if self._idle >= len(self._jobs):
                 self._changed.notify()
             elif self._alive < MOST_THREADS:
-                self._alive += 1
-                threading.Thread(target=self._work, daemon=True, name="host call").start()
+                self._start()
         return future
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._work, daemon=True, name="host call").start()
+        except RuntimeError:
+            # No more processes on this host. The call waits for a thread that is there; the next one tries again.
+            logger.warning("no thread can be started for a call of the host", extra={"threads": self._alive})
+        else:
+            self._alive += 1
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            future, call = job
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = call()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
-            del job, future, call  # an idle thread keeps nothing alive
+            _carry_out(*job)
+            if _is_for_pod(job[1]):
+                self._let_next_pod()
+            del job  # an idle thread keeps nothing alive
 
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+    def _let_next_pod(self) -> None:
+        with self._changed:
+            if self._held:
+                self._jobs.append(self._held.popleft())  # for this very thread
+            else:
+                self._for_pods -= 1
+
+    def _next(self) -> _Job | None:
         """None: this thread is not needed any more."""
         with self._changed:
             while not self._jobs:
@@ -115,6 +137,21 @@ class _Threads(Executor):
                     self._alive -= 1
                     return None
             return self._jobs.popleft()
+
+
+def _is_for_pod(work: Callable[..., Any]) -> bool:
+    return isinstance(work, HostCall) and bool(work.pod)
+
+
+def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 class HostCalls:
@@ -132,7 +169,11 @@ class HostCalls:
         Neither the deadline nor a cancel stops work that has begun; only nobody waits for it any more.
         """
         call, future = self._begin(work, name, within, key, pod)
-        await asyncio.wait({future}, timeout=within)
+        try:
+            await asyncio.wait({future}, timeout=within)
+        except asyncio.CancelledError:
+            call.given_up = call.began is None
+            raise
         if future.done():
             return future.result()
         call.given_up = True
@@ -174,6 +215,8 @@ class HostCalls:
     ) -> tuple[HostCall[T], asyncio.Future[T]]:
         if key:
             self._refuse(name, key)
+        if pod:
+            self._refuse_more(name, key)
         # The lines the work logs are about whatever the caller's are about.
         told = partial(contextvars.copy_context().run, work)
         call = HostCall(work=told, name=name, key=key, pod=pod, within=within)
@@ -186,6 +229,8 @@ class HostCalls:
     def _ended(self, call: HostCall[Any], future: asyncio.Future[Any]) -> None:
         if not future.cancelled():
             future.exception()  # nobody may be waiting any more when work that hung fails at last
+        elif call.began is not None and not call.ended:
+            return  # only nobody waits for it any more: its thread still does
         if call in self._calls:
             self._calls.remove(call)
             self._late[call.name] += call.began is not None and (call.given_up or call.took >= call.within)
@@ -197,8 +242,10 @@ class HostCalls:
                 raise HostCallStuck(f"an earlier {call} has not come back for {call.took:.0f} s")
         if len(same) >= MOST_PER_KEY:
             raise HostCallStuck(f"{len(same)} calls of the same kind are under way: {same[0]}")
-        if sum(1 for call in self._under_way() if call.key and call.took >= SLOW_AFTER) >= MOST_KEYED:
-            raise HostCallStuck(f"{name} of {key} was not begun: {MOST_KEYED} calls hang on this host")
+
+    def _refuse_more(self, name: str, key: str) -> None:
+        if sum(1 for call in self._under_way() if call.pod and call.took >= SLOW_AFTER) >= MOST_FOR_PODS:
+            raise HostCallStuck(f"{name} of {key} was not begun: {MOST_FOR_PODS} calls hang on this host")
 
     def _under_way(self) -> list[HostCall[Any]]:
         # One whose loop is closed by now is told by nobody that it ended.

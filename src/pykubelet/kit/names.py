@@ -65,7 +65,12 @@ class NameLookups:
             raise LookupFailed(f"lookup {name}: {self._most} look-ups of other names are not yet answered")
         future = self._under_way[name] = Future[Found]()
         # A daemon: a name server that never answers cannot keep the agent from leaving.
-        threading.Thread(target=self._look_up, args=(name, future), name=f"look-up {name[:40]}", daemon=True).start()
+        thread = threading.Thread(target=self._look_up, args=(name, future), name=f"look-up {name[:40]}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more processes on this host; who asks next tries again
+            del self._under_way[name]
+            raise LookupFailed(f"lookup {name}: {error}") from error
         return future
 
     def _look_up(self, name: str, future: Future[Found]) -> None:

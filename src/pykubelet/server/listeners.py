@@ -44,6 +44,8 @@ KEEPALIVE_IDLE, KEEPALIVE_EVERY, KEEPALIVE_PROBES = 15, 15, 9
 """Upstream's: a caller whose machine vanished is noticed by the kernel after two and a half minutes. Unlike pings of
 our own these are answered by a caller that is alive and does not read."""
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+NOT_LISTENING = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP)
+"""Any other error is of the connection that was to be accepted, or passes."""
 PAUSE_WITHOUT_FILES = 0.1
 STOP_WITHIN = 2.0
 TELL_EVERY = 60.0
@@ -290,7 +292,7 @@ class Listener:
                     logger.warning("a connection did not end in time", extra={"server": self.name})
 
     def _accept(self, listening: socket.socket, tasks: TaskSet) -> bool:
-        """Let in who waits, without a pause in which one could be lost. False when the machine has no more files."""
+        """Let in who waits, without a pause in which one could be lost. False when none can be had just now."""
         try:
             for _ in range(ACCEPT_AT_ONCE):
                 connection, peer = listening.accept()
@@ -299,10 +301,11 @@ class Listener:
         except (ConnectionError, BlockingIOError):
             return True
         except OSError as error:
-            if error.errno not in OUT_OF_FILES:
+            if error.errno in NOT_LISTENING:
                 raise
             logger.error("no more connections can be accepted for now", extra={"error": error.strerror})
-            if not self._strangers.drop_one() and self._front is not None:
+            is_full = error.errno in OUT_OF_FILES
+            if is_full and not self._strangers.drop_one() and self._front is not None:
                 self._front.drop_longest_idle()
             return False
         return True

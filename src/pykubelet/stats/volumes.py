@@ -98,7 +98,7 @@ class VolumeFigures:
         self._found: dict[str, PodVolumes] = {}
         self._next: dict[str, float] = {}
         self._under_way: set[str] = set()
-        self._tasks = TaskSet("volume figures")
+        self._tasks = TaskSet("volume figures", on_error=_task_failed)
         self._durations: Histogram = metrics.histogram(
             "kubelet_volume_metric_collection_duration_seconds",
             "Time to measure the volumes of one pod",
@@ -181,3 +181,7 @@ class VolumeFigures:
         if self._is_limited(pod):
             return min(max(LIMITED_PERIOD, pause), LONGEST_REST)
         return max(self._period if volumes else min(self._period, NOT_YET_PERIOD), pause)
+
+
+def _task_failed(error: BaseException) -> None:
+    logger.error("volumes of a pod cannot be measured", exc_info=error)

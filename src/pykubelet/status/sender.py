@@ -202,6 +202,10 @@ class StatusSender:
             level = first if record.backoff.failures == 1 else logging.DEBUG
             said = "the API server refuses a status" if record.refused else "a pod's status cannot be sent"
             logger.log(level, f"{said}, will retry", extra={"uid": uid, "error": str(error)})
+        except Exception:  # this pod's trouble, never the node's
+            record.not_before = self._clock.monotonic() + record.backoff.next()
+            self._pending[uid] = None
+            logger.exception("a pod's status cannot be made, will retry", extra={"uid": uid})
         finally:
             self._busy.discard(uid)
             self._wake.set()
@@ -217,6 +221,8 @@ class StatusSender:
             await self._bring_up_to_date(uid, self._record(uid))
         except ApiError as error:
             logger.warning("a pod's last status could not be sent", extra={"uid": uid, "error": str(error)})
+        except Exception:
+            logger.exception("a pod's last status could not be made", extra={"uid": uid})
 
     def _record(self, uid: str) -> _Record:
         return self._records.setdefault(uid, _Record())

@@ -116,7 +116,7 @@ class MountBuilder:
                 selinux_relabel=self._is_relabelled(pod, plugin, entry.spec),
             )
             subpath = subpath_of(mount, env)
-            await self._share(self._place(pod, entry.spec), built.propagation)
+            await self._share(uid_of(pod), self._place(pod, entry.spec), built.propagation)
             if entry.spec.plugin == IMAGE:
                 built.image.CopyFrom(self._image(pod, entry.spec))
                 built.image_sub_path = subpath
@@ -172,7 +172,7 @@ class MountBuilder:
         reference = (spec.volume.image.reference if spec.volume.image else "") or ""
         return cri_pb2.ImageSpec(image=reference, user_specified_image=reference)
 
-    async def _share(self, place: Path, wanted: cri_pb2.MountPropagation) -> None:
+    async def _share(self, uid: str, place: Path, wanted: cri_pb2.MountPropagation) -> None:
         """What the host or a container mounts in a volume of ours can only spread from a shared mount.
 
         A path of the host is left alone: whether it is shared is its owner's business, and the runtime says so.
@@ -180,7 +180,7 @@ class MountBuilder:
         private = wanted == cri_pb2.MountPropagation.PROPAGATION_PRIVATE
         if not private and str(place).startswith(f"{self._paths.pods}/"):
             work = partial(self._mounts.make_shared, place)
-            await host_calls.run(work, name="sharing a mount", key=str(place), within=PREPARE_SECONDS)
+            await host_calls.run(work, name="sharing a mount", key=str(place), pod=uid, within=PREPARE_SECONDS)
 
     async def _shown(
         self, pod: Pod, container: AnyContainer, index: int, spec: VolumeSpec, mount: VolumeMount, subpath: str

@@ -78,20 +78,87 @@ async def test_a_stuck_call_is_remembered_and_refused_at_once(dead: DeadServer) 
     assert 'pykubelet_host_calls_overdue_total{name="statvfs"} 1' in text and 'stuck{name="statvfs"}' not in text
 
 
-@pytest.mark.real_loop
-async def test_strangers_do_not_get_all_threads(dead: DeadServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SLOW_AFTER", 0.0)
-    monkeypatch.setattr(module, "MOST_KEYED", 3)
-    calls = HostCalls()
-    hanging = [calls.begin(dead.ask, name="statvfs", key=f"/{number}", within=600) for number in range(3)]
+async def until_asked(dead: DeadServer, times: int) -> None:
     async with asyncio.timeout(10):
-        while dead.asked < 3:  # noqa: ASYNC110
+        while dead.asked < times:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.real_loop
+async def test_pods_do_not_get_all_threads(dead: DeadServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW_AFTER", 0.0)
+    monkeypatch.setattr(module, "MOST_FOR_PODS", 3)
+    calls = HostCalls()
+    hanging = [calls.begin(dead.ask, name="statvfs", key=f"/{n}", pod="uid", within=600) for n in range(3)]
+    await until_asked(dead, 3)
     with pytest.raises(HostCallStuck, match="statvfs of /more was not begun: 3 calls hang on this host"):
-        await calls.run(lambda: 1, name="statvfs", key="/more", within=60)
+        await calls.run(lambda: 1, name="statvfs", key="/more", pod="uid", within=60)
+    # The agent's own, also those with a key: a checkpoint, the signals of eviction.
     assert await calls.run(lambda: "own", name="read", within=60) == "own"
+    assert await calls.run(lambda: "own", name="writing a checkpoint", key="/own", within=60) == "own"
     dead.answer()
     await asyncio.gather(*hanging)
+
+
+@pytest.mark.real_loop
+async def test_pods_that_come_all_at_once_do_not_get_all_threads_either(
+    dead: DeadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any of their calls is known to be slow."""
+    monkeypatch.setattr(module, "MOST_FOR_PODS", 3)
+    monkeypatch.setattr(module, "MOST_THREADS", 5)
+    calls = HostCalls()
+    hanging = [calls.begin(dead.ask, name="mount", key=f"/{n}", pod=f"uid-{n}", within=600) for n in range(20)]
+    assert await calls.run(lambda: "own", name="read", within=10) == "own"
+    assert dead.asked <= 3
+    dead.answer()
+    assert await asyncio.gather(*hanging) == ["answer"] * 20
+    again = [calls.begin(dead.ask, name="mount", key=f"/{n}", pod=f"uid-{n}", within=600) for n in range(3)]
+    assert await asyncio.gather(*again) == ["answer"] * 3
+
+
+@pytest.mark.real_loop
+async def test_a_host_without_processes_left_makes_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = HostCalls()
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(HostCallStuck, match="was not begun within"):
+            await calls.run(lambda: 1, name="read", within=NOW)
+    assert await calls.run(lambda: 2, name="read", within=10) == 2
+
+
+@pytest.mark.real_loop
+async def test_a_cancel_before_the_work_has_begun_keeps_it_from_beginning(
+    dead: DeadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_THREADS", 1)
+    calls = HostCalls()
+    first, begun = calls.begin(dead.ask, name="mount", within=600), threading.Event()
+    waiting = asyncio.create_task(calls.run(begun.set, name="mount", key="/a", within=600))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    dead.answer()
+    await first
+    assert await calls.run(lambda: 3, name="read", within=60) == 3
+    assert not begun.is_set()
+
+
+@pytest.mark.real_loop
+async def test_whoever_cancels_the_future_leaves_a_call_that_is_still_known(dead: DeadServer) -> None:
+    calls = HostCalls()
+    future = calls.begin(dead.ask, name="mount", key="/a", within=NOW)
+    await until_asked(dead, 1)
+    future.cancel()
+    await asyncio.sleep(2 * NOW)
+    with pytest.raises(HostCallStuck, match="an earlier mount of /a has not come back"):
+        calls.begin(dead.ask, name="mount", key="/a", within=NOW)
+    dead.answer()
+    await until_free(calls)
 
 
 @pytest.mark.real_loop

@@ -97,3 +97,18 @@ async def test_the_api_servers_name_is_looked_up_in_a_set_of_its_own(silent: Sil
     both = await resolver.resolve("here", 6443, socket.AF_UNSPEC)
     assert [(each["host"], each["port"]) for each in both] == [("::1", 6443), ("127.0.0.1", 6443)]
     assert [each["host"] for each in await resolver.resolve("here", 6443, socket.AF_INET)] == ["127.0.0.1"]
+
+
+async def test_a_host_without_processes_left_fails_this_lookup_and_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookups = NameLookups(resolve=lambda name: HERE)
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(LookupFailed, match="lookup api: can't start new thread"):
+            await lookups.addresses("api")
+    assert len(await lookups.addresses("api")) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -12,7 +13,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -384,3 +385,24 @@ async def test_random_requests_never_break_it(world: World, caplog: pytest.LogCa
             assert status < 500 or (status, path.split("/")[1]) in EXPECTED, (method, path, status, body)
             assert b"Traceback" not in body
     assert "unexpectedly" not in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EHOSTUNREACH, errno.EPROTO, errno.EMFILE])
+def test_a_caller_that_cannot_be_accepted_ends_nothing(world: World, number: int) -> None:
+    """Linux hands errors of the new connection to whoever accepts it."""
+
+    class Listening:
+        def accept(self) -> None:
+            raise OSError(number, os.strerror(number))
+
+    listener = world.server().listeners[0]
+    assert listener._accept(cast(Any, Listening()), cast(Any, None)) is False
+
+
+def test_a_listening_socket_that_is_none_any_more_is_an_error(world: World) -> None:
+    class Closed:
+        def accept(self) -> None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        world.server().listeners[0]._accept(cast(Any, Closed()), cast(Any, None))

@@ -197,6 +197,21 @@ async def test_pods_with_limits_are_measured_more_often_and_even_where_measuring
     assert meter.measured.count("limited") == 3 + 10, "a long walk does not buy more than a minute"
 
 
+async def test_an_unexpected_error_about_one_pod_does_not_end_the_measuring() -> None:
+    class Odd(FakeMeter):
+        async def usage(self, pod: Pod) -> Sequence[Use]:
+            if pod.metadata.name == "odd":
+                raise ValueError("a figure of nobody's")
+            return await super().usage(pod)
+
+    clock = LoopClock()
+    meter = Odd(clock)
+    volumes = VolumeFigures(meter=meter, pods=Pods("odd", "web"), clock=clock, metrics=Registry(), period=60)
+    async with running(volumes):
+        await clock.sleep(200)
+    assert meter.measured == ["web"] * 4
+
+
 async def test_a_volume_that_is_counted_in_passes_is_not_left_alone_for_long() -> None:
     class Counting(FakeMeter):
         async def usage(self, pod: Pod) -> Sequence[Use]:

@@ -424,3 +424,27 @@ async def test_records_of_forgotten_pods_are_dropped() -> None:
         bed.tell(pod, "Pending")
         await bed.clock.sleep(1)
         assert bed.shown().phase == "Pending"
+
+
+async def test_a_status_that_cannot_even_be_made_is_that_pod_s_trouble_alone() -> None:
+    bed = Bed()
+    broken = True
+
+    def make_patch(pod: Pod, status: PodStatus) -> dict[str, Any] | None:
+        if broken and pod.metadata.name == "odd":
+            raise ValueError("a condition of nobody's")
+        return pod_status_patch(pod, status)
+
+    bed.sender._make_patch = make_patch
+    odd, good = bed.bound("odd"), bed.bound("good")
+    async with bed.running():
+        await bed.clock.sleep(1)
+        bed.tell(odd, "Running")
+        bed.tell(good, "Running")
+        await bed.clock.sleep(1)
+        assert bed.shown("good").phase == "Running" and bed.shown("odd").phase != "Running"
+        broken = False
+        await bed.clock.sleep(120)
+        assert bed.shown("odd").phase == "Running"
+        broken = True
+        bed.tell(odd, "Failed")

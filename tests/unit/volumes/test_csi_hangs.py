@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from pykubelet.api.types import (
     CSIDriverSpec,
     EmptyDirVolumeSource,
@@ -15,6 +17,7 @@ from pykubelet.api.types import (
     VolumeError,
 )
 from pykubelet.clients.plugins.port import CsiNodeInfo
+from pykubelet.kit.host_calls import HostCallStuck
 from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.volumes.csi.limits import LimitsKeeper
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
@@ -53,6 +56,27 @@ async def test_a_driver_that_hangs_holds_up_no_other_in_sweeping(tmp_path: Path)
                 while drivers[other].staged:
                     await bed.node.clock.sleep(0.01)
             sweeping.cancel()
+
+
+async def test_a_staged_volume_whose_server_is_dead_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(tmp_path)
+    pod = pod_with(bed.volume())
+    exists = Path.exists
+
+    def hangs_where_mounted(path: Path) -> bool:
+        if bed.node.mounts.is_mounted(path):
+            raise HostCallStuck(f"stat of {path} does not come back")
+        return exists(path)
+
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        monkeypatch.setattr(Path, "exists", hangs_where_mounted)
+        await manager.wait_unmounted(pod)
+        await bed.node.clock.sleep(1)
+    assert bed.driver.order() == ["stage h-data", "publish h-data", "unpublish h-data", "unstage h-data"]
+    assert bed.is_clean()
 
 
 async def test_a_driver_without_figures_leaves_the_other_volumes_their_own(tmp_path: Path) -> None:

@@ -336,10 +336,13 @@ class CsiVolumes(RemotePlugin):
         if await self._run(partial(self._has_users, record, block)):
             return
         staging = self._staging(record, block)
-        if await self._run(staging.exists):
+        if await self._run(partial(self._is_there, staging)):
             await driver.unstage(record.handle, staging)
         self._staged.discard(record.key)
         await self._drop(record, block)
+
+    def _is_there(self, staging: Path) -> bool:
+        return is_mount_point(self._mounts, staging) or staging.exists()  # first what no dead server can hang
 
     async def _drop(self, record: VolumeRecord, block: bool) -> None:
         """The node has it no more."""
