@@ -232,6 +232,8 @@ def prepare_filesystem(mounts: Mounts, device: str, fs_type: str, *, read_only: 
     if "PTTYPE" in facts and "TYPE" not in facts:
         raise VolumeProblem(f"{device} holds a partition table and is not formatted")
     if "TYPE" not in facts:
+        if told.strip():
+            raise VolumeProblem(f"{device} is not formatted: cannot tell what it holds from {told.strip()[:200]!r}")
         if read_only:
             raise VolumeProblem(f"{device} has no filesystem and is read-only")
         quiet = ("-F", "-m0") if fs_type.startswith("ext") else ("-f",) if fs_type == "xfs" else ()
