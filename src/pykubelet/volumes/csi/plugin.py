@@ -322,12 +322,16 @@ class CsiVolumes(RemotePlugin):
         if spec.csi is None:
             return
         key = spec.csi.driver or "", spec.csi.volume_handle or ""
-        home = self._paths.device_home(spec.folder) if spec.block else self._paths.staging_home(*key)
+        known = VolumeRecord(spec_name=spec.folder, driver=key[0], handle=key[1])
+        home, staging = self._record_home(known, spec.block), self._staging(known, spec.block)
         async with self._turns.alone(key):
             record = await self._run(partial(read_record, home), key)
-            if record is None:
+            if record is None and not await self._run(staging.exists, key):
+                self._held.pop(home, None)
                 self._growth.forget(key)
             else:
+                # A record that was lost or damaged is no reason to leave the volume staged.
+                record = record or known
                 driver = announced(self._drivers.find(record.driver), record.driver, say)
                 await self._unstage(record, driver, spec.block)
 
