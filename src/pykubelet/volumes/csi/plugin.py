@@ -340,9 +340,9 @@ class CsiVolumes(RemotePlugin):
         if await self._run(partial(self._has_users, record, block), record.key):
             return
         staging = self._staging(record, block)
+        self._staged.discard(record.key)  # first: a call that failed may have been carried out all the same
         if await self._run(staging.exists, record.key):
             await driver.unstage(record.handle, staging)
-        self._staged.discard(record.key)
         await self._drop(record, block)
 
     async def _drop(self, record: VolumeRecord, block: bool) -> None:
