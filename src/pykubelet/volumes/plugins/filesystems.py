@@ -127,7 +127,8 @@ class DeviceMounts:
             try:
                 self._free(place, "", detach)
             except (PykubeletError, OSError) as error:
-                self._kept.add(place)
+                if self._is_mounted(place):
+                    self._kept.add(place)
                 logger.warning("a disk that nobody uses stays", extra={"place": str(place), "error": str(error)})
 
     def notes(self, besides: Path | None = None) -> list[Note]:
