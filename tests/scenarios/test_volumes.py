@@ -12,10 +12,13 @@ import pytest
 from pykubelet.api.types import ConfigMap
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import TaskSet, cancel_and_wait
+from pykubelet.volumes.csi import plugin
+from pykubelet.volumes.csi.records import read_record
 from pykubelet.volumes.manager import VolumeRules
 from pykubelet.volumes.problems import VolumesNotReady
 from tests.fakes.fake_mounts import FakeMounts
 from tests.unit.volumes.making import Node, a_config, a_secret, config_volume, empty_dir, pod_with, secret_volume
+from tests.unit.volumes.test_csi import Bed
 
 
 class HangingMounts(FakeMounts):
@@ -84,6 +87,42 @@ async def test_the_agent_leaves_although_a_mount_hangs(tmp_path: Path, hanging: 
             with pytest.raises(VolumesNotReady):
                 await manager.wait_mounted(pod_with(empty_dir("hang", medium="Memory")))
     hanging.gate.set()
+
+
+@pytest.mark.real_loop
+async def test_folders_of_a_csi_volume_that_hang_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what comes back late would remove the record of what was staged meanwhile."""
+    bed, gate, begun = Bed(tmp_path), threading.Event(), threading.Event()
+    one, two = (pod_with(bed.volume(), name=name) for name in ("one", "two"))
+    home = bed.paths.staging_home("d", "h-data")
+    remove = plugin._remove_record
+
+    def hang(folder: Path) -> None:
+        if folder == home and not begun.is_set():
+            begun.set()
+            assert gate.wait(timeout=30)
+        remove(folder)
+
+    monkeypatch.setattr(plugin, "_remove_record", hang)
+    async with bed.life() as manager, TaskSet("test") as tasks, asyncio.timeout(30):
+        await manager.wait_mounted(one)
+        monkeypatch.setattr(plugin, "FOLDERS_WITHIN", 0.05)
+        await manager.wait_unmounted(one)
+        while not begun.is_set() or not manager.problems("uid-one"):
+            await bed.node.clock.sleep(0.005)
+        monkeypatch.setattr(plugin, "FOLDERS_WITHIN", 30.0)
+        second = tasks.spawn(manager.wait_mounted(two), name="second")
+        while not second.done() and not any("not come back" in each for each in manager.problems("uid-two")):
+            await bed.node.clock.sleep(0.005)
+        gate.set()
+        await second
+        await bed.node.clock.sleep(0.05)
+        assert read_record(home) is not None, "staged, and nobody would know after a restart"
+        await manager.wait_unmounted(two)
+        while bed.driver.staged:
+            await bed.node.clock.sleep(0.005)
 
 
 async def test_a_burst_of_news_is_few_writes(tmp_path: Path) -> None:

@@ -273,6 +273,8 @@ class DeviceManager:
                     await endpoint.plugin.pre_start(sorted(grant.ids))
             assert grant.handed is not None
             found.append(grant.handed)
+        if not found:
+            return found
         try:
             await self._file.flush()  # before a container has them
         except OSError as error:

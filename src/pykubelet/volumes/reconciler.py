@@ -119,7 +119,7 @@ class Reconciler:
             spec = entry.spec or spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
             plugin = self.plugin_of(spec)
             entry.spec = spec
-            if not plugin.is_quick(spec):
+            if not plugin.is_quick(spec) or self._is_leaving(entry, spec):
                 return False
             plugin.set_up(self._task(pod, spec), None)
         except (PykubeletError, OSError) as error:
@@ -189,6 +189,8 @@ class Reconciler:
             async with asyncio.timeout(GATHER_SECONDS) as entry.scope:
                 spec = await self._resolve(entry, pod)
                 plugin = self.plugin_of(spec)
+                if self._is_leaving(entry, spec):
+                    raise VolumeProblem("what an earlier run left of it is still being taken away")
                 self._check_alone(entry, spec)
                 self._check_label(entry, pod, spec)
                 if isinstance(plugin, RemotePlugin):
@@ -261,6 +263,11 @@ class Reconciler:
         if found is not None and not found.driven:
             self._table.remove(found)
             entry.state = State.UNCERTAIN
+
+    def _is_leaving(self, entry: VolumeEntry, spec: VolumeSpec) -> bool:
+        """Whether this very volume, found on disk after a restart, is being taken away: that has to end first."""
+        found = self._table.of(entry.uid).entries.get(found_name(spec.plugin, spec.folder))
+        return found is not None and found.driven and found.in_pod
 
     def _check_label(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec) -> None:
         """A mount has one label: whoever needs another one waits until it is gone."""

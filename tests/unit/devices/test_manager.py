@@ -406,6 +406,18 @@ async def test_a_container_waits_until_what_it_gets_is_on_disk(tmp_path: Path) -
         assert "uid-web" in (tmp_path / FILE).read_text()
 
 
+async def test_a_container_without_devices_waits_for_no_disk(tmp_path: Path) -> None:
+    bed = Bed(tmp_path)
+    async with bed.life() as manager:
+        made, plain = pod("web"), a_pod("plain")
+        manager.allocate(made, made.spec.containers[0], None)
+        (tmp_path / FILE).unlink()
+        (tmp_path / FILE).mkdir()  # nothing can take its place
+        with pytest.raises(CheckpointNotWritten):
+            await manager.handed(made, made.spec.containers[0])
+        assert await manager.handed(plain, plain.spec.containers[0]) == []
+
+
 async def test_a_list_that_says_nothing_new_is_not_written_again(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
     async with bed.life():

@@ -162,6 +162,21 @@ async def test_two_pods_share_what_is_staged(tmp_path: Path) -> None:
     assert bed.is_clean()
 
 
+async def test_a_volume_that_may_have_been_unstaged_is_staged_again(tmp_path: Path) -> None:
+    """Else the next pod would write into an empty folder of the node."""
+    bed = Bed(tmp_path)
+    volume = bed.volume()
+    one, two = pod_with(volume, name="one"), pod_with(volume, name="two")
+    async with bed.life() as manager:
+        await manager.wait_mounted(one)
+        bed.driver.plans = [("unstage", "DEADLINE_EXCEEDED", True)]
+        await manager.wait_unmounted(one)
+        while bed.driver.plans:
+            await bed.node.clock.sleep(0.01)
+        await manager.wait_mounted(two)
+        assert bed.driver.staged and bed.driver.order()[-2:] == ["stage h-data", "publish h-data"]
+
+
 async def test_a_driver_that_stages_nothing(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
     bed.driver.can = frozenset()

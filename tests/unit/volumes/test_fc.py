@@ -11,6 +11,7 @@ import pytest
 from pykubelet.api.types import FCVolumeSource, Volume
 from pykubelet.clients.host.port import MountError
 from pykubelet.volumes.plugins.fc import FcVolume
+from pykubelet.volumes.plugins.filesystems import GIVE_BACK_TRIES
 from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import FC
 from tests.builders import a_pod
@@ -144,3 +145,20 @@ def test_a_disk_that_is_also_passed_on_as_a_device_stays(tmp_path: Path) -> None
     assert host.block_devices() == ["sdb"]
     plugin.tear_down("uid-two", "disk")
     assert host.block_devices() == []
+
+
+def test_a_disk_that_cannot_be_given_back_is_in_use_also_for_the_next_life(tmp_path: Path) -> None:
+    host = ScsiHost(tmp_path)
+    two_ways(host)
+    plugin, task = plugin_on(host), host.task(a_pod("web"), volume())
+    plugin.set_up(task, None)
+    host.mounts.fail("unmount", str(host.paths.plugins / FC), "target is busy", times=GIVE_BACK_TRIES)
+    for _ in range(GIVE_BACK_TRIES - 1):
+        with pytest.raises(MountError, match="busy"):
+            plugin.tear_down(task.uid, "disk")
+    assert list(plugin.held()) == [], "its pod answers for it"
+    plugin.tear_down(task.uid, "disk")
+    unique = [plugin.attached_as(task.spec)]
+    again = plugin_on(host)
+    again.remember()
+    assert list(plugin.held()) == unique and list(again.held()) == unique

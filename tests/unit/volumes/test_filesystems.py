@@ -39,6 +39,16 @@ def test_a_disk_with_partitions_is_not_touched() -> None:
     assert len(mounts.commands) == 1
 
 
+@pytest.mark.parametrize("told", ['/dev/x: UUID="7" TYPE="ext4"\n', "LABEL=data\n", "what?\n"])
+def test_a_disk_of_which_something_else_is_said_is_not_formatted(told: str) -> None:
+    """Other programs of that name know neither the options nor the exit codes."""
+    mounts = FakeMounts()
+    mounts.tools = {"blkid": told, "mkfs.ext4": ""}
+    with pytest.raises(VolumeProblem, match="/dev/x is not formatted: cannot tell what it holds"):
+        prepare_filesystem(mounts, "/dev/x", "ext4", read_only=False)
+    assert len(mounts.commands) == 1
+
+
 @pytest.mark.parametrize("code", [1, 2, 8, 16, 32, 128])
 def test_a_disk_that_cannot_be_checked_is_mounted_all_the_same(code: int) -> None:
     mounts = FakeMounts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pykubelet.api.types import (
     VolumeAttachmentStatus,
 )
 from pykubelet.kit.tasks import TaskSet
+from pykubelet.volumes.csi import plugin
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
 from pykubelet.volumes.problems import VolumesNotReady
 from pykubelet.volumes.reconstruct import forget_attached, note_attached, scan
@@ -99,6 +101,49 @@ async def test_a_volume_that_cannot_be_unstaged_is_in_use_and_its_pod_may_go(tmp
         assert manager.volumes_in_use() == [] and manager.snapshot() == []
     assert bed.driver.order()[-4:] == ["unstage h-data"] * 4
     assert bed.is_clean()
+
+
+async def test_a_volume_whose_record_could_not_be_written_is_in_use_no_longer_than_its_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = attached_bed(tmp_path)
+    pod = pod_with(bed.volume())
+
+    def full(folder: Path, record: VolumeRecord) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(plugin, "write_record", full)
+    async with bed.life() as manager:
+        with pytest.raises(VolumesNotReady, match="No space left"):
+            await manager.wait_mounted(pod)
+        assert manager.volumes_in_use() == [UNIQUE]
+        await manager.wait_unmounted(pod)
+        await bed.node.clock.sleep(5)
+        assert manager.volumes_in_use() == []
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_staged_volume_whose_record_was_lost_is_unstaged_all_the_same(tmp_path: Path, again: bool) -> None:
+    bed = attached_bed(tmp_path)
+    pod = pod_with(bed.volume())
+    record = bed.paths.staging_home("d", "h-data") / "vol_data.json"
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        record.write_bytes(b"")
+        if not again:
+            bed.driver.plans = [("unstage", "INTERNAL", False)]
+            await manager.wait_unmounted(pod)
+            assert manager.volumes_in_use() == [UNIQUE] and bed.driver.staged
+            await bed.node.clock.sleep(5)
+    if again:
+        async with bed.life() as manager:
+            await bed.node.clock.sleep(0.1)
+            bed.driver.plans = [("unstage", "INTERNAL", False)]
+            manager.keep_only([])
+            await bed.node.clock.sleep(0.1)
+            assert manager.volumes_in_use() == [UNIQUE] and bed.driver.staged
+            await bed.node.clock.sleep(5)
+    assert not bed.driver.staged and bed.is_clean()
 
 
 async def test_a_hanging_unstage_holds_up_no_pod(tmp_path: Path) -> None:

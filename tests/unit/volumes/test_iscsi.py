@@ -164,6 +164,49 @@ def test_a_disk_that_cannot_be_given_back_holds_no_pod_for_ever(tmp_path: Path) 
     assert host.sessions() == {}, "given back in passing, out of every portal"
 
 
+def test_a_disk_that_cannot_be_given_back_is_in_use_also_for_the_next_life(tmp_path: Path) -> None:
+    host = ScsiHost(tmp_path)
+    plugin, task = plugin_on(host), host.task(a_pod("web"), volume())
+    plugin.set_up(task, None)
+    place = host.paths.plugins / ISCSI / "iface-default" / f"{A}-{IQN}-lun-1"
+    host.mounts.fail("unmount", str(place), "target is busy", times=GIVE_BACK_TRIES)
+    for _ in range(GIVE_BACK_TRIES - 1):
+        with pytest.raises(MountError, match="busy"):
+            plugin.tear_down(task.uid, "disk")
+    plugin.tear_down(task.uid, "disk")
+    unique = plugin.attached_as(task.spec)
+    assert str(place) in host.mounts.points() and unique in plugin.held()
+    plugin = plugin_on(host)
+    plugin.remember()
+    assert unique in plugin.held()
+    other = host.task(a_pod("other"), volume(lun=2))
+    plugin.set_up(other, None)
+    plugin.tear_down(other.uid, "disk")
+    assert host.mounts.points() == [] and list(plugin.held()) == []
+
+
+def test_of_two_pods_that_go_at_once_the_second_gives_the_disk_back(tmp_path: Path) -> None:
+    host = ScsiHost(tmp_path)
+    plugin = plugin_on(host)
+    one, two = (host.task(a_pod(name), volume()) for name in ("one", "two"))
+    for task in (one, two):
+        plugin.set_up(task, None)
+    second = threading.Thread(target=plugin.tear_down, args=(two.uid, "disk"))
+    look = plugin._devices._is_used
+
+    def looking(place: Path, besides: Path | None) -> bool:
+        used = look(place, besides)
+        if not second.ident:
+            second.start()
+            second.join(0.3)  # as far as it comes while the first one has the disk
+        return used
+
+    plugin._devices._is_used = looking  # type: ignore[method-assign]
+    plugin.tear_down(one.uid, "disk")
+    second.join(30)
+    assert host.mounts.points() == [] and host.sessions() == {}
+
+
 def test_trouble_with_another_disk_is_not_this_pods(tmp_path: Path) -> None:
     host = ScsiHost(tmp_path)
     plugin = plugin_on(host)

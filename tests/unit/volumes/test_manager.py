@@ -297,3 +297,22 @@ async def test_a_new_container_may_use_one_more_volume(node: Node) -> None:
         assert manager.path_of(first, "b") is None
         await manager.wait_mounted(both)
         assert manager.path_of(both, "b") is not None
+
+
+@pytest.mark.parametrize("medium", ["", "Memory"])
+async def test_what_an_earlier_run_left_is_gone_before_the_volume_comes_again(node: Node, medium: str) -> None:
+    """A static pod that is taken away and put back has the same uid."""
+    pod = pod_with(empty_dir("cache", medium=medium))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+    async with node.running() as manager:
+        node.mounts.fail("unmount" if medium else "remove", "cache", "busy", times=2)
+        await node.clock.sleep(0.1)
+        manager.keep_only([])
+        await node.clock.sleep(0.1)
+        assert manager.problems("uid-web") != [], "not gone yet"
+        await manager.wait_mounted(pod)
+        await node.clock.sleep(300)
+        (view,) = manager.snapshot()
+        assert view.state == "mounted" and Path(manager.path_of(pod, "cache") or "").is_dir()
+        assert bool(node.mounts.points()) == bool(medium)

@@ -206,7 +206,7 @@ class CsiVolumes(RemotePlugin):
         if spec.block or stages:
             # A block volume is written down here even when its driver stages nothing: the pod has no folder for it.
             self._held[home] = record
-            await self._run(partial(_write_down, home, staging if stages else None, record))
+            await self._run(partial(_write_down, home, staging if stages else None, record), key)
         if not stages:
             return None
         if key in self._staged:
@@ -215,7 +215,7 @@ class CsiVolumes(RemotePlugin):
         try:
             await driver.stage(_with(volume, secrets=secrets), staging)
         except PluginError as error:
-            if rules.is_final(error.code) and not await self._run(partial(self._has_users, record, spec.block)):
+            if rules.is_final(error.code) and not await self._run(partial(self._has_users, record, spec.block), key):
                 await self._drop(record, spec.block)
             raise
         self._staged.add(key)
@@ -231,16 +231,16 @@ class CsiVolumes(RemotePlugin):
         staging: Path | None,
     ) -> bool:
         """Whether the driver was asked: it may have written to the volume."""
-        spec, uid = task.spec, task.uid
+        spec, uid, key = task.spec, task.uid, (source.driver, source.handle)
         target = self._target(uid, spec.folder, block=spec.block)
         again = said is not None and bool(said.requires_republish)
-        if not again and await self._run(partial(self._is_published, uid, spec)):
+        if not again and await self._run(partial(self._is_published, uid, spec), key):
             return False
         record = source.record(spec, self._node_name)
         if spec.block:
-            await self._run(partial(make_folder, target.parent))
+            await self._run(partial(make_folder, target.parent), key)
         else:
-            await self._run(partial(_write_down, target.parent, None, record))
+            await self._run(partial(_write_down, target.parent, None, record), key)
         context = {**volume.volume_context, **rules.pod_info(said, task.pod, ephemeral=source.ephemeral)}
         secrets = dict(await self._secret(source.publish_secret))
         tokens = await self._tokens(task, said)
@@ -252,10 +252,10 @@ class CsiVolumes(RemotePlugin):
             await driver.publish(told, target, staging=staging, read_only=spec.read_only)
         except PluginError as error:
             if rules.is_final(error.code) and not again:
-                await self._run(partial(self._forget_target, uid, spec.folder, spec.block))
+                await self._run(partial(self._forget_target, uid, spec.folder, spec.block), key)
             raise
         if spec.block:
-            await self._run(partial(self._blocks.show, spec.folder, uid))
+            await self._run(partial(self._blocks.show, spec.folder, uid), key)
         return True
 
     async def _finish(
@@ -306,39 +306,43 @@ class CsiVolumes(RemotePlugin):
     async def give_back(self, uid: str, spec: VolumeSpec, say: Say) -> None:
         folder, block = spec.folder, spec.block
         home = self._paths.device_home(folder) if block else self._paths.home(uid, folder)
-        record = await self._run(partial(read_record, home))
+        record = await self._run(partial(read_record, home), (uid, folder))
         if record is None:
             # Written down before anything else happens: without a record there is nothing at any driver.
-            await self._run(partial(self._forget_target, uid, folder, block))
+            await self._run(partial(self._forget_target, uid, folder, block), (uid, folder))
             return
         async with self._turns.alone(record.key):
             if block:
-                await self._run(partial(self._blocks.hide, folder, uid))
+                await self._run(partial(self._blocks.hide, folder, uid), record.key)
             driver = announced(self._drivers.find(record.driver), record.driver, say)
             await driver.unpublish(record.handle, self._target(uid, folder, block=block))
-            await self._run(partial(self._forget_target, uid, folder, block))
+            await self._run(partial(self._forget_target, uid, folder, block), record.key)
 
     async def let_go(self, spec: VolumeSpec, say: Say) -> None:
         if spec.csi is None:
             return
         key = spec.csi.driver or "", spec.csi.volume_handle or ""
-        home = self._paths.device_home(spec.folder) if spec.block else self._paths.staging_home(*key)
+        known = VolumeRecord(spec_name=spec.folder, driver=key[0], handle=key[1])
+        home, staging = self._record_home(known, spec.block), self._staging(known, spec.block)
         async with self._turns.alone(key):
-            record = await self._run(partial(read_record, home))
-            if record is None:
+            record = await self._run(partial(read_record, home), key)
+            if record is None and not await self._run(partial(self._is_there, staging), key):
+                self._held.pop(home, None)
                 self._growth.forget(key)
             else:
+                # A record that was lost or damaged is no reason to leave the volume staged.
+                record = record or known
                 driver = announced(self._drivers.find(record.driver), record.driver, say)
                 await self._unstage(record, driver, spec.block)
 
     async def _unstage(self, record: VolumeRecord, driver: CsiNode, block: bool) -> None:
         """When no pod has it any more."""
-        if await self._run(partial(self._has_users, record, block)):
+        if await self._run(partial(self._has_users, record, block), record.key):
             return
         staging = self._staging(record, block)
-        if await self._run(partial(self._is_there, staging)):
+        self._staged.discard(record.key)  # first: a call that failed may have been carried out all the same
+        if await self._run(partial(self._is_there, staging), record.key):
             await driver.unstage(record.handle, staging)
-        self._staged.discard(record.key)
         await self._drop(record, block)
 
     def _is_there(self, staging: Path) -> bool:
@@ -346,13 +350,13 @@ class CsiVolumes(RemotePlugin):
 
     async def _drop(self, record: VolumeRecord, block: bool) -> None:
         """The node has it no more."""
-        await self._run(partial(self._forget_staging, record, block))
+        await self._run(partial(self._forget_staging, record, block), record.key)
         self._held.pop(self._record_home(record, block), None)
         self._growth.forget(record.key)
 
     async def sweep(self) -> None:
         """Give back what a killed agent left staged for nobody. Each failure is told and left for the next time."""
-        staged = await self._run(self._all_staged)
+        staged = await self._run(self._all_staged, ("all",))
         drivers = {record.driver for _, record in staged}
         await gather_all(*(self._sweep_driver([each for each in staged if each[1].driver == name]) for name in drivers))
 
@@ -362,12 +366,13 @@ class CsiVolumes(RemotePlugin):
                 continue  # somebody is seeing to it
             try:
                 async with self._turns.alone(record.key):
-                    for uid in await self._run(partial(self._blocks.unlinked, record.spec_name)) if block else ():
-                        await self._run(partial(self._blocks.hide, record.spec_name, uid))
-                        target = self._target(uid, record.spec_name, block=True)
+                    name, key = record.spec_name, record.key
+                    for uid in await self._run(partial(self._blocks.unlinked, name), key) if block else ():
+                        await self._run(partial(self._blocks.hide, name, uid), key)
+                        target = self._target(uid, name, block=True)
                         await self._drivers.find(record.driver).unpublish(record.handle, target)
-                        await self._run(partial(self._forget_target, uid, record.spec_name, True))
-                    if not await self._run(partial(self._has_users, record, block)):
+                        await self._run(partial(self._forget_target, uid, name, True), key)
+                    if not await self._run(partial(self._has_users, record, block), key):
                         await self._unstage(record, self._drivers.find(record.driver), block)
             except (PykubeletError, OSError) as error:
                 logger.warning(
@@ -385,7 +390,7 @@ class CsiVolumes(RemotePlugin):
     async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
         """The driver's own figures; None when it has none and the filesystem is to be asked."""
         home = self._paths.device_home(spec.folder) if spec.block else self._paths.home(uid, spec.folder)
-        record = await self._run(partial(read_record, home))
+        record = await self._run(partial(read_record, home), (uid, spec.folder))
         if record is None:
             return None
         staging = self._staging(record, spec.block) if record.key in self._staged else None
@@ -445,8 +450,9 @@ class CsiVolumes(RemotePlugin):
         _remove_empty(staging)
         _remove_record(staging.parent)
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await host_calls.run(work, name="folders of CSI volumes", within=FOLDERS_WITHIN)
+    async def _run(self, work: Callable[[], T], about: tuple[str, ...]) -> T:
+        """After its deadline the work goes on: nothing else is done about the same volume until it is back."""
+        return await host_calls.run(work, name="folders of CSI volumes", key="^".join(about), within=FOLDERS_WITHIN)
 
 
 def _with(volume: CsiVolume, *, secrets: Mapping[str, str], context: Mapping[str, str] | None = None) -> CsiVolume:

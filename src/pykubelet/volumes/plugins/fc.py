@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import Files, SetUp
 from pykubelet.volumes.plugins.words import fs_type, word
 from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.reconstruct import names_by_place
 from pykubelet.volumes.spec import FC, VolumeSpec
 
 
@@ -57,6 +59,12 @@ class FcVolume(MountedPlugin):
 
     def attached_as(self, spec: VolumeSpec) -> str:
         return f"{FC}/{unique_name(spec.volume.fc)}" if spec.volume.fc is not None else ""
+
+    def remember(self) -> None:
+        self._devices.remember()
+
+    def held(self) -> Iterable[str]:
+        return [name for place in self._devices.kept() for name in names_by_place(FC, place.name)]
 
     def using(self, task: SetUp) -> AbstractContextManager[None]:
         record = msgspec.json.encode(_source(task)).decode()

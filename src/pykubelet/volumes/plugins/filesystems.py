@@ -28,6 +28,9 @@ BLOCK = "volumeDevices"
 """Folder for disks that pods get as devices, beside those that are mounted."""
 GIVE_BACK_TRIES = 6
 """How often a pod waits for its disk to be given back; with the reconciler's pauses about half a minute."""
+LOOK_SECONDS = 5.0
+"""How long a pod that goes waits for its turn at the disk: others that look or go need a moment. Only bringing a
+disk takes longer, and who brings it has noted that."""
 FSCK_UNCORRECTED = 4
 FSCK_FINE = frozenset(range(256)) - {0, FSCK_UNCORRECTED}
 """All other ends of fsck are no reason to refuse a disk, as upstream has it: errors corrected, no checker for this
@@ -60,6 +63,18 @@ class DeviceMounts:
         """Where the record lies in the disk's folder: under the mount, so it can be read only when that is gone."""
         self._locks = KeyedLocks()
         self._failures: Counter[Path] = Counter()
+        self._kept: set[Path] = set()
+        """Places whose disk could not be given back, or was found mounted with no pod that notes it."""
+
+    def remember(self) -> None:
+        """What an earlier life of the agent, or another agent, left on the node."""
+        noted = {note.place for note in self.notes()}
+        mounted = {entry.mount_point for entry in self._mounts.table()}
+        self._kept = {place for place in self.places() if str(place) in mounted - noted}
+
+    def kept(self) -> tuple[Path, ...]:
+        """Places that the node still has although no pod answers for them."""
+        return tuple(self._kept)
 
     # --- a pod gets a disk ----------------------------------------------------------------------
 
@@ -96,14 +111,15 @@ class DeviceMounts:
         own = self._read(file)
         if own is not None:
             try:
-                self._free(Path(own.place), own.record, detach, besides=file)
+                self._free(Path(own.place), own.record, detach, own=file)
             except (PykubeletError, OSError) as error:
                 self._failures[file] += 1
                 if self._failures[file] < GIVE_BACK_TRIES:
                     raise
                 logger.error("a disk cannot be given back", extra={"place": own.place, "error": str(error)})
+                self._kept.add(Path(own.place))
+                file.unlink(missing_ok=True)
             del self._failures[file]
-            file.unlink()
         noted = {note.place for note in self.notes()}
         for place in self.places():
             if str(place) in noted or (own is not None and str(place) == own.place):
@@ -111,6 +127,8 @@ class DeviceMounts:
             try:
                 self._free(place, "", detach)
             except (PykubeletError, OSError) as error:
+                if self._is_mounted(place):
+                    self._kept.add(place)
                 logger.warning("a disk that nobody uses stays", extra={"place": str(place), "error": str(error)})
 
     def notes(self, besides: Path | None = None) -> list[Note]:
@@ -128,15 +146,19 @@ class DeviceMounts:
             blocks = [inner for folder in blocks for inner in _folders(folder)]
         return plain + blocks
 
-    def _free(self, place: Path, record: str, detach: Callable[[Path, str], None], besides: Path | None = None) -> None:
-        with self._locks.held(str(place), wait=False) as held:
-            if not held or self._is_used(place, besides):
-                return  # whoever has it will give it back
-            self._mounts.unmount(place)
-            detach(place, record or self._recorded(place))
-            for left in place.glob(f"*{self._record_file}*") if self._record_file else ():
-                left.unlink()  # also one that was being written when the agent was killed
-            remove_empty(place)
+    def _free(self, place: Path, record: str, detach: Callable[[Path, str], None], own: Path | None = None) -> None:
+        """Give the disk back unless somebody uses it besides the one whose note is `own`, which goes with success."""
+        with self._locks.held(str(place), seconds=LOOK_SECONDS if own is not None else 0.0) as held:
+            if held and not self._is_used(place, own):  # else whoever has it will give it back
+                self._mounts.unmount(place)
+                detach(place, record or self._recorded(place))
+                for left in place.glob(f"*{self._record_file}*") if self._record_file else ():
+                    left.unlink()  # also one that was being written when the agent was killed
+                remove_empty(place)
+                self._kept.discard(place)
+            if own is not None:
+                # While it is this one's turn: of two pods that go at once one must see that the other's note is gone.
+                own.unlink(missing_ok=True)
 
     def _recorded(self, place: Path) -> str:
         try:
@@ -185,12 +207,12 @@ class KeyedLocks:
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextlib.contextmanager
-    def held(self, key: str, *, wait: bool = True) -> Iterator[bool]:
-        """Gives whether it is held, which without `wait` it may not be."""
+    def held(self, key: str, *, seconds: float = -1.0) -> Iterator[bool]:
+        """Gives whether it is held, which after so many seconds it may not be; less than none: wait for ever."""
         with self._guard:
             lock, users = self._locks.get(key, (threading.Lock(), 0))
             self._locks[key] = (lock, users + 1)
-        taken = lock.acquire(blocking=wait)
+        taken = lock.acquire(timeout=seconds)
         try:
             yield taken
         finally:
@@ -232,6 +254,8 @@ def prepare_filesystem(mounts: Mounts, device: str, fs_type: str, *, read_only: 
     if "PTTYPE" in facts and "TYPE" not in facts:
         raise VolumeProblem(f"{device} holds a partition table and is not formatted")
     if "TYPE" not in facts:
+        if told.strip():
+            raise VolumeProblem(f"{device} is not formatted: cannot tell what it holds from {told.strip()[:200]!r}")
         if read_only:
             raise VolumeProblem(f"{device} has no filesystem and is read-only")
         quiet = ("-F", "-m0") if fs_type.startswith("ext") else ("-f",) if fs_type == "xfs" else ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import FileContent, Files, SetUp
 from pykubelet.volumes.plugins.words import fs_type, host, word
 from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.reconstruct import names_by_place
 from pykubelet.volumes.spec import ISCSI, VolumeSpec
 
 RECORD = "iscsi.json"
@@ -100,6 +102,12 @@ class IscsiVolume(MountedPlugin):
         if source is None:
             return ""
         return f"{ISCSI}/{source.target_portal}:{source.iqn}:{source.lun or 0}"
+
+    def remember(self) -> None:
+        self._devices.remember()
+
+    def held(self) -> Iterable[str]:
+        return [name for place in self._devices.kept() for name in names_by_place(ISCSI, place.name)]
 
     async def gather(self, task: SetUp) -> Files | None:
         source = task.spec.volume.iscsi
