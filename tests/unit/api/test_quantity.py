@@ -128,7 +128,8 @@ def test_printing_and_parsing_gives_the_same_amount(quantity: Quantity) -> None:
         quantity = quantity.with_format(Format.DECIMAL_SI)
     again = Quantity.parse(str(quantity))
     assert again == quantity
-    assert str(again) == str(quantity)
+    # 25000 in binary has no suffix, and text without one is read as decimal, which prints it as 25k: as in Go.
+    assert str(again.with_format(quantity.format)) == str(quantity)
 
 
 @given(quantities, quantities, quantities)

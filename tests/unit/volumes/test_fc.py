@@ -133,6 +133,15 @@ def test_a_disk_the_host_itself_uses_is_not_taken_from_it(tmp_path: Path, used: 
         (top / "holders/dm-7").touch()
     plugin.tear_down(task.uid, "disk")
     assert host.block_devices() == ["sdb"] and not host.said("blockdev")
+    assert list(plugin.held()) == [plugin.attached_as(task.spec)], "what the host uses is in use"
+    (top / "dev").write_text("8:16\n")
+    (top / "sdb1/dev").write_text("8:17\n") if used == "partition" else None
+    (top / "holders/dm-7").unlink(missing_ok=True)
+    wire(host, "sdc", f"fc-0x{WWNS[0]}-lun-4", "8:32")
+    other = host.task(a_pod("other"), volume(lun=4))
+    plugin.set_up(other, None)
+    plugin.tear_down(other.uid, "disk")
+    assert host.block_devices() == [] and list(plugin.held()) == []
 
 
 def test_a_disk_that_is_also_passed_on_as_a_device_stays(tmp_path: Path) -> None:

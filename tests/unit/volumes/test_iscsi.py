@@ -185,6 +185,22 @@ def test_a_disk_that_cannot_be_given_back_is_in_use_also_for_the_next_life(tmp_p
     assert host.mounts.points() == [] and list(plugin.held()) == []
 
 
+def test_a_disk_that_somebody_else_on_this_host_has_is_in_use(tmp_path: Path) -> None:
+    """Such as a container into which the mount leaked."""
+    host = ScsiHost(tmp_path)
+    plugin, task = plugin_on(host), host.task(a_pod("web"), volume())
+    plugin.set_up(task, None)
+    holder = host.sys / "block/sda1/holders/dm-7"
+    holder.parent.mkdir(parents=True, exist_ok=True)
+    holder.touch()
+    plugin.tear_down(task.uid, "disk")
+    assert host.block_devices() == ["sda1"] and plugin.attached_as(task.spec) in plugin.held()
+    holder.unlink()
+    plugin.set_up(task, None)
+    plugin.tear_down(task.uid, "disk")
+    assert host.sessions() == {} and list(plugin.held()) == []
+
+
 def test_of_two_pods_that_go_at_once_the_second_gives_the_disk_back(tmp_path: Path) -> None:
     host = ScsiHost(tmp_path)
     plugin = plugin_on(host)

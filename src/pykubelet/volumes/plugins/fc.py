@@ -106,9 +106,9 @@ class FcVolume(MountedPlugin):
         names = sorted(os.listdir(top)) if top.is_dir() else []
         return list(dict.fromkeys(Path(os.path.realpath(top / name)).name for name in names if fits.fullmatch(name)))
 
-    def _detach(self, place: Path, record: str) -> None:
+    def _detach(self, place: Path, record: str) -> bool:
         if not record:
-            return  # nobody wrote down which disk it was
+            return True  # nobody wrote down which disk it was
         try:
             source = msgspec.json.decode(record, type=FCVolumeSource)
         except msgspec.MsgspecError as error:
@@ -116,8 +116,8 @@ class FcVolume(MountedPlugin):
         name = global_name(source)
         other = self._top / name if place.parent.name == BLOCK else self._top / BLOCK / name
         if any(note.place == str(other) for note in self._devices.notes()):
-            return  # somebody has the same disk in the other form
-        self._disks.take_away(self._links(source))
+            return True  # somebody has the same disk in the other form
+        return self._disks.take_away(self._links(source))
 
 
 def _source(task: SetUp) -> FCVolumeSource:

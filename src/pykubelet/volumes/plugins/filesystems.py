@@ -37,6 +37,10 @@ FSCK_FINE = frozenset(range(256)) - {0, FSCK_UNCORRECTED}
 filesystem, a device that cannot be checked. Whether it can be mounted the kernel says."""
 
 
+Detach = Callable[[Path, str], bool]
+"""Take the disk of this place and record from the node; False when something else on this host uses it."""
+
+
 class Note(Struct, frozen=True, kw_only=True):
     """That a pod uses a disk of the node. Lies in the pod's folder from before the disk is there until it is given
     back, so that every life of the agent knows who uses what."""
@@ -102,7 +106,7 @@ class DeviceMounts:
 
     # --- and gives it back ----------------------------------------------------------------------
 
-    def give_back(self, uid: str, folder: str, detach: Callable[[Path, str], None]) -> None:
+    def give_back(self, uid: str, folder: str, detach: Detach) -> None:
         """After the pod's own mount is gone: if no other pod has the disk, unmount it and `detach` it, which is told
         its place and record. Raises what went wrong with this disk, to be repeated; but a disk that cannot be given
         back does not hold up the pod for ever. Such disks, and what killed agents left, are tried whenever another
@@ -146,19 +150,24 @@ class DeviceMounts:
             blocks = [inner for folder in blocks for inner in _folders(folder)]
         return plain + blocks
 
-    def _free(self, place: Path, record: str, detach: Callable[[Path, str], None], own: Path | None = None) -> None:
+    def _free(self, place: Path, record: str, detach: Detach, own: Path | None = None) -> None:
         """Give the disk back unless somebody uses it besides the one whose note is `own`, which goes with success."""
         with self._locks.held(str(place), seconds=LOOK_SECONDS if own is not None else 0.0) as held:
             if held and not self._is_used(place, own):  # else whoever has it will give it back
                 self._mounts.unmount(place)
-                detach(place, record or self._recorded(place))
-                for left in place.glob(f"*{self._record_file}*") if self._record_file else ():
-                    left.unlink()  # also one that was being written when the agent was killed
-                remove_empty(place)
-                self._kept.discard(place)
+                if detach(place, record or self._recorded(place)):
+                    self._forget(place)
+                else:
+                    self._kept.add(place)
             if own is not None:
                 # While it is this one's turn: of two pods that go at once one must see that the other's note is gone.
                 own.unlink(missing_ok=True)
+
+    def _forget(self, place: Path) -> None:
+        for left in place.glob(f"*{self._record_file}*") if self._record_file else ():
+            left.unlink()  # also one that was being written when the agent was killed
+        remove_empty(place)
+        self._kept.discard(place)
 
     def _recorded(self, place: Path) -> str:
         try:

@@ -151,12 +151,12 @@ class IscsiVolume(MountedPlugin):
         with self._targets.held(target.iqn):
             return self._sessions.attach(target, chap)
 
-    def _detach(self, place: Path, record: str) -> None:
+    def _detach(self, place: Path, record: str) -> bool:
         target = _recorded(place, record)
         if target is None:
             raise VolumeProblem(f"{place} is not the folder of an iscsi volume")
         with self._targets.held(target.iqn):
-            self._sessions.detach(target, self._others(place))
+            return self._sessions.detach(target, self._others(place))
 
     def _others(self, place: Path) -> list[Target]:
         notes = {note.place: note.record for note in self._devices.notes()}

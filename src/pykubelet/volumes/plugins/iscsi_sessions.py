@@ -207,13 +207,16 @@ class Sessions:
 
     # --- detach ---------------------------------------------------------------------------------
 
-    def detach(self, target: Target, others: list[Target]) -> None:
-        """Take the disk away and end the sessions that no other volume of this node has. To be repeated if it fails."""
+    def detach(self, target: Target, others: list[Target]) -> bool:
+        """Take the disk away and end the sessions that no other volume of this node has. To be repeated if it fails.
+
+        False when something else on this host uses the disk: then all stays.
+        """
         sessions = [each for each in self._sessions(target.iqn) if each.interface in ("", target.interface)]
         if not any(other.shares(target) and other.lun == target.lun for other in others):
             disks = [disk for session in sessions for disk in session.disks(target.lun)]
             if disks and not self._disks.take_away(disks):
-                return
+                return False
         needed = {portal for other in others if other.shares(target) for portal in other.portals}
         for session in sessions:
             if any(self._disks.is_used(disk) for disk in session.disks()):
@@ -225,9 +228,10 @@ class Sessions:
                 except NoTool:
                     if sessions:
                         raise
-                    return  # then nobody ever logged in
+                    return True  # then nobody ever logged in
         if not needed:
             self._drop_interface(target)
+        return True
 
     def _log_out(self, portal: str, target: Target) -> None:
         node = ("-m", "node", "-p", portal, "-T", target.iqn, "-I", target.interface)

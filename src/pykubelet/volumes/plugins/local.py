@@ -47,7 +47,7 @@ class LocalVolume(MountedPlugin):
 
     def released(self, uid: str, folder: str) -> None:
         # A disk of this node stays where it is.
-        self._devices.give_back(uid, folder, lambda place, record: None)
+        self._devices.give_back(uid, folder, lambda place, record: True)
 
     def _place(self, task: SetUp) -> Path:
         return self._top / task.spec.persistent
