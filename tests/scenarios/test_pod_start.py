@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler, Pod
+from pykubelet.model.errors import CriError
 from pykubelet.model.pod import uid_of
 from tests.builders import a_container, a_pod, an_ephemeral_container
 from tests.fakes.fake_cri_values import Behaviour
@@ -51,6 +52,21 @@ async def test_a_pod_that_starts_quickly_is_told_once(tmp_path: Path) -> None:
         await node.until_running(pod)
         await node.clock.sleep(5)
         assert told.count(uid_of(pod)) == 2, "that it was taken, and that it runs"
+
+
+async def test_a_pod_without_a_sandbox_does_not_begin_its_pull_again_and_again(tmp_path: Path) -> None:
+    """Each begun pull costs a share of the registry's rate, an event, and what was loaded."""
+    async with a_node(tmp_path) as node:
+        node.cri.add_to_registry("r.io/big:1", takes=300.0)
+        node.cri.slow("run_pod_sandbox", 2)
+        failing = node.cri.fail_next("run_pod_sandbox", CriError("no address left"), times=None)
+        node.run(a_pod("web", containers=[a_container("big", "r.io/big:1")]))
+        await node.clock.sleep(300)
+        assert len(node.cri.called("run_pod_sandbox")) > 10
+        assert len(node.cri.called("pull_image")) == 1
+        failing.remove()
+        await node.until(lambda: node.running() == ["web/big"], within=330)
+        assert len(node.cri.called("pull_image")) == 2
 
 
 async def test_a_pod_deleted_during_a_pull_leaves_nothing_behind(tmp_path: Path) -> None:

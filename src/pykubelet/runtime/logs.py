@@ -44,7 +44,8 @@ def parse_line(raw: bytes) -> LogLine | None:
 
 def open_log(path: Path) -> BinaryIO:
     """Open a log for reading without being caught by a pipe or a device in its place. Raises OSError."""
-    return os.fdopen(open_checked(path), "rb")
+    # Without a buffer, whose lock would make a close wait for a read of another thread that hangs on its disk.
+    return os.fdopen(open_checked(path), "rb", buffering=0)
 
 
 def tail_offset(file: BinaryIO, records: int) -> int:

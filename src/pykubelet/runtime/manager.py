@@ -1,8 +1,9 @@
 """Carry out a pod's plan on the runtime, step by step, and say what came of it.
 
-The order of the steps is upstream's; what may overlap does: images are fetched while the sandbox is being made,
-and each container starts once its own is there. Nothing is decided here that `plan.py` could decide. A failing
-container never keeps its siblings from starting, except a regular init container, whose successors must wait.
+The order of the steps is upstream's; what may overlap does: images are fetched while the sandbox is being made, and
+a container waits for its own and for the starts before it, not for the images of those behind. Nothing is decided
+here that `plan.py` could decide. A failing container never keeps its siblings from starting, except a regular init
+container, whose successors must wait.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ class RuntimeManager:
         self._probes = probes
         self._events = events
         self._recorder = recorder
+        self._without_sandbox: set[str] = set()
+        """Pods whose sandbox could not be made when it was last tried."""
 
     async def sync_pod(
         self,
@@ -170,6 +173,7 @@ class RuntimeManager:
         )
 
     async def kill_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None:
+        self._without_sandbox.discard(uid_of(pod))
         await self._stopper.stop_pod(pod, seen, grace)
 
     async def _resize(self, pod: Pod, plan: PodPlan, sandbox_id: str, outcome: SyncOutcome) -> None:
@@ -238,16 +242,20 @@ class RuntimeManager:
             await self._find_volume_images(pod, config)
             return SandboxInUse(id=plan.sandbox_id, config=config, ips=seen.ips)
         # The runtime prepares the network while we look for the images: neither needs the other, and no container
-        # waits for the image of another. One that ran before may be in back-off, which is judged when its turn comes.
+        # waits for the image of one behind it. One that ran before may be in back-off, which is judged when its turn
+        # comes. Without a sandbox all this is given up, so it is not begun with every try.
+        uid = uid_of(pod)
         images = {
             container.name or "": begin(self._starter.find_image(pod, kind, container, config))
             for kind, container in _starts(plan)
-            if seen.container(container.name or "") is None
+            if seen.container(container.name or "") is None and uid not in self._without_sandbox
         }
+        self._without_sandbox.add(uid)
         made: list[tuple[str, tuple[str, ...]]] = []
 
         async def make() -> None:
             made.append(await self._make_sandbox(pod, config))
+            self._without_sandbox.discard(uid)
             stepped.set()
 
         await gather_all(make(), self._find_volume_images(pod, config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,26 @@ def test_where_any_number_of_records_begins(tmp_path: Path) -> None:
     with open_log(path) as file:
         for count in (1, 2, 50, 199, 200, 201, 10**9):
             assert tail_offset(file, count) == sum(map(len, lines[:-count] if count < 200 else []))
+
+
+def test_a_log_is_closed_while_a_read_of_it_hangs(tmp_path: Path) -> None:
+    """Whoever gives up on a disk that does not answer must not wait for it at the end after all."""
+    path = tmp_path / "0.log"
+    path.write_text(record("hello"))
+    file = open_log(path)
+    silent, speaker = os.pipe()
+    os.dup2(silent, file.fileno())
+    reader = threading.Thread(target=file.read, args=(1,), daemon=True)
+    closer = threading.Thread(target=file.close, daemon=True)
+    reader.start()
+    while Path(f"/proc/self/task/{reader.native_id}/syscall").read_text().split()[0] == "running":
+        pass  # it hangs once it sleeps in its read
+    closer.start()
+    closer.join(2)
+    stuck = closer.is_alive()
+    os.write(speaker, b"x")
+    reader.join(5)
+    closer.join(5)
+    os.close(speaker)
+    os.close(silent)
+    assert not stuck
