@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, cast
 
+from pykubelet.kit.tls_records import Records
 from pykubelet.server.admission import Turns
 
 BLOCK = 16 * 1024
@@ -24,8 +25,6 @@ MAX_STEPS = 32
 SPARE_RECORDS, SPARE_FOR_DATA = 32.0, 1 / 16
 """Records without data that a caller may send, and what each one with data earns it. Upstream's library allows 16
 one after the other; real callers change keys after millions of records, if ever."""
-HEADER, LARGEST_RECORD = 5, 5 + 16 * 1024 + 2048
-"""Bytes. A larger one is refused by OpenSSL as soon as it sees the header."""
 
 _finished: ContextVar[FinishedTls | None] = ContextVar("finished_tls", default=None)
 
@@ -39,8 +38,8 @@ class FinishedTls:
         self._session = session
         self._incoming, self._outgoing = incoming, outgoing
         self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._records = bytearray(incoming.read())
-        """Not yet given to the session, one record of which may come in one step."""
+        self._records = Records(incoming.read())
+        """Not yet given to the session."""
         self._spare: float = SPARE_RECORDS
 
     def join(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
@@ -50,12 +49,11 @@ class FinishedTls:
     def _feed(self) -> bool:
         """Give the session the next record; False when there is none as a whole."""
         if self._from_peer.pending:
-            self._records += self._from_peer.read()
-        size = HEADER + int.from_bytes(self._records[3:HEADER], "big")
-        if len(self._records) < min(size, LARGEST_RECORD) or len(self._records) < HEADER:
+            self._records.add(self._from_peer.read())
+        record = self._records.take()
+        if not record:
             return False
-        self._incoming.write(self._records[:size])
-        del self._records[:size]
+        self._incoming.write(record)
         self._spare -= 1
         if self._spare < 0:
             raise ssl.SSLError("too many TLS records without data")
