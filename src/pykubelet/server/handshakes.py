@@ -16,31 +16,48 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, cast
 
+from pykubelet.kit.tls_records import Records
 from pykubelet.server.admission import Turns
 
 BLOCK = 16 * 1024
 MAX_STEPS = 32
 """Reads until the handshake must be done: real callers need two to four, unless their chain is very long."""
+SPARE_RECORDS, SPARE_FOR_DATA = 32.0, 1 / 16
+"""Records without data that a caller may send, and what each one with data earns it. Upstream's library allows 16
+one after the other; real callers change keys after millions of records, if ever."""
 
 _finished: ContextVar[FinishedTls | None] = ContextVar("finished_tls", default=None)
 
 
 class FinishedTls:
     """A TLS session after its handshake, in the shape of an SSLObject. It was begun on buffers of its own; what the
-    transport puts into and takes from its buffers is moved between the two."""
+    transport puts into and takes from its buffers is moved between the two, record by record: a change of keys costs
+    many times what the bytes cost that ask for it, so a caller may send only few records that carry no data."""
 
     def __init__(self, session: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
         self._session = session
         self._incoming, self._outgoing = incoming, outgoing
         self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._records = Records(incoming.read())
+        """Not yet given to the session."""
+        self._spare: float = SPARE_RECORDS
 
     def join(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
         """These are the transport's buffers."""
         self._from_peer, self._to_peer = incoming, outgoing
 
-    def _feed(self) -> None:
+    def _feed(self) -> bool:
+        """Give the session the next record; False when there is none as a whole."""
         if self._from_peer.pending:
-            self._incoming.write(self._from_peer.read())
+            self._records.add(self._from_peer.read())
+        record = self._records.take()
+        if not record:
+            return False
+        self._incoming.write(record)
+        self._spare -= 1
+        if self._spare < 0:
+            raise ssl.SSLError("too many TLS records without data")
+        return True
 
     def _flush(self) -> None:
         if self._outgoing.pending:
@@ -50,9 +67,18 @@ class FinishedTls:
         self._flush()  # session tickets
 
     def read(self, *arguments: Any) -> Any:
-        self._feed()
         try:
-            return self._session.read(*arguments)
+            fed = 0
+            while True:
+                try:
+                    found = self._session.read(*arguments)
+                except ssl.SSLWantReadError:
+                    if not self._feed():
+                        raise
+                    fed = 1  # the last one, should data come now
+                else:
+                    self._spare = min(SPARE_RECORDS, self._spare + fed + SPARE_FOR_DATA)
+                    return found
         finally:
             self._flush()
 
@@ -63,14 +89,20 @@ class FinishedTls:
             self._flush()
 
     def unwrap(self) -> None:
-        self._feed()
         try:
-            self._session.unwrap()
+            while True:
+                try:
+                    self._session.unwrap()
+                except ssl.SSLWantReadError:
+                    if not self._feed():
+                        raise
+                else:
+                    return
         finally:
             self._flush()
 
     def pending(self) -> int:
-        return self._session.pending() + self._incoming.pending
+        return self._session.pending() + self._incoming.pending + len(self._records)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)

@@ -17,11 +17,14 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pykubelet.clients.http.port import ConnectProblem
 from pykubelet.kit.names import LookupFailed, NameLookups
+from pykubelet.kit.tls_records import Records
 from pykubelet.model.http import HttpProblem, PlainAnswer, join_host_port
 
 T = TypeVar("T")
 
 CHUNK: Final = 16 * 1024
+SPARE_RECORDS: Final = 32
+"""TLS records without data in one answer; a server sends a few session tickets."""
 LINGER_SECONDS: Final = 1
 
 
@@ -100,12 +103,15 @@ class PlainWire:
 
 
 class TlsWire:
-    __slots__ = ("_incoming", "_outgoing", "_plain", "_started", "_tls")
+    __slots__ = ("_incoming", "_outgoing", "_plain", "_records", "_spare", "_started", "_tls")
 
     def __init__(self, sock: socket.socket, server_name: str, context: ssl.SSLContext) -> None:
         self._plain = PlainWire(sock)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._started = False
+        self._records: Records | None = None
+        """After the handshake: what came and was not yet given to the session."""
+        self._spare = SPARE_RECORDS
         # An address is no server name: OpenSSL leaves it out of the hello by itself.
         try:
             self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
@@ -114,15 +120,18 @@ class TlsWire:
 
     async def handshake(self) -> None:
         await self._drive(self._tls.do_handshake)
+        self._records = Records(self._incoming.read())
 
     async def send(self, data: bytes) -> None:
         await self._drive(lambda: self._tls.write(data))
 
     async def recv(self) -> bytes:
         try:
-            return await self._drive(lambda: self._tls.read(CHUNK))
+            data = await self._drive(lambda: self._tls.read(CHUNK))
         except ssl.SSLZeroReturnError:
             return b""
+        self._spare = min(SPARE_RECORDS, self._spare + 1)
+        return data
 
     def close(self) -> None:
         self._plain.close()
@@ -133,7 +142,7 @@ class TlsWire:
                 result = action()
             except ssl.SSLWantReadError:
                 await self._flush()
-                await self._feed()
+                await (self._feed() if self._records is None else self._feed_record(self._records))
             except ssl.SSLEOFError:
                 raise HttpProblem("EOF") from None
             else:
@@ -153,6 +162,19 @@ class TlsWire:
             raise PlainAnswer("http: server gave HTTP response to HTTPS client")
         self._started = True
         self._incoming.write(data)
+
+    async def _feed_record(self, records: Records) -> None:
+        """One at a time: a change of keys costs the loop many times what the bytes cost a pod that ask for it."""
+        while not (record := records.take()):
+            data = await self._plain.recv()
+            if not data:
+                self._incoming.write_eof()
+                return
+            records.add(data)
+        if self._spare <= 0:
+            raise HttpProblem("tls: too many ignored records")
+        self._spare -= 1
+        self._incoming.write(record)
 
 
 async def open_wire(scheme: str, host: str, port: int, lookups: NameLookups, tls: ssl.SSLContext) -> Wire:
@@ -176,6 +198,7 @@ def unverified() -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_NONE
     # Nothing is verified, so short keys in pods' own certificates are no reason to refuse either.
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    context.options |= ssl.OP_NO_RENEGOTIATION
     return context
 
 
