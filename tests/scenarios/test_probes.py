@@ -207,8 +207,12 @@ async def test_started_and_ready_after_a_restart_of_the_agent(
 ) -> None:
     async with a_cluster_node(tmp_path, f"--feature-gates={GATE}={str(gate).lower()}") as node:
         await node.until(node.is_ready)
-        probes = {kind: a_probe(kind, period_seconds=10) for kind in ("startup", "readiness")}
-        sidecar = a_sidecar(startup_probe=a_probe("startup", period_seconds=10))
+        # Answers take longer than the API server is away: what is told before them is seen.
+        node.cri.on_exec(Exec(takes=8.0), command=["startup"])
+        node.cri.on_exec(Exec(takes=8.0), command=["readiness"])
+        timing = {"period_seconds": 10, "timeout_seconds": 9}
+        probes = {kind: a_probe(kind, **timing) for kind in ("startup", "readiness")}
+        sidecar = a_sidecar(startup_probe=a_probe("startup", **timing))
         pod = a_pod("web", init=[sidecar], containers=[probed(**probes)], node_name="node1")
         name = "web-node1" if static else "web"
         if static:
