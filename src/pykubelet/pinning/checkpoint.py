@@ -7,6 +7,7 @@ containers own exclusively cannot be guessed.
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -68,3 +69,28 @@ class CheckpointFile:
             f"could not restore state from checkpoint: {why}, please drain this node and delete the {self._manager} "
             f'checkpoint file "{self.path}" before restarting'
         )
+
+
+class CheckpointedState(abc.ABC):
+    """What a checkpoint file holds: changed in memory at once, on disk when somebody waits for it."""
+
+    def __init__(self, file: CheckpointFile) -> None:
+        self._file = file
+        self._changed = False
+
+    @abc.abstractmethod
+    def _content(self) -> tuple[dict[str, Any], str]:
+        """What the file is to hold, and the text its checksum is taken over."""
+
+    def save(self) -> None:
+        """Write what changed, at the start. OSError when the disk refuses; it is still to be written then."""
+        if self._changed:
+            self._file.write(*self._content())
+            self._changed = False
+
+    async def flush(self) -> None:
+        """Until every change is on disk. OSError when the disk refuses; it is still to be written then."""
+        if self._changed:
+            self._file.put(*self._content())
+            self._changed = False
+        await self._file.flush()

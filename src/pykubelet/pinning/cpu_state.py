@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pykubelet.kit.go_text import go_map
 from pykubelet.model.topology import NO_CPUS, Cpus
-from pykubelet.pinning.checkpoint import CheckpointFile
+from pykubelet.pinning.checkpoint import CheckpointedState, CheckpointFile
 from pykubelet.settings.cpu_list import format_cpu_list, parse_cpu_list
 
 STATE_FILE: Final = "cpu_manager_state"
@@ -21,11 +21,10 @@ STATE_FILE: Final = "cpu_manager_state"
 Entries = dict[str, dict[str, Cpus]]
 
 
-class CpuState:
+class CpuState(CheckpointedState):
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
-        self._file = CheckpointFile(path, manager="CPU manager", policy=policy)
+        super().__init__(CheckpointFile(path, manager="CPU manager", policy=policy))
         self._pod_level = pod_level
-        self._changed = False
         self.shared: Cpus = NO_CPUS
         """The pool of everybody who owns nothing; upstream's default set."""
         self.entries: Entries = {}
@@ -52,21 +51,7 @@ class CpuState:
         except (ValueError, TypeError, AttributeError) as error:
             raise self._file.problem(f"could not parse a cpu set: {error}") from error
 
-    def save(self) -> None:
-        """Write what changed, at the start. OSError when the disk refuses; it is still to be written then."""
-        if self._changed:
-            self._file.write(*self._content())
-            self._changed = False
-
-    async def flush(self) -> None:
-        """Until every change is on disk. OSError when the disk refuses; it is still to be written then."""
-        if self._changed:
-            self._file.put(*self._content())
-            self._changed = False
-        await self._file.flush()
-
     def _content(self) -> tuple[dict[str, Any], str]:
-        """What the file is to hold, and the text its checksum is taken over."""
         data: dict[str, Any] = {"defaultCpuSet": format_cpu_list(self.shared)}
         if self.entries:
             data["entries"] = {

@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from pykubelet.kit.go_text import go_list, go_map
-from pykubelet.pinning.checkpoint import CheckpointFile
+from pykubelet.pinning.checkpoint import CheckpointedState, CheckpointFile
 
 STATE_FILE: Final = "memory_manager_state"
 
@@ -53,11 +53,10 @@ MachineMemory = dict[int, NodeMemory]
 Blocks = tuple[MemoryBlock, ...]
 
 
-class MemoryState:
+class MemoryState(CheckpointedState):
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
-        self._file = CheckpointFile(path, manager="memory manager", policy=policy)
+        super().__init__(CheckpointFile(path, manager="memory manager", policy=policy))
         self._pod_level = pod_level
-        self._changed = False
         self.machine: MachineMemory = {}
         self.entries: dict[str, dict[str, Blocks]] = {}
         self.pods: dict[str, Blocks] = {}
@@ -82,21 +81,7 @@ class MemoryState:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self._file.problem(f"could not read an entry: {error!r}") from error
 
-    def save(self) -> None:
-        """Write what changed, at the start. OSError when the disk refuses; it is still to be written then."""
-        if self._changed:
-            self._file.write(*self._content())
-            self._changed = False
-
-    async def flush(self) -> None:
-        """Until every change is on disk. OSError when the disk refuses; it is still to be written then."""
-        if self._changed:
-            self._file.put(*self._content())
-            self._changed = False
-        await self._file.flush()
-
     def _content(self) -> tuple[dict[str, Any], str]:
-        """What the file is to hold, and the text its checksum is taken over."""
         data: dict[str, Any] = {"machineState": {str(n): _node_json(each) for n, each in sorted(self.machine.items())}}
         if self.entries:
             data["entries"] = {
