@@ -70,6 +70,13 @@ def test_a_sidecar_keeps_the_whole_seconds_of_its_grace(tmp_path: Path) -> None:
     assert live([(0.7, "add", "p0", spec), (5.6, "evict", "p0", 10)], tmp_path / "life") == []
 
 
+def test_init_containers_run_again_after_a_reboot_between_create_and_start(tmp_path: Path) -> None:
+    spec = a_spec()
+    spec["programs"].append({**spec["programs"][0], "name": "i0", "kind": "side"})
+    spec["programs"].append({**spec["programs"][0], "name": "i1", "kind": "init", "exits": [[0.0, 0]]})
+    assert live([(0.0, "latency", 0.2, 0.3), (1.7, "add", "p0", spec), (6.4, "reboot")], tmp_path / "life") == []
+
+
 # --- the model notices ------------------------------------------------------------------------------
 
 
