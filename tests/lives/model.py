@@ -231,7 +231,9 @@ class Model:
         self._is_refused(pod)
         run = next(each for each in pod.runs[container.name] if each.container is container)
         hook = program["pre"] is not None and program["kind"] != "init"
-        if hook and not run.pre and not pod.orphaned and (pod.grace or pod.ends):
+        # A pod that ends has a second at the least; what is stopped for another reason has the pod's own grace.
+        hasty = not pod.grace and any(not wish.ends_pod for wish in self._wishes_for(pod, container))
+        if hook and not run.pre and not pod.orphaned and (pod.grace or pod.ends) and not hasty:
             self.fail(f"{container.name} of {container.sandbox.name} was stopped without its preStop hook")
         self._check_asked(pod, container, "stopped")
 
@@ -256,12 +258,15 @@ class Model:
         if not early and self.is_calm(begun - 1, begun + 1):
             self.fail(f"the post hook of {program['name']} of {run.container.sandbox.name} never ran")
 
-    def _check_asked(self, pod: PodModel, container: FakeContainer, what: str) -> list[Wish]:
+    def _wishes_for(self, pod: PodModel, container: FakeContainer) -> list[Wish]:
         began = container.started_at / 1e9 - START
-        wishes = [
+        return [
             each for each in pod.wishes
             if each.only in ("", container.name) and (each.ends_pod or each.at + each.lasts >= began - ROUNDING)
         ]  # fmt: skip
+
+    def _check_asked(self, pod: PodModel, container: FakeContainer, what: str) -> list[Wish]:
+        wishes = self._wishes_for(pod, container)
         program = pod.program(container.name)
         if program["kind"] == "side" and not wishes:
             wishes = self._last_ones_fail(pod)

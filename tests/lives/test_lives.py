@@ -115,6 +115,14 @@ def test_a_new_image_ends_the_back_off_when_the_agent_hears_of_it(tmp_path: Path
     assert live(history, tmp_path / "life") == []
 
 
+def test_without_grace_no_hook_runs_until_the_agent_hears_of_the_deletion(tmp_path: Path) -> None:
+    history: History = [
+        (0.1, "add", "p0", a_spec(grace=0, pre=2.0)),
+        (9.9, "api down"), (27.0, "delete", "p0", 1), (31.0, "lose sandbox", "p0"),
+    ]  # fmt: skip
+    assert live(history, tmp_path / "life") == []
+
+
 # --- the model notices ------------------------------------------------------------------------------
 
 
