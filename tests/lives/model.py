@@ -7,92 +7,19 @@ judged where no disturbance (agent or runtime away, requests that fail) could ex
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from pykubelet.api.types import ContainerStatus, Pod
 from pykubelet.model.pod import is_terminal_phase, name_of, uid_of
 from pykubelet.model.reasons import CONTAINER_STATUS_UNKNOWN
 from pykubelet.model.runtime_status import SandboxState
 from tests.fakes.fake_cri_values import FakeContainer, FakeSandbox
-from tests.lives.history import Program, Spec
+from tests.lives.history import Program
+from tests.lives.values import PodModel, Run, Wait, Wish
 
 LATE = 8.0
 """Seconds by which a restart or the end of a grace may be late."""
 ROUNDING = 0.01
 FIRST_BACKOFF, LAST_BACKOFF, HEALTHY_AFTER = 10.0, 300.0, 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """Somebody wants containers to stop."""
-
-    at: float
-    grace: float
-    ends_pod: bool
-    only: str = ""
-    """One container; empty for all."""
-    lasts: float = 0.0
-    """Seconds for which it also holds for containers that are started later."""
-    probe: bool = False
-    """A probe fails: with policy Never the container is not started again."""
-
-
-@dataclass(slots=True)
-class Run:
-    """One container of the runtime, from its creation to its end."""
-
-    container: FakeContainer
-    created: float
-    agent: int
-    started: float | None = None
-    ended: float | None = None
-    pre: dict[int, int] = field(default_factory=dict)
-    """preStop hooks by life of the agent."""
-    post: int = 0
-    told_by: int = 0
-    """The life of the agent in which it ended."""
-    lost: bool = False
-    """The runtime could not tell its state, so nothing was left to be given a grace."""
-
-
-@dataclass(slots=True)
-class Wait:
-    """A container's crash back-off as upstream counts it."""
-
-    delay: float
-    updated: float
-
-
-@dataclass(slots=True)
-class PodModel:
-    uid: str
-    spec: Spec
-    grace: int
-    added: float
-    wishes: list[Wish] = field(default_factory=list)
-    runs: dict[str, list[Run]] = field(default_factory=dict)
-    touched: list[float] = field(default_factory=list)
-    """When something other than time happened to it."""
-    unsure: bool = False
-    """Its back-off may be longer than the model thinks."""
-    orphaned: bool = False
-    box_lost: bool = False
-    rejected: bool = False
-    """Admission said no, for instance because the node goes down."""
-    gone: bool = False
-    deletion_grace: int | None = None
-
-    def program(self, name: str) -> Program:
-        found: Program = next(each for each in self.spec["programs"] if each["name"] == name)
-        return found
-
-    @property
-    def ends(self) -> bool:
-        return any(wish.ends_pod for wish in self.wishes)
-
-    def last(self, name: str) -> Run | None:
-        runs = self.runs.get(name)
-        return runs[-1] if runs else None
 
 
 class Model:
@@ -191,8 +118,9 @@ class Model:
         pod.runs.setdefault(container.name, []).append(run)
 
     def _is_replaced(self, pod: PodModel, before: Run) -> bool:
-        since = before.created
-        return any(wish.only in ("", before.container.name) and wish.at >= since for wish in pod.wishes)
+        wishes = [wish for wish in pod.wishes if wish.only in ("", before.container.name)]
+        lasts = any(wish.at + wish.lasts >= before.created for wish in wishes)
+        return any(wish.at >= before.created for wish in wishes) or (lasts and before.container.signalled)
 
     def started(self, container: FakeContainer) -> None:
         pod, name = self.pods[container.sandbox.pod_uid], container.name

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pykubelet.clients.kube.port import Change, K, PatchBody
+from pykubelet.clients.kube.port import Change, K, PatchBody, UnreadableChange
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_cri_values import FakeContainer
@@ -96,7 +96,9 @@ class LaggingKube(FakeKube):
         await self._travel()
         return found
 
-    async def watch(self, kind: type[K], namespace: str = "", **more: Any) -> AsyncGenerator[Change[K], None]:
+    async def watch(
+        self, kind: type[K], namespace: str = "", **more: Any
+    ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         async with aclosing(super().watch(kind, namespace, **more)) as changes:
             async for change in changes:
                 await self._travel()

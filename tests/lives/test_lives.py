@@ -123,6 +123,23 @@ def test_without_grace_no_hook_runs_until_the_agent_hears_of_the_deletion(tmp_pa
     assert live(history, tmp_path / "life") == []
 
 
+def test_a_pod_without_grace_is_gone_before_a_new_agent_sees_its_deletion(tmp_path: Path) -> None:
+    history: History = [
+        (2.7, "add", "p0", a_spec(grace=0, pre=0.0)),
+        (17.1, "agent down", True), (17.4, "agent up"), (17.4, "delete", "p0", None),
+    ]  # fmt: skip
+    assert live(history, tmp_path / "life") == []
+
+
+def test_a_container_replaced_as_soon_as_it_started_has_no_back_off(tmp_path: Path) -> None:
+    """Its image is changed while the pass that starts it waits for another one's image."""
+    slow, spec = a_spec(), a_spec(image="bad")
+    slow["programs"].append({**slow["programs"][0], "name": "i0", "kind": "side", "image": "pull"})
+    spec["programs"].append({**spec["programs"][0], "name": "c1", "image": "here", "exits": [[5.0, 0]]})
+    history: History = [(0.9, "add", "p0", slow), (1.1, "add", "p2", spec), (2.2, "image", "p2", "c1", 1)]
+    assert live(history, tmp_path / "life") == []
+
+
 # --- the model notices ------------------------------------------------------------------------------
 
 

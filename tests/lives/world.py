@@ -23,8 +23,9 @@ from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
 from tests.harness import IMAGE
 from tests.lives.held import mentions
 from tests.lives.history import FINALIZER, HERE, History, Spec, build
-from tests.lives.model import Model, PodModel, all_statuses, tells_end
+from tests.lives.model import Model, all_statuses, tells_end
 from tests.lives.parts import EvictionOrder, LaggingKube, WatchedCri
+from tests.lives.values import PodModel
 from tests.scenarios.cluster_node import ClusterHarness
 
 QUIET = 25.0
@@ -194,7 +195,7 @@ class World:
         """As a user would; what holds a pod back besides the node lets go of it at the same time."""
         model, uid = self.model.pods[uid_of(pod)], uid_of(pod)
         own = model.grace if grace is None else grace
-        if grace == 0 and not pod.metadata.finalizers:
+        if own == 0 and not pod.metadata.finalizers:
             # The agent never sees the 0: the object is gone, and the pod's last known grace counts.
             own = model.grace if model.deletion_grace is None else model.deletion_grace
             if not self.running or self.harness.node.phases.get(uid) is None:
