@@ -7,89 +7,19 @@ judged where no disturbance (agent or runtime away, requests that fail) could ex
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from pykubelet.api.types import ContainerStatus, Pod
 from pykubelet.model.pod import is_terminal_phase, name_of, uid_of
+from pykubelet.model.reasons import CONTAINER_STATUS_UNKNOWN
 from pykubelet.model.runtime_status import SandboxState
 from tests.fakes.fake_cri_values import FakeContainer, FakeSandbox
-from tests.lives.history import Program, Spec
+from tests.lives.history import Program
+from tests.lives.values import PodModel, Run, Wait, Wish
 
 LATE = 8.0
 """Seconds by which a restart or the end of a grace may be late."""
 ROUNDING = 0.01
 FIRST_BACKOFF, LAST_BACKOFF, HEALTHY_AFTER = 10.0, 300.0, 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """Somebody wants containers to stop."""
-
-    at: float
-    grace: float
-    ends_pod: bool
-    only: str = ""
-    """One container; empty for all."""
-    lasts: float = 0.0
-    """Seconds for which it also holds for containers that are started later."""
-
-
-@dataclass(slots=True)
-class Run:
-    """One container of the runtime, from its creation to its end."""
-
-    container: FakeContainer
-    created: float
-    agent: int
-    started: float | None = None
-    ended: float | None = None
-    pre: dict[int, int] = field(default_factory=dict)
-    """preStop hooks by life of the agent."""
-    post: int = 0
-    told_by: int = 0
-    """The life of the agent in which it ended."""
-    lost: bool = False
-    """The runtime could not tell its state, so nothing was left to be given a grace."""
-
-
-@dataclass(slots=True)
-class Wait:
-    """A container's crash back-off as upstream counts it."""
-
-    delay: float
-    updated: float
-
-
-@dataclass(slots=True)
-class PodModel:
-    uid: str
-    spec: Spec
-    grace: int
-    added: float
-    wishes: list[Wish] = field(default_factory=list)
-    runs: dict[str, list[Run]] = field(default_factory=dict)
-    touched: list[float] = field(default_factory=list)
-    """When something other than time happened to it."""
-    unsure: bool = False
-    """Its back-off may be longer than the model thinks."""
-    orphaned: bool = False
-    box_lost: bool = False
-    rejected: bool = False
-    """Admission said no, for instance because the node goes down."""
-    gone: bool = False
-    deletion_grace: int | None = None
-
-    def program(self, name: str) -> Program:
-        found: Program = next(each for each in self.spec["programs"] if each["name"] == name)
-        return found
-
-    @property
-    def ends(self) -> bool:
-        return any(wish.ends_pod for wish in self.wishes)
-
-    def last(self, name: str) -> Run | None:
-        runs = self.runs.get(name)
-        return runs[-1] if runs else None
 
 
 class Model:
@@ -107,7 +37,12 @@ class Model:
         """Containers whose probes fail."""
         self.user_acts = False
         """The API object that changes now is changed by a user."""
-        self._waits: dict[tuple[str, str], Wait] = {}
+        self.refuses: Callable[[str], bool] = lambda uid: False
+        """Whether the agent refused the pod because the node goes down."""
+        self.shutdowns: list[list[float]] = []
+        """From when to when the node went down."""
+        self.agent_since = 0.0
+        self._waits: dict[tuple[str, str, str, int], Wait] = {}
 
     def fail(self, text: str) -> None:
         self.violations.append(f"at {self._now():.1f} s: {text}")
@@ -124,18 +59,40 @@ class Model:
     def is_calm(self, since: float, until: float) -> bool:
         return not any(begin <= until and end >= since for begin, end in self.disturbed)
 
-    def wish(self, uid: str, grace: float, *, ends_pod: bool = False, only: str = "", lasts: float = 0.0) -> None:
+    def wish(
+        self,
+        uid: str,
+        grace: float,
+        *,
+        ends_pod: bool = False,
+        only: str = "",
+        lasts: float = 0.0,
+        probe: bool = False,
+    ) -> None:
         pod = self.pods[uid]
-        pod.wishes.append(Wish(self._now(), grace, ends_pod, only, lasts))
+        pod.wishes.append(Wish(self._now(), grace, ends_pod, only, lasts, probe))
         pod.touched.append(self._now())
 
     def agent_started(self) -> None:
         self.agent += 1
+        self.agent_since = self._now()
         self._waits.clear()
 
-    def changed(self, uid: str, container: str) -> None:
-        """Another image or other resources start the back-off afresh."""
-        self._waits.pop((uid, container), None)
+    def goes_down(self, *, begins: bool) -> None:
+        for times in self.shutdowns:
+            times[1] = min(times[1], self._now())
+        if begins:
+            self.shutdowns.append([self._now(), float("inf")])
+
+    def _is_refused(self, pod: PodModel) -> bool:
+        """Whether the agent, going down, did not take the pod. If it ran before the agent, it is an orphan then."""
+        seen_since = max(pod.added, self.agent_since)
+        if not any(end >= seen_since for _, end in self.shutdowns) or not self.refuses(pod.uid):
+            return False
+        if not pod.rejected:
+            pod.rejected = pod.orphaned = True
+            self.wish(pod.uid, 1, ends_pod=True)
+        return True
 
     # --- the runtime ----------------------------------------------------------------------------
 
@@ -156,20 +113,21 @@ class Model:
         if before is not None and self._is_replaced(pod, before):
             pod.unsure = True  # stopped and started in one go: judged by what had ended before that
         elif before is not None and before.ended is not None:
-            self._check_backoff(pod, before, before.ended, self._now())
-            self._waited(pod, before)
+            self._check_backoff(pod, before, container)
+            self._waited(pod, before, container)
         pod.runs.setdefault(container.name, []).append(run)
 
     def _is_replaced(self, pod: PodModel, before: Run) -> bool:
-        since = before.created
-        return any(wish.only in ("", before.container.name) and wish.at >= since for wish in pod.wishes)
+        wishes = [wish for wish in pod.wishes if wish.only in ("", before.container.name)]
+        lasts = any(wish.at + wish.lasts >= before.created for wish in wishes)
+        return any(wish.at >= before.created for wish in wishes) or (lasts and before.container.signalled)
 
     def started(self, container: FakeContainer) -> None:
         pod, name = self.pods[container.sandbox.pod_uid], container.name
         run = pod.runs[name][-1]
         run.started = self._now()
         if (pod.uid, name) in self.unwell:
-            pod.wishes.append(Wish(self._now(), pod.grace, False, name))
+            pod.wishes.append(Wish(self._now(), pod.grace, False, name, probe=True))
         if any(each.ended is None and each.started is not None for each in pod.runs[name][:-1]):
             self.fail(f"{name} of {container.sandbox.name} runs twice at once")
         for program in pod.spec["programs"]:
@@ -198,9 +156,12 @@ class Model:
     def signalled(self, container: FakeContainer) -> None:
         pod = self.pods[container.sandbox.pod_uid]
         program = pod.program(container.name)
+        self._is_refused(pod)
         run = next(each for each in pod.runs[container.name] if each.container is container)
         hook = program["pre"] is not None and program["kind"] != "init"
-        if hook and not run.pre and not pod.orphaned and (pod.grace or pod.ends):
+        # A pod that ends has a second at the least; what is stopped for another reason has the pod's own grace.
+        hasty = not pod.grace and any(not wish.ends_pod for wish in self._wishes_for(pod, container))
+        if hook and not run.pre and not pod.orphaned and (pod.grace or pod.ends) and not hasty:
             self.fail(f"{container.name} of {container.sandbox.name} was stopped without its preStop hook")
         self._check_asked(pod, container, "stopped")
 
@@ -225,19 +186,41 @@ class Model:
         if not early and self.is_calm(begun - 1, begun + 1):
             self.fail(f"the post hook of {program['name']} of {run.container.sandbox.name} never ran")
 
-    def _check_asked(self, pod: PodModel, container: FakeContainer, what: str) -> list[Wish]:
+    def _wishes_for(self, pod: PodModel, container: FakeContainer) -> list[Wish]:
         began = container.started_at / 1e9 - START
-        wishes = [
+        return [
             each for each in pod.wishes
             if each.only in ("", container.name) and (each.ends_pod or each.at + each.lasts >= began - ROUNDING)
         ]  # fmt: skip
+
+    def _check_asked(self, pod: PodModel, container: FakeContainer, what: str) -> list[Wish]:
+        wishes = self._wishes_for(pod, container)
         program = pod.program(container.name)
+        if program["kind"] == "side" and not wishes:
+            wishes = self._last_ones_fail(pod)
         hook_failed = self.runtime_failed and program["post"] is not None
         # The end of a pod that is cut short may start a sidecar once more, as upstream's does, to stop it at once.
         again = program["kind"] == "side" and self.has_ended(pod)
         if not wishes and not hook_failed and not again:
             self.fail(f"{container.name} of {container.sandbox.name} was {what} although nobody wanted that")
         return wishes
+
+    def _last_ones_fail(self, pod: PodModel) -> list[Wish]:
+        """The failing probes that end a pod with policy Never: no regular container of it is left to run."""
+        found: list[Wish] = []
+        for program in pod.spec["programs"]:
+            last = pod.last(program["name"])
+            if program["kind"] or (last is not None and last.ended is not None):
+                continue
+            since = last.started if last is not None else None
+            fails = [
+                wish for wish in pod.wishes
+                if since is not None and wish.probe and wish.only == program["name"] and wish.at >= since - ROUNDING
+            ]  # fmt: skip
+            if pod.spec["policy"] != "Never" or program["probe"] not in ("liveness", "startup") or not fails:
+                return []
+            found += fails
+        return found
 
     def _check_kill(self, pod: PodModel, run: Run) -> None:
         """Not before the earliest end of a grace that somebody gave, and not long after it."""
@@ -262,32 +245,33 @@ class Model:
 
     # --- back-off -------------------------------------------------------------------------------
 
-    def _wait_of(self, pod: PodModel, before: Run, finished: float) -> float:
-        wait = self._waits.get((pod.uid, before.container.name))
-        if wait is None or finished - wait.updated > HEALTHY_AFTER:
-            return 0.0
-        return wait.delay
+    def _delay(self, wait: Wait | None, finished: float) -> float:
+        return 0.0 if wait is None or finished - wait.updated > HEALTHY_AFTER else wait.delay
 
-    def _waited(self, pod: PodModel, before: Run) -> None:
+    def _longest_delay(self, pod: PodModel, name: str, finished: float) -> float:
+        """Whatever it is going to run."""
+        waits = [wait for key, wait in self._waits.items() if key[:2] == (pod.uid, name)]
+        return max((self._delay(wait, finished) for wait in waits), default=0.0)
+
+    def _waited(self, pod: PodModel, before: Run, again: FakeContainer) -> None:
         """It starts again: the next wait is twice as long."""
-        key, finished = (pod.uid, before.container.name), before.ended or 0.0
-        if before.container.removed and pod.program(key[1])["kind"]:
+        finished = before.ended or 0.0
+        if before.container.removed and pod.program(again.name)["kind"]:
             pod.unsure = True  # cleared away with its sandbox; whether its end is remembered depends on the pass
             return
-        wait = self._waits.get(key)
+        wait = self._waits.get(what_runs(again))
         if wait is None or finished - wait.updated > HEALTHY_AFTER:
-            self._waits[key] = Wait(FIRST_BACKOFF, self._now())
+            self._waits[what_runs(again)] = Wait(FIRST_BACKOFF, self._now())
         else:
             wait.delay, wait.updated = min(LAST_BACKOFF, 2 * wait.delay), self._now()
 
-    def _check_backoff(self, pod: PodModel, before: Run, finished: float, now: float) -> None:
-        name, delay = before.container.name, self._wait_of(pod, before, finished)
+    def _check_backoff(self, pod: PodModel, before: Run, again: FakeContainer) -> None:
+        name, now, finished = again.name, self._now(), before.ended or 0.0
+        delay = self._delay(self._waits.get(what_runs(again)), finished)
         if pod.program(name)["kind"] and before.container.removed:
             return
         if now < finished + delay - ROUNDING:
-            self.fail(
-                f"{name} of {before.container.sandbox.name} started again after {now - finished:.1f} s, not {delay:g}"
-            )
+            self.fail(f"{name} of {again.sandbox.name} started again after {now - finished:.1f} s, not {delay:g}")
         if not pod.unsure:
             self._check_late(pod, name, finished + delay, finished)
 
@@ -304,7 +288,7 @@ class Model:
     def check_starts(self) -> None:
         """Whoever should run and does not is late."""
         for pod in self.pods.values():
-            if pod.ends or pod.gone or pod.rejected or self.has_ended(pod):
+            if pod.ends or pod.gone or pod.rejected or self._is_refused(pod) or self.has_ended(pod):
                 continue
             if pod.box_lost and pod.spec["policy"] == "Never":
                 continue  # neither started again nor ended while a container never ran, as upstream leaves it
@@ -314,7 +298,7 @@ class Model:
                     box, due, since = None, pod.added, pod.added
                 elif last.ended is not None and self._restarts(pod, name, last.container.exit_code):
                     box, since = last.container.sandbox, last.ended
-                    due = last.ended + self._wait_of(pod, last, last.ended)
+                    due = last.ended + self._longest_delay(pod, name, last.ended)
                 else:
                     continue
                 if not pod.unsure and self._may_start(pod, name, box):
@@ -371,6 +355,19 @@ class Model:
             if not self.user_acts:
                 self._check_end(pod, before)
 
+    def is_stuck(self, told: Pod) -> bool:
+        """Whether nothing more is told of a pod with policy Never before its containers end.
+
+        A lost container is started again whatever the policy; its end was told by then and is not taken back.
+        """
+        pod = self.pods[uid_of(told)]
+        for each in all_statuses(told):
+            runs, end = pod.runs.get(each.name or "", []), each.state.terminated if each.state is not None else None
+            again = any(run.lost for run in runs[:-1]) and runs[-1].ended is None
+            if again and pod.spec["policy"] == "Never" and end is not None and end.reason == CONTAINER_STATUS_UNKNOWN:
+                return True
+        return False
+
     def _check_counts(self, pod: PodModel, before: Pod, after: Pod) -> None:
         old = {each.name: each.restart_count or 0 for each in all_statuses(before)}
         for each in all_statuses(after):
@@ -406,6 +403,17 @@ class Model:
 
 START = 1_700_000_000.0
 """Wall time at the beginning of a life."""
+
+
+def what_runs(container: FakeContainer) -> tuple[str, str, str, int]:
+    """What a back-off belongs to: another image or other resources start it afresh, once the agent knows of them."""
+    config = container.config
+    return (
+        container.sandbox.pod_uid,
+        container.name,
+        config.image.user_specified_image,
+        config.linux.resources.cpu_shares,
+    )
 
 
 def tells_end(status: ContainerStatus, code: int) -> bool:

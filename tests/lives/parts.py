@@ -1,4 +1,7 @@
-"""The runtime and the API server of a life: the fakes, telling the model what happens, and slow when asked to be."""
+"""The runtime and the API server of a life: the fakes, telling the model what happens, and slow when asked to be.
+
+Also the order by which a pod is evicted.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,27 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from pykubelet.clients.kube.port import Change, K, PatchBody
+from msgspec import Struct
+
+from pykubelet.clients.kube.port import Change, K, PatchBody, UnreadableChange
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_cri_values import FakeContainer
 from tests.fakes.fake_kube import FakeKube
 from tests.lives.model import Model
+
+
+class Told(Struct, frozen=True):
+    message: str = "The node was low on resource: memory."
+    annotations: dict[str, str] = {}
+    why: str = ""
+
+
+class EvictionOrder(Struct, frozen=True):
+    grace: int
+    told: Told = Told()
+    signal: str = "memory.available"
+    disruption: bool = True
 
 
 class WatchedCri(FakeCri):
@@ -78,7 +96,9 @@ class LaggingKube(FakeKube):
         await self._travel()
         return found
 
-    async def watch(self, kind: type[K], namespace: str = "", **more: Any) -> AsyncGenerator[Change[K], None]:
+    async def watch(
+        self, kind: type[K], namespace: str = "", **more: Any
+    ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
         async with aclosing(super().watch(kind, namespace, **more)) as changes:
             async for change in changes:
                 await self._travel()

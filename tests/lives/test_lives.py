@@ -70,6 +70,76 @@ def test_a_sidecar_keeps_the_whole_seconds_of_its_grace(tmp_path: Path) -> None:
     assert live([(0.7, "add", "p0", spec), (5.6, "evict", "p0", 10)], tmp_path / "life") == []
 
 
+def test_init_containers_run_again_after_a_reboot_between_create_and_start(tmp_path: Path) -> None:
+    spec = a_spec()
+    spec["programs"].append({**spec["programs"][0], "name": "i0", "kind": "side"})
+    spec["programs"].append({**spec["programs"][0], "name": "i1", "kind": "init", "exits": [[0.0, 0]]})
+    assert live([(0.0, "latency", 0.2, 0.3), (1.7, "add", "p0", spec), (6.4, "reboot")], tmp_path / "life") == []
+
+
+def test_a_static_pod_that_comes_while_the_node_goes_down_is_not_missed(tmp_path: Path) -> None:
+    spec = {**a_spec(), "static": True}
+    history: History = [(2.6, "shutdown down"), (2.8, "add", "p0", spec), (4.0, "label", "p0")]
+    assert live(history, tmp_path / "life") == []
+
+
+def test_a_pod_first_seen_while_the_node_goes_down_is_stopped_as_an_orphan(tmp_path: Path) -> None:
+    history: History = [
+        (1.0, "add", "p0", a_spec(pre=0.0)), (4.9, "agent down", True), (5.2, "agent up"), (5.2, "shutdown down"),
+    ]  # fmt: skip
+    assert live(history, tmp_path / "life") == []
+
+
+def test_a_probe_that_fails_the_last_container_ends_the_sidecar_too(tmp_path: Path) -> None:
+    """With policy Never nothing is left to run; the preStop hook uses up the grace, so both end at once."""
+    spec = a_spec(grace=1, policy="Never", pre=20.0, probe="startup")
+    spec["programs"].append(
+        {**spec["programs"][0], "name": "i0", "kind": "side", "pre": None, "probe": "", "image": "pull"}
+    )
+    history: History = [(0.5, "add", "p0", spec), (0.8, "probe", "p0", "c0", False), (20.0, "label", "p0")]
+    assert live(history, tmp_path / "life") == []
+
+
+def test_a_lost_container_with_policy_never_runs_again_and_stays_told_as_ended(tmp_path: Path) -> None:
+    spec = a_spec(policy="Never")
+    spec["programs"].append({**spec["programs"][0], "name": "c1"})
+    history: History = [(1.5, "add", "p0", spec), (25.1, "lose container", "p0", "c1"), (58.8, "label", "p0")]
+    assert live(history, tmp_path / "life") == []
+
+
+def test_a_new_image_ends_the_back_off_when_the_agent_hears_of_it(tmp_path: Path) -> None:
+    history: History = [
+        (0.9, "add", "p0", a_spec(exits=[[3.0, 1]])),
+        (1.8, "api down"), (2.1, "image", "p0", "c0", 1), (21.8, "api up"),
+    ]  # fmt: skip
+    assert live(history, tmp_path / "life") == []
+
+
+def test_without_grace_no_hook_runs_until_the_agent_hears_of_the_deletion(tmp_path: Path) -> None:
+    history: History = [
+        (0.1, "add", "p0", a_spec(grace=0, pre=2.0)),
+        (9.9, "api down"), (27.0, "delete", "p0", 1), (31.0, "lose sandbox", "p0"),
+    ]  # fmt: skip
+    assert live(history, tmp_path / "life") == []
+
+
+def test_a_pod_without_grace_is_gone_before_a_new_agent_sees_its_deletion(tmp_path: Path) -> None:
+    history: History = [
+        (2.7, "add", "p0", a_spec(grace=0, pre=0.0)),
+        (17.1, "agent down", True), (17.4, "agent up"), (17.4, "delete", "p0", None),
+    ]  # fmt: skip
+    assert live(history, tmp_path / "life") == []
+
+
+def test_a_container_replaced_as_soon_as_it_started_has_no_back_off(tmp_path: Path) -> None:
+    """Its image is changed while the pass that starts it waits for another one's image."""
+    slow, spec = a_spec(), a_spec(image="bad")
+    slow["programs"].append({**slow["programs"][0], "name": "i0", "kind": "side", "image": "pull"})
+    spec["programs"].append({**spec["programs"][0], "name": "c1", "image": "here", "exits": [[5.0, 0]]})
+    history: History = [(0.9, "add", "p0", slow), (1.1, "add", "p2", spec), (2.2, "image", "p2", "c1", 1)]
+    assert live(history, tmp_path / "life") == []
+
+
 # --- the model notices ------------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from pykubelet.api.types import ContainerState as ApiState
 from pykubelet.api.types import ContainerStatus, Pod, ResourceRequirements
@@ -17,14 +16,16 @@ from pykubelet.clients.kube.answers import error_of
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
+from pykubelet.shutdown.leftovers import REFUSED
 from pykubelet.shutdown.plan import two_turns
 from pykubelet.sync.evict import PodEvictor
 from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
 from tests.harness import IMAGE
 from tests.lives.held import mentions
 from tests.lives.history import FINALIZER, HERE, History, Spec, build
-from tests.lives.model import Model, PodModel, all_statuses, tells_end
-from tests.lives.parts import LaggingKube, WatchedCri
+from tests.lives.model import Model, all_statuses, tells_end
+from tests.lives.parts import EvictionOrder, LaggingKube, WatchedCri
+from tests.lives.values import PodModel
 from tests.scenarios.cluster_node import ClusterHarness
 
 QUIET = 25.0
@@ -39,19 +40,6 @@ FORGETS = 65.0
 FLAGS = ("--node-status-update-frequency=1h", "--eviction-hard=memory.available<1Mi")
 
 
-class Told(Struct, frozen=True):
-    message: str = "The node was low on resource: memory."
-    annotations: dict[str, str] = {}
-    why: str = ""
-
-
-class EvictionOrder(Struct, frozen=True):
-    grace: int
-    told: Told = Told()
-    signal: str = "memory.available"
-    disruption: bool = True
-
-
 class World:
     def __init__(self, folder: Path, *, deep: bool) -> None:
         self.deep = deep
@@ -63,6 +51,7 @@ class World:
         self.cri.on_exec(self._exec)
         self.model = Model(self.harness.clock.monotonic)
         self.cri.model = self.model
+        self.model.refuses = self._refuses
         self.api.store.listeners.append(self._stored)
         self.running = False
         self.static: dict[str, Pod] = {}
@@ -87,6 +76,10 @@ class World:
                 last = attempt == len(exits) - 1
                 behaviour = Behaviour(exits_after=after, exit_code=code, stops_after=stops)
                 self.cri.program(behaviour, name=name, pod=uid, attempt=None if last else attempt)
+
+    def _refuses(self, uid: str) -> bool:
+        status = self.harness.node.statuses.get(uid) if self.running else None
+        return status is not None and (status.phase, status.reason) == ("Failed", REFUSED)
 
     def _stored(self, before: Any, after: Any) -> None:
         if isinstance(after or before, Pod):
@@ -113,6 +106,7 @@ class World:
         if not self.running:
             return
         self.running = False
+        self.model.goes_down(begins=False)
         for task in list(self._helpers):
             task.cancel()
         was = self.api.down, self.cri.down
@@ -201,7 +195,7 @@ class World:
         """As a user would; what holds a pod back besides the node lets go of it at the same time."""
         model, uid = self.model.pods[uid_of(pod)], uid_of(pod)
         own = model.grace if grace is None else grace
-        if grace == 0 and not pod.metadata.finalizers:
+        if own == 0 and not pod.metadata.finalizers:
             # The agent never sees the 0: the object is gone, and the pod's last known grace counts.
             own = model.grace if model.deletion_grace is None else model.deletion_grace
             if not self.running or self.harness.node.phases.get(uid) is None:
@@ -266,7 +260,6 @@ class World:
             return
         # A pass that is under way when a second change comes still starts what the first one asked for.
         self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace, only=container, lasts=120)
-        self.model.changed(uid_of(pod), container)
         changed = [
             msgspec.structs.replace(each, **fields) if each.name == container else each for each in pod.spec.containers
         ]
@@ -288,7 +281,7 @@ class World:
             self.model.unwell.discard((uid_of(pod), container))
             if not well:
                 self.model.unwell.add((uid_of(pod), container))
-                self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace, only=container)
+                self.model.wish(uid_of(pod), self.model.pods[uid_of(pod)].grace, only=container, probe=True)
 
     async def do_evict(self, name: str, grace: int) -> None:
         pod = self._find(name)
@@ -312,11 +305,13 @@ class World:
         for state in self.harness.node.phases:
             pod = self.model.pods[state.uid]
             self.model.wish(pod.uid, min(max(1, pod.grace), 20), ends_pod=True)
+        self.model.goes_down(begins=True)
         self._help(self.harness.node.shutdown.shut_down(two_turns(30, 10)))
 
     async def do_shutdown_up(self) -> None:
         if self.running:
             self.harness.node.shutdown.cancel()
+            self.model.goes_down(begins=False)
 
     def _help(self, work: Any) -> None:
         task = asyncio.create_task(work, name="helper")
@@ -418,7 +413,8 @@ class World:
                 found.append(f"{name} ended and is told to be {pod.status.phase}")
             if self.harness.node.phases.is_finished(uid):
                 found += [f"{name} is over and holds {what}" for what in self._held(uid)]
-            found += [f"{name}: {text}" for each in all_statuses(pod) if (text := self._untrue(uid, each))]
+            if not self.model.is_stuck(pod):
+                found += [f"{name}: {text}" for each in all_statuses(pod) if (text := self._untrue(uid, each))]
             if pod.metadata.deletion_timestamp is not None:
                 self._let_go(pod)
         return found

@@ -75,12 +75,13 @@ def any_regular_created(pod: Pod, runtime: PodRuntimeStatus) -> bool:
 
 
 def any_regular_alive(pod: Pod, runtime: PodRuntimeStatus) -> bool:
-    """Whether some regular container is created or running: the present sandbox is initialised.
+    """Whether some regular container is created or running in the newest sandbox, which is initialised then.
 
-    Exited ones do not count: after a reboot they belong to the sandbox before.
+    Exited ones do not count, nor those of the sandbox before: a reboot may have come between creating and starting.
     """
+    newest = runtime.sandboxes[0].id if runtime.sandboxes else ""
     alive = (ContainerState.CREATED, ContainerState.RUNNING)
-    return any(status.state in alive for status in _regular(pod, runtime))
+    return any(status.state in alive and status.sandbox_id == newest for status in _regular(pod, runtime))
 
 
 def any_regular_in_active_sandbox(pod: Pod, runtime: PodRuntimeStatus) -> bool:

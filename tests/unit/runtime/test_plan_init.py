@@ -64,6 +64,15 @@ def test_one_init_container_decides_what_comes_next(
     assert [k.reason for k in made.kill] == ([KillReason.UNKNOWN] if state is UNKNOWN and not kills_pod else [])
 
 
+def test_a_regular_container_created_in_the_sandbox_before_says_nothing_about_this_one() -> None:
+    """The machine went down between creating and starting it; upstream starts it without the init container then."""
+    pod = a_pod(init=[a_container("i1")], containers=[a_container("web")])
+    here = plan(pod, a_container_status(pod, "web", CREATED))
+    assert (names(here.start_init), names(here.start_regular)) == ([], ["web"])
+    before = plan(pod, a_container_status(pod, "web", CREATED, sandbox_id="old-box"))
+    assert (names(before.start_init), names(before.start_regular)) == (["i1"], [])
+
+
 def test_a_containers_own_policy_decides_about_a_failed_init_container() -> None:
     pod = a_pod(init=[a_container("i", restart_policy="OnFailure")], restart_policy="Never")
     assert names(plan(pod, a_container_status(pod, "i", EXITED, exit_code=1)).start_init) == ["i"]
