@@ -261,8 +261,13 @@ class RawClient:
 
 
 @asynccontextmanager
-async def connected(port: int, context: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=1 << 20)
+async def connected(
+    port: int, context: ssl.SSLContext | None = None, *, source: str = "127.0.0.1"
+) -> AsyncIterator[RawClient]:
+    """`source` is the address the caller comes from."""
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, limit=1 << 20, local_addr=(source, 0)
+    )
     try:
         yield RawClient(reader, writer)
     finally:
