@@ -243,6 +243,7 @@ def test_pods_end_in_order_before_the_machine_goes_down_and_come_back_after(
         thread.do(lambda: stand_in.announce(True))
         wait_for(lambda: thread.do(stand_in.locks) == 0, agent.tail, within=60)
         told = {name: dict(story(stories, name)) for name in both}
+        assert all("ended" in told[name] for name in both), f"{told}\n{agent.tail()}"
         assert told["web"]["ended"] < told["core"]["ending"] < told["core"]["ended"]
         assert groups_left(agent) == []
         assert '"endTime": "2' in (agent.root / "graceful_node_shutdown_state").read_text()
