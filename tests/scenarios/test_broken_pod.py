@@ -121,20 +121,27 @@ async def test_a_pod_is_deleted_although_a_check_of_the_change_breaks(tmp_path: 
         await node.until(lambda: not node.cri.sandboxes)
 
 
+class BrokenResizes:
+    """The right ones, but for a bug that every change of a pod meets."""
+
+    def __init__(self, right: object) -> None:
+        self._right = right
+
+    def updated(self, old: Pod | None, new: Pod) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._right, name)
+
+
 async def test_a_change_that_breaks_is_tried_again(tmp_path: Path) -> None:
     async with a_cluster_node(tmp_path) as node:
         pod = node.bind("bad")
         await node.until(lambda: node.phase("bad") == "Running")
         loop = loop_of(node)
 
-        class Broken:
-            def updated(self, old: Pod | None, new: Pod) -> None:
-                raise ZeroDivisionError("a bug")
-
-            def __getattr__(self, name: str) -> object:
-                return getattr(right, name)
-
-        right, loop._resizes = loop._resizes, Broken()
+        right = loop._resizes
+        loop._resizes = BrokenResizes(right)
         shown = node.shown("bad")
         assert shown is not None
         node.change(shown, labels={"a": "b"})
@@ -153,14 +160,8 @@ async def test_a_deletion_that_broke_is_tried_again_whatever_the_status_says_mea
         await node.until(lambda: node.phase("bad") == "Running")
         loop = loop_of(node)
 
-        class Broken:
-            def updated(self, old: Pod | None, new: Pod) -> None:
-                raise ZeroDivisionError("a bug")
-
-            def __getattr__(self, name: str) -> object:
-                return getattr(right, name)
-
-        right, loop._resizes = loop._resizes, Broken()
+        right = loop._resizes
+        loop._resizes = BrokenResizes(right)
         await node.delete("bad", grace=5)
         await node.until(lambda: bool(node.events("FailedSync")))
         loop._resizes = right
