@@ -1,4 +1,4 @@
-"""The layer rule: imports point down only, managers never import each other or a client's inside."""
+"""The layer rule: imports point down only, and managers know clients by their ports alone."""
 
 from __future__ import annotations
 
@@ -8,47 +8,37 @@ from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "pykubelet"
 
-MANAGERS = frozenset(
-    {
-        "sources",
-        "pods",
-        "runtime",
-        "images",
-        "pleg",
-        "probes",
-        "status",
-        "volumes",
-        "resources",
-        "pinning",
-        "node",
-        "explain",
-        "certs",
-        "stats",
-        "shutdown",
-        "eviction",
-        "oom",
-        "plugins",
-        "devices",
-        "dra",
-    }
+MANAGERS = (
+    "pods",
+    "events",
+    "plugins",
+    "sources",
+    "images",
+    "pleg",
+    "status",
+    "probes",
+    "certs",
+    "cm",
+    "resources",
+    "pinning",
+    "devices",
+    "dra",
+    "stats",
+    "volumes",
+    "runtime",
+    "oom",
+    "shutdown",
+    "eviction",
+    "node",
+    "explain",
 )
-LAYERS: list[frozenset[str]] = [
-    frozenset({"kit"}),
-    frozenset({"wire"}),
-    frozenset({"api"}),
-    frozenset({"model"}),
-    frozenset({"settings"}),
-    frozenset({"clients"}),
-    MANAGERS,
-    frozenset({"sync"}),
-    frozenset({"server"}),
-    frozenset({"wiring"}),
-    frozenset({"app"}),
-    frozenset({"standalone"}),
-    frozenset({"cli"}),
-    frozenset({"__main__"}),
-]
-RANK = {package: level for level, packages in enumerate(LAYERS) for package in packages}
+"""In this order: each may import those before it."""
+ORDER = (
+    *("kit", "wire", "api", "model", "settings", "signals", "context", "clients"),
+    *MANAGERS,
+    *("sync", "server", "wiring", "reactions", "app", "kubelet", "standalone", "cli", "__main__"),
+)
+RANK = {package: level for level, package in enumerate(ORDER)}
 MAX_LINES = 500
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 from pykubelet.kit.clock import Clock
@@ -26,6 +27,27 @@ class Service(Protocol):
     def name(self) -> str: ...
 
     async def run(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Services:
+    """Services by the order in which they start; they stop in reverse, so that the last news still reach the sinks."""
+
+    sinks: list[Service] = field(default_factory=list)
+    """Keep and send what others find out."""
+    managers: list[Service] = field(default_factory=list)
+    producers: list[Service] = field(default_factory=list)
+    """Bring in work: pod sources, the loop, servers."""
+
+    def add(self, other: Services) -> None:
+        self.sinks += other.sinks
+        self.managers += other.managers
+        self.producers += other.producers
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with running(*self.sinks), running(*self.managers), running(*self.producers):
+            yield
 
 
 class ServiceStopped(RuntimeError):

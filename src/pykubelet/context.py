@@ -1,0 +1,22 @@
+"""What every subsystem works with, as one value: settings, clock, events, the life recorder, metrics and signals."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
+from pykubelet.model.events import AnnotatedSink
+from pykubelet.model.life import LifeRecorder
+from pykubelet.settings.settings import Settings
+from pykubelet.signals import Signals
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    settings: Settings
+    node_name: str
+    clock: Clock
+    events: AnnotatedSink
+    recorder: LifeRecorder
+    metrics: Registry
+    signals: Signals = field(default_factory=Signals)

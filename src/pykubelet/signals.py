@@ -1,0 +1,38 @@
+"""What subsystems tell each other: frozen values, published by whoever knows and handled where `reactions.py` says.
+
+A signal is a fact, not a request. `publish` calls the subscribers at once, in the order in which they subscribed, so
+a handler must be quick and must not wait. Signals carry no state of their own: it is in the pod's record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+S = TypeVar("S", bound="Signal")
+
+
+class Signal(Struct, frozen=True):
+    """Base of all signals."""
+
+
+class PodSignal(Signal, frozen=True):
+    """Something happened to one pod."""
+
+    uid: str
+
+
+class Signals:
+    """Delivers each published signal to the subscribers of its class."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[type[Signal], list[Callable[[Any], None]]] = {}
+
+    def subscribe(self, kind: type[S], handler: Callable[[S], None]) -> None:
+        self._handlers.setdefault(kind, []).append(handler)
+
+    def publish(self, signal: Signal) -> None:
+        for handler in self._handlers.get(type(signal), ()):
+            handler(signal)
