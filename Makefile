@@ -53,7 +53,7 @@ conformance: ## Kubernetes' own node tests; AGENT=pykubelet|go, RUNTIME=1.6|2, F
 	@tools/setup.sh test
 	@$(PYTHON) -m conformance --agent=$(AGENT) --runtime=$(RUNTIME) --focus='$(FOCUS)'
 
-proto: dev ## generate the gRPC stubs anew
+proto: dev ## generate the gRPC messages anew
 	@$(PYTHON) tools/gen_protos.py
 
 types: dev ## generate the Kubernetes types anew
