@@ -233,7 +233,7 @@ def test_stopping_takes_every_container_along(containerd: BedContainerd, tmp_pat
     private = PrivateContainerd(layout, programs.find_runtime(), clock=SystemClock())
     try:
         blocking(private.start())
-        blocking(images.ensure_images(private.ctr, [images.PAUSE, BUSYBOX], clock=SystemClock()))
+        blocking(images.import_images(private.ctr, images.build([images.PAUSE, BUSYBOX]), clock=SystemClock()))
         for dead in (False, True):
             blocking(private.start())
             mark = f"1{os.getpid():09}{int(dead)}"  # seconds that nobody else sleeps
