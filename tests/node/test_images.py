@@ -20,8 +20,7 @@ from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.cri.client import GrpcCriClient
-from pykubelet.images.gc import ImageGc, ImageGcFailed
-from pykubelet.images.gc_plan import ImageGcPolicy
+from pykubelet.images.gc import ImageGc, ImageGcFailed, ImageGcPolicy
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry as Metrics
 from pykubelet.standalone.images import BUSYBOX, busybox_image, find_busybox

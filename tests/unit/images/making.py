@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from pykubelet.api.types import LocalObjectReference, ObjectMeta, Pod, PodSpec, Secret
-from pykubelet.images.login import Entry, Login, SecretOrigin
+from pykubelet.images.keyring import Entry, Login, SecretOrigin
 
 
 def a_pod(name: str = "web", *, secrets: tuple[str, ...] = (), account: str | None = None) -> Pod:

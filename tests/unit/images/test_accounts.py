@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.api.types import ObjectMeta, ServiceAccount, TokenRequest, TokenRequestStatus
-from pykubelet.images.accounts import ApiServiceAccounts
+from pykubelet.images.provider import ApiServiceAccounts
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import NotFound
 from tests.fakes.fake_kube import FakeKube

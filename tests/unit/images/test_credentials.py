@@ -10,8 +10,7 @@ import pytest
 
 from pykubelet.api.types import Pod, Secret
 from pykubelet.images.credentials import BadPullSecret, NoPullSecrets, ReferencedPullSecrets, RegistryCredentials
-from pykubelet.images.docker_config import DockerConfig, NodeDockerConfig
-from pykubelet.images.login import AccountOrigin, Entry, SecretOrigin
+from pykubelet.images.keyring import AccountOrigin, DockerConfig, Entry, NodeDockerConfig, SecretOrigin
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import ApiDown
 from tests.unit.images.making import Events, a_pod, a_secret, raw_secret

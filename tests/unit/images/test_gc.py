@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import Container, ImageVolumeSource, ObjectMeta, Pod, PodSpec, Volume
-from pykubelet.images.gc import ImageGc, ImageGcFailed, wanted_images
-from pykubelet.images.gc_plan import DiskUsage, ImageGcPolicy
+from pykubelet.images.gc import DiskUsage, ImageGc, ImageGcFailed, ImageGcPolicy, wanted_images
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.images.gc_plan import (
+from pykubelet.images.gc import (
     DiskUsage,
     ImageGcPolicy,
     SeenImage,

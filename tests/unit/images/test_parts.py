@@ -9,7 +9,7 @@ import pytest
 
 from pykubelet.api.types import Secret
 from pykubelet.images.credentials import SecretReader
-from pykubelet.images.gc_plan import ImageGcPolicy
+from pykubelet.images.gc import ImageGcPolicy
 from pykubelet.images.parts import ImageParts, image_parts
 from pykubelet.images.pull import ImageError
 from pykubelet.kit.clock import LoopClock

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from pykubelet.api.types import ObjectMeta, Pod
-from pykubelet.images.login import Entry, Login
+from pykubelet.images.keyring import Entry, Login
 from pykubelet.images.pull import ImageError, ImagePuller, Lookup, PullSettings, explain_pull_error
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
