@@ -26,8 +26,6 @@ MANAGERS = (
     "stats",
     "volumes",
     "runtime",
-    "oom",
-    "shutdown",
     "eviction",
     "node",
     "explain",

@@ -28,7 +28,7 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.topology import Topology
 from pykubelet.node.addresses import HostNetwork
-from pykubelet.oom.watcher import Groups
+from pykubelet.node.oom import Groups
 from pykubelet.pleg.events import EventSource
 from pykubelet.resources.cgroups import CgroupHost, Slices
 from pykubelet.sources.url import Fetch

@@ -12,8 +12,7 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import PodUID
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.node.local_events import LocalEvents
-from pykubelet.oom.kernel_lines import Kill
-from pykubelet.oom.watcher import OomWatcher, OwnScore, Victim, find_victim, whose_limit
+from pykubelet.node.oom import Kill, OomWatcher, OwnScore, Victim, find_victim, whose_limit
 from tests.builders import a_container_status, a_pod, a_runtime_status
 from tests.fakes.fake_guard import FakeKernelLog
 

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from pykubelet.clients.dbus.port import BusDown, BusRefused, DelayLock, Logind, LogindSession, Notice
 from pykubelet.kit.clock import Clock
-from pykubelet.shutdown.manager import ShutdownOutcome
-from pykubelet.shutdown.plan import Turn, whole_time
+from pykubelet.node.shutdown import ShutdownOutcome, Turn, whole_time
 
 logger = logging.getLogger(__name__)
 

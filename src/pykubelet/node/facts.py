@@ -1,13 +1,14 @@
-"""Gathers what the Node's status is made from: machine, addresses, images, runtime, pressures, troubles.
+"""Gathers what the Node's status is made from: machine, addresses, images, runtime, pressures, problems.
 
-Each part that cannot be had leaves the rest untouched and is reported once. Decides nothing about the status itself
+A part that cannot be read leaves the rest unchanged and is logged once. Decides nothing about the status itself
 (setters.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pykubelet.api.quantity import Quantity
@@ -17,7 +18,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError, PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.reasons import WARNING
-from pykubelet.model.runtime_status import RuntimeConditions
+from pykubelet.model.runtime_status import Image, RuntimeConditions
 from pykubelet.node.addresses import AddressFinder
 from pykubelet.node.capacity import (
     NO_DEVICES,
@@ -27,7 +28,6 @@ from pykubelet.node.capacity import (
     missing_essentials,
     reserved,
 )
-from pykubelet.node.images import ImageList
 from pykubelet.node.setters import NodeFacts
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.settings import Settings
@@ -173,3 +173,45 @@ def declared_features(gates: Gates) -> list[str]:
     if not gates.enabled("NodeDeclaredFeatures"):
         return []
     return [name for name in DECLARED_BY_GATE if gates.enabled(name)]
+
+
+NAMES_KEPT = 5
+REFRESH_AFTER = 30.0
+ANSWER_WITHIN = 3.0
+
+
+class ImageLister(Protocol):
+    async def list_images(self, image: str | None = None) -> Sequence[Image]: ...
+
+
+def node_images(images: Iterable[Image], limit: int) -> list[ContainerImage]:
+    """At most `limit` images by size, -1 for all; each by its digests and then its tags."""
+    ranked = sorted(images, key=lambda image: -image.size_bytes)
+    kept = ranked if limit < 0 else ranked[:limit]
+    return [
+        ContainerImage(names=[*image.digests, *image.tags][:NAMES_KEPT], size_bytes=image.size_bytes) for image in kept
+    ]
+
+
+class ImageList:
+    def __init__(self, *, runtime: ImageLister, limit: int, clock: Clock) -> None:
+        self._runtime = runtime
+        self._limit = limit
+        self._clock = clock
+        self._images: list[ContainerImage] = []
+        self._read_at: float | None = None
+
+    @property
+    def last(self) -> list[ContainerImage]:
+        """What the runtime listed when it last answered."""
+        return self._images
+
+    async def current(self) -> list[ContainerImage]:
+        """The list, read anew when it is older than half a minute; raises CriError, TimeoutError."""
+        now = self._clock.monotonic()
+        if self._limit != 0 and (self._read_at is None or now - self._read_at >= REFRESH_AFTER):
+            self._read_at = now
+            # The node's status tells that a runtime hangs; it must not hang with it.
+            async with asyncio.timeout(ANSWER_WITHIN):
+                self._images = node_images(await self._runtime.list_images(), self._limit)
+        return self._images

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.clients.host.kernel_log import text_of
-from pykubelet.oom.kernel_lines import Kill, KillReader
+from pykubelet.node.oom import Kill, KillReader
 
 GROUP = "/kubepods/burstable/pod1/abc"
 MODERN = (

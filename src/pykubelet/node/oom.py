@@ -1,15 +1,16 @@
-"""Tells whom the kernel killed for memory: the node's event as upstream has it, and one on the pod it belonged to.
+"""Reports out-of-memory kills: upstream's SystemOOM event on the node, and an event on the pod that was hit.
 
-A killed child of a container that lives on would otherwise go unnoticed: no status changes. Kills are read from the
-kernel's log as they happen; where that cannot be read, the groups' own counters are looked at, which tell the
-container but not the process. Also protects the agent itself from being chosen, where that is allowed.
-Does not cover: the reason OOMKilled of a container that ended, which is the runtime's word.
+Without it a killed child of a container that keeps running would go unnoticed, because no status changes. Kills are
+read from the kernel log as they happen; where that cannot be read, from the cgroups' counters, which give the container
+but not the process. Also sets the agent's own oom_score_adj. Does not cover the reason OOMKilled of a container that
+ended: the runtime reports it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -26,7 +27,6 @@ from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import PodUID, all_containers
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
-from pykubelet.oom.kernel_lines import Kill, KillReader
 
 logger = logging.getLogger(__name__)
 
@@ -269,3 +269,46 @@ def whose_limit(kill: Kill, victim: Victim) -> str:
 
 def _task_failed(error: BaseException) -> None:
     logger.error("a kill could not be told", extra={"error": str(error)})
+
+
+MODERN: Final = re.compile(
+    r"^oom-kill:constraint=(?P<constraint>[^,]*),nodemask=.*,mems_allowed=.*?,"
+    r"(?:global_oom|oom_memcg=(?P<limit>.*?)),task_memcg=(?P<group>.*?),task=(?P<comm>.*),pid=(?P<pid>\d+),uid=\d+$"
+)
+OLD_GROUP: Final = re.compile(r"^Task in (?P<group>.*) killed as a result of limit of (?P<limit>.*)$")
+KILLED: Final = re.compile(r"(?:^|: )Killed process (?P<pid>\d+),? \((?P<comm>.*?)\)")
+
+
+class Kill(Struct, frozen=True, kw_only=True):
+    process: str
+    """Its name, as the kernel keeps it: 15 characters at most."""
+    pid: int
+    group: str
+    """The cgroup the process was in."""
+    limit: str
+    """The cgroup whose limit was hit; '/' when the machine itself was out of memory."""
+
+
+class KillReader:
+    """Turns lines into kills; remembers only what an older kernel said in the line before."""
+
+    def __init__(self) -> None:
+        self._group: re.Match[str] | None = None
+        self._told: int | None = None
+        """The pid that a modern line told; the line that follows it repeats it."""
+
+    def read(self, line: str) -> Kill | None:
+        if (found := MODERN.match(line)) is not None:
+            self._group, self._told = None, int(found["pid"])
+            return Kill(process=found["comm"], pid=int(found["pid"]), group=found["group"], limit=found["limit"] or "/")
+        if (found := OLD_GROUP.match(line)) is not None:
+            self._group = found
+            return None
+        if (found := KILLED.search(line)) is None:
+            return None
+        group, self._group = self._group, None
+        if self._told == int(found["pid"]):
+            self._told = None
+            return None
+        where, limit = (group["group"], group["limit"]) if group is not None else ("/", "/")
+        return Kill(process=found["comm"], pid=int(found["pid"]), group=where, limit=limit)

@@ -1,17 +1,86 @@
-"""Keeps the kernel's memory alarms set a little ahead of the node's use, and says once where they cannot be had."""
+"""The node's pressure conditions, when to check the node again, and the kernel's memory notifications.
+
+The nearer a signal is to its threshold the sooner the next check: the pause is the time in which the distance could be
+used up at a rate no ordinary program reaches, at least one second and at most ten.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm, MemoryAlarms
-from pykubelet.eviction.pace import alarm_at
-from pykubelet.eviction.signals import ALLOCATABLE, MEMORY, observe
-from pykubelet.model.signals import NodeSignals
+from pykubelet.eviction.thresholds import (
+    ALLOCATABLE,
+    INODE_SIGNALS,
+    MEMORY,
+    MEMORY_SIGNALS,
+    PIDS,
+    Observations,
+    observe,
+    value_of,
+)
+from pykubelet.model.signals import MemorySignal, NodeSignals
 from pykubelet.settings.thresholds import Threshold
 
 logger = logging.getLogger(__name__)
+
+
+class PressureBoard:
+    def __init__(self) -> None:
+        self._held: tuple[str, ...] = ()
+        self.on_change: Callable[[], None] = lambda: None
+
+    def held(self) -> tuple[str, ...]:
+        """Such as MemoryPressure; sorted."""
+        return self._held
+
+    def set(self, conditions: tuple[str, ...]) -> None:
+        if conditions != self._held:
+            self._held = conditions
+            self.on_change()
+
+
+SHORTEST: Final = 1.0
+LONGEST: Final = 10.0
+MEMORY_RATE: Final = 2 << 30
+DISK_RATE: Final = 512 << 20
+INODE_RATE: Final = 50_000
+PID_RATE: Final = 2_000
+
+
+def rate_of(signal: str) -> int:
+    """Units a second."""
+    if signal in MEMORY_SIGNALS:
+        return MEMORY_RATE
+    if signal == PIDS:
+        return PID_RATE
+    return INODE_RATE if signal in INODE_SIGNALS else DISK_RATE
+
+
+def next_look(thresholds: Sequence[Threshold], seen: Observations) -> float:
+    """Seconds; thresholds that are met already do not hurry anybody, acting on them has its own pace."""
+    pause = LONGEST
+    for each in thresholds:
+        observed = seen.get(each.signal)
+        if observed is None:
+            continue
+        distance = observed.available - value_of(each, observed)
+        if distance >= 0:
+            pause = min(pause, distance / rate_of(each.signal))
+    return max(SHORTEST, pause)
+
+
+def alarm_at(signal: str, thresholds: Sequence[Threshold], seen: Observations, memory: MemorySignal) -> int | None:
+    """The usage of the group, as the kernel counts it, at which its nearest threshold not yet met would be crossed."""
+    observed = seen.get(signal)
+    if observed is None:
+        return None
+    distances = [observed.available - value_of(each, observed) for each in thresholds if each.signal == signal]
+    ahead = [distance for distance in distances if distance >= 0]
+    return memory.usage + min(ahead) if ahead else None
+
 
 SAME = 16 << 20
 """Bytes by which an alarm may be off before it is set anew."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.kit.metrics import Registry
-from pykubelet.shutdown.state import ShutdownRecord, ShutdownTimes
+from pykubelet.node.shutdown import ShutdownRecord, ShutdownTimes
 
 
 def test_what_was_saved_is_found_after_the_reboot_and_shown(tmp_path: Path) -> None:

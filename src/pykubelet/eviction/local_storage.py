@@ -1,19 +1,73 @@
-"""Limits of single pods on the node's disk: emptyDir sizes, a container's files and logs, and the pod's total. Pure.
+"""Local storage limits of single pods: emptyDir sizes, a container's files and logs, and the pod's total.
 
-These hold whether or not the disk is short. Texts are upstream's (facts/node.md 4.4); why is ours.
+They hold whether or not the disk is short, and are checked every ten seconds by the last measurement of the volumes
+and the current size of the containers' files. Nothing here waits for a volume: a dead file server of one pod must not
+keep the node from evicting. Messages are upstream's, the explanation (`why`) is ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
+from pykubelet.kit.clock import Clock
+from pykubelet.model.pod import is_critical, uid_of
 from pykubelet.model.pod_resources import EPHEMERAL_STORAGE, pod_limits
 from pykubelet.model.signals import PodUse
+
+PERIOD: Final = 10.0
+
+
+class PodVolumes(Protocol):
+    @property
+    def volumes(self) -> Sequence[VolumeUse]: ...
+
+
+class Volumes(Protocol):
+    def of_pod(self, uid: str, /) -> PodVolumes | None:
+        """The latest figures of its volumes; somebody else measures them all the time."""
+        ...
+
+
+class PodUses(Protocol):
+    async def files(self, uids: Collection[str], /) -> Mapping[str, PodUse]: ...
+
+
+class StorageLimits:
+    def __init__(self, *, volumes: Volumes, uses: PodUses, clock: Clock, period: float = PERIOD) -> None:
+        self._volumes = volumes
+        self._uses = uses
+        self._clock = clock
+        self._period = period
+        self._next = 0.0
+
+    def due_in(self) -> float:
+        return max(0.0, self._next - self._clock.monotonic())
+
+    async def breaches(self, pods: Iterable[Pod], *, layers_apart: bool) -> list[tuple[Pod, Breach]]:
+        """Pods over a limit of theirs, when it is time to look; nothing otherwise."""
+        now = self._clock.monotonic()
+        if now < self._next:
+            return []
+        self._next = now + self._period
+        limited = [pod for pod in pods if not is_critical(pod) and limits_disk(pod)]
+        if not limited:
+            return []
+        counted = {str(uid_of(pod)) for pod in limited if limits_storage(pod)}
+        uses = await self._uses.files(counted) if counted else {}
+        found = []
+        for pod in limited:
+            known = self._volumes.of_pod(uid_of(pod))
+            volumes = known.volumes if known is not None else ()
+            over = breach(pod, volumes, uses.get(uid_of(pod)), layers_apart=layers_apart)
+            if over is not None:
+                found.append((pod, over))
+        return found
+
 
 EMPTY_DIR_LIMIT: Final = "emptydirfs.limit"
 POD_LIMIT: Final = "ephemeralpodfs.limit"
