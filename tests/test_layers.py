@@ -17,7 +17,6 @@ MANAGERS = (
     "pleg",
     "status",
     "probes",
-    "certs",
     "cm",
     "resources",
     "pinning",
@@ -34,7 +33,7 @@ MANAGERS = (
 )
 """In this order: each may import those before it."""
 ORDER = (
-    *("kit", "wire", "api", "model", "settings", "signals", "context", "clients"),
+    *("kit", "wire", "api", "model", "settings", "signals", "context", "clients", "certs", "edges"),
     *MANAGERS,
     *("sync", "server", "wiring", "reactions", "app", "kubelet", "standalone", "cli", "__main__"),
 )

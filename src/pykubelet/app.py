@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
 from pykubelet.context import Context
+from pykubelet.edges import Edges
 from pykubelet.eviction.board import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
@@ -65,7 +66,6 @@ from pykubelet.wiring.cluster import (
     assemble_cluster,
     standalone_seams,
 )
-from pykubelet.wiring.edges import Edges
 from pykubelet.wiring.eviction import GuardNeeds, guard_parts
 from pykubelet.wiring.explaining import explaining
 from pykubelet.wiring.identity import initial_info

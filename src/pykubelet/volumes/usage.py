@@ -29,6 +29,7 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
 from pykubelet.kit.clock import ThreadDeadline
 from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.limits import Once
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
@@ -108,7 +109,7 @@ class UsageMeter:
         self._paths = paths
         self._points: tuple[float, Set[str]] | None = None
         self._reading = asyncio.Lock()
-        self._complained: set[tuple[str, str]] = set()
+        self._logged: Once[tuple[str, str]] = Once()
         self._walks: dict[tuple[str, str], UsageWalk] = {}
         """Under way, by pod and volume."""
         self._counted: dict[tuple[str, str], Measured] = {}
@@ -154,17 +155,15 @@ class UsageMeter:
                     pod=uid,
                     within=MEASURE_SECONDS,
                 )
-            self._complained.discard((uid, name))
+            self._logged.clear((uid, name))
             return told
         except (PykubeletError, OSError) as error:
             # Once: it is measured again every few seconds.
-            level = logging.DEBUG if (uid, name) in self._complained else logging.WARNING
-            self._complained.add((uid, name))
+            level = logging.WARNING if self._logged.is_new((uid, name)) else logging.DEBUG
             logger.log(level, "volume cannot be measured", extra={"volume": name, "uid": uid, "problem": str(error)})
             return None
 
     def _forget_gone(self) -> None:
-        self._complained = {key for key in self._complained if key[0] in self._table.pods}
         for key in [key for key in (*self._walks, *self._counted) if key[0] not in self._table.pods]:
             self._counted.pop(key, None)
             walk = self._walks.pop(key, None)

@@ -24,8 +24,8 @@ from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.clients.plugins.port import CsiNode, CsiVolume
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.sharing import KeyedLock
 from pykubelet.kit.tasks import gather_all
-from pykubelet.kit.turns import Turns
 from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.model.events import ClaimSink
 from pykubelet.model.pod import namespace_of
@@ -88,7 +88,7 @@ class CsiVolumes(RemotePlugin):
         self._growth = Growth(objects, events, clock)
         self._stats = CsiStats(drivers)
         self._events = events
-        self._turns = Turns()
+        self._locks = KeyedLock()
         """By driver and handle."""
         self._found_full: set[tuple[str, str]] = set()
         """Volumes that could not be attached for want of room, and whose driver was asked for its limits again."""
@@ -152,7 +152,7 @@ class CsiVolumes(RemotePlugin):
         source = source_of(task.spec, task.uid, namespace_of(task.pod))
         driver = announced(self._drivers.find(source.driver, migrated=task.spec.migrated), source.driver, say)
         self._found_full.discard((source.driver, source.handle))
-        async with self._turns.alone((source.driver, source.handle)):
+        async with self._locks.acquire((source.driver, source.handle)):
             said = self._objects.driver(source.driver)
             rules.check_lifecycle(said, source.driver, EPHEMERAL if source.ephemeral else PERSISTENT)
             capabilities = await self._drivers.capabilities(source.driver, driver)
@@ -311,7 +311,7 @@ class CsiVolumes(RemotePlugin):
             # Written down before anything else happens: without a record there is nothing at any driver.
             await self._run(partial(self._forget_target, uid, folder, block), (uid, folder))
             return
-        async with self._turns.alone(record.key):
+        async with self._locks.acquire(record.key):
             if block:
                 await self._run(partial(self._blocks.hide, folder, uid), record.key)
             driver = announced(self._drivers.find(record.driver), record.driver, say)
@@ -324,7 +324,7 @@ class CsiVolumes(RemotePlugin):
         key = spec.csi.driver or "", spec.csi.volume_handle or ""
         known = VolumeRecord(spec_name=spec.folder, driver=key[0], handle=key[1])
         home, staging = self._record_home(known, spec.block), self._staging(known, spec.block)
-        async with self._turns.alone(key):
+        async with self._locks.acquire(key):
             record = await self._run(partial(read_record, home), key)
             if record is None and not await self._run(partial(self._is_there, staging), key):
                 self._held.pop(home, None)
@@ -362,10 +362,10 @@ class CsiVolumes(RemotePlugin):
 
     async def _sweep_driver(self, staged: Sequence[tuple[bool, VolumeRecord]]) -> None:
         for block, record in staged:
-            if self._turns.is_wanted(record.key):
+            if self._locks.is_wanted(record.key):
                 continue  # somebody is seeing to it
             try:
-                async with self._turns.alone(record.key):
+                async with self._locks.acquire(record.key):
                     name, key = record.spec_name, record.key
                     for uid in await self._run(partial(self._blocks.unlinked, name), key) if block else ():
                         await self._run(partial(self._blocks.hide, name, uid), key)
