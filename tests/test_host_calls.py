@@ -89,7 +89,7 @@ DURABLE = {
     "resources/userns.py": "through host calls",
     "node/shutdown.py": "twice when the machine goes down",
     "volumes/csi/records.py": "called through host calls by plugin.py",
-    "volumes/plugins/filesystems.py": "not synced",
+    "volumes/plugins/disks.py": "not synced",
     "volumes/reconstruct.py": "through host calls, as a part of setting a volume up",
 }
 

@@ -379,7 +379,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses.listen(probes.container_changed)
 
     def object_changed(kind: str, namespace: str, name: str, uids: Sequence[str]) -> None:
-        volumes.poke(kind, namespace, name)
+        volumes.object_changed(kind, namespace, name)
         for uid in uids:
             workers.retry_now(uid)
 

@@ -1,15 +1,15 @@
-"""Words of a pod's author that become words of a host program or parts of a path, checked before they do.
+"""Checks fields of volume sources that become arguments of a host program or parts of a path.
 
-The API server lets nearly any text pass in these fields. A word that begins with `-` would be an option of the
-program, one with `/` would lead to another folder, one with a line break would be a line of its own in a file that
-the program writes. Errors name the field.
+The API server accepts nearly any text in these fields. A value that begins with `-` would be an option of the program,
+one with `/` would lead to another folder, one with a line break would add a line to a file that the program writes.
+Errors name the field.
 """
 
 from __future__ import annotations
 
 import re
 
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.errors import VolumeProblem
 
 LONGEST = 255
 _ODD = re.compile(r"[\x00-\x20\x7f]")

@@ -1,21 +1,27 @@
-"""configMap, secret, downwardAPI and projected volumes: files made from API objects, renewed while the pod runs.
+"""configMap, secret, downwardAPI and projected volumes: files made from API objects, updated while the pod runs.
 
-All gather first and write then, so the API server's slowness never holds a thread. Everything but configMaps
-lies in memory (tmpfs) and never touches a disk. An object that cannot be had keeps the old content. No marker is
-needed: set-up compares what is there with what should be.
+Content is gathered first and written then, so that a slow API server never blocks a thread. Everything but configMaps
+is in memory (tmpfs) and never touches a disk. When an object cannot be read, the old content stays. There is no ready
+marker: set-up compares the files with the content. Writing is in atomic_writer.py.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pykubelet.api.types import (
     ClusterTrustBundleProjection,
+    ConfigMap,
+    DownwardAPIVolumeFile,
     KeyToPath,
+    Pod,
     PodCertificateProjection,
+    Secret,
     ServiceAccountTokenProjection,
     VolumeProjection,
 )
@@ -23,19 +29,11 @@ from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.pod import namespace_of
-from pykubelet.volumes import atomic
-from pykubelet.volumes.content import (
-    DEFAULT_MODE,
-    config_map_data,
-    downward_files,
-    private_file,
-    secret_data,
-    select,
-)
-from pykubelet.volumes.objects import VolumeObjects
+from pykubelet.volumes import atomic_writer
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.objects import Downward, VolumeObjects
 from pykubelet.volumes.plugins.empty_dir import EmptyDir
 from pykubelet.volumes.plugins.plugin import FileContent, Files, PluginDefaults, SetUp
-from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import CONFIG_MAP, DOWNWARD_API, PROJECTED, SECRET, VolumeSpec
 
 TOKEN_SECONDS = 3600
@@ -62,14 +60,16 @@ class ContentPlugin(PluginDefaults):
 
     def set_up(self, task: SetUp, files: Files | None) -> None:
         assert files is not None
-        atomic.check_paths(files)
+        atomic_writer.check_paths(files)
         self._ground.make(task, task.path, self.medium)
         for nested in task.nested:
             _make_nested(task.path, nested, {path.split("/", 1)[0] for path in files})
         if task.fs_group is not None:
             os.chown(task.path, -1, task.fs_group)
             os.chmod(task.path, 0o2777)
-        atomic.write_volume(task.path, files, gid=task.fs_group, now=self._clock.now(), remove=self._mounts.remove_tree)
+        atomic_writer.write_volume(
+            task.path, files, gid=task.fs_group, now=self._clock.now(), remove=self._mounts.remove_tree
+        )
 
     def tear_down(self, uid: str, folder: str) -> None:
         path = self._paths.volume(uid, self.name, folder)
@@ -208,3 +208,64 @@ class ProjectedVolume(ContentPlugin):
 
 def _mode(value: int | None) -> int:
     return DEFAULT_MODE if value is None else value
+
+
+DEFAULT_MODE = 0o644
+PRIVATE_MODE = 0o600
+
+
+def config_map_data(config: ConfigMap) -> dict[str, bytes]:
+    texts = {key: text.encode() for key, text in config.data.items()}
+    return texts | {key: _decoded(key, value) for key, value in config.binary_data.items()}
+
+
+def secret_data(secret: Secret) -> dict[str, bytes]:
+    """stringData is write-only in the API, so only data counts."""
+    return {key: _decoded(key, value) for key, value in secret.data.items()}
+
+
+def _decoded(key: str, value: str) -> bytes:
+    try:
+        return base64.b64decode(value)
+    except (binascii.Error, ValueError) as error:
+        raise VolumeProblem(f"key {key} is not valid base64: {error}") from error
+
+
+def select(
+    data: Mapping[str, bytes], items: Sequence[KeyToPath], *, mode: int, optional: bool, missing_text: str
+) -> dict[str, FileContent]:
+    """All keys by their names, or the items asked for; `missing_text` begins the error for an absent key."""
+    if not items:
+        return {key: FileContent(data=value, mode=mode) for key, value in data.items()}
+    found = {}
+    for item in items:
+        key = item.key or ""
+        if key in data:
+            own = item.mode if item.mode is not None else mode
+            found[item.path or ""] = FileContent(data=data[key], mode=own)
+        elif not optional:
+            raise VolumeProblem(f"{missing_text}: {key}")
+    return found
+
+
+def downward_files(
+    pod: Pod, items: Sequence[DownwardAPIVolumeFile], downward: Downward, *, mode: int
+) -> dict[str, FileContent]:
+    found = {}
+    for item in items:
+        if item.field_ref is not None:
+            text = downward.field(pod, item.field_ref.field_path or "")
+        elif item.resource_field_ref is not None:
+            text = downward.resource(pod, item.resource_field_ref)
+        else:
+            raise VolumeProblem(f"downwardAPI file {item.path} has neither fieldRef nor resourceFieldRef")
+        own = item.mode if item.mode is not None else mode
+        found[item.path or ""] = FileContent(data=text.encode(), mode=own)
+    return found
+
+
+def private_file(data: bytes, *, mode: int, fs_user: int | None, fs_group: int | None) -> FileContent:
+    """A token or key: narrowed to its owner when the pod says who that is, else as the volume's mode says."""
+    if fs_user is None and fs_group is None:
+        return FileContent(data=data, mode=mode)
+    return FileContent(data=data, mode=PRIVATE_MODE, uid=fs_user)

@@ -1,11 +1,11 @@
-"""Writing the files of a volume so that a reader sees all of the old or all of the new content.
+"""Writes the files of a volume so that a reader sees either all of the old or all of the new content.
 
     <volume>/..2024_01_31_12_00_00.1234567890/   the files
     <volume>/..data -> ..2024_01_31_12_00_00.1234567890
     <volume>/name   -> ..data/name
 
-The switch is one rename of `..data`. Files get owner and mode before they can be seen, and at no moment more
-rights than asked for. The layout is the one every other kubelet writes, so either can take over from the other.
+The switch is one rename of `..data`. Files get owner and mode before they become visible and never have more rights
+than requested. The layout is upstream's, so that either agent can take over from the other.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.ownership import with_group
 from pykubelet.volumes.plugins.plugin import FileContent, Files
-from pykubelet.volumes.problems import VolumeProblem
 
 DATA = "..data"
 NEW_DATA = "..data_tmp"

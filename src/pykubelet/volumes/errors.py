@@ -1,4 +1,4 @@
-"""Why a volume is not there, in words for the person who waits for it."""
+"""Errors of volumes. Texts are shown to users in events and statuses."""
 
 from __future__ import annotations
 

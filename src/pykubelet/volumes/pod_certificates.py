@@ -1,8 +1,8 @@
-"""Certificates for pods (podCertificate sources of projected volumes): a key here, a PodCertificateRequest there.
+"""Certificates of podCertificate sources of projected volumes, obtained by PodCertificateRequests.
 
-Keys live in memory only; after a restart everything is asked for anew. A certificate is renewed when its signer said
-so, and the old one serves until the new one is there. A refusal is final for the pod.
-Does not cover: the files (volumes/plugins/content.py), which asks at every refresh.
+Keys are in memory only; after a restart new certificates are requested. A certificate is renewed when its signer
+says so, and the old one is used until the new one is issued. A denial is final for the pod.
+Does not cover: the files (plugins/projected.py), which asks at every refresh.
 """
 
 from __future__ import annotations

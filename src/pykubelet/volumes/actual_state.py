@@ -1,8 +1,7 @@
-"""Actual state: what is set up for each pod, what is wanted, what went wrong with it.
+"""Actual state of world: what is mounted for each pod, whether it is still desired, and what went wrong with it.
 
-One entry a volume. Its state says what may be on disk; whether it is wanted and fresh says what to do next,
-and `next_step` is that whole decision. Entries are changed by synchronous code only, so nobody sees one half
-changed. The mount table and the folders are the truth after a restart (reconstruct.py).
+One entry per volume. `state` says what may be on disk; with `wanted` and `stale` it determines `next_step`. Only
+synchronous code changes entries. After a restart the mount table and the folders are the truth (reconstruct.py).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.mailbox import Signal
-from pykubelet.volumes.desired import ObjectKey, Use
+from pykubelet.volumes.desired_state import ObjectKey, Use
 from pykubelet.volumes.spec import VolumeSpec
 
 NO_OBJECTS: frozenset[ObjectKey] = frozenset()

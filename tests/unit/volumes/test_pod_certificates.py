@@ -20,8 +20,8 @@ from pykubelet.api.types import (
     ServiceAccount,
 )
 from pykubelet.certs.pem import CertificateError
-from pykubelet.certs.pod_certificates import PodCertificateKeeper, make_key
 from pykubelet.kit.clock import LoopClock
+from pykubelet.volumes.pod_certificates import PodCertificateKeeper, make_key
 from tests.builders import a_pod
 from tests.fakes.fake_kube import FakeKube
 
