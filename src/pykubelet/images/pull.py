@@ -29,10 +29,10 @@ from pykubelet.images.credentials import RegistryCredentials
 from pykubelet.images.keyring import Login
 from pykubelet.images.records import Lookup, PullRecords
 from pykubelet.images.reference import DEFAULT_TAG, InvalidReference, Reference, parse, with_default_tag
-from pykubelet.kit.sharing import SingleFlight
-from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.backoff import BackoffTable
+from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.sharing import SingleFlight
 from pykubelet.kit.tasks import finish
 from pykubelet.model import reasons
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown

@@ -137,7 +137,6 @@ Lookup = Callable[[], Awaitable[Sequence[Login]]]
 DISK_TIME = 60.0
 
 
-
 class RecordProblem(PykubeletError):
     """The disk did not take a record."""
 

@@ -8,10 +8,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from pykubelet.clients.http.hooks import HookCaller
+from pykubelet.context import Context
 from pykubelet.edges import Edges
-from pykubelet.images.gc import wanted_images
 from pykubelet.images.build import Images
 from pykubelet.images.build import build as build_images
+from pykubelet.images.gc import wanted_images
 from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.memory import give_back
@@ -43,6 +44,7 @@ class PodLook(Protocol):
 class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     """What the runtime parts take from the rest of the agent."""
 
+    ctx: Context
     specs: PodSpecBuilder
     handlers: RuntimeHandlers
     resizer: Resizer
