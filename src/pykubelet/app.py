@@ -15,7 +15,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
-from pykubelet.eviction.board import PressureBoard
+from pykubelet.context import Context
+from pykubelet.edges import Edges
+from pykubelet.eviction.pressure import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
@@ -24,6 +26,7 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.node.event_fan import EventFan
 from pykubelet.node.local_events import LocalEvents
+from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
@@ -39,7 +42,6 @@ from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
-from pykubelet.shutdown.manager import ShutdownManager
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
@@ -63,7 +65,6 @@ from pykubelet.wiring.cluster import (
     assemble_cluster,
     standalone_seams,
 )
-from pykubelet.wiring.edges import Edges
 from pykubelet.wiring.eviction import GuardNeeds, guard_parts
 from pykubelet.wiring.explaining import explaining
 from pykubelet.wiring.identity import initial_info
@@ -113,7 +114,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics) if edges.cluster else None
     )
     events: AnnotatedSink = EventFan(local_events, sent_events) if sent_events is not None else local_events
-    recorder, table, cache, results = LifeRecorder(clock), PodTable(), PodStatusCache(), ProbeResults()
+    ctx = Context(
+        settings=settings,
+        node_name=node_name,
+        clock=clock,
+        events=events,
+        recorder=LifeRecorder(clock),
+        metrics=metrics,
+    )
+    recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
     board, reasons = PressureBoard(), ReasonCache()
@@ -363,7 +372,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses.listen(probes.container_changed)
 
     def object_changed(kind: str, namespace: str, name: str, uids: Sequence[str]) -> None:
-        volumes.poke(kind, namespace, name)
+        volumes.object_changed(kind, namespace, name)
         for uid in uids:
             workers.retry_now(uid)
 

@@ -23,17 +23,19 @@ from pykubelet.images.metrics import PullMetrics
 from pykubelet.images.policy import Choice, choose, effective_policy, looks_first
 from pykubelet.images.progress import PullProgress
 from pykubelet.images.reference import InvalidReference, parse, with_default_tag
-from pykubelet.images.sharing import SharedCalls
-from pykubelet.images.slots import PullSlots, TokenBucket
+from pykubelet.images.slots import PullSlots
 from pykubelet.kit.backoff import BackoffTable
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.sharing import SingleFlight
 from pykubelet.kit.tasks import finish
 from pykubelet.model import reasons
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import readable, uid_of
+from pykubelet.model.problems import ProblemError, PullFailed
 from pykubelet.model.runtime_status import Image
 from pykubelet.wire import cri_pb2
 
@@ -47,15 +49,12 @@ RECORDING_TIME: Final = 10.0
 Lookup = Callable[[], Awaitable[Sequence[Login]]]
 
 
-class ImageError(PykubeletError):
-    """The image cannot be had; `reason` and the text are what the container waits with."""
+class ImageError(ProblemError):
+    """The image cannot be had; the problem is what the container waits with."""
 
-    def __init__(self, reason: str, message: str, *, retry_in: float | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.retry_in = retry_in
-        """Seconds until trying again makes sense; None = the ordinary retry."""
+    def __init__(self, image: str, reason: str, message: str, *, retry_at: float | None = None) -> None:
+        super().__init__(problem := PullFailed(image=image, reason=reason, text=message, retry_at=retry_at))
+        self.problem: PullFailed = problem
 
 
 class ImageService(Protocol):
@@ -202,12 +201,12 @@ class ImagePuller:
         self._access: ImageAccess = access or OpenAccess()
         self._checks_access = settings.checks_access
         self._slots = settings.slots
-        self._rate = TokenBucket(rate=settings.qps, burst=settings.burst, clock=clock)
+        self._rate = TokenBucket(rate=settings.qps, burst=settings.burst)
         self._backoff = BackoffTable(
             settings.backoff_initial, settings.backoff_maximum, reset_after=2 * settings.backoff_maximum
         )
         self._last_error: dict[str, str] = {}
-        self._pulls: SharedCalls[_Pulled] = SharedCalls()
+        self._pulls: SingleFlight[_Pulled] = SingleFlight()
         self._metrics = PullMetrics(metrics or Registry())
 
     async def ensure_image(
@@ -251,7 +250,7 @@ class ImagePuller:
                 # The same words whether it is absent or not this pod's to use: who asks shall not learn which.
                 text = f'Container image "{image}" is not present with pull policy of Never'
                 self._tell(wish, reasons.WARNING, reasons.ERR_IMAGE_NEVER_PULL, text)
-                raise ImageError(reasons.ERR_IMAGE_NEVER_PULL, text)
+                raise ImageError(image, reasons.ERR_IMAGE_NEVER_PULL, text)
             case Choice.WAIT:
                 raise self._held_back(wish)
             case Choice.PULL:
@@ -279,7 +278,7 @@ class ImagePuller:
             name = wish.image
             text = f'Failed to apply default image tag "{name}": couldn\'t parse image name "{name}": {problem}'
             self._tell(wish, reasons.WARNING, "InspectFailed", text)
-            raise ImageError(reasons.INVALID_IMAGE_NAME, text) from problem
+            raise ImageError(wish.image, reasons.INVALID_IMAGE_NAME, text) from problem
 
     async def _may_use(self, wish: _Wish, present: Image, logins: Lookup) -> bool:
         try:
@@ -287,7 +286,7 @@ class ImagePuller:
         except RuntimeDown:
             raise
         except PykubeletError as error:
-            raise ImageError(reasons.ERR_IMAGE_PULL, str(error)) from error
+            raise ImageError(wish.image, reasons.ERR_IMAGE_PULL, str(error)) from error
 
     async def _look(self, wish: _Wish) -> Image | None:
         try:
@@ -297,14 +296,15 @@ class ImagePuller:
         except CriError as error:
             text = f'Failed to inspect image "": {error}'  # the reference, which is not known, goes there
             self._tell(wish, reasons.WARNING, "InspectFailed", text)
-            raise ImageError(reasons.IMAGE_INSPECT_ERROR, text) from error
+            raise ImageError(wish.image, reasons.IMAGE_INSPECT_ERROR, text) from error
 
     def _held_back(self, wish: _Wish) -> ImageError:
         text = f'Back-off pulling image "{wish.image}"'
         self._tell(wish, reasons.NORMAL, "BackOff", text)
         last = self._last_error.get(wish.key)
         left = self._backoff.remaining(wish.key, self._clock.monotonic())
-        return ImageError(reasons.IMAGE_PULL_BACK_OFF, f"{text}: {last}" if last else text, retry_in=left)
+        message, retry_at = f"{text}: {last}" if last else text, self._clock.now() + left
+        return ImageError(wish.image, reasons.IMAGE_PULL_BACK_OFF, message, retry_at=retry_at)
 
     async def _pull(self, wish: _Wish, logins: Lookup) -> str:
         self._tell(wish, reasons.NORMAL, "Pulling", f'Pulling image "{wish.image}"')
@@ -334,7 +334,7 @@ class ImagePuller:
         self._backoff.advance(wish.key, self._clock.monotonic())
         reason, message = explain_pull_error(wish.image, str(error))
         self._last_error[wish.key] = f"{reason}: {message}"
-        return ImageError(reason, message, retry_in=SHOWN_FOR)
+        return ImageError(wish.image, reason, message, retry_at=self._clock.now() + SHOWN_FOR)
 
     async def _pull_on_record(self, wish: _Wish, logins: Lookup) -> _Pulled:
         """Pull with the intent written before and the outcome after, come what may."""
@@ -371,7 +371,7 @@ class ImagePuller:
     async def _pull_now(self, wish: _Wish, auth: cri_pb2.AuthConfig | None) -> _Pulled:
         with PullProgress(wish.tagged, readable(wish.pod)) as progress:
             async with self._slots.taken():
-                if not self._rate.take():
+                if not self._rate.try_take(self._clock.monotonic()):
                     raise CriError(QPS_EXCEEDED)
                 progress.stage = "image is still being pulled"
                 begun = self._clock.monotonic()

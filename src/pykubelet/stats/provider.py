@@ -1,8 +1,8 @@
-"""The one place figures come from: looks at the node when asked, and remembers the look for a moment.
+"""The single source of stats: reads the node on request and keeps the reading for a moment.
 
-Everybody (summary, metrics, eviction, `top`) asks here, so scrapes that fall together cost one reading. Usage is
-read at each look; limits, disks and process tables change slowly or cost much and are read less often. Reading
-happens in a thread. Not covered: per-volume figures (volumes.py) and how figures are shown.
+Summary, metrics, eviction and `top` ask here, so scrapes that fall together cost one reading. Usage is read each time;
+limits, disks and process tables change slowly or cost much and are read less often. Reading happens in a thread. Does
+not cover volumes (volumes.py) nor how stats are shown.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Container, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct, field
 
+from pykubelet.clients.host.port import CgroupReader, HostReader
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import finish, gather_all
 from pykubelet.model.errors import CriError
@@ -28,10 +29,20 @@ from pykubelet.model.figures import (
     ProcessFigures,
     TaskFigures,
 )
-from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskHost, DiskReader, Run, StatPaths, StatsRuntime, read_host
-from pykubelet.stats.inventory import GroupNames, KnownPods, PodItem, RuntimeStatuses, pod_groups, take_inventory
-from pykubelet.stats.rates import CpuRates
-from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
+from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskReader, Run, StatPaths, StatsRuntime, read_host
+from pykubelet.stats.snapshot import (
+    ContainerFigures,
+    Group,
+    GroupNames,
+    KnownPods,
+    NodeFigures,
+    PodFigures,
+    PodItem,
+    RuntimeStatuses,
+    Snapshot,
+    pod_groups,
+    take_inventory,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,32 +51,6 @@ MOST_IMAGES = 64
 """Sandboxes whose image is asked for in one look."""
 MOST_PROCESSES = 64
 """How many processes of one container have their descriptors counted."""
-
-
-class Cgroups(Protocol):
-    def usage(self, path: str, now_ns: int) -> CgroupUsage | None: ...
-
-    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail: ...
-
-    def bounds(self, path: str) -> CgroupBounds: ...
-
-    def locate(self, parent: str, container_id: str) -> str | None: ...
-
-    def processes(self, path: str) -> tuple[int, ...]: ...
-
-    def created_ns(self, path: str) -> int: ...
-
-
-class Host(DiskHost, Protocol):
-    def boot_seconds(self) -> int: ...
-
-    def tasks(self, now_ns: int) -> TaskFigures | None: ...
-
-    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None: ...
-
-    def disks(self) -> tuple[DiskCounters, ...]: ...
-
-    def processes(self, pids: tuple[int, ...]) -> ProcessFigures: ...
 
 
 class StatsSettings(Struct, frozen=True, kw_only=True):
@@ -96,8 +81,8 @@ class StatsProvider:
     def __init__(
         self,
         *,
-        cgroups: Cgroups,
-        host: Host,
+        cgroups: CgroupReader,
+        host: HostReader,
         cri: StatsRuntime,
         pods: KnownPods,
         statuses: RuntimeStatuses,
@@ -393,3 +378,33 @@ def sum_of(containers: Sequence[ContainerFigures], path: str) -> Group:
         ),
         rate=sum(rates) if rates else None,
     )
+
+
+SHORTEST_NS = 1_000_000_000
+LONGEST_NS = 10_000_000_000
+
+
+class CpuRates:
+    def __init__(self) -> None:
+        self._bases: dict[str, tuple[int, int]] = {}
+        self._rates: dict[str, int] = {}
+
+    def update(self, key: str, time_ns: int, cpu_ns: int) -> int | None:
+        """Nanoseconds of CPU per second; None after only one reading."""
+        base = self._bases.get(key)
+        if base is None or time_ns < base[0] or cpu_ns < base[1]:  # new, or the group was made anew
+            self._bases[key] = (time_ns, cpu_ns)
+            self._rates.pop(key, None)
+            return None
+        passed = time_ns - base[0]
+        if passed >= SHORTEST_NS:
+            self._rates[key] = (cpu_ns - base[1]) * 1_000_000_000 // passed
+        if passed >= LONGEST_NS:
+            self._bases[key] = (time_ns, cpu_ns)
+        return self._rates.get(key)
+
+    def keep(self, keys: Container[str]) -> None:
+        """Forget all others."""
+        for key in [key for key in self._bases if key not in keys]:
+            del self._bases[key]
+            self._rates.pop(key, None)

@@ -11,24 +11,21 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import KubeClient
+from pykubelet.edges import Edges
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_static
 from pykubelet.node.setters import is_ready
+from pykubelet.node.shutdown import FILE, Leftovers, MarkStatus, ShutdownManager, ShutdownRecord, Turn, turns_of
+from pykubelet.node.shutdown_inhibitor import ShutdownWatch
 from pykubelet.pods.record import WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.server.routing import Route
 from pykubelet.server.shutdown import ShutdownRoutes
 from pykubelet.settings.settings import Settings
-from pykubelet.shutdown.leftovers import Leftovers
-from pykubelet.shutdown.manager import MarkStatus, ShutdownManager
-from pykubelet.shutdown.plan import Turn, turns_of
-from pykubelet.shutdown.state import FILE, ShutdownRecord
-from pykubelet.shutdown.watch import ShutdownWatch
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 from pykubelet.wiring.cluster import Cluster
-from pykubelet.wiring.edges import Edges
 
 
 class WorkerPods:

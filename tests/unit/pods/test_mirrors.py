@@ -9,7 +9,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import Forbidden
 from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, full_name, uid_of
-from pykubelet.node.own import OwnNode
+from pykubelet.node.own_node import OwnNode
 from pykubelet.pods.mirrors import MirrorPods, mirror_for
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable

@@ -1,0 +1,144 @@
+"""Everything outside the process, in one value: what tests replace, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from pykubelet.certs.files import CertificateFiles
+from pykubelet.clients.cri.port import CriClient, EventSource
+from pykubelet.clients.dbus.port import Logind
+from pykubelet.clients.host.cgroup_stats import CgroupStats
+from pykubelet.clients.host.node_stats import NodeStats
+from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import (
+    CgroupHost,
+    CgroupReader,
+    HostNetwork,
+    HostReader,
+    KernelLog,
+    Machine,
+    MemoryAlarms,
+    Mounts,
+    PodFolders,
+    Quotas,
+    Slices,
+)
+from pykubelet.clients.http.port import Fetch, PodNetwork
+from pykubelet.clients.kube.port import KubeClient
+from pykubelet.clients.plugins.port import (
+    CsiConnect,
+    DeviceConnect,
+    DraConnect,
+    ReadHanded,
+    Registrations,
+    TakeDevicePlugin,
+)
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Service
+from pykubelet.model.topology import Topology
+
+
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+class ClusterEdges(Struct, frozen=True, kw_only=True):
+    """The outside of a cluster node, beside what every node has."""
+
+    client: KubeClient
+    heartbeat: KubeClient
+    """For lease and node status: a connection of its own and no rate limit, so that pods never delay it."""
+    events: KubeClient
+    """With the rate of events (eventRecordQPS, eventBurst)."""
+    network: HostNetwork
+    storage_size: Callable[[], int]
+    """Bytes of the filesystem that holds the root folder."""
+    runtime_version: str
+    """`<name>://<version>` of the runtime."""
+    renew: Callable[[], Awaitable[None]] = _nothing
+    """Have every client make new connections, because there is a new certificate."""
+    abandon: Callable[[], Awaitable[None]] = _nothing
+    """End every client's connections, because nothing is heard on them."""
+    certificates: CertificateFiles | None = None
+    """Where renewed client certificates go; None when nobody renews them."""
+    locked_out: Callable[[str], None] = lambda why: None
+    """Told when no certificate can be had any more."""
+
+
+class ServeEdges(Struct, frozen=True, kw_only=True):
+    """What the node's server stands on."""
+
+    cgroup_stats: CgroupStats
+    node_stats: NodeStats
+    local_socket: Path | None = None
+    """Where root's own commands find the agent."""
+
+
+class GuardEdges(Struct, frozen=True, kw_only=True):
+    """What the node watches itself with."""
+
+    cgroups: CgroupReader
+    host: HostReader
+    kernel_log: KernelLog
+    alarms: MemoryAlarms | None = None
+    """None: the kernel is not asked to tell when memory is short."""
+    set_oom_score: Callable[[int], None] | None = None
+    """None: the agent's own process is left as it is."""
+    own_group: str = ""
+    """The cgroup the agent was started in; empty when it has none of its own."""
+
+
+class PluginEdges(Struct, frozen=True, kw_only=True):
+    """How plugins are talked to."""
+
+    registrations: Registrations
+    csi: CsiConnect
+    devices: DeviceConnect
+    read_handed: ReadHanded
+    dra: DraConnect
+    device_registry: Callable[[Path, TakeDevicePlugin], Service]
+    """The socket, in this folder, at which device plugins register."""
+
+
+class Edges(Struct, frozen=True, kw_only=True):
+    """Everything outside this process."""
+
+    clock: Clock
+    cri: CriClient
+    runtime_name: str
+    folders: PodFolders
+    paths: NodePaths
+    cgroups: CgroupHost
+    mounts: Mounts
+    machine: Machine
+    network: PodNetwork
+    fetch: Fetch
+    metrics: Registry = field(default_factory=Registry)
+    """Where everything is counted; the edges' own calls, too."""
+    event_sources: Sequence[EventSource] = ()
+    cgroup_driver: str = ""
+    """What the runtime says it uses; '' when it does not say."""
+    logind: Logind | None = None
+    """Who announces shutdowns of the machine and can hold them up; None = nobody."""
+    quotas: Quotas | None = None
+    """Filesystems that count what a folder holds; None = volumes are walked."""
+    slices: Slices | None = None
+    """systemd, where it keeps the cgroups (cgroupDriver systemd)."""
+    host_ids: tuple[int, int] | None = None
+    """First and length of the ids set aside for pods with user namespaces; None = the usual ones."""
+    host_network: HostNetwork | None = None
+    """This machine's interfaces; None = pods without an API server are told no host address."""
+    topology: Topology | None = None
+    """Where CPUs and memory sit; None = one flat node."""
+    plugins: PluginEdges | None = None
+    """How to talk to plugins; None = nobody looks for any."""
+    cluster: ClusterEdges | None = None
+    """The API server; None on a node that has none."""
+    serve: ServeEdges | None = None
+    """How to serve; None = nobody asks this node anything."""
+    guard: GuardEdges | None = None
+    """How to watch the node; None = nothing is evicted, and nothing can be served."""
