@@ -8,7 +8,7 @@ AGENT ?= pykubelet
 RUNTIME ?= 1.6
 FOCUS ?=
 
-.PHONY: run test check fix lint bench conformance proto types docs setup dev
+.PHONY: run test check fix lint bench conformance proto pause types docs setup dev
 
 run: ## set up, then run the example pod in the foreground until Ctrl-C
 	@tools/setup.sh run
@@ -53,8 +53,11 @@ conformance: ## Kubernetes' own node tests; AGENT=pykubelet|go, RUNTIME=1.6|2, F
 	@tools/setup.sh test
 	@$(PYTHON) -m conformance --agent=$(AGENT) --runtime=$(RUNTIME) --focus='$(FOCUS)'
 
-proto: dev ## generate the gRPC stubs anew
+proto: dev ## generate the gRPC messages anew
 	@$(PYTHON) tools/gen_protos.py
+
+pause: dev ## assemble the pause program anew (needs Debian's llvm)
+	@$(PYTHON) tools/build_pause.py
 
 types: dev ## generate the Kubernetes types anew
 	@$(PYTHON) tools/gen_types.py

@@ -77,7 +77,8 @@ async def open_stage() -> AsyncIterator[Stage]:
         cgroups.make()
         await containerd.start()
         try:
-            await images.ensure_images(containerd.ctr, [images.PAUSE, images.BUSYBOX], clock=SystemClock())
+            built = images.build([images.PAUSE, images.BUSYBOX])
+            await images.import_images(containerd.ctr, built, clock=SystemClock())
             yield Stage(folder, containerd, cgroups)
         finally:
             await containerd.stop(containers=True)

@@ -16,23 +16,20 @@ from pykubelet.api.defaults import default_pod
 from pykubelet.api.manifest import static_pod_defaults
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.app import Node, assemble, live
+from pykubelet.clients.cri.port import EventSource
 from pykubelet.clients.dbus.port import Logind
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine
-from pykubelet.clients.http.port import ConnectProblem, HealthProblem
+from pykubelet.clients.host.port import Machine, Slices
+from pykubelet.clients.http.port import ConnectProblem, Fetched, HealthProblem
+from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.http import HttpAnswer, HttpRequest
 from pykubelet.model.pod import Source, name_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, SandboxState
-from pykubelet.pleg.events import EventSource
-from pykubelet.resources.cgroups import Slices
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.node_flags import IPAddress
-from pykubelet.sources.url import Fetched
 from pykubelet.sync.worker import _Worker
-from pykubelet.wiring.cluster import ClusterEdges
-from pykubelet.wiring.edges import Edges, GuardEdges, PluginEdges
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_kube import FakeKube

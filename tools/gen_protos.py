@@ -1,8 +1,7 @@
-"""Write .proto files from the tables in tools/data and turn them into the stubs of pykubelet.wire.
+"""Write .proto files from the tables in tools/data and turn them into the messages of pykubelet.wire.
 
 Covers: table to .proto text (messages, nesting, maps, oneofs, enums, services), running protoc from
-grpcio-tools, replacing the committed files. `python tools/gen_protos.py` renews what is committed;
-`--all --out DIR` also makes the modules that no code uses yet.
+grpcio-tools, replacing the committed files.
 Does not cover: where the tables come from (they are copies of the project's wire facts).
 """
 
@@ -20,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tools" / "data"
 SRC = ROOT / "src"
 PACKAGE = "pykubelet/wire"
-"""Where the stubs live; protoc derives the import lines of the stubs from it."""
+"""Where the modules live; protoc derives their import lines from it."""
 
 MODULES = {
     "cri": "cri-v1.tsv",
@@ -35,15 +34,7 @@ MODULES = {
     "podresources_v1": "podresources-v1.tsv",
     "podresources_v1alpha1": "podresources-v1alpha1.tsv",
 }
-"""Stub module -> table, for what is committed."""
-
-SERVED = ("cri", "containerd_events_service", "podresources_v1", "podresources_v1alpha1")
-"""Modules whose service stubs somebody uses; the others are called by the path of the method (clients/plugins)."""
-
-LATER = {
-    "pods_v1alpha1": "pods-v1alpha1.tsv",
-}
-"""Tables that are ready but have no user yet; move a line up when its client is written."""
+"""Module -> table. Services are called and served by the path of the method, so that no service code is generated."""
 
 WELL_KNOWN = {
     "google.protobuf.Any": "google/protobuf/any.proto",
@@ -187,7 +178,7 @@ def _field(item: Field) -> str:
 
 
 def generate(modules: dict[str, str], out: Path) -> list[Path]:
-    """Write .proto files and stubs of `modules` under `out`/pykubelet/wire; returns every file written."""
+    """Write .proto files and modules of `modules` under `out`/pykubelet/wire; returns every file written."""
     target = out / PACKAGE
     (target / "protos").mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -201,15 +192,7 @@ def generate(modules: dict[str, str], out: Path) -> list[Path]:
             proto.write_text(text)
             written.append(proto)
         _protoc(Path(scratch), out, modules)
-    for module in modules:
-        names = [f"{module}_pb2.py", f"{module}_pb2.pyi"]
-        grpc = target / f"{module}_pb2_grpc.py"
-        if module in SERVED:
-            names.append(grpc.name)
-        else:
-            grpc.unlink()  # protoc writes one for every file
-        written += [target / name for name in names]
-    return written
+    return written + [target / f"{module}_pb2{suffix}" for module in modules for suffix in (".py", ".pyi")]
 
 
 def _protoc(include: Path, out: Path, modules: Iterable[str]) -> None:
@@ -223,7 +206,6 @@ def _protoc(include: Path, out: Path, modules: Iterable[str]) -> None:
         f"-I{well_known}",
         f"--python_out={out}",
         f"--pyi_out={out}",
-        f"--grpc_python_out={out}",
         *(f"{PACKAGE}/{module}.proto" for module in modules),
     ]
     if protoc.main(arguments) != 0:
@@ -231,12 +213,11 @@ def _protoc(include: Path, out: Path, modules: Iterable[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Renew the gRPC stubs in src/pykubelet/wire from tools/data.")
+    parser = argparse.ArgumentParser(description="Renew the gRPC messages in src/pykubelet/wire from tools/data.")
     parser.add_argument("--out", type=Path, default=SRC, help="write under this folder instead of src")
-    parser.add_argument("--all", action="store_true", help="also make the modules that have no user yet")
     arguments = parser.parse_args(argv)
     try:
-        written = generate(MODULES | (LATER if arguments.all else {}), arguments.out)
+        written = generate(MODULES, arguments.out)
     except BadTable as error:
         print(f"gen_protos: {error}", file=sys.stderr)
         return 1

@@ -15,6 +15,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
+from pykubelet.context import Context
+from pykubelet.edges import Edges
 from pykubelet.eviction.board import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
@@ -64,7 +66,6 @@ from pykubelet.wiring.cluster import (
     assemble_cluster,
     standalone_seams,
 )
-from pykubelet.wiring.edges import Edges
 from pykubelet.wiring.eviction import GuardNeeds, guard_parts
 from pykubelet.wiring.explaining import explaining
 from pykubelet.wiring.identity import initial_info
@@ -115,7 +116,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics) if edges.cluster else None
     )
     events: AnnotatedSink = EventFan(local_events, sent_events) if sent_events is not None else local_events
-    recorder, phases, cache, results = LifeRecorder(clock), PodPhases(), PodStatusCache(), ProbeResults()
+    ctx = Context(
+        settings=settings,
+        node_name=node_name,
+        clock=clock,
+        events=events,
+        recorder=LifeRecorder(clock),
+        metrics=metrics,
+    )
+    recorder, phases, cache, results = ctx.recorder, PodPhases(), PodStatusCache(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
     pods, board, reasons = PodManager(), PressureBoard(), ReasonCache()

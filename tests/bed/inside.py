@@ -26,9 +26,9 @@ from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.standalone import images
 from pykubelet.standalone.packer import File, Image, architecture, pack
 from pykubelet.wire import cri_pb2 as cri
-from pykubelet.wire.cri_pb2_grpc import RuntimeServiceStub
 from tests.bed.agent import NODE, BedAgent, bed_agent
 from tests.bed.runtime import BUSYBOX, BedContainerd
+from tests.grpc_services import Stub
 
 T = TypeVar("T")
 Manifest = dict[str, Any]
@@ -149,7 +149,7 @@ class Inside:
         """Runs of a container that the runtime still has, oldest first."""
         labels = {"io.kubernetes.pod.name": f"{pod}-{NODE}", "io.kubernetes.container.name": container}
         with grpc.insecure_channel(f"unix:{self.containerd.socket}") as channel:
-            stub = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = Stub(channel, cri, "RuntimeService")
             wanted = cri.ListContainersRequest(filter=cri.ContainerFilter(label_selector=labels))
             found = []
             for each in stub.ListContainers(wanted, timeout=DEADLINE).containers:
@@ -204,7 +204,7 @@ class Inside:
     def _sandboxes(self, pod: str) -> list[str]:
         labels = {"io.kubernetes.pod.name": f"{pod}-{NODE}"}
         with grpc.insecure_channel(f"unix:{self.containerd.socket}") as channel:
-            stub = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = Stub(channel, cri, "RuntimeService")
             wanted = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(label_selector=labels))
             return [box.id for box in stub.ListPodSandbox(wanted, timeout=DEADLINE).items]
 

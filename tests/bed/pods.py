@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from pykubelet.wire import cri_pb2 as cri
-from pykubelet.wire.cri_pb2_grpc import RuntimeServiceStub
+from tests.grpc_services import Stub
 
 DEADLINE = 60.0
 
@@ -19,7 +19,7 @@ DEADLINE = 60.0
 class BarePod:
     """One sandbox, driven call by call."""
 
-    stub: RuntimeServiceStub
+    stub: Stub
     config: cri.PodSandboxConfig
     id: str
 
@@ -82,7 +82,7 @@ def bare_pod(
         ),
     )
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        stub = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = Stub(channel, cri, "RuntimeService")
         made = stub.RunPodSandbox(cri.RunPodSandboxRequest(config=config), timeout=DEADLINE)
         try:
             yield BarePod(stub, config, str(made.pod_sandbox_id))

@@ -99,7 +99,7 @@ def running_containerd(
         shutil.rmtree(state_dir, ignore_errors=True)
         cannot(f"containerd cannot be had: {error}")
     try:
-        blocking(images.ensure_images(private.ctr, [PAUSE, BUSYBOX, TESTSERVER], clock=SystemClock()))
+        blocking(images.import_images(private.ctr, images.build([PAUSE, BUSYBOX, TESTSERVER]), clock=SystemClock()))
         yield BedContainerd(private)
     finally:
         blocking(private.stop(containers=True))

@@ -18,11 +18,12 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pykubelet.wire import podresources_v1_pb2, podresources_v1_pb2_grpc
+from pykubelet.wire import podresources_v1_pb2
 from tests.bed.certificates import Authority, Pair
 from tests.bed.cluster import Cluster
 from tests.bed.runtime import BedContainerd
 from tests.cluster.joined import Joined, a_pod, joined
+from tests.grpc_services import Stub
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node]
 
@@ -245,7 +246,7 @@ def test_podresources_are_for_those_who_reach_the_socket(node: Joined) -> None:
     socket = node.agent.root / "pod-resources" / "kubelet.sock"
     assert socket.parent.stat().st_mode & 0o007 == 0, "root and its group only"
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        stub = podresources_v1_pb2_grpc.PodResourcesListerStub(channel)
+        stub = Stub(channel, podresources_v1_pb2, "PodResourcesLister")
         listed = stub.List(podresources_v1_pb2.ListPodResourcesRequest(), timeout=30)
         assert [(pod.name, [each.name for each in pod.containers]) for pod in listed.pod_resources] == [
             ("quiet", ["app"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm
+from pykubelet.edges import GuardEdges
 from pykubelet.model.figures import (
     CgroupBounds,
     CgroupDetail,
@@ -21,7 +22,6 @@ from pykubelet.model.figures import (
     TaskFigures,
 )
 from pykubelet.model.runtime_status import ContainerState
-from pykubelet.wiring.edges import GuardEdges
 from tests.fakes.fake_cri import FakeCri
 
 MIB = 1 << 20

@@ -22,12 +22,12 @@ from pykubelet.standalone.containerd import PrivateContainerd, answers_cri
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
 from pykubelet.wire import cri_pb2 as cri
-from pykubelet.wire.cri_pb2_grpc import ImageServiceStub, RuntimeServiceStub
 from tests.bed import leaks
 from tests.bed.parts import blocking, free_port
 from tests.bed.pods import BarePod, bare_pod
 from tests.bed.registry import Registry
 from tests.bed.runtime import BUSYBOX, TESTSERVER, BedContainerd
+from tests.grpc_services import Stub
 
 pytestmark = pytest.mark.node
 
@@ -198,7 +198,7 @@ def pull(containerd: BedContainerd, reference: str, registry: Registry | None = 
     login = cri.AuthConfig(username=registry.user, password=registry.password) if registry else None
     request = cri.PullImageRequest(image=cri.ImageSpec(image=reference), auth=login)
     with grpc.insecure_channel(f"unix:{containerd.socket}") as channel:
-        stub = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = Stub(channel, cri, "ImageService")
         return str(stub.PullImage(request, timeout=60).image_ref)
 
 
@@ -233,7 +233,7 @@ def test_stopping_takes_every_container_along(containerd: BedContainerd, tmp_pat
     private = PrivateContainerd(layout, programs.find_runtime(), clock=SystemClock())
     try:
         blocking(private.start())
-        blocking(images.ensure_images(private.ctr, [images.PAUSE, BUSYBOX], clock=SystemClock()))
+        blocking(images.import_images(private.ctr, images.build([images.PAUSE, BUSYBOX]), clock=SystemClock()))
         for dead in (False, True):
             blocking(private.start())
             mark = f"1{os.getpid():09}{int(dead)}"  # seconds that nobody else sleeps
@@ -256,7 +256,7 @@ def start_forgotten_pod(socket: Path, folder: Path, mark: str) -> None:
         metadata=cri.PodSandboxMetadata(name=mark, namespace="bed", uid=mark), log_directory=str(folder)
     )
     with grpc.insecure_channel(f"unix:{socket}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        stub = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = Stub(channel, cri, "RuntimeService")
         made = stub.RunPodSandbox(cri.RunPodSandboxRequest(config=config), timeout=60)
         pod = BarePod(stub, config, str(made.pod_sandbox_id))
         pod.run("main", BUSYBOX, ["sh", "-c", f"setsid sleep {mark} & sleep {mark}"])

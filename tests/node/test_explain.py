@@ -19,10 +19,10 @@ from pykubelet.cli.pods import find_on
 from pykubelet.cli.problems import CommandFailed
 from pykubelet.explain.view import Explanation
 from pykubelet.wire import cri_pb2 as cri
-from pykubelet.wire.cri_pb2_grpc import RuntimeServiceStub
 from tests.bed.inside import Inside, a_container, a_pod, looking_inside
 from tests.bed.parts import free_port, scratch_folder
 from tests.bed.runtime import BedContainerd
+from tests.grpc_services import Stub
 
 pytestmark = pytest.mark.node
 
@@ -295,7 +295,7 @@ def test_the_cause_is_in_the_conditions_and_events_too(asked: Asked) -> None:
 def _network_of(asked: Asked) -> str:
     """The pod network that containerd uses now."""
     with grpc.insecure_channel(f"unix:{asked.inside.containerd.socket}") as channel:
-        stub = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = Stub(channel, cri, "RuntimeService")
         return str(stub.Status(cri.StatusRequest(verbose=True), timeout=60).info.get("cniconfig", ""))
 
 

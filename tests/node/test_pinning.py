@@ -16,10 +16,11 @@ import grpc
 import pytest
 
 from pykubelet.settings.cpu_list import format_cpu_list, parse_cpu_list
-from pykubelet.wire import podresources_v1_pb2, podresources_v1_pb2_grpc
+from pykubelet.wire import podresources_v1_pb2
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.cluster import go_programs
 from tests.bed.runtime import BUSYBOX, BedContainerd
+from tests.grpc_services import Stub
 
 pytestmark = pytest.mark.node
 
@@ -94,7 +95,7 @@ def owned(agent: BedAgent) -> list[str]:
 def pod_resources(agent: BedAgent) -> dict[str, podresources_v1_pb2.ContainerResources]:
     """What the podresources service says about each pod's container."""
     with grpc.insecure_channel(f"unix://{agent.root}/pod-resources/kubelet.sock") as channel:
-        stub = podresources_v1_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        stub = Stub(channel, podresources_v1_pb2, "PodResourcesLister")
         answer = stub.List(podresources_v1_pb2.ListPodResourcesRequest(), timeout=30)
     return {pod.name.removesuffix(f"-{agent.node}"): pod.containers[0] for pod in answer.pod_resources}
 

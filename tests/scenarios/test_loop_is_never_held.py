@@ -40,6 +40,7 @@ from pykubelet.api.types import (
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.http.client import ShortCalls
+from pykubelet.clients.http.port import Fetched
 from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.reading import read_object
 from pykubelet.clients.kube.reflector import Reflector
@@ -52,7 +53,7 @@ from pykubelet.runtime.logs import LogFiles
 from pykubelet.sources.loading import file_loader, url_loader
 from pykubelet.sources.manifests import MAX_BYTES
 from pykubelet.sources.static import StaticSource
-from pykubelet.sources.url import Fetched, UrlSource
+from pykubelet.sources.url import UrlSource
 from tests.builders import a_container, a_pod
 from tests.clock_loop import AutojumpLoop
 from tests.deep import deep

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from pykubelet.clients.cri.port import EventSource
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CallTimedOut, CriError, RuntimeDown
 from pykubelet.model.runtime_status import ContainerEvent, EventKind
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.diff import ContainerDied, ContainerRemoved, ContainerStarted, PodSync, RuntimeEvent
-from pykubelet.pleg.events import EventSource
 from pykubelet.pleg.relist import EXIT_PAUSES, Pleg, PlegSettings
 from tests.fakes.fake_cri import FakeCri
 from tests.unit.pleg.pods import IMAGE, start_container, start_pod, start_sandbox

@@ -26,8 +26,8 @@ from pykubelet.api.types import (
 from pykubelet.clients.plugins.port import DeviceRegistration, Handed, PluginInfo, TakeDevicePlugin
 from pykubelet.devices.manager import DeviceManager
 from pykubelet.dra.manager import DraManager
+from pykubelet.edges import PluginEdges
 from pykubelet.kit.tasks import Service
-from pykubelet.wiring.edges import PluginEdges
 from tests.builders import a_container
 from tests.fakes.fake_csi import FakeCsiDriver
 from tests.fakes.fake_devices import FakeDevicePlugin, a_device

@@ -20,11 +20,11 @@ from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.metrics import request_metrics, wait_metrics
 from pykubelet.clients.kube.transport import Transport, user_agent
 from pykubelet.clients.kube.unreadable import UnreadableObjects
+from pykubelet.edges import ClusterEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.runtime_status import RuntimeVersion
 from pykubelet.settings.settings import Settings
-from pykubelet.wiring.cluster import ClusterEdges
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pykubelet.cli.local_socket import forget_old_socket, local_socket
 from pykubelet.cli.systemd import connected_slices, logind_for
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.cri.metrics import operation_metrics
-from pykubelet.clients.cri.port import CgroupDriver
+from pykubelet.clients.cri.port import CgroupDriver, EventSource
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
@@ -30,10 +30,12 @@ from pykubelet.clients.host.quotas import ProjectQuotas
 from pykubelet.clients.host.subids import subordinate_ids
 from pykubelet.clients.host.topology import read_topology
 from pykubelet.clients.http.client import ShortCalls
+from pykubelet.clients.http.port import Fetched, FetchFailed
 from pykubelet.clients.plugins.csi import GrpcCsiNode
 from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_handed
 from pykubelet.clients.plugins.dra import GrpcDraDriver
 from pykubelet.clients.plugins.registration import GrpcRegistrations
+from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges, ServeEdges
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
@@ -41,13 +43,9 @@ from pykubelet.model.errors import CriError, Unimplemented
 from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
 from pykubelet.node.capacity import machine_capacity, reservation_problem, reserved
-from pykubelet.pleg.events import EventSource
 from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.validate_host import HostFacts, host_problems
-from pykubelet.sources.url import Fetched, FetchFailed
-from pykubelet.wiring.cluster import ClusterEdges
-from pykubelet.wiring.edges import Edges, GuardEdges, PluginEdges, ServeEdges
 
 logger = logging.getLogger(__name__)
 

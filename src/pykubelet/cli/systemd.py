@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pykubelet.clients.dbus.port import BusDown, BusRefused, Logind
+from pykubelet.clients.host.port import Slices
 from pykubelet.model.errors import PykubeletError
-from pykubelet.resources.cgroups import Slices
 from pykubelet.settings.settings import Settings
 from pykubelet.wiring.shutdown import configured_turns
 

@@ -26,6 +26,7 @@ from pykubelet.cli.problems import CommandFailed
 from pykubelet.cli.up_state import UpState
 from pykubelet.cli.up_view import LiveView, LogTails, PlainView, View, rows_of
 from pykubelet.clients.cri.client import GrpcCriClient
+from pykubelet.edges import Edges
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
 from pykubelet.kit.host_calls import host_calls
@@ -44,7 +45,6 @@ from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, build, import_images
 from pykubelet.standalone.programs import find_runtime
 from pykubelet.sync.phases import Phase
-from pykubelet.wiring.edges import Edges
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from pykubelet.api.types import NodeAddress
+from pykubelet.clients.host.port import HostNetwork
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.node_flags import IPAddress
@@ -26,20 +26,6 @@ RESOLVE_WITHIN = 2.0
 
 class NoNodeAddress(PykubeletError):
     """No usable address of this node was found."""
-
-
-class HostNetwork(Protocol):
-    def addresses(self) -> frozenset[IPAddress]:
-        """Every address on an interface of this machine."""
-        ...
-
-    def route_addresses(self) -> Sequence[IPAddress]:
-        """Addresses of the interface that holds the default route, best first; of any interface without one."""
-        ...
-
-    async def resolve(self, name: str) -> Sequence[IPAddress]:
-        """What the resolver knows by this name; empty when nothing."""
-        ...
 
 
 class AddressFinder:

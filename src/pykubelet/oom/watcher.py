@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
-from pykubelet.clients.host.port import AlarmRefused, KernelLog, MemoryAlarm, MemoryAlarms
+from pykubelet.clients.host.port import AlarmRefused, CgroupReader, KernelLog, MemoryAlarm, MemoryAlarms
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.mailbox import Signal
@@ -52,16 +52,6 @@ class Statuses(Protocol):
     def last_known(self, uid: str) -> PodRuntimeStatus: ...
 
 
-class Groups(Protocol):
-    def exists(self, path: str) -> bool: ...
-
-    def processes(self, path: str) -> tuple[int, ...]: ...
-
-    def locate(self, parent: str, container_id: str) -> str | None: ...
-
-    def oom_kills(self, path: str) -> int | None: ...
-
-
 class Victim(Struct, frozen=True, kw_only=True):
     """The container a killed process was in."""
 
@@ -83,7 +73,7 @@ class OomWatcher:
         *,
         log: KernelLog,
         alarms: MemoryAlarms | None,
-        groups: Groups,
+        groups: CgroupReader,
         pods_group: str,
         group_of: Callable[[Pod], str | None],
         pods: KnownPods,

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
+from pykubelet.clients.cri.port import EventSource
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -28,12 +27,6 @@ UNOFFERED_PAUSE = 60.0
 """Seconds until a runtime that offers no stream at all is asked again; it may have been upgraded."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
-
-
-class EventSource(Struct, frozen=True, kw_only=True):
-    name: str
-    open: Callable[[], AsyncIterator[ContainerEvent]]
-    """Every event from now on; ends by Unimplemented for good, by another CriError for retry."""
 
 
 class EventFeed:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from pykubelet.api.times import format_duration
+from pykubelet.clients.cri.port import EventSource
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
@@ -31,7 +32,7 @@ from pykubelet.model.runtime_status import (
 )
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.diff import Life, RuntimeEvent, listed_lives
-from pykubelet.pleg.events import EventFeed, EventSource
+from pykubelet.pleg.events import EventFeed
 from pykubelet.pleg.inspect import Listing, RuntimeReader, both
 from pykubelet.pleg.refresh import Answer, PodInspections
 

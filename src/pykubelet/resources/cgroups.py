@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from pykubelet.api.types import Pod, PodSpec
+from pykubelet.clients.host.port import CgroupHost, Slices
 from pykubelet.kit.clock import Clock
 from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits
 from pykubelet.model.cgroup_names import class_parts, driver_path, named_path, pod_parts, uid_from_name
@@ -25,34 +26,6 @@ logger = logging.getLogger(__name__)
 REFRESH_EVERY = 60.0
 
 
-class CgroupHost(Protocol):
-    def create(self, path: str, limits: CgroupLimits) -> None:
-        """Make the group, parents included, and limit it as far as the host lets us. Safe to repeat."""
-        ...
-
-    def apply(self, path: str, limits: CgroupLimits) -> None:
-        """Change limits of a group; OSError when the host refuses any of them."""
-        ...
-
-    def read(self, path: str) -> CgroupLimits | None:
-        """CPU and memory limits in force; None when there is no such group."""
-        ...
-
-    def memory_usage(self, path: str) -> int | None:
-        """Bytes in use below the group; None when the host does not say."""
-        ...
-
-    def exists(self, path: str) -> bool: ...
-
-    def children(self, path: str) -> Sequence[str]: ...
-
-    def join(self, path: str, pid: int) -> None:
-        """Move a process into a group, which is made if missing. OSError when the host refuses."""
-        ...
-
-    async def destroy(self, path: str) -> None: ...
-
-
 class Existing(Protocol):
     def exists(self, path: str) -> bool: ...
 
@@ -61,18 +34,6 @@ def lacks_root(host: Existing, rules: CgroupRules) -> bool:
     """Whether the group that all pods are to be in was named and is not there; it must not be made by accident."""
     named = bool(rules.root.strip("/"))
     return named and not host.exists(named_path(rules.root, driver=rules.driver))
-
-
-class Slices(Protocol):
-    """Who must agree before a group is made, changed or removed (systemd). OSError when it does not."""
-
-    async def hold(self, path: str, limits: CgroupLimits) -> None:
-        """Have the group with these limits, whether it was there or not."""
-        ...
-
-    async def drop(self, path: str) -> None:
-        """Give the group up; not there is success."""
-        ...
 
 
 class NoSlices:

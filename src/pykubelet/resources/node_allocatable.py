@@ -15,6 +15,7 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from pykubelet.clients.host.port import Slices
 from pykubelet.kit.clock import Clock
 from pykubelet.model.cgroup_limits import CgroupLimits
 from pykubelet.model.cgroup_names import class_parts, driver_path, named_path
@@ -22,7 +23,7 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import QosClass
 from pykubelet.model.reasons import NORMAL, WARNING
-from pykubelet.resources.cgroups import NoSlices, Slices, lacks_root
+from pykubelet.resources.cgroups import NoSlices, lacks_root
 from pykubelet.resources.node_limits import ReservedGroup
 from pykubelet.resources.pod_limits import CgroupRules
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
+from pykubelet.clients.http.port import Fetch
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError
@@ -28,21 +29,6 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS: Final = 10.0
 
 LoadPods = Callable[[bytes, str], Sequence[Pod]]
-
-
-class Fetched(Struct, frozen=True, kw_only=True):
-    status: int
-    body: bytes
-
-
-class FetchFailed(PykubeletError):
-    """The address could not be asked: no connection, no answer in time, too much answer."""
-
-
-class Fetch(Protocol):
-    async def __call__(self, url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> Fetched:
-        """GET the address. Raises FetchFailed, also when the body is larger than `max_bytes`."""
-        ...
 
 
 class UrlSourceSnapshot(Struct, frozen=True, kw_only=True):

@@ -34,8 +34,7 @@ from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.images import PAUSE
 from pykubelet.standalone.layout import Layout
 from pykubelet.standalone.network import PodNetwork
-from pykubelet.standalone.process import run
-from pykubelet.standalone.programs import RuntimePrograms, search_path
+from pykubelet.standalone.programs import RuntimePrograms, run, search_path
 
 logger = logging.getLogger(__name__)
 

@@ -10,16 +10,13 @@ import asyncio
 import struct
 import subprocess
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 from importlib import resources
 from pathlib import Path
 
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.host_calls import host_calls
 from pykubelet.standalone import programs
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.packer import Archive, Entry, File, Folder, Image, Link, architecture, pack
-from pykubelet.standalone.pause import pause_program
 
 PAUSE = "pykubelet.local/pause:1"
 BUSYBOX = "pykubelet.local/busybox:1"
@@ -30,6 +27,11 @@ MANAGED_LABEL = "io.cri-containerd.image=managed"
 
 RunCtr = Callable[..., Awaitable[str]]
 """`await ctr(*words, stdin=bytes)`: run ctr in the CRI's namespace and give its output."""
+
+
+def pause_program(arch: str) -> bytes:
+    """The executable for `amd64` or `arm64`; tools/build_pause.py makes it from the source beside it."""
+    return (resources.files("pykubelet.standalone") / "pause" / arch).read_bytes()
 
 
 def pause_image(arch: str) -> Image:
@@ -134,14 +136,8 @@ def to_import(archives: Iterable[Archive], present: Mapping[str, tuple[str, bool
     return [archive for archive in archives if present.get(archive.name, ("", False))[0] != archive.digest]
 
 
-async def ensure_images(ctr: RunCtr, names: Iterable[str], *, clock: Clock) -> list[str]:
-    """Import what is missing, wait until the CRI knows all of it, and give the names of what was imported."""
-    archives = await host_calls.run(partial(build, list(names)), name="building images", within=600.0)
-    return await import_images(ctr, archives, clock=clock)
-
-
 async def import_images(ctr: RunCtr, archives: list[Archive], *, clock: Clock, within: float = 30.0) -> list[str]:
-    """As `ensure_images`, for images that are built."""
+    """Import what is missing, wait until the CRI knows all of it, and give the names of what was imported."""
     present = parse_listing(await ctr("images", "ls"))
     absent = to_import(archives, present)
     for archive in absent:

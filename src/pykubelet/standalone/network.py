@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import shlex
 import shutil
 from collections.abc import Iterable
 from functools import partial
@@ -24,7 +25,7 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.standalone import bridge
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
-from pykubelet.standalone.process import run
+from pykubelet.standalone.programs import run
 
 logger = logging.getLogger(__name__)
 
@@ -179,29 +180,9 @@ def rules_to_remove(listing: str, network: str) -> list[list[str]]:
     for line in listing.splitlines():
         if f'name: \\"{network}\\"' not in line:
             continue
-        words = _split(line)
+        words = shlex.split(line)
         removals.append(["-D", *words[1:]])
         target = words[words.index("-j") + 1] if "-j" in words else ""
         if target.startswith(("CNI-DN-", "CNI-SN-")) and target not in chains:
             chains.append(target)
     return removals + [[verb, chain] for chain in chains for verb in ("-F", "-X")]
-
-
-def _split(rule: str) -> list[str]:
-    """The words of one rule as `iptables -S` prints it: quoted with backslashes inside the quotes."""
-    words: list[str] = []
-    word, quoted, escaped, begun = "", False, False, False
-    for letter in rule:
-        if escaped:
-            word, escaped = word + letter, False
-        elif letter == "\\" and quoted:
-            escaped = True
-        elif letter == '"':
-            quoted, begun = not quoted, True
-        elif letter == " " and not quoted:
-            if word or begun:
-                words.append(word)
-            word, begun = "", False
-        else:
-            word += letter
-    return [*words, word] if word or begun else words

@@ -1,4 +1,4 @@
-"""Finding the programs of other projects that standalone mode runs, and naming the packages that bring them.
+"""Find and run the programs of other projects that standalone mode needs, and name the packages that bring them.
 
 Covers: containerd, ctr, runc, iptables, busybox and the CNI plugin folder. Does not install anything.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from pykubelet.standalone.errors import MissingProgram
+from pykubelet.kit.programs import run_program
+from pykubelet.standalone.errors import MissingProgram, StandaloneError
 
 # PATH of a service or of `su` often lacks the sbin folders where runc and iptables live.
 EXTRA_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -94,3 +95,23 @@ def find_runtime(*, folder: Path | None = None) -> RuntimePrograms:
     if containerd is None or ctr is None or runc is None or cni is None:
         raise missing(absent)
     return RuntimePrograms(containerd=containerd, ctr=ctr, runc=runc, cni_folder=cni, iptables=find("iptables"))
+
+
+async def run(
+    command: Sequence[str | Path],
+    *,
+    stdin: bytes = b"",
+    within: float = 60.0,
+    check: bool = True,
+) -> tuple[int, str]:
+    """Run to the end; give the exit status and stdout. With `check` a failure raises with the program's own words."""
+    words = [str(word) for word in command]
+    try:
+        finished = await run_program(words, stdin=stdin, seconds=within)
+    except TimeoutError as error:
+        raise StandaloneError(f"{' '.join(words)}: not finished after {within:g} s") from error
+    except OSError as error:
+        raise StandaloneError(f"{words[0]}: {error.strerror}") from error
+    if check and finished.status != 0:
+        raise StandaloneError(f"{' '.join(words)}: exit status {finished.status}: {finished.complaint()}")
+    return finished.status, finished.out.decode(errors="replace")

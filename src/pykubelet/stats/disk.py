@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct, field
 
+from pykubelet.clients.host.port import HostReader
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.figures import CgroupUsage, FolderFigures, FsFigures, MemoryUsage
@@ -56,14 +57,6 @@ class StatPaths(Protocol):
     def log_folder(self, namespace: str, name: str, uid: str) -> Path: ...
 
 
-class DiskHost(Protocol):
-    def filesystem(self, path: str, now_ns: int) -> FsFigures | None: ...
-
-    def folder(self, path: str, now_ns: int, *, deep: bool = True) -> FolderFigures | None: ...
-
-    def file(self, path: str, now_ns: int) -> FolderFigures | None: ...
-
-
 class DiskFigures(Struct, frozen=True, kw_only=True):
     pods: Sequence[PodItem] = ()
     """Whose figures these are."""
@@ -82,7 +75,7 @@ class DiskFigures(Struct, frozen=True, kw_only=True):
 
 
 class DiskReader:
-    def __init__(self, *, cri: StatsRuntime, host: DiskHost, paths: StatPaths, clock: Clock) -> None:
+    def __init__(self, *, cri: StatsRuntime, host: HostReader, paths: StatPaths, clock: Clock) -> None:
         self._cri = cri
         self._host = host
         self._paths = paths

@@ -11,10 +11,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct, field
 
+from pykubelet.clients.host.port import CgroupReader, HostReader
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import finish, gather_all
 from pykubelet.model.errors import CriError
@@ -28,7 +29,7 @@ from pykubelet.model.figures import (
     ProcessFigures,
     TaskFigures,
 )
-from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskHost, DiskReader, Run, StatPaths, StatsRuntime, read_host
+from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskReader, Run, StatPaths, StatsRuntime, read_host
 from pykubelet.stats.inventory import GroupNames, KnownPods, PodItem, RuntimeStatuses, pod_groups, take_inventory
 from pykubelet.stats.rates import CpuRates
 from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
@@ -40,32 +41,6 @@ MOST_IMAGES = 64
 """Sandboxes whose image is asked for in one look."""
 MOST_PROCESSES = 64
 """How many processes of one container have their descriptors counted."""
-
-
-class Cgroups(Protocol):
-    def usage(self, path: str, now_ns: int) -> CgroupUsage | None: ...
-
-    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail: ...
-
-    def bounds(self, path: str) -> CgroupBounds: ...
-
-    def locate(self, parent: str, container_id: str) -> str | None: ...
-
-    def processes(self, path: str) -> tuple[int, ...]: ...
-
-    def created_ns(self, path: str) -> int: ...
-
-
-class Host(DiskHost, Protocol):
-    def boot_seconds(self) -> int: ...
-
-    def tasks(self, now_ns: int) -> TaskFigures | None: ...
-
-    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None: ...
-
-    def disks(self) -> tuple[DiskCounters, ...]: ...
-
-    def processes(self, pids: tuple[int, ...]) -> ProcessFigures: ...
 
 
 class StatsSettings(Struct, frozen=True, kw_only=True):
@@ -96,8 +71,8 @@ class StatsProvider:
     def __init__(
         self,
         *,
-        cgroups: Cgroups,
-        host: Host,
+        cgroups: CgroupReader,
+        host: HostReader,
         cri: StatsRuntime,
         pods: KnownPods,
         statuses: RuntimeStatuses,

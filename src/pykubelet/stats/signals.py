@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from pykubelet.clients.host.port import HostReader
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.tasks import both
@@ -20,7 +21,7 @@ from pykubelet.model.errors import CriError
 from pykubelet.model.figures import CgroupBounds, CgroupUsage, TaskFigures
 from pykubelet.model.runtime_status import ImageFilesystems
 from pykubelet.model.signals import ContainerUse, MemorySignal, NodeSignals, PodUse
-from pykubelet.stats.disk import DiskFigures, DiskHost
+from pykubelet.stats.disk import DiskFigures
 from pykubelet.stats.inventory import PodItem
 from pykubelet.stats.provider import ROOT, StatsProvider
 from pykubelet.stats.snapshot import PodFigures
@@ -40,7 +41,7 @@ class SignalCgroups(Protocol):
     def bounds(self, path: str) -> CgroupBounds: ...
 
 
-class SignalHost(DiskHost, Protocol):
+class SignalHost(HostReader, Protocol):
     def tasks(self, now_ns: int) -> TaskFigures | None: ...
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 
 from pykubelet.clients.host.process_figures import process_figures
+from pykubelet.edges import Edges
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.life import LifeRecorder
@@ -17,7 +18,6 @@ from pykubelet.settings.gates import known_gates
 from pykubelet.settings.settings import Settings
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_metrics import PodMetrics
-from pykubelet.wiring.edges import Edges
 
 HELP = {
     "cpu_seconds_total": "Total user and system CPU time spent in seconds.",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from pykubelet.edges import Edges
 from pykubelet.node.addresses import LocalAddresses
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.runtime.spec.collaborators import NodeAddresses
 from pykubelet.settings.settings import Settings
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.wiring.cluster import Seams
-from pykubelet.wiring.edges import Edges
 
 
 def with_features(local: NodeInfo, runtime: RuntimeState) -> NodeInfo:

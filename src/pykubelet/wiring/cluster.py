@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ConfigMap, CSIDriver, Node, ObjectMeta, Pod, PodStatus, RuntimeClass, Secret, Service
-from pykubelet.certs.files import CertificateFiles
 from pykubelet.certs.rotation import RotationSeams
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
@@ -29,6 +28,7 @@ from pykubelet.clients.kube.port import Change, KubeClient, Unreadable
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
+from pykubelet.edges import ClusterEdges
 from pykubelet.images.accounts import ApiServiceAccounts
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
@@ -37,13 +37,13 @@ from pykubelet.model.errors import ApiError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_mirror, is_static, name_of, namespace_of
 from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
-from pykubelet.node.addresses import AddressFinder, HostNetwork, provided_node_ip
+from pykubelet.node.addresses import AddressFinder, provided_node_ip
 from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
 from pykubelet.node.csi_node import CsiNodeKeeper
 from pykubelet.node.gather import FactsGatherer, RuntimeView
 from pykubelet.node.images import ImageList
-from pykubelet.node.lease import LeaseKeeper, nobody_cares
+from pykubelet.node.lease import LeaseKeeper
 from pykubelet.node.own import OwnNode
 from pykubelet.node.runtime_classes import RuntimeClasses
 from pykubelet.node.services import ServiceLister
@@ -74,29 +74,6 @@ from pykubelet.wiring.projections import Projections, projections
 logger = logging.getLogger(__name__)
 
 NODE_READ_WITHIN = 5.0
-
-
-class ClusterEdges(Struct, frozen=True, kw_only=True):
-    """The outside of a cluster node, beside what every node has."""
-
-    client: KubeClient
-    heartbeat: KubeClient
-    """For lease and node status: a connection of its own and no rate limit, so that pods never delay it."""
-    events: KubeClient
-    """With the rate of events (eventRecordQPS, eventBurst)."""
-    network: HostNetwork
-    storage_size: Callable[[], int]
-    """Bytes of the filesystem that holds the root folder."""
-    runtime_version: str
-    """`<name>://<version>` of the runtime."""
-    renew: Callable[[], Awaitable[None]] = nobody_cares
-    """Have every client make new connections, because there is a new certificate."""
-    abandon: Callable[[], Awaitable[None]] = nobody_cares
-    """End every client's connections, because nothing is heard on them."""
-    certificates: CertificateFiles | None = None
-    """Where renewed client certificates go; None when nobody renews them."""
-    locked_out: Callable[[str], None] = lambda why: None
-    """Told when no certificate can be had any more."""
 
 
 class LocalParts(Struct, frozen=True, kw_only=True):

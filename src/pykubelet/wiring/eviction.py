@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
+from pykubelet.edges import Edges, GuardEdges
 from pykubelet.eviction.board import PressureBoard
 from pykubelet.eviction.limits import limits_disk
 from pykubelet.eviction.manager import EvictionManager, EvictionRules
@@ -36,7 +37,6 @@ from pykubelet.sync.evict import PodEvictor
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.wiring.edges import Edges, GuardEdges
 
 
 class GuardNeeds(Struct, frozen=True, kw_only=True):

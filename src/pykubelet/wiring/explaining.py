@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pykubelet.clients.kube.port import Unreadable
+from pykubelet.edges import Edges
 from pykubelet.explain.service import Explainer
 from pykubelet.explain.told import WhyNotReady
 from pykubelet.kit.host_calls import host_calls
@@ -17,7 +18,6 @@ from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.wiring.edges import Edges
 
 
 def explaining(

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import Unreadable
+from pykubelet.edges import Edges
 from pykubelet.explain.service import Explainer
 from pykubelet.model.pod import AnyContainer
 from pykubelet.node.local_events import LocalEvents
@@ -22,7 +23,6 @@ from pykubelet.settings.settings import Settings
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.runtime_state import RuntimeState
-from pykubelet.wiring.edges import Edges
 
 
 class LocalNeeds(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod
+from pykubelet.edges import Edges
 from pykubelet.model.assigned import Assigned
 from pykubelet.model.pod import AnyContainer, PodUID
 from pykubelet.model.pod_resources import CPU
@@ -43,7 +44,6 @@ from pykubelet.settings.cpu_list import parse_cpu_list
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
 from pykubelet.sync.phases import PodPhases
-from pykubelet.wiring.edges import Edges
 
 
 class KnownPods(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceStatus
 from pykubelet.devices.manager import DeviceManager
 from pykubelet.dra.manager import DraManager, has_claims
+from pykubelet.edges import Edges
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import Service, TaskSet
 from pykubelet.model.assigned import Assigned
@@ -43,7 +44,6 @@ from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CSI
 from pykubelet.wiring.cluster import Cluster
 from pykubelet.wiring.devices import ClaimShares, DeviceHints, HandedDevices, amounts_of, health_statuses
-from pykubelet.wiring.edges import Edges
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine
+from pykubelet.clients.host.port import CgroupHost, Machine, Slices
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
@@ -25,7 +25,7 @@ from pykubelet.node.capacity import machine_capacity, quantities, reserved
 from pykubelet.pinning.manager import PinningManager
 from pykubelet.pods.manager import PodManager
 from pykubelet.resources.allocation import Admission, Allocations
-from pykubelet.resources.cgroups import CgroupHost, PodCgroups, Slices
+from pykubelet.resources.cgroups import PodCgroups
 from pykubelet.resources.ledger import ACTUATED_FILE, ALLOCATED_FILE, ResourceLedger
 from pykubelet.resources.node_allocatable import NodeAllocatable, NodeLimits
 from pykubelet.resources.node_limits import PIDS, Enforcement, NodeAmounts, pods_limits, reserved_groups

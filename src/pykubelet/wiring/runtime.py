@@ -8,6 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from pykubelet.clients.http.hooks import HookCaller
+from pykubelet.edges import Edges
 from pykubelet.images.gc import wanted_images
 from pykubelet.images.parts import ImageParts, image_parts
 from pykubelet.images.provider import ServiceAccounts
@@ -32,7 +33,6 @@ from pykubelet.runtime.start import ContainerStarter
 from pykubelet.runtime.stop import Stopper
 from pykubelet.settings.settings import Settings
 from pykubelet.sync.phases import PodPhases
-from pykubelet.wiring.edges import Edges
 
 
 class PodLook(Protocol):

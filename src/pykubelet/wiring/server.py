@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
+from pykubelet.edges import Edges, ServeEdges
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.assigned import Assigned
@@ -29,7 +30,6 @@ from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.runtime_state import RuntimeState
-from pykubelet.wiring.edges import Edges, ServeEdges
 
 
 class ServerNeeds(Struct, frozen=True, kw_only=True):

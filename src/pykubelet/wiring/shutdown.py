@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import KubeClient
+from pykubelet.edges import Edges
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
@@ -27,7 +28,6 @@ from pykubelet.shutdown.watch import ShutdownWatch
 from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 from pykubelet.wiring.cluster import Cluster
-from pykubelet.wiring.edges import Edges
 
 
 class WorkerPods:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pykubelet.edges import Edges
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import Source
@@ -13,7 +14,6 @@ from pykubelet.sources.loading import file_loader, url_loader
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.static import StaticSource
 from pykubelet.sources.url import UrlSource
-from pykubelet.wiring.edges import Edges
 
 
 def source_kinds(settings: Settings, edges: Edges) -> list[Source]:

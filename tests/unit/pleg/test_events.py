@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from pykubelet.clients.cri.port import EventSource
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import RuntimeDown, Unimplemented
 from pykubelet.model.runtime_status import ContainerEvent, EventKind
-from pykubelet.pleg.events import LONGEST_PAUSE, TRIAL, UNOFFERED_PAUSE, EventFeed, EventSource
+from pykubelet.pleg.events import LONGEST_PAUSE, TRIAL, UNOFFERED_PAUSE, EventFeed
 
 EVENT = ContainerEvent(container_id="c", kind=EventKind.STARTED)
 Step = float | Exception | ContainerEvent

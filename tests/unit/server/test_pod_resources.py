@@ -24,10 +24,9 @@ from pykubelet.model.assigned import (
 )
 from pykubelet.server.pod_resources import BURST, PodResources, PodResourcesServer
 from pykubelet.wire import podresources_v1_pb2 as v1
-from pykubelet.wire import podresources_v1_pb2_grpc as v1_grpc
 from pykubelet.wire import podresources_v1alpha1_pb2 as v1alpha1
-from pykubelet.wire import podresources_v1alpha1_pb2_grpc as v1alpha1_grpc
 from tests.builders import a_container, a_pod
+from tests.grpc_services import Stub
 
 GPU = DeviceShare(resource="example.com/gpu", ids=("g0", "g1"), numa=(1,))
 PLAIN = DeviceShare(resource="example.com/nic", ids=("n0",))
@@ -95,7 +94,7 @@ async def served(folder: Path, metrics: Registry | None = None) -> AsyncIterator
 async def test_a_client_hears_who_holds_what(tmp_path: Path) -> None:
     metrics = Registry()
     async with served(tmp_path, metrics) as channel:
-        stub = v1_grpc.PodResourcesListerStub(channel)
+        stub = Stub(channel, v1, "PodResourcesLister")
         listed = await stub.List(v1.ListPodResourcesRequest(), wait_for_ready=True)
         first, second = listed.pod_resources
         assert (first.namespace, first.name, [c.name for c in first.containers]) == ("default", "a", ["helper", "main"])
@@ -122,7 +121,7 @@ async def test_a_client_hears_who_holds_what(tmp_path: Path) -> None:
         assert got.pod_resources == first
         machine = await stub.GetAllocatableResources(v1.AllocatableResourcesRequest())
         assert (list(machine.cpu_ids), len(machine.devices), machine.memory[0].size) == ([1, 2, 3], 2, 4096)
-        old = await v1alpha1_grpc.PodResourcesListerStub(channel).List(v1alpha1.ListPodResourcesRequest())
+        old = await Stub(channel, v1alpha1, "PodResourcesLister").List(v1alpha1.ListPodResourcesRequest())
         assert [d.resource_name for d in old.pod_resources[0].containers[1].devices] == [
             "example.com/gpu",
             "example.com/nic",
@@ -142,7 +141,7 @@ async def test_a_client_hears_who_holds_what(tmp_path: Path) -> None:
 @pytest.mark.real_loop
 async def test_too_many_calls_are_refused(tmp_path: Path) -> None:
     async with served(tmp_path) as channel:
-        stub = v1_grpc.PodResourcesListerStub(channel)
+        stub = Stub(channel, v1, "PodResourcesLister")
         refused = 0
         for _ in range(BURST * 20):  # faster than a hundred a second by far
             try:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from pykubelet.api.types import Pod
+from pykubelet.clients.http.port import Fetched
 from pykubelet.model.pod import Source, name_of
-from pykubelet.sources.url import Fetched
 from pykubelet.sources.watch import FileEvent
 
 MANIFEST = """\

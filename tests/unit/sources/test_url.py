@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pykubelet.api.types import Pod
+from pykubelet.clients.http.port import Fetched, FetchFailed
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.pod import Source, name_of
 from pykubelet.sources.loading import url_loader
-from pykubelet.sources.url import Fetched, FetchFailed, UrlSource
+from pykubelet.sources.url import UrlSource
 from tests.unit.sources.doubles import HeardEvents, HeardSets, ScriptedFetch, manifest
 
 URL = "http://config/pods"

@@ -1,9 +1,11 @@
-"""The assembled pause program: its file format everywhere, its behaviour where it can run."""
+"""The committed pause program: that it is made from its source, its file format, its behaviour where it can run."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import shutil
 import signal
 import struct
 import subprocess
@@ -11,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.standalone.images import is_static
-from pykubelet.standalone.pause import LOAD_ADDRESS, pause_program
+from pykubelet.standalone.images import is_static, pause_program
 
+ROOT = Path(__file__).resolve().parents[3]
+LOAD_ADDRESS = 0x400000
 NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine())
 
 ARM_CODE = """
@@ -21,6 +24,16 @@ d2880049 f2a00029 f81f0fe9 d2800000 910003e1 d2800002 d2800103 d28010e8 d4000001
 d2800002 d2800103 d2801128 d4000001 3100101f 54ffff20 7100441f 54000080 d2800000 d2800bc8 d4000001
 92800000 d2800001 d2800022 d2800003 d2802088 d4000001 7100001f 54ffff2c 17ffffeb
 """
+
+
+@pytest.mark.skipif(shutil.which("llvm-mc") is None, reason="no assembler for both architectures (package llvm)")
+@pytest.mark.parametrize("architecture", ["amd64", "arm64"])
+def test_assembling_again_changes_nothing(architecture: str) -> None:
+    spec = importlib.util.spec_from_file_location("build_pause", ROOT / "tools" / "build_pause.py")
+    assert spec is not None and spec.loader is not None
+    build_pause = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build_pause)
+    assert build_pause.assemble(architecture) == pause_program(architecture), "run python tools/build_pause.py"
 
 
 @pytest.mark.parametrize(("architecture", "machine"), [("amd64", 62), ("arm64", 183)])

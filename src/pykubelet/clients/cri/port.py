@@ -9,8 +9,10 @@ Does not cover: how the calls travel (client.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from pykubelet.model.runtime_status import (
     ContainerEvent,
@@ -225,3 +227,9 @@ class CriImages(Protocol):
 
 class CriClient(CriRuntime, CriSandboxes, CriContainers, CriImages, Protocol):
     """Everything at once; a manager that needs less should ask for one of the parts."""
+
+
+class EventSource(Struct, frozen=True, kw_only=True):
+    name: str
+    open: Callable[[], AsyncIterator[ContainerEvent]]
+    """Every event from now on; ends by Unimplemented for good, by another CriError for retry."""

@@ -12,7 +12,20 @@ from typing import Protocol
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
+from pykubelet.model.cgroup_limits import CgroupLimits
 from pykubelet.model.errors import PykubeletError
+from pykubelet.model.figures import (
+    CgroupBounds,
+    CgroupDetail,
+    CgroupUsage,
+    DiskCounters,
+    FolderFigures,
+    FsFigures,
+    NetworkFigures,
+    ProcessFigures,
+    TaskFigures,
+)
+from pykubelet.settings.node_flags import IPAddress
 
 
 class PodFolders(Protocol):
@@ -252,3 +265,97 @@ class KernelLog(Protocol):
     def follow(self, tell: Callable[[str], None]) -> Callable[[], None]:
         """Call `tell` with each new line of the kernel's log; gives what ends it. Raises AlarmRefused."""
         ...
+
+
+class HostNetwork(Protocol):
+    def addresses(self) -> frozenset[IPAddress]:
+        """Every address on an interface of this machine."""
+        ...
+
+    def route_addresses(self) -> Sequence[IPAddress]:
+        """Addresses of the interface that holds the default route, best first; of any interface without one."""
+        ...
+
+    async def resolve(self, name: str) -> Sequence[IPAddress]:
+        """What the resolver knows by this name; empty when nothing."""
+        ...
+
+
+class CgroupHost(Protocol):
+    def create(self, path: str, limits: CgroupLimits) -> None:
+        """Make the group, parents included, and limit it as far as the host lets us. Safe to repeat."""
+        ...
+
+    def apply(self, path: str, limits: CgroupLimits) -> None:
+        """Change limits of a group; OSError when the host refuses any of them."""
+        ...
+
+    def read(self, path: str) -> CgroupLimits | None:
+        """CPU and memory limits in force; None when there is no such group."""
+        ...
+
+    def memory_usage(self, path: str) -> int | None:
+        """Bytes in use below the group; None when the host does not say."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def children(self, path: str) -> Sequence[str]: ...
+
+    def join(self, path: str, pid: int) -> None:
+        """Move a process into a group, which is made if missing. OSError when the host refuses."""
+        ...
+
+    async def destroy(self, path: str) -> None: ...
+
+
+class Slices(Protocol):
+    """Who must agree before a group is made, changed or removed (systemd). OSError when it does not."""
+
+    async def hold(self, path: str, limits: CgroupLimits) -> None:
+        """Have the group with these limits, whether it was there or not."""
+        ...
+
+    async def drop(self, path: str) -> None:
+        """Give the group up; not there is success."""
+        ...
+
+
+class CgroupReader(Protocol):
+    """Usage, limits and members of cgroups."""
+
+    def usage(self, path: str, now_ns: int) -> CgroupUsage | None: ...
+
+    def detail(self, path: str, bounds: CgroupBounds, *, leaf: bool) -> CgroupDetail: ...
+
+    def bounds(self, path: str) -> CgroupBounds: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def locate(self, parent: str, container_id: str) -> str | None: ...
+
+    def processes(self, path: str) -> tuple[int, ...]: ...
+
+    def created_ns(self, path: str) -> int: ...
+
+    def oom_kills(self, path: str) -> int | None: ...
+
+
+class HostReader(Protocol):
+    """Usage of the machine's disks, network and processes."""
+
+    def filesystem(self, path: str, now_ns: int) -> FsFigures | None: ...
+
+    def folder(self, path: str, now_ns: int, *, deep: bool = True) -> FolderFigures | None: ...
+
+    def file(self, path: str, now_ns: int) -> FolderFigures | None: ...
+
+    def boot_seconds(self) -> int: ...
+
+    def tasks(self, now_ns: int) -> TaskFigures | None: ...
+
+    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None: ...
+
+    def disks(self) -> tuple[DiskCounters, ...]: ...
+
+    def processes(self, pids: tuple[int, ...]) -> ProcessFigures: ...

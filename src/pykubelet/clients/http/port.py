@@ -6,7 +6,10 @@ text is fit for an event. Hooks and the URL source use the same GET.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.http import HttpAnswer, HttpRequest
@@ -34,4 +37,19 @@ class PodNetwork(Protocol):
 
     async def grpc_health(self, host: str, port: int, service: str, *, timeout: int) -> None:
         """Ask grpc.health.v1.Health/Check. Raises HealthProblem unless the answer is SERVING."""
+        ...
+
+
+class Fetched(Struct, frozen=True, kw_only=True):
+    status: int
+    body: bytes
+
+
+class FetchFailed(PykubeletError):
+    """The address could not be asked: no connection, no answer in time, too much answer."""
+
+
+class Fetch(Protocol):
+    async def __call__(self, url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> Fetched:
+        """GET the address. Raises FetchFailed, also when the body is larger than `max_bytes`."""
         ...

@@ -13,12 +13,11 @@ import grpc
 import grpc.aio
 
 from pykubelet.wire import containerd_events_service_pb2 as events_pb
-from pykubelet.wire import containerd_events_service_pb2_grpc as events_grpc
 from pykubelet.wire import cri_pb2 as pb
-from pykubelet.wire import cri_pb2_grpc as cri_grpc
+from tests.grpc_services import add_service
 
 
-class ScriptedRuntime(cri_grpc.RuntimeServiceServicer, cri_grpc.ImageServiceServicer):
+class ScriptedRuntime:
     """Answers by method name; a StatusCode pair aborts. Remembers requests and the time left for each."""
 
     def __init__(self) -> None:
@@ -62,7 +61,7 @@ class ScriptedRuntime(cri_grpc.RuntimeServiceServicer, cri_grpc.ImageServiceServ
             yield answer
 
 
-class ScriptedEvents(events_grpc.EventsServicer):
+class ScriptedEvents:
     def __init__(self, envelopes: Sequence[events_pb.Envelope | str]) -> None:
         self.envelopes = envelopes
         self.filters: list[str] = []
@@ -81,10 +80,10 @@ class ScriptedEvents(events_grpc.EventsServicer):
 async def serving(socket: Path, runtime: ScriptedRuntime, events: ScriptedEvents | None = None) -> AsyncIterator[str]:
     """The runtime behind a socket, for as long as the block lasts; gives the endpoint."""
     server = grpc.aio.server()
-    cri_grpc.add_RuntimeServiceServicer_to_server(runtime, server)  # type: ignore[no-untyped-call]
-    cri_grpc.add_ImageServiceServicer_to_server(runtime, server)  # type: ignore[no-untyped-call]
+    add_service(server, pb, "RuntimeService", runtime)
+    add_service(server, pb, "ImageService", runtime)
     if events is not None:
-        events_grpc.add_EventsServicer_to_server(events, server)  # type: ignore[no-untyped-call]
+        add_service(server, events_pb, "Events", events)
     server.add_insecure_port(f"unix://{socket}")
     await server.start()
     try:

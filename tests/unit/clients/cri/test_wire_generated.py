@@ -1,4 +1,4 @@
-"""The committed stubs are what the generator makes, and the client knows every call of the API."""
+"""The committed modules are what the generator makes, and the client knows every call of the API."""
 
 from __future__ import annotations
 
@@ -41,11 +41,8 @@ def test_generating_again_changes_nothing(generator: ModuleType, tmp_path: Path)
         assert path.read_text() == (ROOT / "src" / name).read_text(), f"{name}: run python tools/gen_protos.py"
 
 
-def test_every_table_can_be_generated(generator: ModuleType, tmp_path: Path) -> None:
-    modules = generator.MODULES | generator.LATER
-    assert set(modules.values()) == {path.name for path in generator.DATA.glob("*.tsv")}
-    made = generator.generate(modules, tmp_path)
-    assert {path.name for path in made} >= {f"{module}_pb2.py" for module in modules}
+def test_every_table_is_generated(generator: ModuleType) -> None:
+    assert set(generator.MODULES.values()) == {path.name for path in generator.DATA.glob("*.tsv")}
 
 
 @pytest.mark.parametrize(

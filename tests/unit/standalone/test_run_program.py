@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.standalone.errors import StandaloneError
-from pykubelet.standalone.process import run
+from pykubelet.standalone.programs import run
 
 pytestmark = pytest.mark.real_loop
 

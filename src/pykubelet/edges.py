@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct, field
 
-from pykubelet.clients.cri.port import CriClient
+from pykubelet.certs.files import CertificateFiles
+from pykubelet.clients.cri.port import CriClient, EventSource
 from pykubelet.clients.dbus.port import Logind
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import KernelLog, Machine, MemoryAlarms, Mounts, PodFolders, Quotas
-from pykubelet.clients.http.port import PodNetwork
+from pykubelet.clients.host.port import (
+    CgroupHost,
+    CgroupReader,
+    HostNetwork,
+    HostReader,
+    KernelLog,
+    Machine,
+    MemoryAlarms,
+    Mounts,
+    PodFolders,
+    Quotas,
+    Slices,
+)
+from pykubelet.clients.http.port import Fetch, PodNetwork
+from pykubelet.clients.kube.port import KubeClient
 from pykubelet.clients.plugins.port import (
     CsiConnect,
     DeviceConnect,
@@ -27,13 +40,33 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.topology import Topology
-from pykubelet.node.addresses import HostNetwork
-from pykubelet.oom.watcher import Groups
-from pykubelet.pleg.events import EventSource
-from pykubelet.resources.cgroups import CgroupHost, Slices
-from pykubelet.sources.url import Fetch
-from pykubelet.stats.provider import Cgroups, Host
-from pykubelet.wiring.cluster import ClusterEdges
+
+
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+class ClusterEdges(Struct, frozen=True, kw_only=True):
+    """The outside of a cluster node, beside what every node has."""
+
+    client: KubeClient
+    heartbeat: KubeClient
+    """For lease and node status: a connection of its own and no rate limit, so that pods never delay it."""
+    events: KubeClient
+    """With the rate of events (eventRecordQPS, eventBurst)."""
+    network: HostNetwork
+    storage_size: Callable[[], int]
+    """Bytes of the filesystem that holds the root folder."""
+    runtime_version: str
+    """`<name>://<version>` of the runtime."""
+    renew: Callable[[], Awaitable[None]] = _nothing
+    """Have every client make new connections, because there is a new certificate."""
+    abandon: Callable[[], Awaitable[None]] = _nothing
+    """End every client's connections, because nothing is heard on them."""
+    certificates: CertificateFiles | None = None
+    """Where renewed client certificates go; None when nobody renews them."""
+    locked_out: Callable[[str], None] = lambda why: None
+    """Told when no certificate can be had any more."""
 
 
 class ServeEdges(Struct, frozen=True, kw_only=True):
@@ -45,15 +78,11 @@ class ServeEdges(Struct, frozen=True, kw_only=True):
     """Where root's own commands find the agent."""
 
 
-class GuardCgroups(Cgroups, Groups, Protocol):
-    """Figures of cgroups, and who is in them."""
-
-
 class GuardEdges(Struct, frozen=True, kw_only=True):
     """What the node watches itself with."""
 
-    cgroups: GuardCgroups
-    host: Host
+    cgroups: CgroupReader
+    host: HostReader
     kernel_log: KernelLog
     alarms: MemoryAlarms | None = None
     """None: the kernel is not asked to tell when memory is short."""
