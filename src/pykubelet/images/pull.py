@@ -35,6 +35,7 @@ from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import readable, uid_of
+from pykubelet.model.problems import ProblemError, PullFailed
 from pykubelet.model.runtime_status import Image
 from pykubelet.wire import cri_pb2
 
@@ -48,15 +49,12 @@ RECORDING_TIME: Final = 10.0
 Lookup = Callable[[], Awaitable[Sequence[Login]]]
 
 
-class ImageError(PykubeletError):
-    """The image cannot be had; `reason` and the text are what the container waits with."""
+class ImageError(ProblemError):
+    """The image cannot be had; the problem is what the container waits with."""
 
-    def __init__(self, reason: str, message: str, *, retry_in: float | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.retry_in = retry_in
-        """Seconds until trying again makes sense; None = the ordinary retry."""
+    def __init__(self, image: str, reason: str, message: str, *, retry_at: float | None = None) -> None:
+        super().__init__(problem := PullFailed(image=image, reason=reason, text=message, retry_at=retry_at))
+        self.problem: PullFailed = problem
 
 
 class ImageService(Protocol):
@@ -252,7 +250,7 @@ class ImagePuller:
                 # The same words whether it is absent or not this pod's to use: who asks shall not learn which.
                 text = f'Container image "{image}" is not present with pull policy of Never'
                 self._tell(wish, reasons.WARNING, reasons.ERR_IMAGE_NEVER_PULL, text)
-                raise ImageError(reasons.ERR_IMAGE_NEVER_PULL, text)
+                raise ImageError(image, reasons.ERR_IMAGE_NEVER_PULL, text)
             case Choice.WAIT:
                 raise self._held_back(wish)
             case Choice.PULL:
@@ -280,7 +278,7 @@ class ImagePuller:
             name = wish.image
             text = f'Failed to apply default image tag "{name}": couldn\'t parse image name "{name}": {problem}'
             self._tell(wish, reasons.WARNING, "InspectFailed", text)
-            raise ImageError(reasons.INVALID_IMAGE_NAME, text) from problem
+            raise ImageError(wish.image, reasons.INVALID_IMAGE_NAME, text) from problem
 
     async def _may_use(self, wish: _Wish, present: Image, logins: Lookup) -> bool:
         try:
@@ -288,7 +286,7 @@ class ImagePuller:
         except RuntimeDown:
             raise
         except PykubeletError as error:
-            raise ImageError(reasons.ERR_IMAGE_PULL, str(error)) from error
+            raise ImageError(wish.image, reasons.ERR_IMAGE_PULL, str(error)) from error
 
     async def _look(self, wish: _Wish) -> Image | None:
         try:
@@ -298,14 +296,15 @@ class ImagePuller:
         except CriError as error:
             text = f'Failed to inspect image "": {error}'  # the reference, which is not known, goes there
             self._tell(wish, reasons.WARNING, "InspectFailed", text)
-            raise ImageError(reasons.IMAGE_INSPECT_ERROR, text) from error
+            raise ImageError(wish.image, reasons.IMAGE_INSPECT_ERROR, text) from error
 
     def _held_back(self, wish: _Wish) -> ImageError:
         text = f'Back-off pulling image "{wish.image}"'
         self._tell(wish, reasons.NORMAL, "BackOff", text)
         last = self._last_error.get(wish.key)
         left = self._backoff.remaining(wish.key, self._clock.monotonic())
-        return ImageError(reasons.IMAGE_PULL_BACK_OFF, f"{text}: {last}" if last else text, retry_in=left)
+        message, retry_at = f"{text}: {last}" if last else text, self._clock.now() + left
+        return ImageError(wish.image, reasons.IMAGE_PULL_BACK_OFF, message, retry_at=retry_at)
 
     async def _pull(self, wish: _Wish, logins: Lookup) -> str:
         self._tell(wish, reasons.NORMAL, "Pulling", f'Pulling image "{wish.image}"')
@@ -335,7 +334,7 @@ class ImagePuller:
         self._backoff.advance(wish.key, self._clock.monotonic())
         reason, message = explain_pull_error(wish.image, str(error))
         self._last_error[wish.key] = f"{reason}: {message}"
-        return ImageError(reason, message, retry_in=SHOWN_FOR)
+        return ImageError(wish.image, reason, message, retry_at=self._clock.now() + SHOWN_FOR)
 
     async def _pull_on_record(self, wish: _Wish, logins: Lookup) -> _Pulled:
         """Pull with the intent written before and the outcome after, come what may."""

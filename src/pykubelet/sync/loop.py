@@ -391,7 +391,9 @@ class SyncLoop:
 
     def _reject(self, pod: Pod, rejection: Rejection) -> None:
         self._events.pod_event(pod, WARNING, rejection.reason, rejection.message)
-        self._recorder.fail(uid_of(pod), Step.ADMISSION, reason=rejection.reason, message=rejection.message)
+        self._recorder.fail(
+            uid_of(pod), Step.ADMISSION, reason=rejection.reason, message=rejection.message, cause=rejection.problem
+        )
         logger.warning(
             "pod rejected", extra={"pod": readable(pod), "reason": rejection.reason, "why": rejection.message}
         )
