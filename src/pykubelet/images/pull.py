@@ -38,6 +38,7 @@ from pykubelet.model import reasons
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.life import Step
 from pykubelet.model.pod import readable, uid_of
+from pykubelet.model.problems import ProblemError, PullFailed
 from pykubelet.model.runtime_status import Image
 from pykubelet.wire import cri_pb2
 
@@ -170,15 +171,12 @@ RECORDING_TIME: Final = 10.0
 """Seconds that recording the outcome of a pull may take, even when its pod is being deleted."""
 
 
-class ImageError(PykubeletError):
-    """The image is not available; `reason` and the text are those of the waiting container."""
+class ImageError(ProblemError):
+    """The image is not available; the problem is what the container waits with."""
 
-    def __init__(self, reason: str, message: str, *, retry_in: float | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.retry_in = retry_in
-        """Seconds until trying again makes sense; None = the ordinary retry."""
+    def __init__(self, image: str, reason: str, message: str, *, retry_at: float | None = None) -> None:
+        super().__init__(problem := PullFailed(image=image, reason=reason, text=message, retry_at=retry_at))
+        self.problem: PullFailed = problem
 
 
 class PullSettings(Struct, frozen=True, kw_only=True):
@@ -307,7 +305,7 @@ class ImagePuller:
                 # The same text whether the image is absent or not this pod's to use: the pod must not learn which.
                 text = f'Container image "{image}" is not present with pull policy of Never'
                 self._emit(request, reasons.WARNING, reasons.ERR_IMAGE_NEVER_PULL, text)
-                raise ImageError(reasons.ERR_IMAGE_NEVER_PULL, text)
+                raise ImageError(image, reasons.ERR_IMAGE_NEVER_PULL, text)
             case Choice.WAIT:
                 raise self._back_off(request)
             case Choice.PULL:
@@ -335,7 +333,7 @@ class ImagePuller:
             name = request.image
             text = f'Failed to apply default image tag "{name}": couldn\'t parse image name "{name}": {problem}'
             self._emit(request, reasons.WARNING, "InspectFailed", text)
-            raise ImageError(reasons.INVALID_IMAGE_NAME, text) from problem
+            raise ImageError(request.image, reasons.INVALID_IMAGE_NAME, text) from problem
 
     async def _may_use(self, request: _Request, present: Image, logins: Lookup) -> bool:
         if self._records is None:
@@ -345,7 +343,7 @@ class ImagePuller:
         except RuntimeDown:
             raise
         except PykubeletError as error:
-            raise ImageError(reasons.ERR_IMAGE_PULL, str(error)) from error
+            raise ImageError(request.image, reasons.ERR_IMAGE_PULL, str(error)) from error
 
     async def _inspect(self, request: _Request) -> Image | None:
         try:
@@ -355,14 +353,15 @@ class ImagePuller:
         except CriError as error:
             text = f'Failed to inspect image "": {error}'  # the reference, which is not known, goes there
             self._emit(request, reasons.WARNING, "InspectFailed", text)
-            raise ImageError(reasons.IMAGE_INSPECT_ERROR, text) from error
+            raise ImageError(request.image, reasons.IMAGE_INSPECT_ERROR, text) from error
 
     def _back_off(self, request: _Request) -> ImageError:
         text = f'Back-off pulling image "{request.image}"'
         self._emit(request, reasons.NORMAL, "BackOff", text)
         last = self._last_error.get(request.key)
         left = self._backoff.remaining(request.key, self._clock.monotonic())
-        return ImageError(reasons.IMAGE_PULL_BACK_OFF, f"{text}: {last}" if last else text, retry_in=left)
+        message, retry_at = f"{text}: {last}" if last else text, self._clock.now() + left
+        return ImageError(request.image, reasons.IMAGE_PULL_BACK_OFF, message, retry_at=retry_at)
 
     async def _pull(self, request: _Request, logins: Lookup) -> str:
         self._emit(request, reasons.NORMAL, "Pulling", f'Pulling image "{request.image}"')
@@ -392,7 +391,7 @@ class ImagePuller:
         self._backoff.advance(request.key, self._clock.monotonic())
         reason, message = explain_pull_error(request.image, str(error))
         self._last_error[request.key] = f"{reason}: {message}"
-        return ImageError(reason, message, retry_in=SHOWN_FOR)
+        return ImageError(request.image, reason, message, retry_at=self._clock.now() + SHOWN_FOR)
 
     async def _pull_on_record(self, request: _Request, logins: Lookup) -> _Pulled:
         """Pull with the intent recorded before and the outcome after, on a cancel too."""

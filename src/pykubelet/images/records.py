@@ -23,9 +23,10 @@ from msgspec.structs import replace
 
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.images.keyring import AccountOrigin, Login, SecretOrigin
-from pykubelet.images.record_files import Access, PulledRecord, RecordDamaged, RecordFiles, file_name
+from pykubelet.images.record_files import Access, PulledRecord, RecordFiles, file_name
 from pykubelet.images.reference import InvalidReference, full_name, parse
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.files import CheckpointDamaged
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish
@@ -308,19 +309,19 @@ class PullRecords:
             await self._settle_intents(present)
             self._opened = True
 
-    def _read_all(self) -> list[tuple[Path, RecordDamaged]]:
-        damaged: list[tuple[Path, RecordDamaged]] = []
+    def _read_all(self) -> list[tuple[Path, CheckpointDamaged]]:
+        damaged: list[tuple[Path, CheckpointDamaged]] = []
         try:
             self._files.make_folders()
             for path, intent, current in self._files.intents():
-                if isinstance(intent, RecordDamaged):
+                if isinstance(intent, CheckpointDamaged):
                     damaged.append((path, intent))
                     continue
                 self._intents.add(intent)
                 if not current:
                     self._files.write_intent(intent)
             for path, record, current in self._files.records():
-                if isinstance(record, RecordDamaged):
+                if isinstance(record, CheckpointDamaged):
                     damaged.append((path, record))
                     continue
                 self._records[record.image_ref] = record
@@ -330,7 +331,7 @@ class PullRecords:
             _complain("pull records cannot be read", str(error.filename or ""), error)
         return damaged
 
-    async def _repair(self, damaged: Iterable[tuple[Path, RecordDamaged]], present: Sequence[Image]) -> None:
+    async def _repair(self, damaged: Iterable[tuple[Path, CheckpointDamaged]], present: Sequence[Image]) -> None:
         """Set damaged files aside; an image whose record is lost needs a successful pull before a pod may use it."""
         owners = {file_name(name): image.id for image in present for name in (image.id, *image.tags, *image.digests)}
         for path, problem in damaged:

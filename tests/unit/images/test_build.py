@@ -58,7 +58,7 @@ async def test_pull_secrets_of_one_pod_do_not_serve_another(tmp_path: Path) -> N
     assert await made.puller.ensure_image(a_pod("one", secrets=("s",)), "r.io/a:1", "IfNotPresent") == image.id
     with pytest.raises(ImageError) as caught:
         await made.puller.ensure_image(a_pod("two", secrets=("gone",)), "r.io/a:1", "IfNotPresent")
-    assert caught.value.reason == "ErrImagePull"
+    assert caught.value.problem.reason == "ErrImagePull"
     assert [reason for reason, _ in events.pods] == [
         "Pulling",
         "Pulled",
@@ -68,7 +68,7 @@ async def test_pull_secrets_of_one_pod_do_not_serve_another(tmp_path: Path) -> N
     ]
     with pytest.raises(ImageError) as caught:
         await made.puller.ensure_image(a_pod("three"), "r.io/a:1", "Never")
-    assert caught.value.reason == "ErrImageNeverPull"
+    assert caught.value.problem.reason == "ErrImageNeverPull"
     assert await made.puller.ensure_image(a_pod("four", secrets=("s",)), "r.io/a:1", "Never") == image.id
 
 
