@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Node, NodeSpec, NodeStatus, ObjectMeta, Taint
 from pykubelet.model.pod_resources import is_extended
-from pykubelet.settings.values import NodeTaint
+from pykubelet.settings.flag_forms import NodeTaint
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 OS_LABELS = ("kubernetes.io/os", "beta.kubernetes.io/os")

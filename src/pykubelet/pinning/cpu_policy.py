@@ -16,7 +16,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
 from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import CPU, has_pod_level_resources
-from pykubelet.model.topology import NO_CPUS, Cpus, Topology
+from pykubelet.model.topology import NO_CPUS, Cpus, Topology, format_cpu_list
 from pykubelet.pinning.accumulator import take_distributed, take_packed
 from pykubelet.pinning.cpu_state import CpuState
 from pykubelet.pinning.demand import container_cpus, containers_of, is_run_to_end, pod_cpus
@@ -24,7 +24,6 @@ from pykubelet.pinning.hints import Hint, Hints, Mask, masks, nodes_of
 from pykubelet.pinning.metrics import PHYSICAL_CPU, UNCORE_CACHE, PinningMetrics
 from pykubelet.pinning.options import CpuOptions
 from pykubelet.pinning.problems import NothingShared, NotWholeCores, PinningProblem, Refused
-from pykubelet.settings.cpu_list import format_cpu_list
 
 STATIC: Final = "static"
 NO_CHOICE: Final[Hints] = {}

@@ -21,7 +21,7 @@ from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.model.pod_resources import has_pod_level_resources
-from pykubelet.model.topology import NO_CPUS, Cpus
+from pykubelet.model.topology import NO_CPUS, Cpus, format_cpu_list
 from pykubelet.pinning.cpu_policy import StaticCpus
 from pykubelet.pinning.cpu_state import CpuState
 from pykubelet.pinning.demand import container_cpus, containers_of
@@ -31,7 +31,6 @@ from pykubelet.pinning.memory_state import Blocks, MemoryState
 from pykubelet.pinning.problems import NotWritten, PinningProblem, Refused
 from pykubelet.pinning.reconcile import CpusetKeeper
 from pykubelet.pinning.topology_manager import TopologyManager
-from pykubelet.settings.cpu_list import format_cpu_list
 
 logger = logging.getLogger(__name__)
 

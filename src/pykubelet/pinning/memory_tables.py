@@ -13,7 +13,7 @@ from pykubelet.model.pod_resources import MEMORY
 from pykubelet.model.topology import Topology
 from pykubelet.pinning.memory_state import MachineMemory, MemoryBlock, MemoryTable, NodeMemory
 from pykubelet.pinning.problems import PinningProblem
-from pykubelet.settings.values import MemoryReservation
+from pykubelet.settings.flag_forms import MemoryReservation
 
 Kept = Mapping[int, Mapping[str, int]]
 """Bytes kept for the system, by NUMA node and resource."""

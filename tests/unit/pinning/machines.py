@@ -7,12 +7,11 @@ from typing import Any
 
 from pykubelet.api.types import Container, Pod, ResourceRequirements
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.topology import Cpu, Cpus, NumaNode, Topology
+from pykubelet.model.topology import Cpu, Cpus, NumaNode, Topology, parse_cpu_list
 from pykubelet.pinning.cpu_policy import StaticCpus
 from pykubelet.pinning.cpu_state import CpuState
 from pykubelet.pinning.metrics import PinningMetrics
 from pykubelet.pinning.options import CpuOptions
-from pykubelet.settings.cpu_list import parse_cpu_list
 from tests.builders import a_container, a_pod
 
 GIB = 1 << 30

@@ -17,7 +17,7 @@ from pykubelet.pinning.memory_state import MemoryBlock, MemoryState
 from pykubelet.pinning.memory_tables import Kept, kept_memory
 from pykubelet.pinning.metrics import PinningMetrics
 from pykubelet.pinning.problems import NoMemory, NothingShared, PinningProblem
-from pykubelet.settings.values import MemoryReservation
+from pykubelet.settings.flag_forms import MemoryReservation
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.unit.pinning.machines import GIB, a_machine, guaranteed, owner, whole
 
