@@ -15,6 +15,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
+from pykubelet.cm.allocation import POD_TERMINATED
+from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.eviction.pressure import PressureBoard
@@ -27,14 +29,12 @@ from pykubelet.model.results import ProbeResults
 from pykubelet.node.event_fan import EventFan
 from pykubelet.node.local_events import LocalEvents
 from pykubelet.node.shutdown import ShutdownManager
-from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
-from pykubelet.resources.allocation import POD_TERMINATED
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
