@@ -9,7 +9,7 @@ from typing import Protocol
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import PodUID
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus, SandboxState
-from pykubelet.node.gather import declared_features
+from pykubelet.node.facts import declared_features
 from pykubelet.pods.admission import (
     AdmissionContext,
     Rejection,
@@ -19,9 +19,9 @@ from pykubelet.pods.admission import (
     features_of_change,
 )
 from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.record import Orphan
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.settings.gates import Gates
-from pykubelet.sync.steps import Orphan
 
 
 class Allocator(Protocol):

@@ -29,7 +29,7 @@ from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
 from pykubelet.edges import ClusterEdges
-from pykubelet.images.accounts import ApiServiceAccounts
+from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -38,20 +38,16 @@ from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_mirror, is_static, name_of, namespace_of
 from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node.addresses import AddressFinder, provided_node_ip
-from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
 from pykubelet.node.csi_node import CsiNodeKeeper
-from pykubelet.node.gather import FactsGatherer, RuntimeView
-from pykubelet.node.images import ImageList
+from pykubelet.node.facts import FactsGatherer, ImageList, RuntimeView
 from pykubelet.node.lease import LeaseKeeper
-from pykubelet.node.own import OwnNode
-from pykubelet.node.runtime_classes import RuntimeClasses
-from pykubelet.node.services import ServiceLister
-from pykubelet.node.startup import StartupTimes
-from pykubelet.node.status import NodeReporter, ReportTiming
-from pykubelet.pods.manager import PodManager
+from pykubelet.node.listers import RuntimeClasses, ServiceLister
+from pykubelet.node.own_node import NodeAttachments, OwnNode
+from pykubelet.node.status import NodeReporter, ReportTiming, StartupTimes
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.manager import RuntimeHandlers
 from pykubelet.runtime.spec.collaborators import NoReferences, References
 from pykubelet.settings.settings import Settings
@@ -62,7 +58,6 @@ from pykubelet.status.sender import StatusSender, belongs, uid_here
 from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.sync.status_maker import NodeAddresses
@@ -83,8 +78,7 @@ class LocalParts(Struct, frozen=True, kw_only=True):
     cri: CriClient
     runtime: RuntimeView
     statuses: StatusManager
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     sets: PodSets
     events: EventSink
     sent_events: ApiEvents
@@ -166,7 +160,7 @@ class Cluster(Struct, kw_only=True):
     objects: ReferenceWatcher
     """Its listeners hear which pods' objects changed."""
     tokens: TokenManager
-    accounts: ApiServiceAccounts
+    accounts: ServiceAccounts
     claims: ClaimReader
     runtime_classes: RuntimeClasses
     csi_objects: KubeCsiObjects
@@ -291,7 +285,7 @@ def assemble_cluster(
         client=client,
         api_pods=api_pods,
         make_patch=pod_status_patch,
-        could_run=lambda uid: local.phases.could_have_running_containers(uid) or cluster.holds_claims(uid),
+        could_run=lambda uid: local.table.could_have_running_containers(uid) or cluster.holds_claims(uid),
         clock=clock,
         metrics=local.metrics,
     )
@@ -309,13 +303,12 @@ def assemble_cluster(
     local.statuses.listen(sender.changed)
     mirrors = MirrorPods(
         client=client,
-        pods=local.pods,
+        table=local.table,
         api_pods=api_pods,
         node=own,
-        is_ending=lambda full_name: _is_ending(local.phases, full_name),
         clock=clock,
     )
-    services = ServiceLister(live=Reflector(client=client, query=Query(kind=Service), clock=clock))
+    services = ServiceLister(Reflector(client=client, query=Query(kind=Service), clock=clock))
     objects = ReferenceWatcher(
         kube=client,
         clock=clock,
@@ -339,7 +332,7 @@ def assemble_cluster(
         tokens=PodTokens(tokens),
         claims=claims,
     )
-    classes = RuntimeClasses(live=Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
+    classes = RuntimeClasses(Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
     cluster = Cluster(
         own=own,
         reporter=reporter,
@@ -349,7 +342,7 @@ def assemble_cluster(
         references=ClusterReferences(objects=objects, services=services),
         objects=objects,
         tokens=tokens,
-        accounts=ApiServiceAccounts(client=edges.client, tokens=tokens),
+        accounts=ServiceAccounts(client=edges.client, tokens=tokens),
         claims=claims,
         runtime_classes=classes,
         csi_objects=csi_objects,
@@ -462,7 +455,3 @@ def _reporter(
 def _heartbeat_timeout(settings: Settings) -> float:
     node = settings.config.node
     return min(node.node_status_update_frequency, float(node.node_lease_duration_seconds))
-
-
-def _is_ending(phases: PodPhases, full_name: str) -> bool:
-    return any(state.full_name == full_name and state.phase is not Phase.FINISHED for state in phases)

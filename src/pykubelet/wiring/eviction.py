@@ -11,37 +11,34 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.edges import Edges, GuardEdges
-from pykubelet.eviction.board import PressureBoard
-from pykubelet.eviction.limits import limits_disk
+from pykubelet.eviction.local_storage import StorageLimits, limits_disk
 from pykubelet.eviction.manager import EvictionManager, EvictionRules
-from pykubelet.eviction.signals import ALLOCATABLE, MEMORY, Reclaim
-from pykubelet.eviction.storage import StorageLimits
+from pykubelet.eviction.pressure import PressureBoard
+from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY, Reclaim
 from pykubelet.images.gc import ImageGc
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
-from pykubelet.oom.watcher import OomWatcher, OwnScore
+from pykubelet.node.oom import OomWatcher, OwnScore
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.resources.allocation import Allocations
 from pykubelet.runtime.gc import ContainerGc
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
-from pykubelet.stats.inventory import GroupNames
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.signals import EvictionFigures
+from pykubelet.stats.snapshot import GroupNames
 from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.sync.evict import PodEvictor
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
 
 
 class GuardNeeds(Struct, frozen=True, kw_only=True):
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     cache: PodStatusCache
     volumes: VolumeManager
     workers: PodWorkers
@@ -67,7 +64,7 @@ def guard_parts(settings: Settings, edges: Edges, guard: GuardEdges, needs: Guar
     groups = GroupNames(root=spec.cgroup_root, driver=spec.cgroup_driver, per_qos=spec.cgroups_per_qos)
     volumes = VolumeFigures(
         meter=needs.volumes,
-        pods=needs.pods,
+        pods=needs.table,
         clock=edges.clock,
         metrics=needs.metrics,
         period=settings.config.volumes.volume_stats_agg_period,
@@ -82,7 +79,7 @@ def guard_parts(settings: Settings, edges: Edges, guard: GuardEdges, needs: Guar
         groups=guard.cgroups,
         pods_group=groups.pods(),
         group_of=groups.pod,
-        pods=needs.pods,
+        pods=needs.table,
         statuses=needs.cache,
         events=needs.events,
         recorder=needs.recorder,
@@ -105,7 +102,7 @@ def _provider(
         cgroups=guard.cgroups,
         host=guard.host,
         cri=edges.cri,
-        pods=needs.pods,
+        pods=needs.table,
         statuses=needs.cache,
         paths=edges.paths,
         clock=edges.clock,
@@ -135,7 +132,7 @@ def _eviction(
         root_dir=str(edges.paths.root),
     )
     evictor = PodEvictor(
-        workers=needs.workers, phases=needs.phases, events=needs.events, recorder=needs.recorder, clock=clock
+        workers=needs.workers, table=needs.table, events=needs.events, recorder=needs.recorder, clock=clock
     )
 
     async def remove_dead() -> None:

@@ -1,4 +1,4 @@
-"""The kit: structured tasks, mailbox, back-off, log, metrics, checkpoints."""
+"""The kit: structured tasks, signals, back-off, log, metrics, checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from pykubelet.kit import log
 from pykubelet.kit.backoff import Backoff, BackoffTable
 from pykubelet.kit.clock import LoopClock
-from pykubelet.kit.files import Checkpoint, write_atomic
-from pykubelet.kit.mailbox import Mailbox, Signal
+from pykubelet.kit.files import write_atomic
+from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import ServiceStopped, TaskSet, both, finish, gather_all, running
 
@@ -108,15 +108,6 @@ async def test_both_gives_two_results_and_waits_for_the_second_when_the_first_fa
     with pytest.raises(ValueError, match="broken"):
         await both(broken(), word())
     assert ended == ["word", "word"]
-
-
-async def test_mailbox_keeps_one_merged_item() -> None:
-    box: Mailbox[int] = Mailbox(min)
-    box.put(5)
-    box.put(3)
-    box.put(9)
-    assert await box.take() == 3
-    assert await box.take_within(10) is None
 
 
 async def test_a_signal_set_before_the_wait_is_not_lost_and_wakes_once() -> None:
@@ -215,30 +206,6 @@ def test_atomic_write_replaces_and_sets_the_mode(tmp_path: Path) -> None:
     assert path.read_bytes() == b"two"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda raw: raw[: len(raw) // 2],
-        lambda raw: b"",
-        lambda raw: raw.replace(b"web", b"wob"),
-        lambda raw: b"\x00\xff" * 20,
-        lambda raw: b'{"data": 5, "checksum": ""}',
-        lambda raw: b"[]",
-    ],
-)
-def test_a_damaged_checkpoint_is_set_aside_and_counts_as_absent(tmp_path: Path, damage: object) -> None:
-    checkpoint = Checkpoint(tmp_path / "state")
-    checkpoint.save({"pods": ["web"]})
-    assert checkpoint.load() == {"pods": ["web"]}
-    raw = checkpoint.path.read_bytes()
-    checkpoint.path.write_bytes(damage(raw))  # type: ignore[operator]
-    assert checkpoint.load() is None
-    assert (tmp_path / "state.damaged").exists()
-    assert checkpoint.load() is None
-    checkpoint.save({"pods": []})
-    assert checkpoint.load() == {"pods": []}
 
 
 async def test_loop_clock_moves_with_the_loop() -> None:

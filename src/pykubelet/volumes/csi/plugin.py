@@ -1,8 +1,8 @@
-"""Volumes served by storage drivers: staged once on the node, published to each pod, and given back in reverse.
+"""The CSI volume plugin: stages a volume once on the node, publishes it to each pod, and undoes both in reverse order.
 
-Every step is written down before it is done (records.py), so that a killed agent knows afterwards what it may have
-asked a driver for. Calls about one volume never overlap; calls about different volumes never wait for each other.
-Block volumes are in blocks.py, growing in expand.py.
+Every step is recorded on disk before it is done (records.py), so that after a kill the agent knows what it may have
+requested from a driver. Calls about one volume never overlap; calls about different volumes never wait for each other.
+Registration, timing and stats are in drivers.py, expansion in expand.py.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from pykubelet.model.events import ClaimSink
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes import ownership
 from pykubelet.volumes.csi import rules
-from pykubelet.volumes.csi.blocks import BlockPlaces, is_mount_point
-from pykubelet.volumes.csi.drivers import CsiDrivers, announced
+from pykubelet.volumes.csi.drivers import CsiDrivers, CsiStats, announced
 from pykubelet.volumes.csi.expand import Growth
-from pykubelet.volumes.csi.figures import Figures
-from pykubelet.volumes.csi.objects import CsiObjects
 from pykubelet.volumes.csi.records import (
     DATA_FILE,
     EPHEMERAL,
     PERSISTENT,
+    BlockPlaces,
     CsiPaths,
     VolumeRecord,
     attachment_name,
+    is_mount_point,
     read_record,
     unique_name,
     write_record,
 )
-from pykubelet.volumes.csi.source import CsiSource, SecretName, source_of
-from pykubelet.volumes.patience import wait_for_ownership
+from pykubelet.volumes.csi.rules import CsiSource, SecretName, source_of
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.objects import CsiObjects
+from pykubelet.volumes.ownership import wait_for_ownership
 from pykubelet.volumes.plugins.plugin import RemotePlugin, Say, SetUp, make_folder
-from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import CSI, VolumeSpec
 from pykubelet.volumes.usage import VolumeUsage
 
@@ -86,7 +86,7 @@ class CsiVolumes(RemotePlugin):
         self._paths = CsiPaths(paths)
         self._blocks = BlockPlaces(paths=self._paths, mounts=mounts)
         self._growth = Growth(objects, events, clock)
-        self._figures = Figures(drivers)
+        self._stats = CsiStats(drivers)
         self._events = events
         self._locks = KeyedLock()
         """By driver and handle."""
@@ -383,7 +383,7 @@ class CsiVolumes(RemotePlugin):
     def driver_back(self, name: str) -> None:
         """A driver registered (again): what it had staged is its own knowledge now, so it is asked anew."""
         self._staged = {key for key in self._staged if key[0] != name}
-        self._figures.driver_back(name)
+        self._stats.driver_back(name)
 
     # --- figures --------------------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ class CsiVolumes(RemotePlugin):
         if record is None:
             return None
         staging = self._staging(record, spec.block) if record.key in self._staged else None
-        return await self._figures.of(spec, record, self._target(uid, spec.folder, block=spec.block), staging)
+        return await self._stats.of(spec, record, self._target(uid, spec.folder, block=spec.block), staging)
 
     # --- on disk --------------------------------------------------------------------------------
 
