@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 import pytest
 
 from pykubelet.api.types import Pod
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
 from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
@@ -94,7 +94,7 @@ class Bench:
         self.phases = PodPhases()
         self.steps = Steps(self.clock)
         self.statuses = Statuses()
-        self.events = LocalEvents(clock=self.clock, node_name="node1")
+        self.events = EventBroadcaster(clock=self.clock, node_name="node1")
         self.finished: list[str] = []
         self.workers = PodWorkers(
             phases=self.phases,
