@@ -29,9 +29,9 @@ from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.resources.allocation import POD_TERMINATED
 from pykubelet.runtime.image_volumes import ImageVolumes
@@ -47,7 +47,6 @@ from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import RuntimeBack, SyncLoop
 from pykubelet.sync.node_facts import node_spec
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -70,7 +69,7 @@ from pykubelet.wiring.identity import initial_info
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
-from pykubelet.wiring.resources import ActivePods, Surroundings, resource_parts
+from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
@@ -85,8 +84,7 @@ class Node(Struct, kw_only=True):
 
     services: list[list[Service]] = field(default_factory=list)
     """Groups in the order they start; they stop in reverse."""
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     workers: PodWorkers
     statuses: StatusManager
     cache: PodStatusCache
@@ -121,14 +119,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, phases, cache, results = ctx.recorder, PodPhases(), PodStatusCache(), ProbeResults()
+    recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
-    pods, board, reasons = PodManager(), PressureBoard(), ReasonCache()
+    board, reasons = PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = make_mux(settings, edges, events)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    shutdown = shutdown_parts(settings, edges, phases=phases, events=events, metrics=metrics)
+    shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
     cluster: Cluster | None = None
     if edges.cluster is not None:
         parts = LocalParts(
@@ -136,8 +134,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             cri=cri,
             runtime=runtime_state,
             statuses=statuses,
-            pods=pods,
-            phases=phases,
+            table=table,
             sets=mux,
             events=events,
             clock=clock,
@@ -174,8 +171,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges,
         cluster,
         node_name=node_name,
-        pods=pods,
-        phases=phases,
+        table=table,
         cache=cache,
         events=events,
         recorder=recorder,
@@ -192,7 +188,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
         rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
-    pinning = pinning_parts(settings, edges, pods=pods, phases=phases, cache=cache, sources_ready=mux.all_ready)
+    pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
     admission = AdmissionGate(
         node=node_now,
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
@@ -212,8 +208,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             slices=edges.slices,
             machine=edges.machine,
             paths=edges.paths,
-            pods=pods,
-            phases=phases,
+            table=table,
             admission=admission,
             handlers=seams.handlers,
             sources_ready=mux.all_ready,
@@ -248,7 +243,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             results=results,
             cache=cache,
             look=pleg,
-            phases=phases,
+            table=table,
             events=events,
             recorder=recorder,
             metrics=metrics,
@@ -303,7 +298,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         claims=extensions.claims,
     )
     workers = PodWorkers(
-        phases=phases,
+        table=table,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
         statuses=WorkerStatuses(pleg=pleg, cache=cache),
         events=events,
@@ -311,14 +306,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, phases=phases, cache=cache, events=events, sources_ready=mux.all_ready)
+    gc = container_gc(settings, edges, side, table=table, cache=cache, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
-        pods=pods,
         admission=admission,
         resizes=held.allocations,
         workers=workers,
-        phases=phases,
+        table=table,
         statuses=statuses,
         dead=gc,
         runtime=runtime_state,
@@ -330,12 +324,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(phases.uids(), still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
 
     housekeeping = Housekeeping(
         sources=mux,
-        pods=pods,
-        phases=phases,
+        table=table,
         workers=workers,
         runtime=RunningPods(cache),
         folders=edges.folders,
@@ -386,7 +379,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         cluster.join(loop, object_changed)
         board.on_change = cluster.reporter.soon
     pleg.listen(loop.handle)
-    pleg.listen(count_pods(node_name, edges, pods=pods, phases=phases, cache=cache, recorder=recorder).ended)
+    pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
     pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
@@ -408,8 +401,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     ]
     explainer = explaining(
         edges,
-        pods=pods,
-        phases=phases,
+        table=table,
         statuses=statuses,
         workers=workers,
         recorder=recorder,
@@ -422,8 +414,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     server: NodeServer | None = None
     if edges.guard is not None:
         guard_needs = GuardNeeds(
-            pods=pods,
-            phases=phases,
+            table=table,
             cache=cache,
             volumes=volumes,
             workers=workers,
@@ -441,7 +432,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     if edges.serve is not None and edges.guard is not None:
         local_needs = LocalNeeds(
             explainer=explainer,
-            phases=phases,
+            table=table,
             statuses=statuses,
             events=events,
             runtime=runtime_state,
@@ -451,7 +442,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             forgive=side.backoff.forget,
         )
         needs = ServerNeeds(
-            pods=pods,
+            table=table,
             statuses=statuses,
             cache=cache,
             pleg=pleg,
@@ -463,7 +454,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             started=started,
             explain=explainer,
             local_routes=[*local_routes(settings, edges, local_needs), *shutdown.routes],
-            active=ActivePods(pods=pods, phases=phases),
+            active=table.active_pods,
             assigned=pinning.assigned(extensions.assigned()),
         )
         serving = server_parts(settings, edges, edges.serve, needs)
@@ -471,8 +462,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         server = serving.server
     return Node(
         services=cluster.joined(services) if cluster is not None else services,
-        pods=pods,
-        phases=phases,
+        table=table,
         workers=workers,
         statuses=statuses,
         cache=cache,

@@ -18,9 +18,10 @@ from typing import Protocol, TypeVar
 
 from pykubelet.images.access import Verification, bare_name, covers, merged, of_login
 from pykubelet.images.login import Login
-from pykubelet.images.record_files import Access, PulledRecord, RecordDamaged, RecordFiles, file_name
+from pykubelet.images.record_files import Access, PulledRecord, RecordFiles, file_name
 from pykubelet.images.reference import full_name
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.files import CheckpointDamaged
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish
@@ -208,19 +209,19 @@ class PullRecords:
             await self._settle_intents(present)
             self._opened = True
 
-    def _read_all(self) -> list[tuple[Path, RecordDamaged]]:
-        damaged: list[tuple[Path, RecordDamaged]] = []
+    def _read_all(self) -> list[tuple[Path, CheckpointDamaged]]:
+        damaged: list[tuple[Path, CheckpointDamaged]] = []
         try:
             self._files.make_folders()
             for path, intent, current in self._files.intents():
-                if isinstance(intent, RecordDamaged):
+                if isinstance(intent, CheckpointDamaged):
                     damaged.append((path, intent))
                     continue
                 self._intents.add(intent)
                 if not current:
                     self._files.write_intent(intent)
             for path, record, current in self._files.records():
-                if isinstance(record, RecordDamaged):
+                if isinstance(record, CheckpointDamaged):
                     damaged.append((path, record))
                     continue
                 self._records[record.image_ref] = record
@@ -230,7 +231,7 @@ class PullRecords:
             _complain("pull records cannot be read", str(error.filename or ""), error)
         return damaged
 
-    async def _repair(self, damaged: Iterable[tuple[Path, RecordDamaged]], present: Sequence[Image]) -> None:
+    async def _repair(self, damaged: Iterable[tuple[Path, CheckpointDamaged]], present: Sequence[Image]) -> None:
         """Put damaged files aside; where a file's image is on the node, it stays closed until a pull shows a right."""
         owners = {file_name(name): image.id for image in present for name in (image.id, *image.tags, *image.digests)}
         for path, problem in damaged:

@@ -44,9 +44,9 @@ from pykubelet.node.lease import LeaseKeeper
 from pykubelet.node.listers import RuntimeClasses, ServiceLister
 from pykubelet.node.own_node import NodeAttachments, OwnNode
 from pykubelet.node.status import NodeReporter, ReportTiming, StartupTimes
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.manager import RuntimeHandlers
 from pykubelet.runtime.spec.collaborators import NoReferences, References
 from pykubelet.settings.settings import Settings
@@ -57,7 +57,6 @@ from pykubelet.status.sender import StatusSender, belongs, uid_here
 from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.sync.status_maker import NodeAddresses
@@ -78,8 +77,7 @@ class LocalParts(Struct, frozen=True, kw_only=True):
     cri: CriClient
     runtime: RuntimeView
     statuses: StatusManager
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     sets: PodSets
     events: EventSink
     clock: Clock
@@ -279,7 +277,7 @@ def assemble_cluster(
         client=client,
         api_pods=api_pods,
         make_patch=pod_status_patch,
-        could_run=lambda uid: local.phases.could_have_running_containers(uid) or cluster.holds_claims(uid),
+        could_run=lambda uid: local.table.could_have_running_containers(uid) or cluster.holds_claims(uid),
         clock=clock,
         metrics=local.metrics,
     )
@@ -297,10 +295,9 @@ def assemble_cluster(
     local.statuses.listen(sender.changed)
     mirrors = MirrorPods(
         client=client,
-        pods=local.pods,
+        table=local.table,
         api_pods=api_pods,
         node=own,
-        is_ending=lambda full_name: _is_ending(local.phases, full_name),
         clock=clock,
     )
     services = ServiceLister(Reflector(client=client, query=Query(kind=Service), clock=clock))
@@ -450,7 +447,3 @@ def _reporter(
 def _heartbeat_timeout(settings: Settings) -> float:
     node = settings.config.node
     return min(node.node_status_update_frequency, float(node.node_lease_duration_seconds))
-
-
-def _is_ending(phases: PodPhases, full_name: str) -> bool:
-    return any(state.full_name == full_name and state.phase is not Phase.FINISHED for state in phases)

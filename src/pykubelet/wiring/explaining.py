@@ -11,10 +11,9 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.status.manager import StatusManager
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
@@ -23,8 +22,7 @@ from pykubelet.volumes.manager import VolumeManager
 def explaining(
     edges: Edges,
     *,
-    pods: PodManager,
-    phases: PodPhases,
+    table: PodTable,
     statuses: StatusManager,
     workers: PodWorkers,
     recorder: LifeRecorder,
@@ -41,8 +39,8 @@ def explaining(
         return [each for each in cluster.client.unreadable.now() if each.kind == "Pod"] if cluster is not None else []
 
     explainer = Explainer(
-        pods=pods,
-        states=phases,
+        pods=table,
+        states=table,
         status=statuses.get,
         seen=cache.last_known,
         lives=recorder,

@@ -20,6 +20,7 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover
 from pykubelet.runtime.gc_plan import GcPolicy
@@ -32,7 +33,6 @@ from pykubelet.runtime.spec.collaborators import References
 from pykubelet.runtime.start import ContainerStarter
 from pykubelet.runtime.stop import Stopper
 from pykubelet.settings.settings import Settings
-from pykubelet.sync.phases import PodPhases
 
 
 class PodLook(Protocol):
@@ -51,7 +51,7 @@ class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     results: ProbeResults
     cache: PodStatusCache
     look: PodLook
-    phases: PodPhases
+    table: PodTable
     events: EventSink
     recorder: LifeRecorder
     metrics: Registry
@@ -91,7 +91,7 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
         metrics=needs.metrics,
         references=needs.references,
         accounts=needs.accounts,
-        also_used=lambda: wanted_images(s.pod for s in needs.phases if s.pod is not None and not s.is_ending),
+        also_used=lambda: wanted_images(w.pod for w in needs.table.workers() if w.pod is not None and not w.is_ending),
     )
 
     async def pod_ip(uid: str) -> str:
@@ -146,7 +146,7 @@ def container_gc(
     edges: Edges,
     side: RuntimeParts,
     *,
-    phases: PodPhases,
+    table: PodTable,
     cache: PodStatusCache,
     events: EventSink,
     sources_ready: Callable[[], bool],
@@ -155,7 +155,7 @@ def container_gc(
     return ContainerGc(
         cri=edges.cri,
         remover=side.remover,
-        fate=phases,
+        fate=table,
         statuses=cache,
         sources_ready=sources_ready,
         events=events,
@@ -163,5 +163,5 @@ def container_gc(
         pod_logs=edges.paths.pod_logs,
         container_logs=edges.paths.container_logs,
         policy=GcPolicy(min_age=keep.min_age, max_per_container=keep.max_per_container, max_total=keep.max_total),
-        busy=phases.any_terminating,
+        busy=table.any_terminating,
     )

@@ -10,7 +10,6 @@ from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.life import LifeRecorder
-from pykubelet.model.pod import PodUID
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.node.oom import Kill, OomWatcher, OwnScore, Victim, find_victim, whose_limit
 from tests.builders import a_container_status, a_pod, a_runtime_status
@@ -23,7 +22,7 @@ class Known:
     def __init__(self, pod: Pod, status: PodRuntimeStatus) -> None:
         self._pod, self.status = pod, status
 
-    def get(self, uid: PodUID) -> Pod | None:
+    def pod(self, uid: str) -> Pod | None:
         return self._pod if self._pod.metadata.uid == uid else None
 
     def pods(self) -> list[Pod]:
