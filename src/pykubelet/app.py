@@ -234,6 +234,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         settings,
         edges,
         RuntimeNeeds(
+            ctx=ctx,
             specs=specs,
             handlers=seams.handlers,
             resizer=held.resizer,

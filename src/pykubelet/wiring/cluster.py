@@ -28,7 +28,7 @@ from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
 from pykubelet.edges import ClusterEdges
-from pykubelet.images.accounts import ApiServiceAccounts
+from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -157,7 +157,7 @@ class Cluster(Struct, kw_only=True):
     objects: ReferenceWatcher
     """Its listeners hear which pods' objects changed."""
     tokens: TokenManager
-    accounts: ApiServiceAccounts
+    accounts: ServiceAccounts
     claims: ClaimReader
     runtime_classes: RuntimeClasses
     csi_objects: KubeCsiObjects
@@ -334,7 +334,7 @@ def assemble_cluster(
         references=ClusterReferences(objects=objects, services=services),
         objects=objects,
         tokens=tokens,
-        accounts=ApiServiceAccounts(client=edges.client, tokens=tokens),
+        accounts=ServiceAccounts(client=edges.client, tokens=tokens),
         claims=claims,
         runtime_classes=classes,
         csi_objects=csi_objects,
