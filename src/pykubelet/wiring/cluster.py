@@ -20,7 +20,6 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.kube.csi_objects import KubeCsiObjects
 from pykubelet.clients.kube.dra_objects import KubeClaimObjects
-from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.objects import DEFAULT_TTL, ObjectListener, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
@@ -81,8 +80,6 @@ class LocalParts(Struct, frozen=True, kw_only=True):
     table: PodTable
     sets: PodSets
     events: EventSink
-    sent_events: ApiEvents
-    """The part of `events` that talks to the API server."""
     clock: Clock
     metrics: Registry
 
@@ -236,11 +233,6 @@ def object_ttl(node: Node | None) -> float:
     return float(text) if text.isdigit() else DEFAULT_TTL
 
 
-def api_events(edges: ClusterEdges, *, clock: Clock, node_name: str, metrics: Registry) -> ApiEvents:
-    """The sink that tells the API server; a service too, among the first to start."""
-    return ApiEvents(kube=edges.events, clock=clock, node_name=node_name, metrics=metrics)
-
-
 def assemble_cluster(
     settings: Settings, edges: ClusterEdges, local: LocalParts, hooks: NodeHooks | None = None
 ) -> Cluster:
@@ -352,7 +344,7 @@ def assemble_cluster(
         attachments=attachments,
         api_pods=api_pods,
         fresh_node=fresh_node,
-        sinks=[local.sent_events, sender],
+        sinks=[sender],
         managers=[
             *(
                 node_watch,
