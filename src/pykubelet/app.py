@@ -19,15 +19,14 @@ from pykubelet.cm.allocation import POD_TERMINATED
 from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
+from pykubelet.events import build as events_build
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.pressure import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
-from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
-from pykubelet.node.event_fan import EventFan
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
@@ -61,7 +60,6 @@ from pykubelet.wiring.cluster import (
     Cluster,
     LocalParts,
     NodeHooks,
-    api_events,
     assemble_cluster,
     standalone_seams,
 )
@@ -90,7 +88,7 @@ class Node(Struct, kw_only=True):
     workers: PodWorkers
     statuses: StatusManager
     cache: PodStatusCache
-    events: LocalEvents
+    events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
     pleg: Pleg
@@ -109,11 +107,10 @@ class Node(Struct, kw_only=True):
 def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
-    local_events = LocalEvents(clock=clock, node_name=node_name)
-    sent_events = (
-        api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics) if edges.cluster else None
+    event_parts = events_build.build(
+        edges.cluster.events if edges.cluster is not None else None, clock=clock, node_name=node_name, metrics=metrics
     )
-    events: AnnotatedSink = EventFan(local_events, sent_events) if sent_events is not None else local_events
+    events = event_parts.recorder
     ctx = Context(
         settings=settings,
         node_name=node_name,
@@ -131,7 +128,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
     shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
     cluster: Cluster | None = None
-    if edges.cluster is not None and sent_events is not None:
+    if edges.cluster is not None:
         parts = LocalParts(
             machine=edges.machine,
             cri=cri,
@@ -140,7 +137,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             table=table,
             sets=mux,
             events=events,
-            sent_events=sent_events,
             clock=clock,
             metrics=metrics,
         )
@@ -238,6 +234,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         settings,
         edges,
         RuntimeNeeds(
+            ctx=ctx,
             specs=specs,
             handlers=seams.handlers,
             resizer=held.resizer,
@@ -396,7 +393,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager, side.stopper],
+        [runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         [
             *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
@@ -410,7 +407,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         recorder=recorder,
         volumes=volumes,
-        remembered=local_events,
+        remembered=events,
         events=events,
         cache=cache,
         runtime=runtime_state,
@@ -438,7 +435,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             explainer=explainer,
             table=table,
             statuses=statuses,
-            events=local_events,
+            events=events,
             runtime=runtime_state,
             pleg=pleg,
             stopper=side.stopper,
@@ -470,7 +467,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         statuses=statuses,
         cache=cache,
-        events=local_events,
+        events=events,
         recorder=recorder,
         runtime=runtime_state,
         pleg=pleg,

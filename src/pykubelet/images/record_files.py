@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct, field
 
 from pykubelet.api.times import TimeError, format_time, parse_nano_time
-from pykubelet.images.login import AccountOrigin, SecretOrigin
+from pykubelet.images.keyring import AccountOrigin, SecretOrigin
 from pykubelet.kit.files import CheckpointDamaged, copy_aside, write_atomic
 
 T = TypeVar("T")

@@ -20,7 +20,6 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.kube.csi_objects import KubeCsiObjects
 from pykubelet.clients.kube.dra_objects import KubeClaimObjects
-from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.objects import DEFAULT_TTL, ObjectListener, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
@@ -29,7 +28,7 @@ from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
 from pykubelet.edges import ClusterEdges
-from pykubelet.images.accounts import ApiServiceAccounts
+from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -81,8 +80,6 @@ class LocalParts(Struct, frozen=True, kw_only=True):
     table: PodTable
     sets: PodSets
     events: EventSink
-    sent_events: ApiEvents
-    """The part of `events` that talks to the API server."""
     clock: Clock
     metrics: Registry
 
@@ -160,7 +157,7 @@ class Cluster(Struct, kw_only=True):
     objects: ReferenceWatcher
     """Its listeners hear which pods' objects changed."""
     tokens: TokenManager
-    accounts: ApiServiceAccounts
+    accounts: ServiceAccounts
     claims: ClaimReader
     runtime_classes: RuntimeClasses
     csi_objects: KubeCsiObjects
@@ -234,11 +231,6 @@ def object_ttl(node: Node | None) -> float:
     """How long secrets and config maps may be kept with strategy Cache; a controller raises it in big clusters."""
     text = node.metadata.annotations.get(TTL_ANNOTATION, "") if node is not None else ""
     return float(text) if text.isdigit() else DEFAULT_TTL
-
-
-def api_events(edges: ClusterEdges, *, clock: Clock, node_name: str, metrics: Registry) -> ApiEvents:
-    """The sink that tells the API server; a service too, among the first to start."""
-    return ApiEvents(kube=edges.events, clock=clock, node_name=node_name, metrics=metrics)
 
 
 def assemble_cluster(
@@ -342,7 +334,7 @@ def assemble_cluster(
         references=ClusterReferences(objects=objects, services=services),
         objects=objects,
         tokens=tokens,
-        accounts=ApiServiceAccounts(client=edges.client, tokens=tokens),
+        accounts=ServiceAccounts(client=edges.client, tokens=tokens),
         claims=claims,
         runtime_classes=classes,
         csi_objects=csi_objects,
@@ -352,7 +344,7 @@ def assemble_cluster(
         attachments=attachments,
         api_pods=api_pods,
         fresh_node=fresh_node,
-        sinks=[local.sent_events, sender],
+        sinks=[sender],
         managers=[
             *(
                 node_watch,

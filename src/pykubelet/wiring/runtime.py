@@ -8,9 +8,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from pykubelet.clients.http.hooks import HookCaller
+from pykubelet.context import Context
 from pykubelet.edges import Edges
+from pykubelet.images.build import Images
+from pykubelet.images.build import build as build_images
 from pykubelet.images.gc import wanted_images
-from pykubelet.images.parts import ImageParts, image_parts
 from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.memory import give_back
@@ -42,6 +44,7 @@ class PodLook(Protocol):
 class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     """What the runtime parts take from the rest of the agent."""
 
+    ctx: Context
     specs: PodSpecBuilder
     handlers: RuntimeHandlers
     resizer: Resizer
@@ -59,7 +62,7 @@ class RuntimeNeeds(Struct, frozen=True, kw_only=True):
 
 class RuntimeParts(Struct, frozen=True, kw_only=True):
     manager: RuntimeManager
-    images: ImageParts
+    images: Images
     remover: ContainerRemover
     backoff: CrashBackoff
     stopper: Stopper
@@ -81,15 +84,11 @@ def crash_backoff(settings: Settings) -> CrashBackoff:
 
 def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> RuntimeParts:
     clock, cri, events, recorder = edges.clock, edges.cri, needs.events, needs.recorder
-    images = image_parts(
-        settings,
-        root=edges.paths.root,
-        cri=cri,
-        clock=clock,
-        events=events,
-        life=recorder,
-        metrics=needs.metrics,
-        references=needs.references,
+    images = build_images(
+        needs.ctx,
+        cri,
+        edges.paths.root,
+        secrets=needs.references,
         accounts=needs.accounts,
         also_used=lambda: wanted_images(w.pod for w in needs.table.workers() if w.pod is not None and not w.is_ending),
     )

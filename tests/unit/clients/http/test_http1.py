@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.clients.http.reading import Reader
+from pykubelet.clients.http.http1 import ResponseReader, read_body, read_upgrade_head
 from pykubelet.model.http import HttpAnswer, HttpProblem
 
 
@@ -28,7 +29,7 @@ class Pieces:
 def read(pieces: list[bytes], max_body: int = 50) -> HttpAnswer | None:
     async def body() -> HttpAnswer | None:
         try:
-            return await Reader(Pieces(pieces)).answer(max_body)
+            return await ResponseReader(Pieces(pieces).recv).answer(max_body)
         except HttpProblem:
             return None
 
@@ -80,3 +81,38 @@ def test_where_the_pieces_break_does_not_matter(cuts: list[int]) -> None:
 
 def test_a_head_that_comes_byte_by_byte_for_ever_ends() -> None:
     assert read([b"HTTP/1.1 200 OK\r\nX: "] + [b"y"] * 66_000) is None
+
+
+async def test_the_head_of_an_upgrade_leaves_what_follows_unread() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\n\x80\x03")
+    head, status, headers = await read_upgrade_head(reader)
+    assert (status, headers) == (101, [("upgrade", "SPDY/3.1")]) and head.endswith(b"3.1\r\n\r\n")
+    assert await reader.read(10) == b"\x80\x03"
+
+
+@pytest.mark.parametrize(
+    ("head", "sent"),
+    [
+        (b"Content-Length: 9", b"forbidden"),
+        (b"Transfer-Encoding: chunked", b"4\r\nforb\r\n5;x=y\r\nidden\r\n0\r\n\r\n"),
+        (b"Connection: close", b"forbidden"),
+    ],
+)
+async def test_the_body_of_a_refused_upgrade(head: bytes, sent: bytes) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"HTTP/1.1 403 Forbidden\r\n" + head + b"\r\n\r\n" + sent)
+    reader.feed_eof()
+    _, status, headers = await read_upgrade_head(reader)
+    assert (status, await read_body(reader, headers, 100)) == (403, b"forbidden")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"HTTP/1.1 101 Switching", b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nx\r\n\r\n"]
+)
+async def test_what_is_no_answer_to_an_upgrade(sent: bytes) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(sent)
+    reader.feed_eof()
+    with pytest.raises(HttpProblem):
+        await read_upgrade_head(reader)

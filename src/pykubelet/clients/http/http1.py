@@ -1,19 +1,24 @@
-"""Reading one HTTP/1.1 answer from a wire, trusting nothing in it.
+"""Reading one HTTP/1.1 response, trusting nothing in it.
 
-Covers the status line, headers within limits, and bodies by length, in chunks or until the end, up to a cap.
-Does not cover: keep-alive, trailers (never reached), compression (never asked for).
+Covers the status line, headers within limits, and bodies by length, in chunks or until the end, up to a cap; the
+answer to an upgrade, which leaves what follows it unread. Does not cover: keep-alive, trailers, compression (never
+asked for).
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import ssl
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
-from pykubelet.clients.http.wires import Wire, os_words
 from pykubelet.model.http import BodyProblem, HttpAnswer, HttpProblem
 
 MAX_HEAD: Final = 64 * 1024
+BLOCK: Final = 64 * 1024
 MAX_CHUNK_LINE: Final = 4096
 MAX_INTERIM: Final = 5
 """How many 1xx answers may come before the real one."""
@@ -22,15 +27,35 @@ _HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _SHOWN: Final = 80
 
 Headers = list[tuple[str, str]]
+"""Names in lower case."""
+Receive = Callable[[], Awaitable[bytes]]
+"""Returns some bytes; none at the end."""
 
 
-class Reader:
-    """Reads one answer. `in_body` tells whoever gives up waiting how far it came."""
+async def read_upgrade_head(reader: asyncio.StreamReader) -> tuple[bytes, int, Headers]:
+    """The head of an answer as it came, its status and headers. Raises HttpProblem."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        raise HttpProblem(str(error)) from error
+    if len(head) > MAX_HEAD:
+        raise HttpProblem("head too long")
+    first, *lines = head.split(b"\r\n")
+    return head, _status_of(first), [_header_of(line) for line in lines if line]
 
-    __slots__ = ("_buffer", "_wire", "in_body")
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+async def read_body(reader: asyncio.StreamReader, headers: Headers, limit: int) -> bytes:
+    """The body behind such a head, cut at `limit`. Raises HttpProblem."""
+    return await ResponseReader(partial(reader.read, BLOCK)).body(headers, limit)
+
+
+class ResponseReader:
+    """Reads one response. `in_body` says how far it came when the caller gives up waiting."""
+
+    __slots__ = ("_buffer", "_receive", "in_body")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
         self._buffer = bytearray()
         self.in_body = False
 
@@ -44,9 +69,9 @@ class Reader:
         self.in_body = True
         try:
             # One byte more than wanted tells whether there was more.
-            body = b"" if status in (101, 204, 304) else await self._body(headers, max_body + 1)
+            body = b"" if status in (101, 204, 304) else await self.body(headers, max_body + 1)
         except (HttpProblem, OSError) as error:
-            raise BodyProblem(words_of(error)) from error
+            raise BodyProblem(error_text(error)) from error
         kept = body[:max_body]
         return HttpAnswer(status=status, body=kept, truncated=len(body) > len(kept), headers=tuple(headers))
 
@@ -66,7 +91,7 @@ class Reader:
 
     # --- body -------------------------------------------------------------------------------------
 
-    async def _body(self, headers: Headers, limit: int) -> bytes:
+    async def body(self, headers: Headers, limit: int) -> bytes:
         by_name = dict(headers)
         encoding = by_name.get("transfer-encoding", "").lower()
         if encoding == "chunked":
@@ -123,18 +148,24 @@ class Reader:
         return taken
 
     async def _more(self) -> bool:
-        data = await self._wire.recv()
+        data = await self._receive()
         self._buffer += data
         return bool(data)
 
 
-def words_of(error: Exception) -> str:
-    """What went wrong on a wire, for people; without port numbers, which would make each text new."""
+def os_error_text(error: OSError) -> str:
+    """`connection refused`, as the system says it, in lower case as Go prints it."""
+    text = os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
+    return text[:1].lower() + text[1:]
+
+
+def error_text(error: Exception) -> str:
+    """What went wrong on a connection; without port numbers, which would make each text new."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"tls: failed to verify certificate: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError):
         return f"tls: {(error.reason or str(error)).replace('_', ' ').lower()}"
-    return f"read: {os_words(error)}" if isinstance(error, OSError) else str(error)
+    return f"read: {os_error_text(error)}" if isinstance(error, OSError) else str(error)
 
 
 def _status_of(line: bytes) -> int:

@@ -8,8 +8,7 @@ import struct
 
 import pytest
 
-from pykubelet.kit.tasks import TaskSet
-from pykubelet.server.spdy import (
+from pykubelet.clients.http.spdy import (
     DICTIONARY,
     FIN,
     GOAWAY,
@@ -24,6 +23,7 @@ from pykubelet.server.spdy import (
     data_head,
     frame_head,
 )
+from pykubelet.kit.tasks import TaskSet
 
 
 def test_the_dictionary_is_the_protocols() -> None:
