@@ -41,6 +41,7 @@ from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
+from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
@@ -73,7 +74,6 @@ from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
-from pykubelet.wiring.sources import make_mux, make_sources
 from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses = StatusManager(clock=clock, recalls=recalls)
     board, reasons = PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
-    mux = make_mux(settings, edges, events)
+    sources = sources_build.build(ctx, edges)
+    mux = sources.mux
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
     shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
     cluster: Cluster | None = None
@@ -135,7 +136,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             runtime=runtime_state,
             statuses=statuses,
             table=table,
-            sets=mux,
+            sets=mux.deliver,
             events=events,
             clock=clock,
             metrics=metrics,
@@ -398,7 +399,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
-        [loop, *make_sources(settings, edges, mux, events), *extensions.finders],
+        [loop, *sources.services.producers, *extensions.finders],
     ]
     explainer = explaining(
         edges,

@@ -50,8 +50,8 @@ from pykubelet.pods.table import PodTable
 from pykubelet.runtime.manager import RuntimeHandlers
 from pykubelet.runtime.spec.collaborators import NoReferences, References
 from pykubelet.settings.settings import Settings
-from pykubelet.sources.api import ApiSource, bound_to
-from pykubelet.sources.mux import PodSets
+from pykubelet.sources.mux import Deliver
+from pykubelet.sources.remote import ApiSource, bound_to
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender, belongs, uid_here
 from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
@@ -78,7 +78,7 @@ class LocalParts(Struct, frozen=True, kw_only=True):
     runtime: RuntimeView
     statuses: StatusManager
     table: PodTable
-    sets: PodSets
+    sets: Deliver
     events: EventSink
     clock: Clock
     metrics: Registry
@@ -363,7 +363,7 @@ def assemble_cluster(
             *_rotation(edges, name, clock, local.metrics),
             *serving_rotation(settings, own, kube=client, clock=clock, metrics=local.metrics),
         ],
-        sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
+        sources=[ApiSource(sets=api_pods.sets, wait_node_known=own.wait_known, deliver=local.sets)],
         chores=[mirrors.remove_orphans],
     )
     return cluster
