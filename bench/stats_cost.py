@@ -27,11 +27,10 @@ from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.memory_alarms import KernelMemoryAlarms
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
-from pykubelet.eviction.board import PressureBoard
+from pykubelet.eviction.local_storage import StorageLimits
 from pykubelet.eviction.manager import EvictionManager, EvictionRules
-from pykubelet.eviction.pace import SHORTEST
-from pykubelet.eviction.signals import ALLOCATABLE, MEMORY
-from pykubelet.eviction.storage import StorageLimits
+from pykubelet.eviction.pressure import SHORTEST, PressureBoard
+from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_names import parent_for_runtime
@@ -46,9 +45,9 @@ from pykubelet.model.runtime_status import (
 )
 from pykubelet.settings.schema_resources import EvictionSettings
 from pykubelet.settings.thresholds import eviction_thresholds
-from pykubelet.stats.inventory import GroupNames
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.signals import EvictionFigures
+from pykubelet.stats.snapshot import GroupNames
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.wire import cri_pb2
 

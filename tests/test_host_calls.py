@@ -52,7 +52,7 @@ ALLOWED = {
     "clients/kube/exec_plugin.py": ("_ca", OWN_DISK),
     "clients/plugins/devices.py": ("run _prepare", START),
     "kit/programs.py": ("run_program", "a file in memory"),
-    "oom/watcher.py": ("_lives_on", KERNEL),
+    "node/oom.py": ("_lives_on", KERNEL),
     "resources/cgroups.py": ("_starve ensure lacks_root", KERNEL),
     "resources/node_allocatable.py": ("_reserve", KERNEL),
     "resources/userns.py": ("_recover _adopt", OWN_DISK),
@@ -87,9 +87,9 @@ DURABLE = {
     "pinning/checkpoint.py": START,
     "resources/ledger.py": "not synced",
     "resources/userns.py": "through host calls",
-    "shutdown/state.py": "twice when the machine goes down",
+    "node/shutdown.py": "twice when the machine goes down",
     "volumes/csi/records.py": "called through host calls by plugin.py",
-    "volumes/plugins/filesystems.py": "not synced",
+    "volumes/plugins/disks.py": "not synced",
     "volumes/reconstruct.py": "through host calls, as a part of setting a volume up",
 }
 

@@ -25,8 +25,6 @@ MANAGERS = (
     "stats",
     "volumes",
     "runtime",
-    "oom",
-    "shutdown",
     "eviction",
     "node",
     "explain",

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pykubelet.api.types import Pod
 from pykubelet.context import Context
 from pykubelet.edges import Edges
-from pykubelet.eviction.board import PressureBoard
+from pykubelet.eviction.pressure import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
@@ -26,6 +26,7 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.node.event_fan import EventFan
 from pykubelet.node.local_events import LocalEvents
+from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
@@ -41,7 +42,6 @@ from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
-from pykubelet.shutdown.manager import ShutdownManager
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
@@ -379,7 +379,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses.listen(probes.container_changed)
 
     def object_changed(kind: str, namespace: str, name: str, uids: Sequence[str]) -> None:
-        volumes.poke(kind, namespace, name)
+        volumes.object_changed(kind, namespace, name)
         for uid in uids:
             workers.retry_now(uid)
 

@@ -16,8 +16,7 @@ from pykubelet.clients.kube.answers import error_of
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
-from pykubelet.shutdown.leftovers import REFUSED
-from pykubelet.shutdown.plan import two_turns
+from pykubelet.node.shutdown import REFUSED, two_turns
 from pykubelet.sync.evict import PodEvictor
 from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
 from tests.harness import IMAGE

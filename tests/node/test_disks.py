@@ -10,9 +10,9 @@ import pytest
 from pykubelet.api.types import LocalVolumeSource
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.kit.clock import SystemClock
+from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.manager import VolumeRules
 from pykubelet.volumes.plugins.disks import ScsiDisks
-from pykubelet.volumes.problems import VolumesNotReady
 from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import Node, pod_with
 

@@ -13,7 +13,7 @@ import pytest
 
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.kernel_log import DeviceKernelLog
-from pykubelet.oom.kernel_lines import Kill, KillReader
+from pykubelet.node.oom import Kill, KillReader
 from tests.bed.parts import need_root
 
 pytestmark = [pytest.mark.node, pytest.mark.real_loop]

@@ -20,9 +20,9 @@ from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
-from pykubelet.stats.inventory import GroupNames
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.signals import EvictionFigures
+from pykubelet.stats.snapshot import GroupNames
 from pykubelet.stats.source import NodeStatsSource
 from tests.bed.agent import NODE, BedAgent, bed_agent
 from tests.bed.runtime import BUSYBOX, BedContainerd

@@ -34,8 +34,8 @@ from pykubelet.api.types import (
 )
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.kit.clock import SystemClock
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.subpath import show_subpath
 from pykubelet.wire import cri_pb2 as cri
 from tests.bed.pods import DEADLINE, BarePod, bare_pod
@@ -229,7 +229,7 @@ async def test_subpaths_show_files_and_make_folders(node: Node) -> None:
         assert [m.host_path for m in again] == [m.host_path for m in built]
         assert len([e for e in node.mounts.table() if "volume-subpaths" in e.mount_point]) == 3
         node.objects.config_maps["default", "web"] = a_config(a="2")
-        manager.poke("ConfigMap", "default", "web")
+        manager.object_changed("ConfigMap", "default", "web")
         deadline = time.monotonic() + 60
         while (where(manager, pod, "cfg") / "a").read_text() != "2":
             assert time.monotonic() < deadline
@@ -441,7 +441,7 @@ async def test_seen_from_a_container(containerd: BedContainerd, node: Node, tmp_
             assert "Read-only file system" in shell(bare, inside, "touch /v/cfg/new")
             node.objects.config_maps["default", "web"] = a_config(a="2")
             began = time.monotonic()
-            manager.poke("ConfigMap", "default", "web")
+            manager.object_changed("ConfigMap", "default", "web")
             while shell(bare, inside, "cat /v/cfg/a /v/all/a") != "22":
                 assert time.monotonic() < began + 20
                 await node.clock.sleep(0.01)

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import Pod
-from pykubelet.eviction.board import PressureBoard
-from pykubelet.eviction.limits import limits_disk
+from pykubelet.eviction.local_storage import StorageLimits, Volumes, limits_disk
 from pykubelet.eviction.manager import EvictionManager, EvictionRules, Order
-from pykubelet.eviction.storage import StorageLimits, Volumes
+from pykubelet.eviction.pressure import PressureBoard
 from pykubelet.kit.clock import LoopClock, SystemClock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry

@@ -11,8 +11,8 @@ from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler
 from pykubelet.kit.clock import utc
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.pod import ContainerKind
+from pykubelet.node.shutdown import two_turns
 from pykubelet.runtime.stop import Stopper, Stopping
-from pykubelet.shutdown.plan import two_turns
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.fakes.fake_cri_values import KILLED, Behaviour, Exec
 from tests.harness import NodeHarness, a_node

@@ -12,7 +12,7 @@ import pytest
 from pykubelet.api.types import OwnerReference
 from pykubelet.model.reasons import DISRUPTION_TARGET
 from pykubelet.node.setters import READY, find_condition
-from pykubelet.shutdown.plan import two_turns
+from pykubelet.node.shutdown import two_turns
 from tests.builders import a_pod
 from tests.fakes.fake_cri_values import Behaviour
 from tests.fakes.fake_logind import FakeLogind

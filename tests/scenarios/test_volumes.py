@@ -14,8 +14,8 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import TaskSet, cancel_and_wait
 from pykubelet.volumes.csi import plugin
 from pykubelet.volumes.csi.records import read_record
+from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.manager import VolumeRules
-from pykubelet.volumes.problems import VolumesNotReady
 from tests.fakes.fake_mounts import FakeMounts
 from tests.unit.volumes.making import Node, a_config, a_secret, config_volume, empty_dir, pod_with, secret_volume
 from tests.unit.volumes.test_csi import Bed
@@ -133,7 +133,7 @@ async def test_a_burst_of_news_is_few_writes(tmp_path: Path) -> None:
         await manager.wait_mounted(pod)
         for number in range(1, 101):
             node.objects.config_maps["default", "web"] = a_config(n=str(number))
-            manager.poke("ConfigMap", "default", "web")
+            manager.object_changed("ConfigMap", "default", "web")
         await node.clock.sleep(0.1)
         assert Path(manager.path_of(pod, "cfg") or "", "n").read_text() == "100"
         assert len(node.objects.asked) <= 3
@@ -153,7 +153,7 @@ async def test_news_that_come_while_content_is_fetched_are_not_lost(tmp_path: Pa
     async with node.running() as manager, TaskSet("test") as tasks:
         waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
         await node.clock.sleep(1)
-        manager.poke("ConfigMap", "default", "web")
+        manager.object_changed("ConfigMap", "default", "web")
         await waiting
         await node.clock.sleep(20)
         assert Path(manager.path_of(pod, "cfg") or "", "n").read_text() == "new"

@@ -20,8 +20,8 @@ from pykubelet.dra.names import ClaimProblem, PodClaim, check_claim, claims_of, 
 from pykubelet.dra.timed import DraTimes
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.sharing import KeyedLock
 from pykubelet.kit.tasks import gather_all
-from pykubelet.kit.turns import Turns
 from pykubelet.model.assigned import ClaimedDevice, ClaimShare
 from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.model.events import EventSink
@@ -64,7 +64,7 @@ class DraManager:
         self.drivers = DraDrivers(
             connect=connect, slices=objects, clock=clock, times=self._times, on_health=self._told_health
         )
-        self._turns = Turns()
+        self._locks = KeyedLock()
         """By namespace and name of the claim."""
         self._health: dict[str, dict[tuple[str, str], tuple[ClaimedHealth, float]]] = {}
         self.on_health: Callable[[str], None] = lambda uid: None
@@ -103,7 +103,7 @@ class DraManager:
 
     async def _prepare(self, pod: Pod) -> None:
         namespace, claims = namespace_of(pod), list(claims_of(pod))
-        async with self._turns.alone(*((namespace, each.name) for each in claims)):
+        async with self._locks.acquire(*((namespace, each.name) for each in claims)):
             found = [await self._checked(pod, claim) for claim in claims]
             entries = [self._noted(pod, each) for each in found]
             await self._books.save()
@@ -170,7 +170,7 @@ class DraManager:
             raise ClaimProblem(f"unprepare dynamic resources: {error}") from error
 
     async def _unprepare(self, uid: str, namespace: str, held: Sequence[ClaimEntry]) -> None:
-        async with self._turns.alone(*((namespace, entry.ref.name) for entry in held)):
+        async with self._locks.acquire(*((namespace, entry.ref.name) for entry in held)):
             last = [entry for entry in held if entry.pods == {uid}]
             for entry in last:
                 entry.prepared = False  # from the first call on it is so for some driver, whatever comes then

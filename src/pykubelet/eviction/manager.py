@@ -16,25 +16,25 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import MemoryAlarms
-from pykubelet.eviction.alarms import AlarmKeeper
-from pykubelet.eviction.board import PressureBoard
-from pykubelet.eviction.limits import Breach
-from pykubelet.eviction.messages import Told, measured, pod_message, reason_for
-from pykubelet.eviction.pace import LONGEST, SHORTEST, next_look
-from pykubelet.eviction.ranking import Candidate, rank
-from pykubelet.eviction.signals import (
+from pykubelet.eviction.local_storage import Breach, StorageLimits
+from pykubelet.eviction.pressure import LONGEST, SHORTEST, AlarmKeeper, PressureBoard, next_look
+from pykubelet.eviction.ranking import Candidate, Told, measured, pod_message, rank, reason_for
+from pykubelet.eviction.thresholds import (
     MEMORY_SIGNALS,
     PIDS,
     RESOURCE,
+    Judgement,
     Layout,
     Observations,
     Reclaim,
+    WatchState,
+    effective,
+    judge,
     layout_of,
+    met,
     observe,
     reclaims,
 )
-from pykubelet.eviction.storage import StorageLimits
-from pykubelet.eviction.thresholds import Judgement, WatchState, effective, judge, met
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry

@@ -8,7 +8,6 @@ that are merely starting, that end or that have failed for good keep what upstre
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -17,6 +16,7 @@ import msgspec
 from pykubelet.api.types import ContainerStatus, Pod, PodCondition, PodStatus
 from pykubelet.explain.cause import State
 from pykubelet.explain.view import CauseView, Explanation
+from pykubelet.kit.limits import Once
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeEntry, Outcome, PodLife
 from pykubelet.model.pod import deletion_requested, uid_of
@@ -50,7 +50,7 @@ class WhyNotReady:
         self._explaining = explaining
         self._lives = lives
         self._events = events
-        self._told: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._reported: Once[tuple[str, str, str]] = Once(REMEMBERED)
 
     def __call__(self, pod: Pod, status: PodStatus) -> PodStatus:
         if deletion_requested(pod) or not any(_complains(condition) for condition in status.conditions):
@@ -69,13 +69,8 @@ class WhyNotReady:
         )
 
     def _tell(self, pod: Pod, view: CauseView) -> None:
-        key = (uid_of(pod), view.id, view.subject)
-        if key in self._told:
-            return
-        self._told[key] = None
-        if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
-        self._events.pod_event(pod, WARNING, EXPLAINED, event_text(view))
+        if self._reported.is_new((uid_of(pod), view.id, view.subject)):
+            self._events.pod_event(pod, WARNING, EXPLAINED, event_text(view))
 
 
 def event_text(view: CauseView) -> str:

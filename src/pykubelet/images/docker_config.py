@@ -18,6 +18,7 @@ from typing import Any, Final
 from pykubelet.images.login import Entry
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
+from pykubelet.kit.limits import Once
 from pykubelet.model.errors import PykubeletError
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class NodeDockerConfig:
         self._clock = clock
         self._known: DockerConfig = {}
         self._read_at: float | None = None
-        self._complained: set[tuple[Path, str]] = set()
+        self._logged: Once[tuple[Path, str]] = Once()
 
     @property
     def places(self) -> Sequence[Path]:
@@ -134,6 +135,5 @@ class NodeDockerConfig:
         return {}
 
     def _complain(self, place: Path, problem: str) -> None:
-        if (place, problem) not in self._complained:
-            self._complained.add((place, problem))
+        if self._logged.is_new((place, problem)):
             logger.warning("registry logins cannot be read", extra={"path": str(place), "problem": problem})

@@ -24,10 +24,10 @@ from pykubelet.images.docker_config import DockerConfig
 from pykubelet.images.keyring import matches
 from pykubelet.images.login import AccountOrigin, Entry
 from pykubelet.images.provider_config import ProviderSpec, TokenAttributes
-from pykubelet.images.sharing import SharedCalls
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.programs import run_program
+from pykubelet.kit.sharing import SingleFlight
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import namespace_of, readable
 
@@ -103,7 +103,7 @@ class CredentialProvider:
         self._accounts = accounts
         self._clock = clock
         self._kept: dict[tuple[object, ...], _Kept] = {}
-        self._runs: SharedCalls[Answer] = SharedCalls()
+        self._runs: SingleFlight[Answer] = SingleFlight()
         self._seconds = metrics.histogram(
             "kubelet_credential_provider_plugin_duration", "Seconds a credential plugin took.", ("plugin_name",)
         )

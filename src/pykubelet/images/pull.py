@@ -23,11 +23,12 @@ from pykubelet.images.metrics import PullMetrics
 from pykubelet.images.policy import Choice, choose, effective_policy, looks_first
 from pykubelet.images.progress import PullProgress
 from pykubelet.images.reference import InvalidReference, parse, with_default_tag
-from pykubelet.images.sharing import SharedCalls
-from pykubelet.images.slots import PullSlots, TokenBucket
+from pykubelet.images.slots import PullSlots
 from pykubelet.kit.backoff import BackoffTable
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.sharing import SingleFlight
 from pykubelet.kit.tasks import finish
 from pykubelet.model import reasons
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
@@ -202,12 +203,12 @@ class ImagePuller:
         self._access: ImageAccess = access or OpenAccess()
         self._checks_access = settings.checks_access
         self._slots = settings.slots
-        self._rate = TokenBucket(rate=settings.qps, burst=settings.burst, clock=clock)
+        self._rate = TokenBucket(rate=settings.qps, burst=settings.burst)
         self._backoff = BackoffTable(
             settings.backoff_initial, settings.backoff_maximum, reset_after=2 * settings.backoff_maximum
         )
         self._last_error: dict[str, str] = {}
-        self._pulls: SharedCalls[_Pulled] = SharedCalls()
+        self._pulls: SingleFlight[_Pulled] = SingleFlight()
         self._metrics = PullMetrics(metrics or Registry())
 
     async def ensure_image(
@@ -371,7 +372,7 @@ class ImagePuller:
     async def _pull_now(self, wish: _Wish, auth: cri_pb2.AuthConfig | None) -> _Pulled:
         with PullProgress(wish.tagged, readable(wish.pod)) as progress:
             async with self._slots.taken():
-                if not self._rate.take():
+                if not self._rate.try_take(self._clock.monotonic()):
                     raise CriError(QPS_EXCEEDED)
                 progress.stage = "image is still being pulled"
                 begun = self._clock.monotonic()

@@ -1,8 +1,8 @@
-"""How many pulls may run, and how often one may begin.
+"""How many pulls may run at the same time.
 
-Covers: slots for pulls at the same time; a token bucket for the registry rate.
-Does not cover: what is pulled (pull.py), and pulls that hang: the CRI tells no progress, so only the runtime can tell
-them from slow ones and end them (image_pull_progress_timeout of containerd). Until then they hold their slot.
+Does not cover: what is pulled and how often one may begin (pull.py), and pulls that hang: the CRI reports no progress,
+so only the runtime can tell them from slow ones and end them (image_pull_progress_timeout of containerd). Until then
+they hold their slot.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-from pykubelet.kit.clock import Clock
 
 
 class PullSlots:
@@ -62,27 +60,3 @@ class PullSlots:
                 turn.set_result(None)
                 return
         self._taken -= 1
-
-
-class TokenBucket:
-    """`rate` tokens a second, at most `burst` saved up; a rate of 0 never refuses."""
-
-    def __init__(self, *, rate: float, burst: int, clock: Clock) -> None:
-        self._rate = rate
-        self._burst = max(1, burst)
-        self._clock = clock
-        self._tokens = float(self._burst)
-        self._filled_at: float | None = None
-
-    def take(self) -> bool:
-        """Take a token if there is one; never waits."""
-        if self._rate <= 0:
-            return True
-        now = self._clock.monotonic()
-        if self._filled_at is not None:
-            self._tokens = min(float(self._burst), self._tokens + (now - self._filled_at) * self._rate)
-        self._filled_at = now
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True

@@ -30,7 +30,7 @@ from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.errors import ApiError, Conflict, NotFound, PykubeletError
-from pykubelet.node.own import OwnNode
+from pykubelet.node.own_node import OwnNode
 
 logger = logging.getLogger(__name__)
 

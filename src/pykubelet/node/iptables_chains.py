@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.limits import Once
 from pykubelet.kit.programs import Finished
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class IptablesChains:
     def __init__(self, *, run: RunProgram, clock: Clock) -> None:
         self._run = run
         self._clock = clock
-        self._told: dict[str, str] = {}
+        self._logged: Once[str] = Once()
 
     async def run(self) -> None:
         families = [family for family in FAMILIES if await self._sync(family)]
@@ -68,11 +69,10 @@ class IptablesChains:
             for table in TABLES:
                 await self._ensure_chain(family, table, CANARY)
         except ChainsFailed as error:
-            if self._told.get(family) != str(error):
-                self._told[family] = str(error)
+            if self._logged.is_new(family, str(error)):
                 logger.warning("iptables chains cannot be made", extra={"program": family, "error": str(error)})
             return False
-        self._told.pop(family, None)
+        self._logged.clear(family)
         return True
 
     async def _is_whole(self, family: str) -> bool:

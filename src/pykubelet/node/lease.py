@@ -21,7 +21,7 @@ from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiDown, ApiError, ApiNotFound
-from pykubelet.node.own import OwnNode
+from pykubelet.node.own_node import OwnNode
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ API server is another sink behind the same seam.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
 from pykubelet.api.types import PersistentVolumeClaim, Pod
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.limits import Recent
 from pykubelet.kit.text import shortened
 from pykubelet.model.pod import name_of, namespace_of, readable, uid_of
 from pykubelet.model.reasons import WARNING
@@ -44,7 +44,7 @@ class LocalEvents:
     def __init__(self, *, clock: Clock, node_name: str) -> None:
         self._clock = clock
         self._node_name = node_name
-        self._events: OrderedDict[tuple[str, ...], LocalEvent] = OrderedDict()
+        self._events: Recent[tuple[str, ...], LocalEvent] = Recent(EVENTS_KEPT)
         self._listeners: list[Callable[[LocalEvent], None]] = []
 
     def listen(self, listener: Callable[[LocalEvent], None]) -> None:
@@ -123,12 +123,9 @@ class LocalEvents:
         if known is not None:
             known.count += 1
             known.last = event.last
-            self._events.move_to_end(key)
             event = known
         else:
-            self._events[key] = event
-            if len(self._events) > EVENTS_KEPT:
-                self._events.popitem(last=False)
+            self._events.put(key, event)
         level = logging.DEBUG if event.count > 1 else logging.WARNING if event.kind == WARNING else logging.INFO
         fields = {"object": shown, "reason": event.reason, "message_text": event.message, "count": event.count}
         logger.log(level, "event", extra=fields)

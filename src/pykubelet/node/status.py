@@ -1,8 +1,8 @@
 """Registers the Node and keeps its status current at the API server.
 
-A status is computed every few seconds and at once when somebody says so; it is sent when something changed, or when
-the last report is long past. Until the node was ready once, readiness is looked at ten times a second, so that the
-first Ready leaves as soon as it is true. Does not cover what a status holds (setters.py) nor the heartbeat (lease.py).
+A status is computed every few seconds and at once on request; it is sent when something changed, or when the last
+report is long past. Until the node was ready once, readiness is checked ten times a second, so that the first Ready
+is sent as soon as it is true. Does not cover what a status holds (setters.py) nor the heartbeat (lease.py).
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, ApiNotFound, CriError, Forbidden
 from pykubelet.model.events import EventSink
 from pykubelet.model.reasons import NORMAL
-from pykubelet.node.own import OwnNode
+from pykubelet.node.own_node import OwnNode
 from pykubelet.node.register import NodeIdentity, adopt, initial_node, with_own_annotations, with_platform_labels
 from pykubelet.node.setters import NodeFacts, is_ready, node_status, now_is, same_status, transitions
-from pykubelet.node.startup import StartupTimes
 
 logger = logging.getLogger(__name__)
 
@@ -280,3 +279,51 @@ def differs(base: Node, wanted: Node) -> bool:
         or base.metadata.labels != wanted.metadata.labels
         or base.metadata.annotations != wanted.metadata.annotations
     )
+
+
+class StartupTimes:
+    """Made when the agent starts. `booted` is the machine's boot as a time, 0 when nobody knows it."""
+
+    def __init__(self, *, clock: Clock, metrics: Registry, booted: float = 0.0) -> None:
+        self._clock = clock
+        self._booted = booted
+        self._started = clock.now()
+        self._attempted: float | None = None
+        self._registered: float | None = None
+        self._ready = False
+
+        prefix = "kubelet_node_startup"
+        self._whole = metrics.gauge(f"{prefix}_duration_seconds", "From boot to the new node's first Ready.")
+        self._before = metrics.gauge(f"{prefix}_pre_kubelet_duration_seconds", "From boot to the agent's start.")
+        self._preparing = metrics.gauge(
+            f"{prefix}_pre_registration_duration_seconds", "From the agent's start to its first try to register."
+        )
+        self._registering = metrics.gauge(
+            f"{prefix}_registration_duration_seconds", "From the first try to register to the new Node."
+        )
+        self._after = metrics.gauge(
+            f"{prefix}_post_registration_duration_seconds", "From the new Node to its first Ready."
+        )
+
+    def attempted(self) -> None:
+        if self._attempted is None:
+            self._attempted = self._clock.now()
+
+    def registered(self) -> None:
+        """This agent made the Node."""
+        if self._attempted is None or self._registered is not None:
+            return
+        self._registered = self._clock.now()
+        if self._booted:
+            self._before.set(self._started - self._booted)
+        self._preparing.set(self._attempted - self._started)
+        self._registering.set(self._registered - self._attempted)
+
+    def ready(self) -> None:
+        if self._registered is None or self._ready:
+            return
+        self._ready = True
+        now = self._clock.now()
+        self._after.set(now - self._registered)
+        if self._booted:
+            self._whole.set(now - self._booted)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from pykubelet.kit.limits import Once
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.topology import Cpus
@@ -57,7 +58,7 @@ class CpusetKeeper:
         self._created: dict[tuple[str, str], Cpus] = {}
         """Sets that containers were created with whose ids are not known yet."""
         self._applied: dict[str, Cpus] = {}
-        self._complained: dict[str, str] = {}
+        self._logged: Once[str] = Once()
 
     def soon(self) -> None:
         self._signal.set()
@@ -80,7 +81,6 @@ class CpusetKeeper:
         seen = list(self._running())
         ids = {each.id for each in seen}
         self._applied = {id_: cpus for id_, cpus in self._applied.items() if id_ in ids}
-        self._complained = {id_: text for id_, text in self._complained.items() if id_ in ids}
         for each in seen:
             if each.id not in self._applied:
                 told = self._created.pop((each.pod_uid, each.name), None)
@@ -107,14 +107,12 @@ class CpusetKeeper:
         text = format_cpu_list(cpus)
         await self._cri.update_container_resources(container.id, cri_pb2.LinuxContainerResources(cpuset_cpus=text))
         self._applied[container.id] = cpus
-        self._complained.pop(container.id, None)
+        self._logged.clear(container.id)
         logger.debug("container moved to CPUs", extra={"container": container.name, "cpus": text})
 
     def _complain(self, container: RunningContainer, why: str) -> None:
-        if self._complained.get(container.id) == why:
-            return
-        self._complained[container.id] = why
-        logger.warning(
-            "CPUs of a container cannot be set, will retry",
-            extra={"uid": container.pod_uid, "container": container.name, "error": why},
-        )
+        if self._logged.is_new(container.id, why):
+            logger.warning(
+                "CPUs of a container cannot be set, will retry",
+                extra={"uid": container.pod_uid, "container": container.name, "error": why},
+            )

@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from pykubelet.clients.plugins.port import PluginInfo, Registrations
-from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.keyed import WHEN_WOKEN, KeyedTasks
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.plugins.sockets import Identity, OpenSocketWatch, open_tree_watch
 
@@ -64,14 +62,10 @@ class _Plugin(Struct):
 
     socket: Path
     wanted: Identity | None
-    woken: Signal = field(default_factory=Signal)
-    registered: tuple[Identity, PluginInfo] | None = None
-    state: PluginState | None = None
-
-    def want(self, identity: Identity | None) -> None:
-        if identity != self.wanted:
-            self.wanted = identity
-            self.woken.set()
+    tried: Identity | None = None
+    info: PluginInfo | None = None
+    """What it last said of itself."""
+    registered: Identity | None = None
 
 
 class PluginManager:
@@ -95,6 +89,7 @@ class PluginManager:
         self._may_start = may_start
         self._open_watch = open_watch
         self._plugins: dict[Path, _Plugin] = {}
+        self._tasks = KeyedTasks("plugin", self._reconcile, clock=clock, first_retry=FIRST_RETRY, last_retry=LAST_RETRY)
         total = metrics.gauge(
             "plugin_manager_total_plugins",
             "Plugins by socket, in the desired and in the actual state of the world",
@@ -104,91 +99,90 @@ class PluginManager:
 
     def states(self) -> list[PluginState]:
         """All sockets, those in trouble with their reason."""
-        return [
-            plugin.state or PluginState(socket=path, problem="not asked yet") for path, plugin in self._plugins.items()
-        ]
+        return [self._state(plugin) for plugin in self._plugins.values()]
+
+    def _state(self, plugin: _Plugin) -> PluginState:
+        task = self._tasks.get(plugin.socket)
+        problem = task.last_error if task is not None else ""
+        if plugin.registered is None and not problem:
+            return PluginState(socket=plugin.socket, problem="not asked yet")
+        info = plugin.info
+        return PluginState(
+            socket=plugin.socket,
+            type=info.type if info else "",
+            name=info.name if info else "",
+            problem=problem,
+            failures=task.backoff.failures if task is not None else 0,
+        )
 
     async def run(self) -> None:
         while not self._may_start():
             await self._clock.sleep(WAIT_FOR_SOURCES)
         watch = self._open_watch(self._folder)
         try:
-            async with TaskSet("plugins") as tasks:
+            async with self._tasks:
                 while True:
-                    self._compare(watch.sockets(), tasks)
+                    self._compare(watch.sockets())
                     await watch.wait(LOOK_AGAIN)
         finally:
             watch.close()
 
-    def _compare(self, sockets: Mapping[Path, Identity], tasks: TaskSet) -> None:
-        for path, plugin in self._plugins.items():
-            if path not in sockets:
-                plugin.want(None)
-        for path, identity in sockets.items():
-            known = self._plugins.get(path)
-            if known is not None:
-                known.want(identity)
-            else:
-                new = self._plugins[path] = _Plugin(path, identity)
-                tasks.spawn(self._live(new), name=f"plugin {path.name}")
+    def _compare(self, sockets: Mapping[Path, Identity]) -> None:
+        for path in dict.fromkeys((*self._plugins, *sockets)):
+            identity = sockets.get(path)
+            plugin = self._plugins.setdefault(path, _Plugin(path, None))
+            if plugin.wanted != identity:
+                plugin.wanted = identity
+                self._tasks.wake(path)
 
-    async def _live(self, plugin: _Plugin) -> None:
-        backoff = Backoff(initial=FIRST_RETRY, maximum=LAST_RETRY)
-        tried: Identity | None = None
-        while True:
-            wanted = plugin.wanted
-            if plugin.registered is not None and plugin.registered[0] != wanted:
-                await self._deregister(plugin)
-                continue  # it took a while: what is wanted may have changed
-            if wanted is None:
-                del self._plugins[plugin.socket]
-                return
-            if wanted != tried:
-                tried = wanted
-                backoff.reset()
-            wait: float | None = None
-            if plugin.registered is None and not await self._register(plugin, wanted, backoff.failures):
-                wait = backoff.next()
-            await plugin.woken.wait(wait)
+    async def _reconcile(self, socket: Path) -> float | None:
+        """Bring what is registered in line with what is there."""
+        plugin = self._plugins.get(socket)
+        if plugin is None:
+            return None
+        while plugin.registered is not None and plugin.registered != plugin.wanted:
+            await self._deregister(plugin)  # it takes a while: what is wanted may change meanwhile
+        wanted = plugin.wanted
+        if wanted is None:
+            del self._plugins[socket]
+            return None
+        if wanted != plugin.tried:
+            plugin.tried = wanted
+            self._tasks.reset(socket)
+        if plugin.registered is None:
+            await self._register(plugin, wanted)
+        return WHEN_WOKEN
 
-    async def _register(self, plugin: _Plugin, identity: Identity, failures: int) -> bool:
-        info: PluginInfo | None = None
+    async def _register(self, plugin: _Plugin, identity: Identity) -> None:
+        plugin.info = None
         try:
-            info = await self._registrations.info(plugin.socket)
+            info = plugin.info = await self._registrations.info(plugin.socket)
             handler = self._handlers.get(info.type)
             if handler is None:
                 known = ", ".join(sorted(self._handlers)) or "none"
                 raise PluginRefused(f'no handler registered for plugin type "{info.type}" (known: {known})')
             await handler.register(info.name, self._endpoint(plugin, info), info.versions)
         except PykubeletError as error:
-            await self._refused(plugin, info, str(error), failures)
-            return False
+            await self._refused(plugin, str(error))
+            raise
         except Exception as error:  # a defect that one plugin brings out is no reason to lose the others
             logger.error("plugin not registered, unexpected", extra={"socket": str(plugin.socket)}, exc_info=True)
-            await self._refused(plugin, info, f"{type(error).__name__}: {error}", failures)
-            return False
-        plugin.registered = (identity, info)
-        plugin.state = PluginState(socket=plugin.socket, type=info.type, name=info.name)
+            problem = f"{type(error).__name__}: {error}"
+            await self._refused(plugin, problem)
+            raise PluginRefused(problem) from error
+        plugin.registered = identity
         logger.info("plugin registered", extra={"type": info.type, "plugin": info.name, "socket": str(plugin.socket)})
         try:
             await self._registrations.notify(plugin.socket, None)
         except PluginError as error:
             # It is in use all the same: only its own picture of that is missing.
             logger.warning("plugin not told of its registration", extra={"plugin": info.name, "problem": str(error)})
-        return True
 
-    async def _refused(self, plugin: _Plugin, info: PluginInfo | None, problem: str, failures: int) -> None:
-        state = PluginState(
-            socket=plugin.socket,
-            type=info.type if info else "",
-            name=info.name if info else "",
-            problem=problem,
-            failures=failures + 1,
-        )
-        if plugin.state is None or plugin.state.problem != problem:
+    async def _refused(self, plugin: _Plugin, problem: str) -> None:
+        task = self._tasks.get(plugin.socket)
+        if task is None or task.last_error != problem:
             logger.warning("plugin not registered", extra={"socket": str(plugin.socket), "problem": problem})
-        plugin.state = state
-        if info is None:
+        if plugin.info is None:
             return  # it did not answer the first question; it will not hear the answer either
         try:
             await self._registrations.notify(plugin.socket, problem)
@@ -196,9 +190,9 @@ class PluginManager:
             logger.debug("refused plugin not told", extra={"socket": str(plugin.socket), "problem": str(silent)})
 
     async def _deregister(self, plugin: _Plugin) -> None:
-        if plugin.registered is None:
+        info, plugin.registered = plugin.info, None
+        if info is None:
             return
-        info, plugin.registered = plugin.registered[1], None
         logger.info("plugin gone", extra={"type": info.type, "plugin": info.name, "socket": str(plugin.socket)})
         try:
             await self._handlers[info.type].deregister(info.name, self._endpoint(plugin, info))

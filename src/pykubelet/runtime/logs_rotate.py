@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.limits import Once
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import CriError, NotFound, PykubeletError, RuntimeDown
 from pykubelet.model.runtime_status import ContainerRecord, ContainerStatus
@@ -71,7 +72,7 @@ class LogRotation:
         self._clock = clock
         self._policy = policy or RotationPolicy()
         self._paths: dict[str, Path] = {}
-        self._complained: set[str] = set()
+        self._logged: Once[str] = Once()
 
     async def run(self) -> None:
         if self._policy.max_bytes < 0:
@@ -91,7 +92,6 @@ class LogRotation:
         ids = {record.id for record in records}
         for gone in [id for id in self._paths if id not in ids]:
             del self._paths[gone]
-        self._complained &= ids
         slots = asyncio.Semaphore(max(1, self._policy.workers))
 
         async def look(container_id: str) -> None:
@@ -117,13 +117,12 @@ class LogRotation:
                 return
             if await self._size(container_id, path) >= self._policy.max_bytes:
                 await self._rotate(container_id, path)
-            self._complained.discard(container_id)
+            self._logged.clear(container_id)
         except NotFound:
             return  # ended and removed meanwhile
         except (PykubeletError, OSError) as error:
             # Once per container: it is tried again every few seconds.
-            level = logging.DEBUG if container_id in self._complained else logging.WARNING
-            self._complained.add(container_id)
+            level = logging.WARNING if self._logged.is_new(container_id) else logging.DEBUG
             logger.log(level, "cannot rotate a log", extra={"container_id": container_id, "problem": str(error)})
 
     async def _path_of(self, container_id: str) -> Path | None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pykubelet.api.types import Pod
-from pykubelet.images.slots import TokenBucket
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish
 from pykubelet.model.assigned import Assigned, ClaimShare, DeviceShare, MemoryShare
@@ -147,7 +147,8 @@ class PodResourcesServer:
     ) -> None:
         self._socket = socket
         self._resources = PodResources(active=active, assigned=assigned)
-        self._bucket = TokenBucket(rate=RATE, burst=BURST, clock=clock)
+        self._clock = clock
+        self._bucket = TokenBucket(rate=RATE, burst=BURST)
         self._calls = _Calls(metrics)
 
     async def run(self) -> None:
@@ -230,7 +231,7 @@ class PodResourcesServer:
         return self._resources.allocatable()
 
     async def _limit(self, context: Any) -> None:
-        if not self._bucket.take():
+        if not self._bucket.try_take(self._clock.monotonic()):
             await _abort(context, "RESOURCE_EXHAUSTED", "rejected by rate limit")
 
 

@@ -11,11 +11,10 @@ from typing import Protocol
 
 import msgspec
 
+from pykubelet.node.shutdown import ShutdownOutcome, Turn, two_turns
 from pykubelet.server.calls import Answer, Call, Refused, Reply
 from pykubelet.server.routing import PROXY, Route
 from pykubelet.settings.kinds import WrongValue, duration_of
-from pykubelet.shutdown.manager import ShutdownOutcome
-from pykubelet.shutdown.plan import Turn, two_turns
 
 USUAL = two_turns(30.0, 10.0)
 

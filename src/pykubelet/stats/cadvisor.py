@@ -1,21 +1,30 @@
 """/metrics/cadvisor: the container_* and machine_* series dashboards are built on. Pure.
 
 Tens of thousands of lines per scrape: a row's labels are put together once, families are tables of name and getter,
-and lines are made by formatting alone. Every series carries the time it was measured. Names and labels are
-upstream's (facts/server.md 8). Task states and load exist for the machine only: per container upstream always says
-zero there, which helps nobody.
+and lines are made by formatting alone. Every series carries the time it was measured. Names and labels are upstream's.
+Task states and load exist for the machine only: per container upstream always reports zero. Of disks, the machine's row
+has the kernel's counters of every disk and the filesystems the node uses; a container's row has what its cgroup read
+and wrote, and its writable layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import render_labels
-from pykubelet.model.figures import CgroupDetail, CgroupUsage, Figures, InterfaceFigures, MemoryUsage, TaskFigures
-from pykubelet.stats.cadvisor_disks import DiskNames, DiskRow, disk_lines
-from pykubelet.stats.inventory import PodItem
-from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
+from pykubelet.model.figures import (
+    CgroupDetail,
+    CgroupUsage,
+    DeviceIo,
+    DiskCounters,
+    Figures,
+    FsFigures,
+    InterfaceFigures,
+    MemoryUsage,
+    TaskFigures,
+)
+from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, PodItem, Snapshot
 
 BASE_LABELS = ("container", "id", "image", "name", "namespace", "pod")
 
@@ -243,7 +252,7 @@ def render_cadvisor(snapshot: Snapshot, *, machine: str, disks: DiskNames, faile
 def _chunks(rows: list[Row], root: Row | None, node: NodeFigures, disks: DiskNames, failed: bool) -> Iterator[str]:
     """Family by family, so that never more than one is held as single lines."""
     for name, kind, help_text, getter in FAMILIES:
-        lines = [f"# HELP {name} {help_text}\n# TYPE {name} {kind}"]
+        lines = [_head(name, kind, help_text)]
         lines += [f"{name}{{{row.labels}}} {value} {row.at}" for row in rows if (value := getter(row)) is not None]
         yield "\n".join(lines)
     for make in (_cpu_lines, _memory_failure_lines, _pressure_lines, _hugepage_lines, _ulimit_lines):
@@ -254,8 +263,7 @@ def _chunks(rows: list[Row], root: Row | None, node: NodeFigures, disks: DiskNam
     yield "\n".join(_network_lines(rows, root, node))
     if root is not None and node.tasks is not None:
         yield "\n".join(_load_lines(root, node.tasks, node.load))
-    groups = [_disk_row(row) for row in rows if row is not root]
-    for family in disk_lines(_disk_row(root) if root is not None else None, groups, node, disks):
+    for family in _disk_lines(root, [row for row in rows if row is not root], node, disks):
         yield "\n".join(family)
     yield "# HELP container_scrape_error 1 if some figures could not be had, else 0"
     yield f"# TYPE container_scrape_error gauge\ncontainer_scrape_error {int(failed)}"
@@ -316,20 +324,16 @@ def _row(
     )
 
 
-def _disk_row(row: Row) -> DiskRow:
-    return row.labels, row.at, row.detail, row.container
-
-
 # --- families with labels of their own --------------------------------------------------------------------------
 
 
-def _head(lines: list[str], name: str, kind: str, help_text: str) -> None:
-    lines.append(f"# HELP {name} {help_text}\n# TYPE {name} {kind}")
+def _head(name: str, kind: str, help_text: str) -> str:
+    return f"# HELP {name} {help_text}\n# TYPE {name} {kind}"
 
 
 def _cpu_lines(lines: list[str], rows: list[Row]) -> None:
     name = "container_cpu_usage_seconds_total"
-    _head(lines, name, "counter", "CPU time used, in core-seconds")
+    lines.append(_head(name, "counter", "CPU time used, in core-seconds"))
     lines += [
         f'{name}{{{row.labels},cpu="total"}} {row.usage.cpu_ns / 1e9!r} {row.at}'
         for row in rows
@@ -339,7 +343,7 @@ def _cpu_lines(lines: list[str], rows: list[Row]) -> None:
 
 def _memory_failure_lines(lines: list[str], rows: list[Row]) -> None:
     name = "container_memory_failures_total"
-    _head(lines, name, "counter", "Page faults, by kind and by whether groups below count")
+    lines.append(_head(name, "counter", "Page faults, by kind and by whether groups below count"))
     for row in rows:
         memory = row.memory
         if memory is None or row.detail is None:
@@ -364,7 +368,7 @@ def _network_lines(rows: list[Row], root: Row | None, node: NodeFigures) -> list
     ]
     lines: list[str] = []
     for name, help_text, pick in NETWORK:
-        _head(lines, name, "counter", help_text)
+        lines.append(_head(name, "counter", help_text))
         lines += [f"{name}{{{labels}}} {pick(each)} {at}" for labels, each, at in found]
     return lines
 
@@ -377,7 +381,7 @@ def _pressure_lines(lines: list[str], rows: list[Row]) -> None:
             ("waiting", "some", "some waited"),
         ):
             name = f"container_pressure_{kind}_{word}_seconds_total"
-            _head(lines, name, "counter", f"Time in which {meaning} for lack of {kind}, in seconds")
+            lines.append(_head(name, "counter", f"Time in which {meaning} for lack of {kind}, in seconds"))
             lines += [
                 f"{name}{{{row.labels}}} {getattr(pressure, side).total / 1e6!r} {row.at}" for row, pressure in found
             ]
@@ -392,7 +396,7 @@ def _hugepage_lines(lines: list[str], rows: list[Row]) -> None:
         ("container_hugetlb_max_usage_bytes", "gauge", "Most huge pages ever in use, in bytes", "max_usage"),
         ("container_hugetlb_failcnt", "counter", "Times the huge page limit was hit", "failures"),
     ):
-        _head(lines, name, kind, help_text)
+        lines.append(_head(name, kind, help_text))
         for row, each in found:
             value = getattr(each, pick)
             if value is not None:
@@ -401,7 +405,7 @@ def _hugepage_lines(lines: list[str], rows: list[Row]) -> None:
 
 def _ulimit_lines(lines: list[str], rows: list[Row]) -> None:
     name = "container_ulimits_soft"
-    _head(lines, name, "gauge", "Soft limits of the first process, -1 for unlimited")
+    lines.append(_head(name, "gauge", "Soft limits of the first process, -1 for unlimited"))
     for row in rows:
         found = row.container.processes if row.container is not None else None
         if found is not None and found.open_files_limit is not None:
@@ -411,10 +415,10 @@ def _ulimit_lines(lines: list[str], rows: list[Row]) -> None:
 def _load_lines(root: Row, tasks: TaskFigures, load: float) -> list[str]:
     lines: list[str] = []
     name = "container_cpu_load_average_10s"
-    _head(lines, name, "gauge", "Running tasks over the last ten seconds, in thousandths")
+    lines.append(_head(name, "gauge", "Running tasks over the last ten seconds, in thousandths"))
     lines.append(f"{name}{{{root.labels}}} {int(load * 1000)} {root.at}")
     name = "container_tasks_state"
-    _head(lines, name, "gauge", "Tasks in a state")
+    lines.append(_head(name, "gauge", "Tasks in a state"))
     states = {
         "running": tasks.running,
         "uninterruptible": tasks.blocked,
@@ -440,10 +444,104 @@ def machine_lines(machine: Machine, *, physical_cores: int, sockets: int, versio
     }
     lines: list[str] = []
     for name, (help_text, value) in values.items():
-        _head(lines, name, "gauge", help_text)
+        lines.append(_head(name, "gauge", help_text))
         lines.append(f"{name}{labels if name != 'machine_scrape_error' else ''} {value}")
-    _head(lines, "cadvisor_version_info", "gauge", "Versions of kernel, system and exporter, as labels")
+    lines.append(_head("cadvisor_version_info", "gauge", "Versions of kernel, system and exporter, as labels"))
     names = ("cadvisorRevision", "cadvisorVersion", "dockerVersion", "kernelVersion", "osVersion")
     labels = render_labels(names, ("", version, "", machine.kernel, machine.os_image))
     lines.append(f"cadvisor_version_info{labels} 1")
     return "\n".join(lines)
+
+
+SECTOR = 512
+DiskNames = Callable[[int, int], str]
+"""Major and minor number to device name, '' when unknown."""
+
+Pick = Callable[[DeviceIo], int]
+
+SHARED: tuple[tuple[str, str, Pick, Callable[[DiskCounters], int]], ...] = (
+    ("container_fs_reads_bytes_total", "Bytes read", lambda d: d.read_bytes, lambda c: c.sectors_read * SECTOR),
+    ("container_fs_reads_total", "Reads finished", lambda d: d.reads, lambda c: c.reads),
+    ("container_fs_writes_bytes_total", "Bytes written", lambda d: d.write_bytes, lambda c: c.sectors_written * SECTOR),
+    ("container_fs_writes_total", "Writes finished", lambda d: d.writes, lambda c: c.writes),
+)
+MACHINE_ONLY: tuple[tuple[str, str, str, Callable[[DiskCounters], float]], ...] = (
+    ("container_fs_sector_reads_total", "counter", "Sectors read", lambda c: c.sectors_read),
+    ("container_fs_sector_writes_total", "counter", "Sectors written", lambda c: c.sectors_written),
+    ("container_fs_reads_merged_total", "counter", "Reads merged into others", lambda c: c.reads_merged),
+    ("container_fs_writes_merged_total", "counter", "Writes merged into others", lambda c: c.writes_merged),
+    ("container_fs_read_seconds_total", "counter", "Time spent reading, in seconds", lambda c: c.read_ms / 1e3),
+    ("container_fs_write_seconds_total", "counter", "Time spent writing, in seconds", lambda c: c.write_ms / 1e3),
+    ("container_fs_io_current", "gauge", "Requests under way", lambda c: c.in_progress),
+    (
+        "container_fs_io_time_seconds_total",
+        "counter",
+        "Time with requests under way, in seconds",
+        lambda c: c.io_ms / 1e3,
+    ),
+    (
+        "container_fs_io_time_weighted_seconds_total",
+        "counter",
+        "Time requests were under way, each counted, in seconds",
+        lambda c: c.weighted_io_ms / 1e3,
+    ),
+)
+SPACE: tuple[tuple[str, str, Callable[[int, FsFigures], int]], ...] = (
+    ("container_fs_usage_bytes", "Bytes held on the filesystem", lambda used, fs: used),
+    ("container_fs_limit_bytes", "Bytes the filesystem has", lambda used, fs: fs.capacity),
+    ("container_fs_inodes_total", "Inodes the filesystem has", lambda used, fs: fs.inodes),
+    ("container_fs_inodes_free", "Inodes left on the filesystem", lambda used, fs: fs.inodes_free),
+)
+
+
+def _disk_lines(root: Row | None, rows: Sequence[Row], node: NodeFigures, names: DiskNames) -> Iterator[list[str]]:
+    """One list per family; `root` is the machine's row."""
+    devices = [(row, io) for row in rows if row.detail is not None for io in row.detail.io]
+    labelled = [(f"{row.labels},{_device(names(io.major, io.minor))}", row.at, io) for row, io in devices]
+    disks = [(f"{root.labels},{_device(disk.name)}", root.at, disk) for disk in node.disks] if root is not None else []
+    for name, help_text, of_group, of_disk in SHARED:
+        lines = [_head(name, "counter", help_text)]
+        lines += [f"{name}{{{labels}}} {of_disk(disk)} {at}" for labels, at, disk in disks]
+        lines += [f"{name}{{{labels}}} {of_group(io)} {at}" for labels, at, io in labelled]
+        yield lines
+    for name, kind, help_text, value in MACHINE_ONLY:
+        yield [
+            _head(name, kind, help_text),
+            *[f"{name}{{{labels}}} {value(disk)} {at}" for labels, at, disk in disks],
+        ]
+    yield _blkio(devices, names)
+    yield from _space(root, rows, node)
+
+
+def _blkio(devices: Sequence[tuple[Row, DeviceIo]], names: DiskNames) -> list[str]:
+    name = "container_blkio_device_usage_total"
+    lines = [_head(name, "counter", "Bytes read and written, by device and operation")]
+    for row, io in devices:
+        labels = f'{row.labels},{_device(names(io.major, io.minor))},major="{io.major}",minor="{io.minor}"'
+        lines.append(f'{name}{{{labels},operation="Read"}} {io.read_bytes} {row.at}')
+        lines.append(f'{name}{{{labels},operation="Write"}} {io.write_bytes} {row.at}')
+    return lines
+
+
+def _space(root: Row | None, rows: Sequence[Row], node: NodeFigures) -> Iterator[list[str]]:
+    found: list[tuple[str, int, int, FsFigures]] = []
+    if root is not None:
+        seen: dict[int, FsFigures] = {}
+        for whole in (node.fs, *node.filesystems.values()):
+            if whole is not None:
+                seen.setdefault(whole.device, whole)
+        found += [(f"{root.labels},{_device(fs.device_name)}", root.at, fs.used, fs) for fs in seen.values()]
+    for row in rows:
+        layer = row.container.layer if row.container is not None else None
+        fs = node.filesystems.get(layer.mountpoint) if layer is not None else None
+        if layer is not None and fs is not None:
+            found.append((f"{row.labels},{_device(fs.device_name)}", row.at, layer.used, fs))
+    for name, help_text, pick in SPACE:
+        yield [
+            _head(name, "gauge", help_text),
+            *[f"{name}{{{labels}}} {pick(used, fs)} {at}" for labels, at, used, fs in found],
+        ]
+
+
+def _device(name: str) -> str:
+    return render_labels(("device",), (name,))[1:-1]

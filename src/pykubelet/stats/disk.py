@@ -17,8 +17,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.figures import CgroupUsage, FolderFigures, FsFigures, MemoryUsage
 from pykubelet.model.runtime_status import FilesystemUsage, ImageFilesystems
-from pykubelet.stats.inventory import PodItem
-from pykubelet.stats.snapshot import RuntimeFs, WritableLayer
+from pykubelet.stats.snapshot import PodItem, RuntimeFs, WritableLayer
 from pykubelet.wire import cri_pb2
 
 T = TypeVar("T")

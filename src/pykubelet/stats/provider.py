@@ -1,8 +1,8 @@
-"""The one place figures come from: looks at the node when asked, and remembers the look for a moment.
+"""The single source of stats: reads the node on request and keeps the reading for a moment.
 
-Everybody (summary, metrics, eviction, `top`) asks here, so scrapes that fall together cost one reading. Usage is
-read at each look; limits, disks and process tables change slowly or cost much and are read less often. Reading
-happens in a thread. Not covered: per-volume figures (volumes.py) and how figures are shown.
+Summary, metrics, eviction and `top` ask here, so scrapes that fall together cost one reading. Usage is read each time;
+limits, disks and process tables change slowly or cost much and are read less often. Reading happens in a thread. Does
+not cover volumes (volumes.py) nor how stats are shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -30,9 +30,19 @@ from pykubelet.model.figures import (
     TaskFigures,
 )
 from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskReader, Run, StatPaths, StatsRuntime, read_host
-from pykubelet.stats.inventory import GroupNames, KnownPods, PodItem, RuntimeStatuses, pod_groups, take_inventory
-from pykubelet.stats.rates import CpuRates
-from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
+from pykubelet.stats.snapshot import (
+    ContainerFigures,
+    Group,
+    GroupNames,
+    KnownPods,
+    NodeFigures,
+    PodFigures,
+    PodItem,
+    RuntimeStatuses,
+    Snapshot,
+    pod_groups,
+    take_inventory,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -368,3 +378,33 @@ def sum_of(containers: Sequence[ContainerFigures], path: str) -> Group:
         ),
         rate=sum(rates) if rates else None,
     )
+
+
+SHORTEST_NS = 1_000_000_000
+LONGEST_NS = 10_000_000_000
+
+
+class CpuRates:
+    def __init__(self) -> None:
+        self._bases: dict[str, tuple[int, int]] = {}
+        self._rates: dict[str, int] = {}
+
+    def update(self, key: str, time_ns: int, cpu_ns: int) -> int | None:
+        """Nanoseconds of CPU per second; None after only one reading."""
+        base = self._bases.get(key)
+        if base is None or time_ns < base[0] or cpu_ns < base[1]:  # new, or the group was made anew
+            self._bases[key] = (time_ns, cpu_ns)
+            self._rates.pop(key, None)
+            return None
+        passed = time_ns - base[0]
+        if passed >= SHORTEST_NS:
+            self._rates[key] = (cpu_ns - base[1]) * 1_000_000_000 // passed
+        if passed >= LONGEST_NS:
+            self._bases[key] = (time_ns, cpu_ns)
+        return self._rates.get(key)
+
+    def keep(self, keys: Container[str]) -> None:
+        """Forget all others."""
+        for key in [key for key in self._bases if key not in keys]:
+            del self._bases[key]
+            self._rates.pop(key, None)

@@ -22,9 +22,8 @@ from pykubelet.model.figures import CgroupBounds, CgroupUsage, TaskFigures
 from pykubelet.model.runtime_status import ImageFilesystems
 from pykubelet.model.signals import ContainerUse, MemorySignal, NodeSignals, PodUse
 from pykubelet.stats.disk import DiskFigures
-from pykubelet.stats.inventory import PodItem
 from pykubelet.stats.provider import ROOT, StatsProvider
-from pykubelet.stats.snapshot import PodFigures
+from pykubelet.stats.snapshot import PodFigures, PodItem
 from pykubelet.stats.volumes import VolumeFigures
 
 logger = logging.getLogger(__name__)

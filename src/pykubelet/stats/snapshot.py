@@ -1,12 +1,21 @@
-"""One look at the node: everything the summary, the metrics and eviction are made from.
+"""One reading of the node, from which the summary, the metrics and eviction are made, and the pods it covers.
 
-A snapshot never changes; parts that were not asked for, or that the host does not tell, are None.
+A snapshot never changes; parts that were not requested, or that the host does not have, are None. As upstream it has
+pods with at least one running container, and of those only the running containers. Network stats of pods on the
+host's network are left out: they would be the machine's, once more for every such pod.
 """
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Protocol
 
+import msgspec
+from msgspec import Struct
+
+from pykubelet.api.types import Pod
+from pykubelet.model.cgroup_names import cgroupfs_path, class_parts, parent_for_runtime, systemd_path
 from pykubelet.model.figures import (
     CgroupBounds,
     CgroupDetail,
@@ -19,7 +28,105 @@ from pykubelet.model.figures import (
     ProcessFigures,
     TaskFigures,
 )
-from pykubelet.stats.inventory import ContainerItem, PodItem
+from pykubelet.model.pod import QosClass
+from pykubelet.model.runtime_status import NamespaceMode, PodRuntimeStatus
+
+NO_IMAGES: Mapping[str, str] = MappingProxyType({})
+
+
+class RuntimeStatuses(Protocol):
+    """What the runtime last reported about pods."""
+
+    def uids(self) -> tuple[str, ...]: ...
+
+    def last_known(self, uid: str) -> PodRuntimeStatus: ...
+
+
+class KnownPods(Protocol):
+    def pods(self) -> list[Pod]: ...
+
+
+class ContainerItem(Figures, frozen=True, kw_only=True):
+    id: str
+    name: str
+    image: str = ""
+    created_ns: int = 0
+
+
+class PodItem(Figures, frozen=True, kw_only=True):
+    uid: str
+    name: str
+    namespace: str
+    created_ns: int = 0
+    sandbox_id: str = ""
+    sandbox_image: str = ""
+    host_network: bool = False
+    group: str | None = None
+    """The pod's cgroup; None when pods have none of their own."""
+    containers: tuple[ContainerItem, ...] = ()
+
+
+class GroupNames(Struct, frozen=True, kw_only=True):
+    """Where cgroups are on this node."""
+
+    root: str = "/"
+    driver: str = "cgroupfs"
+    per_qos: bool = True
+    """False: pods have no cgroup of their own."""
+
+    def pod(self, pod: Pod) -> str | None:
+        return parent_for_runtime(pod, driver=self.driver, root=self.root) if self.per_qos else None
+
+    def pods(self) -> str:
+        """The group above all pods."""
+        return self._of(class_parts(QosClass.GUARANTEED)) if self.per_qos else self.root
+
+    def classes(self) -> tuple[str, ...]:
+        if not self.per_qos:
+            return ()
+        return tuple(self._of(class_parts(qos)) for qos in (QosClass.BURSTABLE, QosClass.BEST_EFFORT))
+
+    def _of(self, parts: tuple[str, ...]) -> str:
+        return (systemd_path if self.driver == "systemd" else cgroupfs_path)(parts, self.root)
+
+
+def take_inventory(
+    statuses: RuntimeStatuses, groups: dict[str, str | None], images: Mapping[str, str] = NO_IMAGES
+) -> tuple[PodItem, ...]:
+    """`groups` is uid to cgroup of every pod this node wants; others are on their way out and not reported. `images`
+    is sandbox to image."""
+    found = []
+    for uid in statuses.uids():
+        if uid in groups:
+            item = pod_item(statuses.last_known(uid), groups[uid], images)
+            if item is not None:
+                found.append(item)
+    return tuple(found)
+
+
+def pod_groups(pods: Iterable[Pod], names: GroupNames) -> dict[str, str | None]:
+    return {pod.metadata.uid or "": names.pod(pod) for pod in pods}
+
+
+def pod_item(status: PodRuntimeStatus, group: str | None, images: Mapping[str, str] = NO_IMAGES) -> PodItem | None:
+    running = status.running()
+    if not running:
+        return None
+    ready = status.ready_sandboxes()
+    sandbox = ready[0] if ready else None
+    return PodItem(
+        uid=status.uid,
+        name=status.name,
+        namespace=status.namespace,
+        created_ns=sandbox.created_at if sandbox is not None else running[0].created_at,
+        sandbox_id=sandbox.id if sandbox is not None else "",
+        sandbox_image=images.get(sandbox.id, "") if sandbox is not None else "",
+        host_network=sandbox is not None and sandbox.network_mode is NamespaceMode.NODE,
+        group=group,
+        containers=tuple(
+            ContainerItem(id=each.id, name=each.name, image=each.image, created_ns=each.created_at) for each in running
+        ),
+    )
 
 
 class Group(Figures, frozen=True, kw_only=True):

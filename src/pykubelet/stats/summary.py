@@ -7,8 +7,7 @@ from datetime import datetime
 
 from pykubelet.kit.clock import utc, utc_from_ns
 from pykubelet.model.figures import FolderFigures, FsFigures, NetworkFigures, Pressure, PressureLine
-from pykubelet.stats.inventory import PodItem
-from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, RuntimeFs, Snapshot
+from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, PodItem, RuntimeFs, Snapshot
 from pykubelet.stats.summary_types import (
     ContainerStats,
     CpuStats,

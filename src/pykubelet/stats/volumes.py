@@ -21,7 +21,7 @@ from pykubelet.kit.metrics import Histogram, Registry
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.figures import Figures
-from pykubelet.stats.inventory import KnownPods
+from pykubelet.stats.snapshot import KnownPods
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,14 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.kube.port import Change, ChangeType, KubeClient, PatchType
-from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.keyed import KeyedTasks, KeyState
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import TaskSet, finish, gather_all
+from pykubelet.kit.tasks import finish, gather_all
 from pykubelet.model.errors import ApiConflict, ApiError, ApiNotFound, Invalid
 from pykubelet.model.pod import (
     HASH_ANNOTATION,
@@ -71,8 +70,6 @@ class _Record(Struct):
     """The server said no to the newest status; another one may be sent at once."""
     held: bool = False
     """The end of the pod was held back; must be looked at again."""
-    backoff: Backoff = field(default_factory=lambda: Backoff(initial=FIRST_RETRY, maximum=LONGEST_RETRY))
-    not_before: float = 0.0
     changed_at: float | None = None
 
 
@@ -98,9 +95,15 @@ class StatusSender:
         self._could_run = could_run
         self._clock = clock
         self._records: dict[str, _Record] = {}
-        self._pending: dict[str, None] = {}
-        self._busy: set[str] = set()
-        self._wake = Signal()
+        self._tasks = KeyedTasks(
+            self.name,
+            self._bring_up_to_date,
+            clock=clock,
+            first_retry=FIRST_RETRY,
+            last_retry=LONGEST_RETRY,
+            on_error=self._failed,
+            at_once=AT_ONCE,
+        )
         self._took = metrics.histogram(
             "kubelet_pod_status_sync_duration_seconds",
             "Seconds from a change of a pod's status until the API server has it.",
@@ -110,12 +113,11 @@ class StatusSender:
 
     def changed(self, uid: str) -> None:
         """A status has changed; for StatusManager.listen."""
-        record = self._records.setdefault(uid, _Record())
+        record = self._record(uid)
         if record.changed_at is None:
             record.changed_at = self._clock.monotonic()
-        if record.refused:
-            record.refused, record.not_before = False, 0.0
-        self._ask(uid)
+        self._tasks.wake(uid, skip_backoff=record.refused)
+        record.refused = False
 
     def observed(self, change: Change[Pod]) -> None:
         """The watch showed a pod: it may differ from what we told, or want to be deleted."""
@@ -125,11 +127,11 @@ class StatusSender:
         record = self._records.get(uid)
         if record is not None and _version(record.answer) == _version(change.object):
             return  # the echo of our own write
-        self._ask(uid)
+        self._tasks.wake(uid, skip_backoff=False)
 
     def keep_only(self, uids: Iterable[str]) -> None:
         wanted = set(uids)
-        for uid in [uid for uid in self._records if uid not in wanted and uid not in self._busy]:
+        for uid in [uid for uid in self._records if uid not in wanted and uid not in self._tasks]:
             del self._records[uid]
 
     def unsent(self, uids: Iterable[str]) -> list[str]:
@@ -142,73 +144,41 @@ class StatusSender:
             return False  # no place to send it to
         return record.sent < told.version or record.held
 
-    def _ask(self, uid: str) -> None:
-        self._pending[uid] = None
-        self._wake.set()
-
     # -- the service
 
     async def run(self) -> None:
         try:
-            async with TaskSet(self.name) as tasks:
-                await self._serve(tasks)
+            async with self._tasks:
+                while True:
+                    await self._clock.sleep(FULL_PASS)
+                    self._wake_unsettled()
         finally:
             try:
                 await finish(self._flush(), within=FLUSH_WITHIN)
             except TimeoutError:
                 logger.warning("the last statuses could not all be sent in time")
 
-    async def _serve(self, tasks: TaskSet) -> None:
-        due = self._clock.monotonic() + FULL_PASS
-        while True:
-            now = self._clock.monotonic()
-            if now >= due:
-                self._look_at_all()
-                due = now + FULL_PASS
-            wait = due - now
-            for uid in list(self._pending):
-                if len(self._busy) >= AT_ONCE:
-                    break
-                record = self._records.setdefault(uid, _Record())
-                if uid in self._busy:
-                    continue
-                if record.not_before > now:
-                    wait = min(wait, record.not_before - now)
-                    continue
-                del self._pending[uid]
-                self._busy.add(uid)
-                tasks.spawn(self._work(uid, record), name=f"status of {uid}")
-            await self._wake.wait(at_most=wait)
-
-    def _look_at_all(self) -> None:
+    def _wake_unsettled(self) -> None:
         """Find what differs although no news said so."""
         for uid, told in self._statuses:
             record = self._records.get(uid)
             there = self._api_pods.get(name_of(told.pod), namespace_of(told.pod))
             settled = record is not None and record.sent >= told.version and not record.held
             if not settled or there is None or record is None or _version(there) != _version(record.answer):
-                self._ask(uid)
+                self._tasks.wake(uid, skip_backoff=False)
 
-    async def _work(self, uid: str, record: _Record) -> None:
-        try:
-            await self._bring_up_to_date(uid, record)
-            record.backoff.reset()
-        except ApiError as error:
-            record.refused = isinstance(error, Invalid)
-            delay = error.retry_after or record.backoff.next()
-            record.not_before = self._clock.monotonic() + (REFUSED_RETRY if record.refused else delay)
-            self._pending[uid] = None
-            first = logging.ERROR if record.refused else logging.WARNING
-            level = first if record.backoff.failures == 1 else logging.DEBUG
-            said = "the API server refuses a status" if record.refused else "a pod's status cannot be sent"
-            logger.log(level, f"{said}, will retry", extra={"uid": uid, "error": str(error)})
-        except Exception:  # this pod's trouble, never the node's
-            record.not_before = self._clock.monotonic() + record.backoff.next()
-            self._pending[uid] = None
-            logger.exception("a pod's status cannot be made, will retry", extra={"uid": uid})
-        finally:
-            self._busy.discard(uid)
-            self._wake.set()
+    def _failed(self, uid: str, error: Exception, state: KeyState) -> float:
+        """Log why a status could not be sent; the seconds until the next try."""
+        if not isinstance(error, ApiError):  # this pod's trouble, never the node's
+            logger.error("a pod's status cannot be made, will retry", extra={"uid": uid}, exc_info=error)
+            return state.backoff.next()
+        refused = self._record(uid).refused = isinstance(error, Invalid)
+        delay = error.retry_after or state.backoff.next()
+        first = logging.ERROR if refused else logging.WARNING
+        level = first if state.backoff.failures == 1 else logging.DEBUG
+        what = "the API server refuses a status" if refused else "a pod's status cannot be sent"
+        logger.log(level, f"{what}, will retry", extra={"uid": uid, "error": str(error)})
+        return REFUSED_RETRY if refused else delay
 
     async def _flush(self) -> None:
         """The last news before we leave; what the server does not take in time is found again at the next start."""
@@ -218,7 +188,7 @@ class StatusSender:
 
     async def _try_once(self, uid: str) -> None:
         try:
-            await self._bring_up_to_date(uid, self._record(uid))
+            await self._bring_up_to_date(uid)
         except ApiError as error:
             logger.warning("a pod's last status could not be sent", extra={"uid": uid, "error": str(error)})
         except Exception:
@@ -229,7 +199,8 @@ class StatusSender:
 
     # -- one pod
 
-    async def _bring_up_to_date(self, uid: str, record: _Record) -> None:
+    async def _bring_up_to_date(self, uid: str) -> None:
+        record = self._record(uid)
         while True:
             told = self._statuses.entry(uid)
             there = self._there(told.pod, record) if told is not None else None

@@ -9,7 +9,7 @@ from typing import Protocol
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import PodUID
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus, SandboxState
-from pykubelet.node.gather import declared_features
+from pykubelet.node.facts import declared_features
 from pykubelet.pods.admission import (
     AdmissionContext,
     Rejection,

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from pykubelet.clients.host.port import PodFolders
+from pykubelet.kit.limits import Once
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import PykubeletError
@@ -74,7 +75,7 @@ class Housekeeping:
         self._period = period
         self._has_mounts = has_mounts
         self._due = Signal()
-        self._complained: set[str] = set()
+        self._logged: Once[str] = Once()
         self._measure = _Measures(metrics)
 
     def soon(self) -> None:
@@ -151,11 +152,10 @@ class Housekeeping:
             tried += 1
             try:
                 self._folders.remove_pod(uid)
-                self._complained.discard(uid)
+                self._logged.clear(uid)
             except OSError as error:
                 failed += 1
-                if uid not in self._complained:
-                    self._complained.add(uid)
+                if self._logged.is_new(uid):
                     logger.warning("pod folder cannot be removed yet", extra={"uid": uid, "error": str(error)})
         self._measure.cleaned.set(tried)
         self._measure.not_cleaned.set(failed)

@@ -1,11 +1,7 @@
-"""The volume manager: the face of this package to the rest of the agent.
+"""The volume manager: a service, and what pod syncs, spec builder, housekeeping, eviction and stats ask about volumes.
 
-    VolumeManager(mounts=HostMounts(), paths=node_paths, clock=clock, objects=VolumeObjects(references=..., ...),
-                  events=events, recorder=recorder, metrics=metrics, rules=VolumeRules(allocatable_memory=..., ...))
-
-It is a service (`run`), the `PodVolumes` of pod syncs, the `Volumes` of the spec builder, a holder for
-housekeeping (`keep_only`, `has_mounts`) and hears of changed objects by `poke`. Desired state is what
-`wait_mounted` was asked for; `wait_unmounted` and `keep_only` end it. Nothing is polled.
+`wait_mounted` adds a pod to the desired state; `wait_unmounted` and `keep_only` remove it. `object_changed` wakes the
+volumes that depend on an object. Nothing is polled.
 """
 
 from __future__ import annotations
@@ -25,14 +21,13 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
-from pykubelet.volumes.actual import PodVolumes, State, VolumeEntry, VolumeTable, tell
-from pykubelet.volumes.desired import ObjectKey, Use, objects_of, wanted_volumes
+from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, VolumeTable, tell
+from pykubelet.volumes.desired_state import ObjectKey, Use, objects_of, wanted_volumes
+from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.mounts import MountBuilder
 from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.volumes.plugins.leftover import Leftover
 from pykubelet.volumes.plugins.plugin import VolumePlugin
-from pykubelet.volumes.plugins.registry import make_plugins
-from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.plugins.registry import Leftover, make_plugins
 from pykubelet.volumes.reconciler import Reconciler, found_name
 from pykubelet.volumes.reconstruct import Found, scan
 from pykubelet.volumes.selinux import SelinuxMounts
@@ -294,7 +289,7 @@ class VolumeManager:
 
     # --- news -----------------------------------------------------------------------------------
 
-    def poke(self, kind: str, namespace: str, name: str) -> None:
+    def object_changed(self, kind: str, namespace: str, name: str) -> None:
         """An object came or changed: whatever hangs on it is tried or renewed at once. Cheap when nothing does."""
         keys = {ObjectKey(kind.lower(), namespace, name)}
         if kind.lower() == "clustertrustbundle":

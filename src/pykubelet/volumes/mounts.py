@@ -1,8 +1,7 @@
-"""From volumeMounts and volumeDevices to what the runtime is told, in the order of the spec.
+"""Builds CRI mounts and devices from volumeMounts and volumeDevices, in the order of the spec.
 
-Volumes are mounted before this is asked. Only subPaths touch the disk here: each is pinned by a bind mount
-(subpath.py) off the loop. Mounts that are not volumes (/etc/hosts, termination log, devices) are the spec
-builder's.
+Requires mounted volumes. Only subPaths touch the disk here: each is pinned by a bind mount (subpath.py) in a thread.
+Mounts that are not volumes (/etc/hosts, termination log, devices) belong to the spec builder.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.expand import ExpansionTooLong, expand_strict
 from pykubelet.model.pod import AnyContainer, uid_of
-from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
+from pykubelet.volumes.actual_state import State, VolumeEntry, VolumeTable
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import VolumeImages
 from pykubelet.volumes.plugins.plugin import VolumePlugin
-from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import IMAGE, VolumeSpec
 from pykubelet.volumes.subpath import place_of, show_subpath

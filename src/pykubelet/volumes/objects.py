@@ -1,8 +1,7 @@
-"""What volumes need from the API server and from siblings, as Protocols, with stand-ins that have nothing.
+"""What volumes read from the API server and from other managers, as Protocols, with defaults for a node without one.
 
-All of it is asked through `VolumeObjects`, which whoever wires the agent fills. Answers of None mean "there is
-no such object"; trouble with the API server is an error (any PykubeletError) and is retried. Whoever watches
-objects calls `VolumeManager.poke` when one came or changed.
+None means "there is no such object"; trouble with the API server is an error (any PykubeletError) and is retried.
+Watchers call `VolumeManager.object_changed` when an object came or changed.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import (
     ConfigMap,
+    CSIDriverSpec,
     LabelSelector,
     PersistentVolume,
     PersistentVolumeClaim,
@@ -20,8 +20,9 @@ from pykubelet.api.types import (
     PodCertificateProjection,
     ResourceFieldSelector,
     Secret,
+    VolumeAttachment,
 )
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.wire import cri_pb2
 
 
@@ -150,3 +151,29 @@ class VolumeObjects(Struct, frozen=True, kw_only=True):
     downward: Downward = field(default=_ABSENT)
     attachments: Attachments = field(default=_ABSENT)
     images: VolumeImages = field(default=_ABSENT)
+
+
+class CsiObjects(Protocol):
+    async def known(self) -> None:
+        """Until the CSIDriver objects have been read once."""
+        ...
+
+    def driver(self, name: str) -> CSIDriverSpec | None:
+        """The cluster's say about a driver; None when there is no such object."""
+        ...
+
+    async def attachment(self, name: str) -> VolumeAttachment | None: ...
+
+    async def secret(self, namespace: str, name: str) -> Secret | None: ...
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> tuple[str, str]:
+        """A token of the pod's service account and when it ends, as the API writes moments."""
+        ...
+
+    async def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None: ...
+
+    async def volume(self, name: str) -> PersistentVolume | None: ...
+
+    async def claim_status(self, claim: PersistentVolumeClaim, changed: PersistentVolumeClaim) -> PersistentVolumeClaim:
+        """Write the status of a claim as changed from what it was; the claim as it is then."""
+        ...

@@ -1,22 +1,27 @@
-"""Giving a volume to the pod's fsGroup: group and mode bits of everything in it, as upstream sets them.
+"""Applies fsGroup: sets group and mode bits of all files in a volume, as upstream does.
 
-Works through descriptors that follow no link: a container that swaps a file for a link while this walks (a
-volume may have other users) must not make us change a file of the host. Folders may nest to any depth; only the
-lowest levels are held open. A file that cannot be changed (a read-only snapshot, a server that squashes root) is
-left as it is and told once. The top folder comes last, so that an interrupted walk is seen by OnRootMismatch and
-done again.
+Works through descriptors that follow no link: a container that swaps a file for a link during the walk (a volume may
+have other users) must not make us change a file of the host. Folders may nest to any depth; only the lowest levels
+are kept open. A file that cannot be changed (a read-only snapshot, a server that squashes root) is left as it is and
+logged once. The top folder comes last, so that OnRootMismatch detects an interrupted walk and repeats it. A slow walk
+is reported by upstream's event.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.model.events import EventSink
+from pykubelet.model.reasons import WARNING
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.plugins.plugin import SetUp
 
 logger = logging.getLogger(__name__)
 
@@ -157,3 +162,30 @@ def _leave(stack: list[_Level], shown: Path) -> None:
                 raise VolumeProblem(f"{shown}: folders were moved while fsGroup was applied")
     finally:
         os.close(left.descriptor)
+
+
+SLOW_OWNERSHIP = "VolumePermissionChangeInProgress"
+FIRST, NEXT = 30.0, 60.0
+"""Seconds until it is told, and told again."""
+
+
+def tell_slow_ownership(events: EventSink, task: SetUp, *, first: bool) -> None:
+    where = f"Setting volume ownership for {task.path}"
+    if first:
+        text = f"{where} is taking longer than expected, consider using OnRootMismatch"
+    else:
+        text = f"{where}, processed {task.feedback.files} files."
+    events.pod_event(task.pod, WARNING, SLOW_OWNERSHIP, text)
+
+
+async def wait_for_ownership(future: asyncio.Future[None], events: EventSink, task: SetUp) -> None:
+    """Until the work is done; a cancel leaves it running."""
+    waits: Iterator[float] = chain((FIRST,), repeat(NEXT))
+    first = True
+    while True:
+        await asyncio.wait({future}, timeout=next(waits))
+        if future.done():
+            return future.result()
+        if task.feedback.files:
+            tell_slow_ownership(events, task, first=first)
+            first = False

@@ -1,8 +1,8 @@
-"""Brings single volumes from what they are to what is wanted, each by itself.
+"""Reconciler: brings each volume from its actual to its desired state, independently of all others.
 
-One task a volume, alive only while there is something to do: it decides the next step, carries it out under a
-deadline, and after a failure waits its own back-off or for news. Nothing here is shared between volumes, so
-one that hangs delays no other. Which volumes are wanted is the manager's business.
+One task per volume, alive only while there is something to do: it decides the next step, carries it out under a
+deadline, and after a failure waits for its back-off or a change. Nothing is shared between volumes, so one that hangs
+delays no other. The manager decides which volumes are desired.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.life import Step as LifeStep
 from pykubelet.model.pod import namespace_of
 from pykubelet.model.reasons import WARNING
-from pykubelet.volumes.actual import State, Step, VolumeEntry, VolumeTable, tell
-from pykubelet.volumes.claims import resolve_claim
-from pykubelet.volumes.desired import ObjectKey, claim_name, fs_user, nested_folders
+from pykubelet.volumes.actual_state import State, Step, VolumeEntry, VolumeTable, tell
+from pykubelet.volumes.desired_state import ObjectKey, claim_name, fs_user, nested_folders, resolve_claim
+from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.volumes.patience import tell_slow_ownership
+from pykubelet.volumes.ownership import tell_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
-from pykubelet.volumes.problems import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
 from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of

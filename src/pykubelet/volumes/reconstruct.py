@@ -1,12 +1,12 @@
-"""After a restart: which volumes an earlier life of the agent left, read from the folders of pods.
+"""Reconstruction: finds the volumes of an earlier run of the agent in the folders of pods.
 
-Only names are read, so a dead file server cannot stop the start. Everything found counts as uncertain: it is
-set up again if its pod still wants it and torn down if not. A hostPath leaves no folder; it is found by the
-places its subPaths have.
+Only names are read, so a hanging file server cannot block the start. Everything found is uncertain: it is set up again
+if its pod still uses it and torn down if not. A hostPath leaves no folder; it is found by its subPath mounts.
 
-Volumes that the control plane attaches have a note of their unique name below the pod's folder. It comes before the
-volume and goes after it, so that the node can say what it uses even if the pod and its claim are gone by then. What
-another agent mounted has no note and is told by the node's own mount of the disk. CSI volumes have upstream's records.
+Attachable volumes have a note with their unique name below the pod's folder. It is written before the volume is set up
+and removed after tear-down, so that the node can report what it uses even if the pod and its claim are gone by then.
+Volumes mounted by another agent have no note and are identified by the node's own mount of the disk. CSI volumes have
+upstream's records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""SELinux labels given to a whole volume by its mount, instead of to each file by the runtime. Pure.
+"""SELinux labels of whole volumes, set by the mount instead of relabelling each file. Pure.
 
-As upstream: persistent volumes of one pod alone (ReadWriteOncePod, others by gate), of kinds that can be mounted so,
-when all containers that use the volume ask for the same label and the pod does not ask for relabelling.
+As upstream: ReadWriteOncePod persistent volumes (other modes by gate) of kinds that support it, when all containers
+that use the volume request the same label and the pod does not request relabelling.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod, SELinuxOptions
 from pykubelet.model.pod import all_containers
-from pykubelet.volumes.plugins import words
+from pykubelet.volumes.plugins import validation
 from pykubelet.volumes.spec import FC, ISCSI, VolumeSpec
 
 MOUNTED_WITH_LABEL = (ISCSI, FC)
@@ -46,7 +46,7 @@ def file_label(default: str, options: SELinuxOptions | None) -> str:
 
 def mount_option(label: str) -> tuple[str, ...]:
     """Quoted, since levels have commas."""
-    return (f'context="{words.label(label)}"',) if label else ()
+    return (f'context="{validation.label(label)}"',) if label else ()
 
 
 def _asked(pod: Pod, volume: str) -> list[SELinuxOptions | None]:

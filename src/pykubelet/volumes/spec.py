@@ -1,6 +1,6 @@
-"""What one volume of one pod is, once its kind is known and its claim, if any, is resolved.
+"""VolumeSpec: one volume of one pod after its kind and its claim, if any, are resolved.
 
-Kinds this agent cannot serve are refused here by name, so that none is ever silently left out.
+Kinds this agent does not support are refused here by name, so that none is silently left out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import CSIPersistentVolumeSource, LocalVolumeSource, Volume
 from pykubelet.volumes.csi.migration import migrated_inline
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.errors import VolumeProblem
 
 EMPTY_DIR = "kubernetes.io/empty-dir"
 HOST_PATH = "kubernetes.io/host-path"

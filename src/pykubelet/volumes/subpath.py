@@ -1,21 +1,27 @@
-"""subPath mounts: a part of a volume, pinned and shown at a place of its own before a container gets it.
+"""subPath mounts: a part of a volume, pinned by a bind mount at a path of its own before a container gets it.
 
-What the container gets is a bind mount of an open descriptor below `volume-subpaths`, so a link planted after
-the check changes nothing. Places are removed with the volume: unmounted first, then the empty folder or file
-alone, never what lies under it.
+The path is opened inside the volume so that no link and no `..` leads out of it, even if a container changes it
+meanwhile. Links that stay inside are followed, as configMap volumes need. The kernel's openat2 (5.6 and later) does it
+in one call; where it is missing or forbidden, every component is opened by itself without following, and links are
+resolved here against the folders opened so far. That is also how absolute links are followed that name a path inside
+the volume by one of its `names`: the rest is looked up inside, so even a wrong name leads nowhere else.
+The bind mount below `volume-subpaths` is made from the open descriptor, so a link planted after the check changes
+nothing. It is removed with the volume: unmounted first, then the empty folder or file, never what lies under it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from pykubelet.clients.host.port import Mounts, VolumePaths
-from pykubelet.volumes.beneath import check_subpath, make_beneath, open_beneath
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import make_folder
-from pykubelet.volumes.problems import VolumeProblem
 
 
 def place_of(paths: VolumePaths, uid: str, folder: str, container: str, index: int) -> Path:
@@ -97,3 +103,149 @@ def _folders(folder: Path) -> list[Path]:
 
 def _names(folder: Path) -> list[Path]:
     return [folder / name for name in os.listdir(folder)]
+
+
+_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
+_RACES = 16
+"""How often a lookup that the kernel gave up because of renames is repeated."""
+_MOST_LINKS = 40
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class Escapes(VolumeProblem):
+    """The path leads out of the volume."""
+
+
+def check_subpath(path: str) -> str:
+    """A path that may be looked up inside a volume, cleaned of double slashes and dots."""
+    if path.startswith("/"):
+        raise VolumeProblem(f"subPath {path} must not be an absolute path")
+    steps = [step for step in path.split("/") if step not in ("", ".")]
+    if ".." in steps:
+        raise VolumeProblem(f"subPath {path} must not contain '..'")
+    if "\0" in path:
+        raise VolumeProblem("subPath must not contain a zero byte")
+    return "/".join(steps)
+
+
+def open_beneath(base: int, path: str, names: Sequence[str] = ()) -> int:
+    """A descriptor (O_PATH) of `path` inside the folder `base`. OSError when it is not there, Escapes when it
+    leads out. The descriptor stays what it is, whatever happens to the path."""
+    if not path:
+        return os.dup(base)
+    try:
+        return _open_by_kernel(base, path)
+    except OSError as error:
+        if error.errno == errno.EXDEV and not names:
+            raise Escapes(f"subPath {path} leads out of the volume") from error
+        if error.errno not in (errno.EXDEV, errno.ENOSYS, errno.EPERM, errno.E2BIG):
+            raise
+    return open_stepwise(base, path, names)
+
+
+def _open_by_kernel(base: int, path: str) -> int:
+    how = _How(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    for _ in range(_RACES):
+        found = int(_libc.syscall(_OPENAT2, base, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)))
+        if found >= 0:
+            return found
+        number = ctypes.get_errno()
+        if number != errno.EAGAIN:
+            break
+    raise OSError(number, os.strerror(number), path)
+
+
+def open_stepwise(base: int, path: str, names: Sequence[str] = ()) -> int:
+    """The same without the kernel's help. Folders passed stay open: `..` goes back to one of them, never by name."""
+    held = [os.dup(base)]
+    left = _steps(path)
+    links = 0
+    try:
+        while left:
+            step = left.pop(0)
+            if step == "..":
+                if len(held) == 1:
+                    raise Escapes(f"subPath {path} leads out of the volume")
+                os.close(held.pop())
+                continue
+            found = os.open(step, _PLACE, dir_fd=held[-1])
+            if not stat.S_ISLNK(os.fstat(found).st_mode):
+                held.append(found)
+                continue
+            try:
+                target = os.readlink("", dir_fd=found)
+            finally:
+                os.close(found)
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if target.startswith("/"):
+                inside = _inside(target, names)
+                if inside is None:
+                    raise Escapes(f"subPath {path} leads out of the volume")
+                target = inside
+                while len(held) > 1:
+                    os.close(held.pop())
+            left[:0] = _steps(target)
+        return held.pop()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _inside(target: str, names: Sequence[str]) -> str | None:
+    """The rest of an absolute path after the name of the folder; None when it begins with none of them."""
+    steps = _steps(target)
+    for name in names:
+        head = _steps(name)
+        if steps[: len(head)] == head:
+            return "/".join(steps[len(head) :])
+    return None
+
+
+def _steps(path: str) -> list[str]:
+    return [step for step in path.split("/") if step not in ("", ".")]
+
+
+def make_beneath(base: int, path: str, mode: int, names: Sequence[str] = ()) -> int:
+    """Like `open_beneath`, making folders that are missing, each with exactly `mode`."""
+    here = os.dup(base)
+    try:
+        done: list[str] = []
+        for step in _steps(path):
+            done.append(step)
+            try:
+                # Looked up from the top each time: a link may lead to another folder of the volume.
+                below = open_beneath(base, "/".join(done), names)
+            except FileNotFoundError:
+                below = _make_one(here, step, mode)
+            os.close(here)
+            here = below
+        found, here = here, -1
+        return found
+    finally:
+        if here >= 0:
+            os.close(here)
+
+
+def _make_one(parent: int, name: str, mode: int) -> int:
+    try:
+        os.mkdir(name, mode & 0o700, dir_fd=parent)
+        made = True
+    except FileExistsError:
+        made = False
+    descriptor = os.open(name, _PLACE, dir_fd=parent)
+    found = os.fstat(descriptor)
+    if not stat.S_ISDIR(found.st_mode):
+        os.close(descriptor)
+        raise VolumeProblem(f"{name} in the volume is no folder")
+    if made:
+        os.chmod(f"/proc/self/fd/{descriptor}", mode | (found.st_mode & stat.S_ISGID))
+    return descriptor

@@ -1,9 +1,12 @@
-"""How much volumes hold: for the stats summary, and emptyDir limits for eviction.
+"""Disk usage of volumes: for the stats summary, and emptyDir limits for eviction.
 
-A volume that is a filesystem of its own (tmpfs, nfs, a device) is asked in one call. One that shares its disk is
-walked, for a moment each time it is measured: a big one goes on with the next measurement, and until it is through
-its figure is what was counted so far or the last whole count, whichever is more. Where a project quota counts a volume
-(clients/host/quotas.py), nothing is walked. A volume whose file server is dead has no figures and delays no other.
+A volume with a filesystem of its own (tmpfs, nfs, a device) takes one statvfs. One that shares its disk is walked for
+a bounded time at each measurement: a walk of a big tree continues with the next one, and until it is complete the
+usage is what was counted so far or the last complete count, whichever is more. Where a project quota counts a volume
+(clients/host/quotas.py), nothing is walked. A volume whose file server hangs has no usage and delays no other.
+The walk takes little memory and few descriptors for any depth and number of files. It works on open descriptors, so a
+folder swapped for a link or moved away leads nowhere. Links are counted, not followed; other filesystems are left out.
+A block volume has the size of its device.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
+import threading
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -23,14 +29,13 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
 from pykubelet.kit.clock import ThreadDeadline
 from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.limits import Once
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
-from pykubelet.volumes.actual import State, VolumeEntry, VolumeTable
-from pykubelet.volumes.block_size import device_bytes
+from pykubelet.volumes.actual_state import State, VolumeEntry, VolumeTable
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CONFIG_MAP, EMPTY_DIR, HOST_PATH, IMAGE, VolumeSpec
-from pykubelet.volumes.walk import UsageWalk
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +109,7 @@ class UsageMeter:
         self._paths = paths
         self._points: tuple[float, Set[str]] | None = None
         self._reading = asyncio.Lock()
-        self._complained: set[tuple[str, str]] = set()
+        self._logged: Once[tuple[str, str]] = Once()
         self._walks: dict[tuple[str, str], UsageWalk] = {}
         """Under way, by pod and volume."""
         self._counted: dict[tuple[str, str], Measured] = {}
@@ -150,17 +155,15 @@ class UsageMeter:
                     pod=uid,
                     within=MEASURE_SECONDS,
                 )
-            self._complained.discard((uid, name))
+            self._logged.clear((uid, name))
             return told
         except (PykubeletError, OSError) as error:
             # Once: it is measured again every few seconds.
-            level = logging.DEBUG if (uid, name) in self._complained else logging.WARNING
-            self._complained.add((uid, name))
+            level = logging.WARNING if self._logged.is_new((uid, name)) else logging.DEBUG
             logger.log(level, "volume cannot be measured", extra={"volume": name, "uid": uid, "problem": str(error)})
             return None
 
     def _forget_gone(self) -> None:
-        self._complained = {key for key in self._complained if key[0] in self._table.pods}
         for key in [key for key in (*self._walks, *self._counted) if key[0] not in self._table.pods]:
             self._counted.pop(key, None)
             walk = self._walks.pop(key, None)
@@ -244,3 +247,178 @@ class UsageMeter:
                 return self._counted[key]
         last = self._counted.get(key, Measured(bytes=0, inodes=0))
         return Measured(bytes=max(last.bytes, walk.bytes), inodes=max(last.inodes, walk.inodes), complete=False)
+
+
+MAX_OPEN: Final = 8
+"""Levels kept open at once besides the top; a level above is found again by its number when the walk comes back."""
+FOLDERS_AT_ONCE: Final = 50_000
+"""Names of folders remembered of one folder; when these are done it is read again for the next."""
+MOST_LINKED: Final = 1_000_000
+"""Files with several names that are remembered; of more than that every name counts."""
+_LOOK_EVERY: Final = 256
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(slots=True, eq=False)
+class _Level:
+    name: str
+    descriptor: int | None
+    identity: tuple[int, int]
+    entries: Any = None
+    """The reading of its files while that lasts; os.scandir has no public type."""
+    folders: list[str] = field(default_factory=list)
+    """Below it and not yet entered."""
+    done: int = 0
+    """Folders below it that earlier readings have given."""
+    seen: int = 0
+    """Folders below it that this reading has met."""
+
+
+class UsageWalk:
+    """Disk blocks and inodes of a tree on one filesystem. `lock` is for its owners: one thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError when the folder is not there."""
+        descriptor = os.open(folder, _FOLDER)
+        found = os.fstat(descriptor)
+        self._device = found.st_dev
+        self._linked: set[int] = set()
+        self._levels = [_Level("", descriptor, (found.st_dev, found.st_ino))]
+        self.bytes, self.inodes = found.st_blocks * 512, 1
+        self.lock = threading.Lock()
+        self._read(self._levels[0])
+
+    def advance(self, deadline: ThreadDeadline) -> bool:
+        """Count on until the deadline; True when all is counted, and then everything is closed."""
+        steps = 0
+        while self._levels:
+            steps += 1
+            if steps % _LOOK_EVERY == 0 and deadline.has_passed():
+                return False
+            level = self._levels[-1]
+            if level.entries is not None:
+                self._count_next(level)
+            elif level.folders:
+                self._enter(level, level.folders.pop())
+            elif level.seen > level.done + FOLDERS_AT_ONCE:
+                level.done += FOLDERS_AT_ONCE
+                self._read(level)
+            else:
+                self._leave()
+        return True
+
+    def close(self) -> None:
+        for level in self._levels:
+            _close(level)
+        self._levels = []
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _read(self, level: _Level) -> None:
+        assert level.descriptor is not None
+        level.seen = 0
+        level.entries = os.scandir(level.descriptor)
+
+    def _count_next(self, level: _Level) -> None:
+        assert level.entries is not None
+        try:
+            entry = next(level.entries, None)
+        except OSError:
+            entry = None  # the folder went while we looked
+        if entry is None:
+            level.entries = None
+            return
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except OSError:
+            return  # it went while we looked
+        if found.st_dev != self._device:
+            return
+        if stat.S_ISDIR(found.st_mode):
+            level.seen += 1
+            if level.done < level.seen <= level.done + FOLDERS_AT_ONCE:
+                level.folders.append(entry.name)
+        elif found.st_nlink > 1:
+            if found.st_ino in self._linked:
+                return
+            if len(self._linked) < MOST_LINKED:
+                self._linked.add(found.st_ino)
+        if level.done == 0:  # a later reading is for folders alone
+            self.bytes += found.st_blocks * 512
+            self.inodes += 1
+
+    def _enter(self, level: _Level, name: str) -> None:
+        assert level.descriptor is not None
+        try:
+            descriptor = os.open(name, _FOLDER, dir_fd=level.descriptor)
+        except OSError:
+            return  # it went, or changed into something else, while we looked
+        found = os.fstat(descriptor)
+        if found.st_dev != self._device:
+            os.close(descriptor)
+            return
+        below = _Level(name, descriptor, (found.st_dev, found.st_ino))
+        self._levels.append(below)
+        self._read(below)
+        far = len(self._levels) - 1 - MAX_OPEN
+        if far > 0:
+            _close(self._levels[far])
+
+    def _leave(self) -> None:
+        left = self._levels.pop()
+        above = self._levels[-1] if self._levels else None
+        lost = above is not None and above.descriptor is None
+        if lost and not (left.descriptor is not None and self._is_level(self._levels[-1], "..", left.descriptor)):
+            self._go_down_again()
+        _close(left)
+
+    def _go_down_again(self) -> None:
+        """Somebody moved folders about: on from the deepest level that is still where it was, without the others."""
+        here = self._levels[0].descriptor
+        for depth, level in enumerate(self._levels[1:], 1):
+            if here is None or not self._is_level(level, level.name, here):
+                for lost in self._levels[depth:]:
+                    _close(lost)
+                del self._levels[depth:]
+                return
+            here = level.descriptor
+            if depth > MAX_OPEN:
+                _close(self._levels[depth - MAX_OPEN])
+
+    def _is_level(self, level: _Level, name: str, folder: int) -> bool:
+        """Open the level as `name` in that folder, if it is still the one it was."""
+        if level.descriptor is not None:
+            return True
+        try:
+            descriptor = os.open(name, _FOLDER, dir_fd=folder)
+        except OSError:
+            return False
+        found = os.fstat(descriptor)
+        if (found.st_dev, found.st_ino) != level.identity:
+            os.close(descriptor)
+            return False
+        level.descriptor = descriptor
+        return True
+
+
+def _close(level: _Level) -> None:
+    if level.descriptor is not None:
+        os.close(level.descriptor)
+        level.descriptor = None
+    if level.entries is not None:
+        level.entries.close()
+        level.entries = None
+
+
+def device_bytes(path: Path) -> int | None:
+    """Size of a block device; None when it is not there, or is none. Blocking."""
+    try:
+        device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.lseek(device, 0, os.SEEK_END) if stat.S_ISBLK(os.fstat(device).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(device)

@@ -19,7 +19,7 @@ from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.node.addresses import parsed_address
-from pykubelet.node.own import OwnNode
+from pykubelet.node.own_node import OwnNode
 from pykubelet.settings.settings import Settings
 
 ADDRESS_KINDS = ("InternalIP", "ExternalIP", "Hostname")

@@ -38,17 +38,13 @@ from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_mirror, is_static, name_of, namespace_of
 from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node.addresses import AddressFinder, provided_node_ip
-from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
 from pykubelet.node.csi_node import CsiNodeKeeper
-from pykubelet.node.gather import FactsGatherer, RuntimeView
-from pykubelet.node.images import ImageList
+from pykubelet.node.facts import FactsGatherer, ImageList, RuntimeView
 from pykubelet.node.lease import LeaseKeeper
-from pykubelet.node.own import OwnNode
-from pykubelet.node.runtime_classes import RuntimeClasses
-from pykubelet.node.services import ServiceLister
-from pykubelet.node.startup import StartupTimes
-from pykubelet.node.status import NodeReporter, ReportTiming
+from pykubelet.node.listers import RuntimeClasses, ServiceLister
+from pykubelet.node.own_node import NodeAttachments, OwnNode
+from pykubelet.node.status import NodeReporter, ReportTiming, StartupTimes
 from pykubelet.pods.manager import PodManager
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
@@ -315,7 +311,7 @@ def assemble_cluster(
         is_ending=lambda full_name: _is_ending(local.phases, full_name),
         clock=clock,
     )
-    services = ServiceLister(live=Reflector(client=client, query=Query(kind=Service), clock=clock))
+    services = ServiceLister(Reflector(client=client, query=Query(kind=Service), clock=clock))
     objects = ReferenceWatcher(
         kube=client,
         clock=clock,
@@ -339,7 +335,7 @@ def assemble_cluster(
         tokens=PodTokens(tokens),
         claims=claims,
     )
-    classes = RuntimeClasses(live=Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
+    classes = RuntimeClasses(Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
     cluster = Cluster(
         own=own,
         reporter=reporter,

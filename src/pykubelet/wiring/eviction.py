@@ -11,17 +11,16 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.edges import Edges, GuardEdges
-from pykubelet.eviction.board import PressureBoard
-from pykubelet.eviction.limits import limits_disk
+from pykubelet.eviction.local_storage import StorageLimits, limits_disk
 from pykubelet.eviction.manager import EvictionManager, EvictionRules
-from pykubelet.eviction.signals import ALLOCATABLE, MEMORY, Reclaim
-from pykubelet.eviction.storage import StorageLimits
+from pykubelet.eviction.pressure import PressureBoard
+from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY, Reclaim
 from pykubelet.images.gc import ImageGc
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
-from pykubelet.oom.watcher import OomWatcher, OwnScore
+from pykubelet.node.oom import OomWatcher, OwnScore
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.manager import PodManager
 from pykubelet.resources.allocation import Allocations
@@ -29,9 +28,9 @@ from pykubelet.runtime.gc import ContainerGc
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
-from pykubelet.stats.inventory import GroupNames
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.signals import EvictionFigures
+from pykubelet.stats.snapshot import GroupNames
 from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.sync.evict import PodEvictor
 from pykubelet.sync.phases import PodPhases

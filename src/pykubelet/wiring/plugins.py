@@ -35,10 +35,8 @@ from pykubelet.pods.predicates import NodeInfo
 from pykubelet.runtime.spec.collaborators import DeviceResources
 from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import PodWorkers
-from pykubelet.volumes.csi.drivers import CsiDrivers
-from pykubelet.volumes.csi.limits import LimitsKeeper
+from pykubelet.volumes.csi.drivers import CsiDrivers, CsiTimes, LimitsKeeper
 from pykubelet.volumes.csi.plugin import CsiVolumes
-from pykubelet.volumes.csi.timed import CsiTimes
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CSI

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from pykubelet.api.types import LabelSelector, Pod, PodCertificateProjection
-from pykubelet.certs.pod_certificates import PodCertificateKeeper
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.clients.kube.trust_bundles import TrustBundleWatcher
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.model.events import EventSink
 from pykubelet.settings.gates import Gates
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import Credentials, PodCertificates, TrustBundles
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.pod_certificates import PodCertificateKeeper
 
 BUNDLE_GATE = "ClusterTrustBundleProjection"
 CERTIFICATE_GATE = "PodCertificateRequest"

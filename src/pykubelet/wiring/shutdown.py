@@ -17,14 +17,11 @@ from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_static
 from pykubelet.node.setters import is_ready
+from pykubelet.node.shutdown import FILE, Leftovers, MarkStatus, ShutdownManager, ShutdownRecord, Turn, turns_of
+from pykubelet.node.shutdown_inhibitor import ShutdownWatch
 from pykubelet.server.routing import Route
 from pykubelet.server.shutdown import ShutdownRoutes
 from pykubelet.settings.settings import Settings
-from pykubelet.shutdown.leftovers import Leftovers
-from pykubelet.shutdown.manager import MarkStatus, ShutdownManager
-from pykubelet.shutdown.plan import Turn, turns_of
-from pykubelet.shutdown.state import FILE, ShutdownRecord
-from pykubelet.shutdown.watch import ShutdownWatch
 from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 from pykubelet.wiring.cluster import Cluster

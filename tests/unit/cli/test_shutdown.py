@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from pykubelet.node.shutdown import ShutdownOutcome, Turn, two_turns
 from pykubelet.server.calls import Answer, Call, Refused
 from pykubelet.server.shutdown import USUAL, ShutdownRoutes
-from pykubelet.shutdown.manager import ShutdownOutcome
-from pykubelet.shutdown.plan import Turn, two_turns
 from tests.unit.cli.a_node import CannedNode, Commands
 
 PATH = "/local/shutdown"

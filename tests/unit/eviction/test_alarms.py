@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.eviction.alarms import AlarmKeeper
-from pykubelet.eviction.signals import ALLOCATABLE, MEMORY
+from pykubelet.eviction.pressure import AlarmKeeper
+from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY
 from pykubelet.model.signals import MemorySignal, NodeSignals
 from tests.fakes.fake_guard import FakeAlarms
 from tests.unit.eviction.making import GIB, MIB, a_threshold

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.eviction.pace import alarm_at, next_look
+from pykubelet.eviction.pressure import alarm_at, next_look
 from pykubelet.model.signals import MemorySignal
 from tests.unit.eviction.making import GIB, MIB, a_threshold, seen
 

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pykubelet.api.types import EmptyDirVolumeSource, Pod, ResourceRequirements, Volume
-from pykubelet.eviction.limits import VolumeUse
-from pykubelet.eviction.storage import StorageLimits
+from pykubelet.eviction.local_storage import StorageLimits, VolumeUse
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.pod import name_of
 from pykubelet.model.signals import PodUse

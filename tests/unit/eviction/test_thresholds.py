@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.eviction.signals import Layout, Observation, Reclaim, counted, layout_of, observe, reclaims, shown
-from pykubelet.eviction.thresholds import WatchState, by_urgency, effective, judge, met
+from pykubelet.eviction.thresholds import (
+    Layout,
+    Observation,
+    Reclaim,
+    WatchState,
+    by_urgency,
+    counted,
+    effective,
+    judge,
+    layout_of,
+    met,
+    observe,
+    reclaims,
+    shown,
+)
 from pykubelet.model.figures import FsFigures, TaskFigures
 from pykubelet.model.signals import MemorySignal, NodeSignals
 from tests.unit.eviction.making import GIB, MIB, a_threshold, seen

@@ -1,13 +1,11 @@
-"""Slots and tokens for pulls."""
+"""Slots for pulls."""
 
 from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from pykubelet.images.pull import PullSettings
-from pykubelet.images.slots import PullSlots, TokenBucket
+from pykubelet.images.slots import PullSlots
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import TaskSet
 
@@ -66,19 +64,3 @@ async def test_a_slot_that_comes_with_the_cancel_is_passed_on() -> None:
         waiting.cancel()
         await LoopClock().sleep(50)
     assert slots._taken == 0
-
-
-@pytest.mark.parametrize(("rate", "burst", "expected"), [(5.0, 10, 10), (0.0, 0, 50), (1.0, 0, 1)])
-async def test_burst(rate: float, burst: int, expected: int) -> None:
-    bucket = TokenBucket(rate=rate, burst=burst, clock=LoopClock())
-    assert sum(bucket.take() for _ in range(50)) == expected
-
-
-async def test_tokens_come_back_with_time_up_to_the_burst() -> None:
-    clock = LoopClock()
-    bucket = TokenBucket(rate=2.0, burst=3, clock=clock)
-    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
-    await clock.sleep(0.5)
-    assert [bucket.take() for _ in range(2)] == [True, False]
-    await clock.sleep(100)
-    assert [bucket.take() for _ in range(4)] == [True, True, True, False]

@@ -1,4 +1,4 @@
-"""The kit: structured tasks, mailbox, back-off, log, metrics, checkpoints."""
+"""The kit: structured tasks, signals, back-off, log, metrics, checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pykubelet.kit import log
 from pykubelet.kit.backoff import Backoff, BackoffTable
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.files import Checkpoint, write_atomic
-from pykubelet.kit.mailbox import Mailbox, Signal
+from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import ServiceStopped, TaskSet, both, finish, gather_all, running
 
@@ -108,15 +108,6 @@ async def test_both_gives_two_results_and_waits_for_the_second_when_the_first_fa
     with pytest.raises(ValueError, match="broken"):
         await both(broken(), word())
     assert ended == ["word", "word"]
-
-
-async def test_mailbox_keeps_one_merged_item() -> None:
-    box: Mailbox[int] = Mailbox(min)
-    box.put(5)
-    box.put(3)
-    box.put(9)
-    assert await box.take() == 3
-    assert await box.take_within(10) is None
 
 
 async def test_a_signal_set_before_the_wait_is_not_lost_and_wakes_once() -> None:

@@ -13,7 +13,6 @@ from pykubelet.api.types import AttachedVolume, CSINode, CSINodeDriver, Node, No
 from pykubelet.clients.plugins.port import CsiNodeInfo
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import TaskSet, running
-from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.csi_node import (
     MIGRATED,
     CsiNodeKeeper,
@@ -22,7 +21,7 @@ from pykubelet.node.csi_node import (
     node_metadata,
     with_driver,
 )
-from pykubelet.node.own import OwnNode
+from pykubelet.node.own_node import NodeAttachments, OwnNode
 from tests.builders import a_pod
 from tests.fakes.fake_kube import FakeKube
 

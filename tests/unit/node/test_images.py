@@ -7,7 +7,7 @@ import pytest
 
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.runtime_status import Image
-from pykubelet.node.images import ImageList, node_images
+from pykubelet.node.facts import ImageList, node_images
 from tests.unit.node.making import FakeRuntime
 
 SMALL = Image(id="s", tags=("s:1",), size_bytes=1)

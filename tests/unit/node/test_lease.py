@@ -8,7 +8,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiConflict, ApiServerError
 from pykubelet.node.lease import LeaseKeeper
-from pykubelet.node.own import OwnNode
+from pykubelet.node.own_node import OwnNode
 from tests.fakes.fake_kube import FakeKube
 
 NAMESPACE = "kube-node-lease"

@@ -11,9 +11,8 @@ from pykubelet.clients.kube.watch import Query
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import PykubeletError
-from pykubelet.node.own import OwnNode
-from pykubelet.node.runtime_classes import RuntimeClasses, RuntimeClassMissing
-from pykubelet.node.services import ServiceLister
+from pykubelet.node.listers import RuntimeClasses, RuntimeClassMissing, ServiceLister
+from pykubelet.node.own_node import OwnNode
 from tests.builders import a_pod
 from tests.fakes.fake_kube import FakeKube
 
@@ -27,7 +26,7 @@ async def test_services_are_read_when_the_first_pod_asks() -> None:
     kube = FakeKube(clock)
     kube.add(service("kubernetes", "default"))
     kube.add(service("web", "shop"))
-    lister = ServiceLister(live=Reflector(client=kube, query=Query(kind=Service), clock=clock))
+    lister = ServiceLister(Reflector(client=kube, query=Query(kind=Service), clock=clock))
     async with running(lister):
         await clock.sleep(60)
         assert kube.calls == []
@@ -44,13 +43,13 @@ async def test_services_that_cannot_be_read_are_unknown() -> None:
     clock = LoopClock()
     kube = FakeKube(clock)
     kube.stop()
-    lister = ServiceLister(live=Reflector(client=kube, query=Query(kind=Service), clock=clock))
+    lister = ServiceLister(Reflector(client=kube, query=Query(kind=Service), clock=clock))
     async with running(lister):
         assert await lister.services("shop") is None
 
 
 def classes(kube: FakeKube, clock: LoopClock) -> RuntimeClasses:
-    return RuntimeClasses(live=Reflector(client=kube, query=Query(kind=RuntimeClass), clock=clock), client=kube)
+    return RuntimeClasses(Reflector(client=kube, query=Query(kind=RuntimeClass), clock=clock), client=kube)
 
 
 async def test_a_pod_without_a_class_needs_no_lookup() -> None:

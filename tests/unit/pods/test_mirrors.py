@@ -9,7 +9,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import Forbidden
 from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION
-from pykubelet.node.own import OwnNode
+from pykubelet.node.own_node import OwnNode
 from pykubelet.pods.manager import PodManager
 from pykubelet.pods.mirrors import MirrorPods, mirror_for
 from tests.builders import a_pod

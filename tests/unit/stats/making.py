@@ -22,9 +22,9 @@ from pykubelet.model.runtime_status import (
     PodRuntimeStatus,
     SandboxStatus,
 )
-from pykubelet.stats.inventory import GroupNames
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.signals import EvictionFigures
+from pykubelet.stats.snapshot import GroupNames
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.wire import cri_pb2

@@ -12,8 +12,7 @@ import pytest
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, NamespaceMode
-from pykubelet.stats.inventory import GroupNames, pod_item
-from pykubelet.stats.snapshot import Snapshot
+from pykubelet.stats.snapshot import GroupNames, Snapshot, pod_item
 from tests.unit.stats.making import Bed, a_container, a_pod, a_status
 
 BOTH = pytest.mark.parametrize("version", [1, 2])

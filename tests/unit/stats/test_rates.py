@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.stats.rates import CpuRates
+from pykubelet.stats.provider import CpuRates
 
 SECOND = 1_000_000_000
 

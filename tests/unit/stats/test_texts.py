@@ -12,9 +12,8 @@ from prometheus_client.samples import Sample
 
 from pykubelet.model.figures import CgroupBounds, CgroupDetail, CgroupUsage, MemoryUsage
 from pykubelet.stats.cadvisor import render_cadvisor
-from pykubelet.stats.inventory import ContainerItem, PodItem
-from pykubelet.stats.resource_metrics import render_resource
-from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, Snapshot
+from pykubelet.stats.snapshot import ContainerFigures, ContainerItem, Group, NodeFigures, PodFigures, PodItem, Snapshot
+from pykubelet.stats.source import render_resource
 from tests.unit.stats.making import Bed
 
 BOTH = pytest.mark.parametrize("version", [1, 2])

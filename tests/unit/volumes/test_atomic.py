@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.volumes import atomic
+from pykubelet.volumes import atomic_writer
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import FileContent
-from pykubelet.volumes.problems import VolumeProblem
 
 NOW = 1_706_702_400.0  # 2024-01-31 12:00:00 UTC
 
@@ -22,7 +22,7 @@ def remove(path: Path) -> None:
 
 def write(folder: Path, gid: int | None = None, mode: int = 0o644, **files: str) -> bool:
     contents = {name.replace("__", "/"): FileContent(data=text.encode(), mode=mode) for name, text in files.items()}
-    return atomic.write_volume(folder, contents, gid=gid, now=NOW, remove=remove)
+    return atomic_writer.write_volume(folder, contents, gid=gid, now=NOW, remove=remove)
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -109,7 +109,9 @@ def test_fs_group(tmp_path: Path) -> None:
 )
 def test_paths_that_could_harm_are_refused(tmp_path: Path, path: str, problem: str) -> None:
     with pytest.raises(VolumeProblem, match=problem):
-        atomic.write_volume(tmp_path, {path: FileContent(data=b"", mode=0o644)}, gid=None, now=NOW, remove=remove)
+        atomic_writer.write_volume(
+            tmp_path, {path: FileContent(data=b"", mode=0o644)}, gid=None, now=NOW, remove=remove
+        )
     assert os.listdir(tmp_path) == []
 
 

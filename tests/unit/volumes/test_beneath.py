@@ -12,9 +12,8 @@ from typing import Protocol
 
 import pytest
 
-from pykubelet.volumes.beneath import Escapes, check_subpath, make_beneath, open_beneath, open_stepwise
-from pykubelet.volumes.problems import VolumeProblem
-from pykubelet.volumes.subpath import show_subpath
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.subpath import Escapes, check_subpath, make_beneath, open_beneath, open_stepwise, show_subpath
 from tests.fakes.fake_mounts import FakeMounts
 
 

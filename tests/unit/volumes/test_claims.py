@@ -23,9 +23,8 @@ from pykubelet.api.types import (
     VolumeNodeAffinity,
 )
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.volumes.claims import resolve_claim
-from pykubelet.volumes.desired import Use
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.desired_state import Use, resolve_claim
+from pykubelet.volumes.errors import VolumeProblem
 from tests.builders import NOW, a_pod, at
 from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import Node, Objects, host_path, pod_with
@@ -137,7 +136,7 @@ async def test_the_event_and_the_wait_of_an_unbound_claim(tmp_path: Path) -> Non
             "failed to process volumes=[data]: error processing PVC default/data: PVC is not bound",
         )
         node.objects.claims["default", "data"].status.phase = "Bound"
-        manager.poke("PersistentVolumeClaim", "default", "data")
+        manager.object_changed("PersistentVolumeClaim", "default", "data")
         await waiting
         assert node.clock.monotonic() == pytest.approx(30)
         assert manager.path_of(pod, "data") == "/srv"

@@ -27,9 +27,9 @@ from pykubelet.api.types import (
     VolumeMount,
     VolumeProjection,
 )
-from pykubelet.volumes.content import private_file, select
-from pykubelet.volumes.desired import nested_folders
-from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.desired_state import nested_folders
+from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.plugins.projected import private_file, select
 from tests.builders import a_container
 from tests.unit.volumes.making import Node, a_config, a_secret, config_volume, empty_dir, pod_with, secret_volume
 
@@ -195,6 +195,6 @@ async def test_folders_for_volumes_mounted_inside(node: Node) -> None:
         await manager.wait_mounted(pod)
         folder = Path(manager.path_of(pod, "cfg") or "")
         assert (folder / "cache/deep").is_dir() and (folder / "a").read_text() == "1"
-        manager.poke("ConfigMap", "default", "web")
+        manager.object_changed("ConfigMap", "default", "web")
         await node.clock.sleep(0.01)
         assert (folder / "cache/deep").is_dir()

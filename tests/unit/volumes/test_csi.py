@@ -30,10 +30,9 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.model.life import LifeRecorder
 from pykubelet.volumes import usage
-from pykubelet.volumes.csi.drivers import CsiDrivers
+from pykubelet.volumes.csi.drivers import CsiDrivers, CsiTimes
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.csi.records import CsiPaths, attachment_name, inline_handle, read_record
-from pykubelet.volumes.csi.timed import CsiTimes
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import VolumeObjects
 from tests.builders import a_container

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import CSIDriverSpec, PodSecurityContext
-from pykubelet.volumes import patience
+from pykubelet.volumes import ownership
 from tests.unit.volumes.making import pod_with
 from tests.unit.volumes.test_csi import Bed
 
@@ -68,8 +68,8 @@ async def test_a_volume_that_is_published_already_is_not_walked_again(tmp_path: 
 
 @pytest.mark.real_loop
 async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "FIRST", 0.05)
-    monkeypatch.setattr(patience, "NEXT", 0.05)
+    monkeypatch.setattr(ownership, "FIRST", 0.05)
+    monkeypatch.setattr(ownership, "NEXT", 0.05)
     bed, gate = Bed(tmp_path), threading.Event()
     bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, fs_group_policy="File")
 

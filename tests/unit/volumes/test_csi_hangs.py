@@ -19,7 +19,7 @@ from pykubelet.api.types import (
 from pykubelet.clients.plugins.port import CsiNodeInfo
 from pykubelet.kit.host_calls import HostCallStuck
 from pykubelet.kit.tasks import TaskSet, running
-from pykubelet.volumes.csi.limits import LimitsKeeper
+from pykubelet.volumes.csi.drivers import LimitsKeeper
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
 from tests.fakes.fake_csi import FakeCsiDriver
 from tests.unit.volumes.making import pod_with

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import Pod, ResourceRequirements
-from pykubelet.volumes.block_size import device_bytes
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.empty_dir import page_size
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.usage import device_bytes
 from tests.builders import a_container, a_pod
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from pykubelet.api.types import FCVolumeSource, Volume
 from pykubelet.clients.host.port import MountError
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.plugins.disks import GIVE_BACK_TRIES
 from pykubelet.volumes.plugins.fc import FcVolume
-from pykubelet.volumes.plugins.filesystems import GIVE_BACK_TRIES
-from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import FC
 from tests.builders import a_pod
 from tests.unit.volumes.scsi_host import ScsiHost

@@ -8,8 +8,8 @@ import pytest
 
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.port import MountError
-from pykubelet.volumes.plugins.filesystems import FSCK_FINE, mount_filesystem, prepare_filesystem
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.plugins.disks import FSCK_FINE, mount_filesystem, prepare_filesystem
 from tests.fakes.fake_mounts import FakeMounts
 
 

@@ -18,7 +18,7 @@ from pykubelet.api.types import (
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.volumes.csi import plugin
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
-from pykubelet.volumes.problems import VolumesNotReady
+from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.reconstruct import forget_attached, note_attached, scan
 from pykubelet.volumes.spec import FC, ISCSI, spec_of
 from tests.unit.volumes.making import Node, pod_with

@@ -11,11 +11,10 @@ import pytest
 
 from pykubelet.api.types import ISCSIVolumeSource, PodSecurityContext, Volume
 from pykubelet.clients.host.port import MountError
-from pykubelet.volumes.plugins.filesystems import GIVE_BACK_TRIES
-from pykubelet.volumes.plugins.iscsi import IscsiVolume, target_of
-from pykubelet.volumes.plugins.iscsi_sessions import with_port
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.plugins.disks import GIVE_BACK_TRIES
+from pykubelet.volumes.plugins.iscsi import IscsiVolume, target_of, with_port
 from pykubelet.volumes.plugins.plugin import FileContent
-from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import ISCSI, spec_of
 from tests.builders import a_pod
 from tests.unit.volumes.making import Objects

@@ -21,12 +21,12 @@ from pykubelet.api.types import (
     Volume,
     VolumeDevice,
 )
+from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.manager import VolumeRules
-from pykubelet.volumes.plugins import words
+from pykubelet.volumes.plugins import validation
 from pykubelet.volumes.plugins.empty_dir import memory_size, page_size
 from pykubelet.volumes.plugins.fc import global_name, link_names
 from pykubelet.volumes.plugins.host_path import check_type
-from pykubelet.volumes.problems import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.selinux import mount_option
 from pykubelet.volumes.spec import FC, spec_of
 from pykubelet.volumes.subpath import show_subpath
@@ -221,7 +221,7 @@ async def test_nfs(tmp_path: Path) -> None:
         with pytest.raises(VolumesNotReady, match=r"volume share: an nfs volume needs the program mount\.nfs"):
             await manager.wait_mounted(pod)
         node.mounts.tools["mount.nfs"] = ""
-        manager.poke("PersistentVolume", "", "pv-share")
+        manager.object_changed("PersistentVolume", "", "pv-share")
         await manager.wait_mounted(pod)
         entry = node.mounts.entries[0]
         assert (entry.source, entry.fs_type, entry.options) == ("[fd00::1]:/export", "nfs", ("vers=4.2",))
@@ -246,11 +246,11 @@ async def test_an_nfs_server_must_be_a_server(tmp_path: Path, server: str) -> No
 @pytest.mark.parametrize("value", ["../../bin/sh", "fuse.sh", "fuse", "-x", "ext4 -o", "a" * 300])
 def test_a_filesystem_type_names_no_other_program(value: str) -> None:
     with pytest.raises(VolumeProblem, match=r"fsType .* is not a filesystem"):
-        words.fs_type(value, "iscsi.fsType")
+        validation.fs_type(value, "iscsi.fsType")
 
 
 def test_filesystem_types() -> None:
-    assert [words.fs_type(value, "x") for value in (None, "", "xfs", "ext3")] == ["ext4", "ext4", "xfs", "ext3"]
+    assert [validation.fs_type(value, "x") for value in (None, "", "xfs", "ext3")] == ["ext4", "ext4", "xfs", "ext3"]
 
 
 def test_a_label_is_one_mount_option() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from pykubelet.api.types import Pod, Volume, VolumeMount
 from pykubelet.kit.tasks import TaskSet
+from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.volumes.problems import VolumesNotReady
 from tests.builders import a_container, a_pod
 from tests.unit.volumes.making import (
     Node,
@@ -92,7 +92,7 @@ async def test_the_missing_object_wakes_the_pod(node: Node) -> None:
         await node.clock.sleep(40)
         assert not waiting.done()
         node.objects.config_maps["default", "web"] = a_config(colour="blue")
-        manager.poke("ConfigMap", "default", "web")
+        manager.object_changed("ConfigMap", "default", "web")
         await waiting
         assert node.clock.monotonic() == pytest.approx(40)
         assert (where(manager, pod, "cfg") / "colour").read_text() == "blue"
@@ -106,7 +106,7 @@ async def test_a_pod_nobody_waits_for_is_reported_when_ready(node: Node) -> None
         with pytest.raises(VolumesNotReady):
             await manager.wait_mounted(pod)
         node.objects.config_maps["default", "web"] = a_config()
-        manager.poke("ConfigMap", "default", "web")
+        manager.object_changed("ConfigMap", "default", "web")
         await node.clock.sleep(0.1)
         assert ready == ["uid-web"]
 
@@ -205,7 +205,7 @@ async def test_content_follows_its_object(node: Node) -> None:
         await manager.wait_mounted(pod)
         folder = where(manager, pod, "cfg")
         node.objects.config_maps["default", "web"] = a_config(a="one")
-        manager.poke("configmap", "default", "web")
+        manager.object_changed("configmap", "default", "web")
         await node.clock.sleep(0.01)
         assert (folder / "a").read_text() == "one"
         assert sorted(os.listdir(folder)) == sorted(["..data", os.readlink(folder / "..data"), "a"])
@@ -227,7 +227,7 @@ async def test_a_lost_object_keeps_the_old_content(node: Node) -> None:
     async with node.running() as manager:
         await manager.wait_mounted(pod)
         del node.objects.config_maps["default", "web"]
-        manager.poke("configmap", "default", "web")
+        manager.object_changed("configmap", "default", "web")
         await node.clock.sleep(1)
         await manager.wait_mounted(pod)
         assert (where(manager, pod, "cfg") / "a").read_text() == "1"

@@ -34,7 +34,7 @@ from pykubelet.api.types import (
 from pykubelet.node.csi_node import MIGRATED_PLUGINS
 from pykubelet.volumes.csi import migration
 from pykubelet.volumes.csi.migration import aws_volume, gce_modes, gce_region, migrated_inline, migrated_volume
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.spec import spec_of
 from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import a_secret, pod_with

@@ -13,7 +13,7 @@ import pytest
 
 from pykubelet.clients.host.trees import remove_tree
 from pykubelet.volumes import ownership
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.errors import VolumeProblem
 
 
 def test_fs_group_reaches_every_file_and_follows_no_link(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.eviction.limits import breach
+from pykubelet.eviction.local_storage import breach
 from pykubelet.volumes import usage
 from tests.unit.volumes.making import Node, empty_dir, pod_with
 from tests.unit.volumes.test_walk import big_file, dig

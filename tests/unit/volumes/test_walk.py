@@ -10,8 +10,8 @@ import pytest
 
 from pykubelet.clients.host.trees import remove_tree
 from pykubelet.kit.clock import ThreadDeadline
-from pykubelet.volumes import walk as module
-from pykubelet.volumes.walk import UsageWalk
+from pykubelet.volumes import usage as module
+from pykubelet.volumes.usage import UsageWalk
 
 MIB = 1 << 20
 LONG = 60.0

@@ -8,15 +8,15 @@ at once and then one in five minutes. Pure bookkeeping; sending is in events.py.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct, field
 
 from pykubelet.api.times import format_time
 from pykubelet.api.types import Event, EventSource, ObjectReference
+from pykubelet.kit.limits import Recent, TokenBucket
 
 MAX_SIMILAR = 10
 SIMILAR_WITHIN = 600.0
@@ -26,7 +26,6 @@ REMEMBERED = 4096
 LONGEST_KEPT = 128
 COMBINED = "(combined from similar events): "
 
-V = TypeVar("V")
 Key = tuple[str, ...]
 
 
@@ -35,26 +34,6 @@ class Told(Struct, frozen=True):
 
     event: Event
     patch: dict[str, Any] | None
-
-
-class _Recent(Generic[V]):
-    """A table that forgets what was not used for longest."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._values: OrderedDict[Key, V] = OrderedDict()
-
-    def get(self, key: Key) -> V | None:
-        value = self._values.get(key)
-        if value is not None:
-            self._values.move_to_end(key)
-        return value
-
-    def put(self, key: Key, value: V) -> None:
-        self._values[key] = value
-        self._values.move_to_end(key)
-        if len(self._values) > self._most:
-            self._values.popitem(last=False)
 
 
 class _Similar(Struct):
@@ -68,11 +47,6 @@ class _Known(Struct, frozen=True):
     first: datetime | None
 
 
-class _Allowance(Struct):
-    tokens: float
-    updated: float
-
-
 class Namer(Protocol):
     def __call__(self, object_name: str) -> str: ...
 
@@ -80,9 +54,9 @@ class Namer(Protocol):
 class Correlator:
     def __init__(self, name_event: Namer) -> None:
         self._name_event = name_event
-        self._similar: _Recent[_Similar] = _Recent(REMEMBERED)
-        self._told: _Recent[_Known] = _Recent(REMEMBERED)
-        self._allowances: _Recent[_Allowance] = _Recent(REMEMBERED)
+        self._similar: Recent[Key, _Similar] = Recent(REMEMBERED)
+        self._told: Recent[Key, _Known] = Recent(REMEMBERED)
+        self._buckets: Recent[Key, TokenBucket] = Recent(REMEMBERED)
 
     def judge(self, event: Event, now: float) -> Told | None:
         """What to tell of a new event at `now` (unix seconds); None when it is spam."""
@@ -115,11 +89,11 @@ class Correlator:
 
     def _allowed(self, event: Event, now: float) -> bool:
         key = _object_key(event)
-        allowance = self._allowances.get(key) or _Allowance(SPAM_BURST, now)
-        tokens = min(float(SPAM_BURST), allowance.tokens + (now - allowance.updated) * SPAM_REFILL)
-        good = tokens >= 1.0
-        self._allowances.put(key, _Allowance(tokens - 1.0 if good else tokens, now))
-        return good
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = TokenBucket(rate=SPAM_REFILL, burst=SPAM_BURST)
+            self._buckets.put(key, bucket)
+        return bucket.try_take(now)
 
 
 def _kept(message: str | None) -> str:

@@ -25,10 +25,10 @@ from yarl import URL
 from pykubelet.clients.kube.answers import error_of
 from pykubelet.clients.kube.credentials import Identity, Login, TlsMaterial, ssl_context
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError
-from pykubelet.clients.kube.limiter import RateLimiter
 from pykubelet.clients.kube.proxies import proxy_for
 from pykubelet.clients.kube.resolver import ApiResolver
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.names import NameLookups
 from pykubelet.model.errors import ApiDown, ApiError, Unauthorized
 
@@ -40,6 +40,8 @@ IDLE_KEPT = 60.0
 PARALLEL_CALLS = 16
 """Ordinary requests at once; more would only mean more handshakes."""
 RETRIES = 10
+DEFAULT_QPS = 5.0
+DEFAULT_BURST = 10
 LONGEST_RETRY_AFTER = 30.0
 # Silence of 10 s is probed every 5 s; 20 s without any sign of life ends the connection.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT, USER_TIMEOUT_MS = 10, 5, 3, 20_000
@@ -147,6 +149,11 @@ class _Connections:
         await self.streams.close()
 
 
+def rate_limit(qps: float, burst: int) -> TokenBucket:
+    """A `qps` below zero means no limit, zero the usual default of a Kubernetes client."""
+    return TokenBucket(rate=qps or DEFAULT_QPS, burst=burst or DEFAULT_BURST)
+
+
 class Transport:
     def __init__(
         self,
@@ -165,7 +172,7 @@ class Transport:
         self._clock = clock
         self._timeout = timeout
         self._login = Login(config, clock)
-        self._limiter = RateLimiter(qps, burst, clock)
+        self._limiter = rate_limit(qps, burst)
         self._observe = observe
         self._observe_wait = observe_wait
         self._headers = {"User-Agent": agent, "Accept": "application/json"}
@@ -237,7 +244,7 @@ class Transport:
 
     async def _turn(self, method: str) -> None:
         """Wait until the limit of requests a second lets one more go."""
-        waited = await self._limiter.take()
+        waited = await self._limiter.take(self._clock)
         if self._observe_wait is not None:
             self._observe_wait(method, self._host, waited)
 

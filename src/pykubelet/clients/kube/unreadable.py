@@ -7,15 +7,13 @@ last version of it that could be read, except that a deletion is always taken ov
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from pykubelet.clients.kube.port import Unreadable
+from pykubelet.kit.limits import Once
 from pykubelet.kit.metrics import Registry
 
 logger = logging.getLogger(__name__)
-
-REMEMBERED = 1000
 
 
 class UnreadableObjects:
@@ -25,7 +23,7 @@ class UnreadableObjects:
             "Objects from the API server that could not be read and were left out, by resource.",
             ("resource",),
         )
-        self._told: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._logged: Once[tuple[str, ...]] = Once()
         self._held: dict[object, Sequence[Unreadable]] = {}
         self._listeners: list[Callable[[Unreadable], None]] = []
 
@@ -37,12 +35,8 @@ class UnreadableObjects:
         """One came; who asks again and again for the same one fills no log."""
         self._total.inc(found.resource)
         key = (found.resource, found.namespace, found.name, found.uid, found.why)
-        if key in self._told:
-            self._told.move_to_end(key)
+        if not self._logged.is_new(key):
             return
-        self._told[key] = None
-        if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
         logger.warning(
             "object from the API server cannot be read and is left out",
             extra={"object": found.shown, "uid": found.uid, "problem": found.why},

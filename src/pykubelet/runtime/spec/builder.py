@@ -6,7 +6,6 @@ runtime passes as it is. Rules are in the pure modules beside this file.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriImages
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.limits import Once
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import AnyContainer, ContainerKind, uid_of, uses_host_network
@@ -202,25 +202,17 @@ class DnsWarnings:
     def __init__(self, events: EventSink, *, in_cluster: bool = True) -> None:
         self._events = events
         self._in_cluster = in_cluster
-        self._told: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._reported: Once[tuple[str, str]] = Once(REMEMBERED_WARNINGS)
 
     def tell(self, pod: Pod, result: DnsResult) -> None:
         for text in result.warnings:
-            if self._is_news(uid_of(pod), text):
+            if self._reported.is_new((uid_of(pod), text)):
                 self._events.pod_event(pod, WARNING, "DNSConfigForming", text)
         missing = result.missing_cluster_dns if self._in_cluster else ""
-        if missing and self._is_news(uid_of(pod), missing):
+        if missing and self._reported.is_new((uid_of(pod), missing)):
             self._events.pod_event(pod, WARNING, "MissingClusterDNS", missing)
-            if self._is_news("", NO_CLUSTER_DNS):
+            if self._reported.is_new(("", NO_CLUSTER_DNS)):
                 self._events.node_event(WARNING, "MissingClusterDNS", NO_CLUSTER_DNS)
-
-    def _is_news(self, uid: str, text: str) -> bool:
-        if (uid, text) in self._told:
-            return False
-        self._told[uid, text] = None
-        if len(self._told) > REMEMBERED_WARNINGS:
-            self._told.popitem(last=False)
-        return True
 
 
 def _size(container: AnyContainer, sources: EnvInputs) -> int:

@@ -6,13 +6,13 @@ Asks only for what the container uses, each thing once; a container without refe
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import partial
 
 from pykubelet.api.types import ConfigMap, Pod, Secret, Service
 from pykubelet.clients.cri.port import CriImages
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
+from pykubelet.kit.limits import Recent
 from pykubelet.model.pod import AnyContainer, is_static, namespace_of, uid_of, uses_host_network
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.spec.collaborators import NodeAddresses, References, Volumes
@@ -126,12 +126,11 @@ class ImageUsers:
 
     def __init__(self, images: CriImages) -> None:
         self._images = images
-        self._known: OrderedDict[str, ImageUser] = OrderedDict()
+        self._known: Recent[str, ImageUser] = Recent(REMEMBERED_IMAGES)
 
     async def user_of(self, image_ref: str) -> ImageUser:
         known = self._known.get(image_ref)
         if known is not None:
-            self._known.move_to_end(image_ref)
             return known
         image = await self._images.image_status(image_ref)
         if image is None:
@@ -142,7 +141,5 @@ class ImageUsers:
         elif image.username:
             user = ImageUser(uid=None, username=image.username)
         if image_ref.startswith("sha256:") or "@sha256:" in image_ref:
-            self._known[image_ref] = user
-            if len(self._known) > REMEMBERED_IMAGES:
-                self._known.popitem(last=False)
+            self._known.put(image_ref, user)
         return user

@@ -1,9 +1,9 @@
-"""Growing a volume that is in use: the node's part, after the control plane made the disk bigger.
+"""Node expansion: the node's part of growing a volume, after the controller has made the disk bigger.
 
-The claim's status says how far it got, in upstream's words, so that any controller can follow: the node waits until
-it is its turn, asks for the size that the controller allocated, and leaves the driver's words in a condition when it
-fails. What the driver refuses for good is not tried again until somebody asks for another size; what it cannot do
-while the volume is in use, not before the volume was gone from the node.
+Progress is in the claim's status, in upstream's words, so that any controller can follow it: the node waits until the
+status says NodeResizePending, requests the size that the controller allocated, and on failure writes the driver's
+message into a condition. An infeasible size is not retried until the user requests another one; a driver that cannot
+expand a volume in use is asked again only after the volume was unstaged.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.model.events import ClaimSink
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.volumes.csi import rules
-from pykubelet.volumes.csi.objects import CsiObjects
+from pykubelet.volumes.errors import GrowthProblem
+from pykubelet.volumes.objects import CsiObjects
 from pykubelet.volumes.plugins.plugin import SetUp
-from pykubelet.volumes.problems import GrowthProblem
 
 logger = logging.getLogger(__name__)
 

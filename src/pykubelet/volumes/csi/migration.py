@@ -1,8 +1,8 @@
-"""Volumes of seven kinds that were once built in, handed to the storage drivers that took their place.
+"""CSI migration: translates seven in-tree volume kinds to the CSI drivers that replaced them.
 
-The control plane attaches them under their driver's name because the CSINode says that this node does the same. So
-handles, attributes and topology are those of upstream's translation, word for word: another handle is another disk.
-Pure; a volume of any other kind is left as it is.
+The control plane attaches them under the driver's name because the CSINode says that this node does the same. So
+handles, attributes and topology must equal upstream's translation exactly: another handle is another disk.
+Pure; a volume of any other kind is returned unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pykubelet.api.types import (
     VolumeNodeAffinity,
     VsphereVirtualDiskVolumeSource,
 )
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.errors import VolumeProblem
 
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 OLD_ZONE, OLD_REGION = "failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"

@@ -1,8 +1,8 @@
-"""Volumes served by storage drivers: staged once on the node, published to each pod, and given back in reverse.
+"""The CSI volume plugin: stages a volume once on the node, publishes it to each pod, and undoes both in reverse order.
 
-Every step is written down before it is done (records.py), so that a killed agent knows afterwards what it may have
-asked a driver for. Calls about one volume never overlap; calls about different volumes never wait for each other.
-Block volumes are in blocks.py, growing in expand.py.
+Every step is recorded on disk before it is done (records.py), so that after a kill the agent knows what it may have
+requested from a driver. Calls about one volume never overlap; calls about different volumes never wait for each other.
+Registration, timing and stats are in drivers.py, expansion in expand.py.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.clients.plugins.port import CsiNode, CsiVolume
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
+from pykubelet.kit.sharing import KeyedLock
 from pykubelet.kit.tasks import gather_all
-from pykubelet.kit.turns import Turns
 from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.model.events import ClaimSink
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes import ownership
 from pykubelet.volumes.csi import rules
-from pykubelet.volumes.csi.blocks import BlockPlaces, is_mount_point
-from pykubelet.volumes.csi.drivers import CsiDrivers, announced
+from pykubelet.volumes.csi.drivers import CsiDrivers, CsiStats, announced
 from pykubelet.volumes.csi.expand import Growth
-from pykubelet.volumes.csi.figures import Figures
-from pykubelet.volumes.csi.objects import CsiObjects
 from pykubelet.volumes.csi.records import (
     DATA_FILE,
     EPHEMERAL,
     PERSISTENT,
+    BlockPlaces,
     CsiPaths,
     VolumeRecord,
     attachment_name,
+    is_mount_point,
     read_record,
     unique_name,
     write_record,
 )
-from pykubelet.volumes.csi.source import CsiSource, SecretName, source_of
-from pykubelet.volumes.patience import wait_for_ownership
+from pykubelet.volumes.csi.rules import CsiSource, SecretName, source_of
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.objects import CsiObjects
+from pykubelet.volumes.ownership import wait_for_ownership
 from pykubelet.volumes.plugins.plugin import RemotePlugin, Say, SetUp, make_folder
-from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import CSI, VolumeSpec
 from pykubelet.volumes.usage import VolumeUsage
 
@@ -86,9 +86,9 @@ class CsiVolumes(RemotePlugin):
         self._paths = CsiPaths(paths)
         self._blocks = BlockPlaces(paths=self._paths, mounts=mounts)
         self._growth = Growth(objects, events, clock)
-        self._figures = Figures(drivers)
+        self._stats = CsiStats(drivers)
         self._events = events
-        self._turns = Turns()
+        self._locks = KeyedLock()
         """By driver and handle."""
         self._found_full: set[tuple[str, str]] = set()
         """Volumes that could not be attached for want of room, and whose driver was asked for its limits again."""
@@ -152,7 +152,7 @@ class CsiVolumes(RemotePlugin):
         source = source_of(task.spec, task.uid, namespace_of(task.pod))
         driver = announced(self._drivers.find(source.driver, migrated=task.spec.migrated), source.driver, say)
         self._found_full.discard((source.driver, source.handle))
-        async with self._turns.alone((source.driver, source.handle)):
+        async with self._locks.acquire((source.driver, source.handle)):
             said = self._objects.driver(source.driver)
             rules.check_lifecycle(said, source.driver, EPHEMERAL if source.ephemeral else PERSISTENT)
             capabilities = await self._drivers.capabilities(source.driver, driver)
@@ -311,7 +311,7 @@ class CsiVolumes(RemotePlugin):
             # Written down before anything else happens: without a record there is nothing at any driver.
             await self._run(partial(self._forget_target, uid, folder, block), (uid, folder))
             return
-        async with self._turns.alone(record.key):
+        async with self._locks.acquire(record.key):
             if block:
                 await self._run(partial(self._blocks.hide, folder, uid), record.key)
             driver = announced(self._drivers.find(record.driver), record.driver, say)
@@ -324,7 +324,7 @@ class CsiVolumes(RemotePlugin):
         key = spec.csi.driver or "", spec.csi.volume_handle or ""
         known = VolumeRecord(spec_name=spec.folder, driver=key[0], handle=key[1])
         home, staging = self._record_home(known, spec.block), self._staging(known, spec.block)
-        async with self._turns.alone(key):
+        async with self._locks.acquire(key):
             record = await self._run(partial(read_record, home), key)
             if record is None and not await self._run(partial(self._is_there, staging), key):
                 self._held.pop(home, None)
@@ -362,10 +362,10 @@ class CsiVolumes(RemotePlugin):
 
     async def _sweep_driver(self, staged: Sequence[tuple[bool, VolumeRecord]]) -> None:
         for block, record in staged:
-            if self._turns.is_wanted(record.key):
+            if self._locks.is_wanted(record.key):
                 continue  # somebody is seeing to it
             try:
-                async with self._turns.alone(record.key):
+                async with self._locks.acquire(record.key):
                     name, key = record.spec_name, record.key
                     for uid in await self._run(partial(self._blocks.unlinked, name), key) if block else ():
                         await self._run(partial(self._blocks.hide, name, uid), key)
@@ -383,7 +383,7 @@ class CsiVolumes(RemotePlugin):
     def driver_back(self, name: str) -> None:
         """A driver registered (again): what it had staged is its own knowledge now, so it is asked anew."""
         self._staged = {key for key in self._staged if key[0] != name}
-        self._figures.driver_back(name)
+        self._stats.driver_back(name)
 
     # --- figures --------------------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ class CsiVolumes(RemotePlugin):
         if record is None:
             return None
         staging = self._staging(record, spec.block) if record.key in self._staged else None
-        return await self._figures.of(spec, record, self._target(uid, spec.folder, block=spec.block), staging)
+        return await self._stats.of(spec, record, self._target(uid, spec.folder, block=spec.block), staging)
 
     # --- on disk --------------------------------------------------------------------------------
 

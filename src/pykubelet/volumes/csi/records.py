@@ -1,21 +1,27 @@
-"""Where things of CSI volumes are on disk, and the small file beside each that says whose it is.
+"""On-disk layout of CSI volumes: the paths, the vol_data.json beside each volume, and the places of block devices.
 
-The layout and the file are upstream's, so that either agent finds what the other left. The files are the truth
-after a restart: a volume is known, and can be given back to its driver, by them alone.
+Layout and file are upstream's, so that either agent finds what the other left. After a restart the files are the
+truth: a volume is known, and can be unpublished, by them alone. The driver publishes a block device at one path; a
+bind mount of it is the node's own path, and a link to that in the pod's folder is what the runtime gets.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
-from pykubelet.clients.host.port import VolumePaths
+from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.kit.files import write_atomic
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.plugins.plugin import make_folder
 from pykubelet.volumes.spec import CSI
 
 DATA_FILE = "vol_data.json"
@@ -153,3 +159,87 @@ def _names(folder: Path) -> list[str]:
 
 def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+class BlockPlaces(Struct, frozen=True, kw_only=True):
+    paths: CsiPaths
+    mounts: Mounts
+
+    def is_shown(self, folder: str, uid: str) -> bool:
+        link, shown = self.paths.device_link(uid, folder), self.paths.device_map(folder, uid)
+        return os.path.lexists(link) and is_mount_point(self.mounts, shown)
+
+    def unlinked(self, folder: str) -> list[str]:
+        """Pods for which the device is, or may be, published although nothing in their folders says so: the link is
+        the last to come and the first to go, so an agent was killed in between."""
+        pods = self.paths.published_pods(folder)
+        return [uid for uid in pods if not os.path.lexists(self.paths.device_link(uid, folder))]
+
+    def show(self, folder: str, uid: str) -> None:
+        published, shown = self.paths.device_publish(folder, uid), self.paths.device_map(folder, uid)
+        try:
+            kind = os.stat(published).st_mode
+        except FileNotFoundError:
+            raise VolumeProblem(f"the driver published nothing at {published}") from None
+        if not stat.S_ISBLK(kind):
+            raise VolumeProblem(f"what the driver published at {published} is no block device")
+        make_folder(shown.parent)
+        if not is_mount_point(self.mounts, shown):
+            shown.touch(mode=0o660)
+            self.mounts.bind(published, shown, read_only=False)
+        link = self.paths.device_link(uid, folder)
+        make_folder(link.parent)
+        if os.path.lexists(link):
+            if os.readlink(link) == str(shown):
+                return
+            link.unlink()
+        link.symlink_to(shown)
+
+    def hide(self, folder: str, uid: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.paths.device_link(uid, folder).unlink()
+        shown = self.paths.device_map(folder, uid)
+        self.mounts.unmount(shown)
+        with contextlib.suppress(FileNotFoundError):
+            shown.unlink()
+        _remove_if_empty(shown.parent)
+
+    def forget(self, folder: str, uid: str) -> None:
+        """After the driver gave the device back, or refused it."""
+        self.hide(folder, uid)
+        published = self.paths.device_publish(folder, uid)
+        if is_mount_point(self.mounts, published):
+            raise VolumeProblem(f"{published} is still mounted although its driver said that it is not")
+        try:
+            published.unlink()
+        except IsADirectoryError:
+            os.rmdir(published)
+        except FileNotFoundError:
+            pass
+        _remove_if_empty(published.parent)
+
+    def forget_staging(self, folder: str) -> None:
+        _remove_if_empty(self.paths.device_staging(folder))
+        home = self.paths.device_home(folder)
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(home):
+                if name.lstrip(".").startswith(DATA_FILE):
+                    (home / name).unlink()
+        for place in (home, home.parent / "dev", home.parent):
+            _remove_if_empty(place)
+
+
+def is_mount_point(mounts: Mounts, path: Path) -> bool:
+    """By the kernel's table: a dead server cannot hang that."""
+    return any(entry.mount_point == str(path) for entry in mounts.table())
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Another pod may still have something in it."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise

@@ -1,13 +1,15 @@
-"""Pure decisions about CSI volumes: access modes, what a driver is told of the pod, whose job fsGroup is."""
+"""Pure decisions about CSI volumes: the volume source, access modes, pod info, tokens, and who applies fsGroup."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct, field
+
 from pykubelet.api.types import CSIDriverSpec, Pod
 from pykubelet.model.pod import name_of, namespace_of, uid_of
-from pykubelet.volumes.csi.records import PERSISTENT
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.csi.records import EPHEMERAL, PERSISTENT, VolumeRecord, attachment_name, inline_handle
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.spec import VolumeSpec
 
 STAGE_UNSTAGE = "STAGE_UNSTAGE_VOLUME"
@@ -84,3 +86,59 @@ def check_lifecycle(driver: CSIDriverSpec | None, name: str, mode: str) -> None:
     if mode not in modes:
         shown = " ".join(f'"{each}"' for each in modes)
         raise VolumeProblem(f"{refused} (only supports [{shown}])")
+
+
+SecretName = tuple[str, str]
+"""Namespace and name."""
+
+
+class CsiSource(Struct, frozen=True, kw_only=True):
+    driver: str
+    handle: str
+    fs_type: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    ephemeral: bool = False
+    publish_secret: SecretName | None = None
+    stage_secret: SecretName | None = None
+    expand_secret: SecretName | None = None
+
+    def record(self, spec: VolumeSpec, node: str) -> VolumeRecord:
+        return VolumeRecord(
+            spec_name=spec.folder,
+            handle=self.handle,
+            driver=self.driver,
+            node=node,
+            attachment=attachment_name(self.handle, self.driver, node),
+            lifecycle=EPHEMERAL if self.ephemeral else PERSISTENT,
+        )
+
+
+def source_of(spec: VolumeSpec, uid: str, namespace: str) -> CsiSource:
+    persistent, inline = spec.csi, spec.volume.csi
+    if persistent is not None:
+        return CsiSource(
+            driver=persistent.driver or "",
+            handle=persistent.volume_handle or "",
+            fs_type=persistent.fs_type or "",
+            attributes=persistent.volume_attributes,
+            publish_secret=_reference(persistent.node_publish_secret_ref),
+            stage_secret=_reference(persistent.node_stage_secret_ref),
+            expand_secret=_reference(persistent.node_expand_secret_ref),
+        )
+    if inline is None:
+        raise VolumeProblem(f"volume {spec.name} has no csi source")
+    secret = inline.node_publish_secret_ref
+    return CsiSource(
+        driver=inline.driver or "",
+        handle=inline_handle(uid, spec.name),
+        fs_type=inline.fs_type or "",
+        attributes=inline.volume_attributes,
+        ephemeral=True,
+        publish_secret=(namespace, secret.name or "") if secret is not None else None,
+    )
+
+
+def _reference(secret: object | None) -> SecretName | None:
+    if secret is None:
+        return None
+    return getattr(secret, "namespace", None) or "", getattr(secret, "name", None) or ""

@@ -1,7 +1,7 @@
-"""emptyDir: a folder of the pod's own, on disk, in memory or in huge pages; gone with the pod.
+"""emptyDir: a folder of the pod's own, on disk, in memory or in huge pages; removed with the pod.
 
-A marker outside the folder says that set-up was finished once. It is removed before the content is, so a
-tear-down that was killed half-way is never taken for a volume that is ready.
+A marker outside the folder records that set-up was finished. It is removed before the content, so that an interrupted
+tear-down is never taken for a volume that is ready.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pykubelet.api.types import EmptyDirVolumeSource, Pod
 from pykubelet.clients.host.port import MountError, Mounts, Quotas, VolumePaths
 from pykubelet.model.pod_resources import pod_limits
 from pykubelet.volumes import ownership
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import Files, PluginDefaults, SetUp, make_folder
-from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import EMPTY_DIR, VolumeSpec
 
 OPEN_TO_ALL = 0o777

@@ -1,4 +1,4 @@
-"""fc: a fibre channel disk that the fabric shows to this node; found by target and lun or by its world-wide id."""
+"""fc: a Fibre Channel disk, found by target WWNs and lun or by WWIDs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import msgspec
 
 from pykubelet.api.types import FCVolumeSource
 from pykubelet.clients.host.port import Mounts, VolumePaths
-from pykubelet.volumes.plugins.disks import APPEAR_SECONDS, MAP_SECONDS, ScsiDisks
-from pykubelet.volumes.plugins.filesystems import BLOCK, DeviceMounts, Note
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.plugins.disks import APPEAR_SECONDS, BLOCK, MAP_SECONDS, DeviceMounts, Note, ScsiDisks
 from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import Files, SetUp
-from pykubelet.volumes.plugins.words import fs_type, word
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.plugins.validation import fs_type, word
 from pykubelet.volumes.reconstruct import names_by_place
 from pykubelet.volumes.spec import FC, VolumeSpec
 

@@ -1,4 +1,4 @@
-"""hostPath: a place of the host as it is. Nothing is mounted, nothing is ever removed; only its type is checked."""
+"""hostPath: a path of the host as it is. Nothing is mounted or removed; only its type is checked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from pykubelet.clients.host.port import VolumePaths
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import Files, PluginDefaults, SetUp
-from pykubelet.volumes.problems import VolumeProblem
 from pykubelet.volumes.spec import HOST_PATH, VolumeSpec
 
 TYPES = {

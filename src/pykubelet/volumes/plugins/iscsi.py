@@ -1,39 +1,297 @@
 """iscsi: logs in with the host's iscsiadm, mounts the disk once on the node and binds it into pods.
 
-CHAP names and passwords come from the secret the source names. The disk is taken away with the last pod that has
-it, and a session ends with the last disk that came through it.
+A session belongs to one target, one portal and one interface, and ends with the last disk that came through it; a
+disk is removed with the last pod that uses it. Only the requested lun is scanned. CHAP names and passwords come from
+the secret of the source, go to iscsiadm alone and never into a message.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Iterable
+import ipaddress
+import logging
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from pykubelet.api.types import ISCSIVolumeSource
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import MountError, Mounts, ToolMissing, VolumePaths
 from pykubelet.model.pod import namespace_of
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import References
-from pykubelet.volumes.plugins.disks import ScsiDisks
-from pykubelet.volumes.plugins.filesystems import BLOCK, DeviceMounts, KeyedLocks, Note
-from pykubelet.volumes.plugins.iscsi_sessions import (
-    DISCOVERY_CHAP,
-    SESSION_CHAP,
-    Chap,
-    Sessions,
-    Target,
-    with_port,
+from pykubelet.volumes.plugins.disks import (
+    APPEAR_SECONDS,
+    BLOCK,
+    MAP_SECONDS,
+    DeviceMounts,
+    KeyedLocks,
+    Note,
+    ScsiDisks,
+    read_attribute,
 )
 from pykubelet.volumes.plugins.mounted import MountedPlugin
 from pykubelet.volumes.plugins.plugin import FileContent, Files, SetUp
-from pykubelet.volumes.plugins.words import fs_type, host, word
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.plugins.validation import fs_type, host, line, word
 from pykubelet.volumes.reconstruct import names_by_place
 from pykubelet.volumes.spec import ISCSI, VolumeSpec
+
+logger = logging.getLogger(__name__)
+
+TOOL_SECONDS = 30.0
+PORT = 3260
+ATTEMPTS = 2
+"""How often a portal is tried while others already answered."""
+SESSION_EXISTS = 15
+NO_SESSION, NOTHING_FOUND = 2, 21
+DISCOVERY_CHAP, SESSION_CHAP = "discovery.sendtargets.auth", "node.session.auth"
+CHAP_KEYS = ("username", "password", "username_in", "password_in")
+
+_GO_NAMES = {
+    "volume": "VolName",
+    "portals": "Portals",
+    "iqn": "Iqn",
+    "lun": "Lun",
+    "first_interface": "InitIface",
+    "interface": "Iface",
+    "initiator": "InitiatorName",
+}
+
+
+class Target(Struct, frozen=True, kw_only=True, rename=_GO_NAMES):
+    """One disk of one target and the ways to it, in the form upstream writes into iscsi.json."""
+
+    volume: str
+    portals: tuple[str, ...]
+    """Each with its port, the main one first."""
+    iqn: str
+    lun: str
+    first_interface: str
+    """As configured on the host."""
+    interface: str
+    """The one used: a copy of the first when an initiator name is asked for."""
+    initiator: str = ""
+
+    def shares(self, other: Target) -> bool:
+        return (self.iqn, self.interface) == (other.iqn, other.interface)
+
+
+class NoTool(VolumeProblem):
+    """This host has no iscsiadm."""
+
+
+class Chap(Struct, frozen=True, kw_only=True):
+    discovery: bool = False
+    session: bool = False
+    secret: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    host: str
+    path: Path
+    interface: str
+    portals: frozenset[str]
+
+    def disks(self, lun: str = "*") -> list[str]:
+        return sorted(disk.name for disk in self.path.glob(f"target*/*:*:*:{lun}/block/*"))
+
+    @property
+    def number(self) -> int:
+        """Of the target on its host; 0 for all but cards that do the protocol themselves."""
+        text = read_attribute(self.path / "iscsi_session" / self.path.name / "target_id")
+        return int(text) if text.isdigit() else 0
+
+
+def portal_of(address: str, port: str) -> str:
+    """In one spelling, so that portals can be compared."""
+    bare = address.strip("[]")
+    try:
+        found = ipaddress.ip_address(bare)
+    except ValueError:
+        return f"{bare}:{port}"
+    return f"[{found}]:{port}" if found.version == 6 else f"{found}:{port}"
+
+
+def with_port(portal: str) -> str:
+    if portal.count(":") > 1 and not portal.startswith("["):
+        return portal_of(portal, str(PORT))  # a bare IPv6 address
+    head, colon, port = portal.rpartition(":")
+    return portal_of(head, port) if colon and not port.endswith("]") else portal_of(portal, str(PORT))
+
+
+class Sessions:
+    """Calls about one target come one after the other; see to that."""
+
+    def __init__(self, *, mounts: Mounts, disks: ScsiDisks) -> None:
+        self._mounts = mounts
+        self._disks = disks
+
+    # --- attach ---------------------------------------------------------------------------------
+
+    def attach(self, target: Target, chap: Chap) -> str:
+        """The device of the disk, with a session at every portal that answers."""
+        # Also proves that the interface, a word of the pod's author, is one of this host.
+        shown = self._admin("-m", "iface", "-I", target.first_interface, "-o", "show")
+        if target.initiator:
+            self._copy_interface(target, shown)
+        found: dict[str, str] = {}
+        problems: list[str] = []
+        for _ in range(ATTEMPTS):
+            for portal in [each for each in target.portals if each not in found]:
+                try:
+                    found[portal] = self._disk_at(portal, target, chap)
+                except (MountError, VolumeProblem) as error:
+                    problems.append(str(error))
+            if not found:
+                self._drop_interface(target)
+                raise VolumeProblem(f"cannot log in to {target.iqn}: {'; '.join(dict.fromkeys(problems))}")
+            if len(found) == len(target.portals):
+                break
+        if problems:
+            logger.warning("not all ways to a disk", extra={"target": target.iqn, "problems": problems})
+        several = MAP_SECONDS if len(target.portals) > 1 else 0.0
+        return self._disks.path(self._disks.combined(list(dict.fromkeys(found.values())), several))
+
+    def _disk_at(self, portal: str, target: Target, chap: Chap) -> str:
+        session = self._session(portal, target)
+        if session is None:
+            self._log_in(portal, target, chap)
+            session = self._session(portal, target)
+        if session is None:
+            raise VolumeProblem(f"no session with {portal} after logging in")
+        known = session
+        self._disks.scan_lun(known.host, known.number, int(target.lun))
+        found = self._disks.wait(lambda: known.disks(target.lun), APPEAR_SECONDS)
+        if not found:
+            raise VolumeProblem(
+                f"lun {target.lun} of {target.iqn} did not appear as a device within {APPEAR_SECONDS:.0f} s"
+            )
+        return found[0]
+
+    def _log_in(self, portal: str, target: Target, chap: Chap) -> None:
+        discovery = ("-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", target.interface)
+        self._try(*discovery, "-o", "new")
+        if chap.discovery:
+            self._set_chap(discovery, DISCOVERY_CHAP, chap.secret)
+        try:
+            self._admin(*discovery, "--discover")
+        except MountError:
+            self._try(*discovery, "-o", "delete")
+            raise
+        node = ("-m", "node", "-p", portal, "-T", target.iqn, "-I", target.interface)
+        # Neither all disks of the target at once, nor a login by itself at the next boot. Older tools know not all.
+        self._try(*node, "-o", "update", "-n", "node.session.scan", "-v", "manual")
+        self._try(*node, "-o", "update", "-n", "node.startup", "-v", "manual")
+        if chap.session:
+            self._set_chap(node, SESSION_CHAP, chap.secret)
+        try:
+            self._admin(*node, "--login", allow=(SESSION_EXISTS,))
+        except MountError:
+            self._try(*node, "-o", "delete")
+            raise
+
+    def _set_chap(self, where: tuple[str, ...], prefix: str, secret: Mapping[str, str]) -> None:
+        settings = {f"{prefix}.authmethod": "CHAP"}
+        settings |= {name: secret[name] for key in CHAP_KEYS if secret.get(name := f"{prefix}.{key}")}
+        for name, value in settings.items():
+            try:
+                self._admin(*where, "-o", "update", "-n", name, "-v", line(value, f"{name} in the secret"))
+            except MountError:
+                # The error shows the command, and with it a password.
+                raise VolumeProblem(f"iscsiadm refused the setting {name}") from None
+
+    def _copy_interface(self, target: Target, shown: str) -> None:
+        """An interface of its own with the initiator name asked for, else as the first one is."""
+        settings = {"iface.initiatorname": target.initiator}
+        for text in shown.splitlines():
+            name, _, value = text.partition(" = ")
+            if name.startswith("iface.") and value and value != "<empty>":
+                settings.setdefault(name, value.strip())
+        settings.pop("iface.iscsi_ifacename", None)
+        where = ("-m", "iface", "-I", target.interface)
+        self._admin(*where, "-o", "new", allow=(SESSION_EXISTS,))
+        try:
+            for name, value in sorted(settings.items()):
+                self._admin(*where, "-o", "update", "-n", name, "-v", value)
+        except MountError:
+            self._try(*where, "-o", "delete")
+            raise
+
+    def _drop_interface(self, target: Target) -> None:
+        if target.initiator:
+            self._try("-m", "iface", "-I", target.interface, "-o", "delete")
+
+    # --- detach ---------------------------------------------------------------------------------
+
+    def detach(self, target: Target, others: list[Target]) -> bool:
+        """Take the disk away and end the sessions that no other volume of this node has. To be repeated if it fails.
+
+        False when something else on this host uses the disk: then all stays.
+        """
+        sessions = [each for each in self._sessions(target.iqn) if each.interface in ("", target.interface)]
+        if not any(other.shares(target) and other.lun == target.lun for other in others):
+            disks = [disk for session in sessions for disk in session.disks(target.lun)]
+            if disks and not self._disks.take_away(disks):
+                return False
+        needed = {portal for other in others if other.shares(target) for portal in other.portals}
+        for session in sessions:
+            if any(self._disks.is_used(disk) for disk in session.disks()):
+                needed |= session.portals  # somebody else's, who logged in before us or by hand
+        for portal in target.portals:
+            if portal not in needed:
+                try:
+                    self._log_out(portal, target)
+                except NoTool:
+                    if sessions:
+                        raise
+                    return True  # then nobody ever logged in
+        if not needed:
+            self._drop_interface(target)
+        return True
+
+    def _log_out(self, portal: str, target: Target) -> None:
+        node = ("-m", "node", "-p", portal, "-T", target.iqn, "-I", target.interface)
+        self._admin(*node, "--logout", allow=(NO_SESSION, NOTHING_FOUND))
+        self._admin(*node, "-o", "delete", allow=(NO_SESSION, NOTHING_FOUND))
+
+    # --- what there is --------------------------------------------------------------------------
+
+    def _session(self, portal: str, target: Target) -> Session | None:
+        fits = (s for s in self._sessions(target.iqn) if portal in s.portals and s.interface in ("", target.interface))
+        return next(fits, None)
+
+    def _sessions(self, iqn: str) -> Iterator[Session]:
+        for path in sorted((self._disks.sys / "class/iscsi_host").glob("host*/device/session*")):
+            facts = path / "iscsi_session" / path.name
+            if read_attribute(facts / "targetname") != iqn:
+                continue
+            portals = frozenset(
+                portal_of(read_attribute(connection / f"{kind}address"), read_attribute(connection / f"{kind}port"))
+                for connection in path.glob("connection*/iscsi_connection/connection*")
+                for kind in ("", "persistent_")
+            )
+            yield Session(path.parent.parent.name, path, read_attribute(facts / "ifacename"), portals)
+
+    # --- iscsiadm -------------------------------------------------------------------------------
+
+    def _admin(self, *words: str, allow: Container[int] = ()) -> str:
+        try:
+            return self._mounts.run("iscsiadm", *words, seconds=TOOL_SECONDS, allow=allow)
+        except ToolMissing as error:
+            raise NoTool(f"iscsi volumes cannot be used: {error}") from error
+
+    def _try(self, *words: str) -> None:
+        """What need not succeed, because an older tool or an earlier try may be the reason."""
+        try:
+            self._admin(*words)
+        except MountError as error:
+            logger.info("iscsiadm refused", extra={"error": str(error)})
+
 
 RECORD = "iscsi.json"
 """Upstream's record of how to log out."""

@@ -1,22 +1,25 @@
-"""What volumes that are mounts of something else share: local, nfs, iscsi, fc.
+"""Volumes that are mounts of something else: the base class of local, nfs, iscsi and fc; local and nfs themselves.
 
-The pod's folder is a mount point and nothing more: on tear-down it is unmounted and removed only if it is empty
-then, so that data behind it is out of reach of any clean-up. A marker says that set-up was finished, so an agent
-that restarts does not walk a big volume for its fsGroup again.
+The pod's folder is only a mount point: tear-down unmounts it and removes it only if it is empty then, so that no
+clean-up can reach the data behind it. A marker records that set-up was finished, so that a restarted agent does not
+walk a big volume for its fsGroup again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.volumes import ownership
-from pykubelet.volumes.plugins.leftover import remove_empty
-from pykubelet.volumes.plugins.plugin import Files, PluginDefaults, SetUp, make_folder
-from pykubelet.volumes.problems import VolumeProblem
+from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.plugins.disks import DeviceMounts, Note
+from pykubelet.volumes.plugins.plugin import TOOL_SECONDS, Files, PluginDefaults, SetUp, make_folder, remove_empty
+from pykubelet.volumes.plugins.validation import fs_type, host, line
+from pykubelet.volumes.spec import LOCAL, NFS
 
 
 class MountedPlugin(PluginDefaults):
@@ -115,3 +118,72 @@ class MountedPlugin(PluginDefaults):
 
     def _marker(self, uid: str, folder: str) -> Path:
         return self._paths.plugin_data(uid, self.name, folder) / "ready"
+
+
+FORCE_AFTER = 60.0
+"""Seconds an unmount may wait for a server before it is forced."""
+
+
+class NfsVolume(MountedPlugin):
+    name = NFS
+    owned = False
+    relabels = False
+
+    def mount(self, task: SetUp, files: Files | None) -> None:
+        source = task.spec.volume.nfs
+        assert source is not None
+        server = host(source.server, "nfs.server")
+        shown = f"[{server}]" if ":" in server and not server.startswith("[") else server
+        options = (*task.spec.mount_options, "ro") if task.spec.read_only else task.spec.mount_options
+        exported = f"{shown}:{line(source.path or '', 'nfs.path')}"
+        self._mounts.by_tool(exported, task.path, fs_type="nfs", options=options, seconds=TOOL_SECONDS)
+
+    def unmount(self, path: Path) -> None:
+        self._mounts.unmount_forced(path, seconds=FORCE_AFTER)
+
+
+class LocalVolume(MountedPlugin):
+    name = LOCAL
+    first_pod_owns = True
+
+    def __init__(self, *, mounts: Mounts, paths: VolumePaths) -> None:
+        super().__init__(mounts=mounts, paths=paths)
+        self._top = paths.plugins / LOCAL / "mounts"
+        self._devices = DeviceMounts(mounts=mounts, paths=paths, plugin=LOCAL, top=self._top)
+
+    def using(self, task: SetUp) -> AbstractContextManager[None]:
+        return self._devices.used(task, Note(place=str(self._place(task))))
+
+    def mount(self, task: SetUp, files: Files | None) -> None:
+        source, mode = self._source(task)
+        if stat.S_ISDIR(mode):
+            options = task.spec.mount_options
+            self._mounts.bind(source, task.path, read_only=task.spec.read_only, options=options)
+            return
+        if not stat.S_ISBLK(mode):
+            raise VolumeProblem(f"local volume {source} is neither a directory nor a block device")
+        kind = fs_type(task.spec.local.fs_type if task.spec.local else None, "local.fsType")
+        self._devices.show(str(source), self._place(task), task, kind)
+
+    def device_of(self, task: SetUp, files: Files | None) -> str:
+        source, mode = self._source(task)
+        if not stat.S_ISBLK(mode):
+            raise VolumeProblem(f"local volume {source} is no block device")
+        return str(source)
+
+    def released(self, uid: str, folder: str) -> None:
+        # A disk of this node stays where it is.
+        self._devices.give_back(uid, folder, lambda place, record: True)
+
+    def _place(self, task: SetUp) -> Path:
+        return self._top / task.spec.persistent
+
+    def _source(self, task: SetUp) -> tuple[Path, int]:
+        path = (task.spec.local.path if task.spec.local else "") or ""
+        if ".." in path.split("/"):
+            raise VolumeProblem(f"local volume {path} must not contain '..'")
+        source = Path("/", path)  # as upstream takes a path without a slash
+        try:
+            return source, os.stat(source).st_mode
+        except OSError as error:
+            raise VolumeProblem(f"local volume {path}: {error.strerror}") from error

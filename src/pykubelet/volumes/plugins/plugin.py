@@ -1,8 +1,8 @@
-"""What every kind of volume can do, and what it is told when it does it.
+"""The interface of volume plugins, and what it is passed.
 
-A plugin gathers what it needs from the API server (async, no files), then sets up (blocking, files only), and
-later tears down knowing only the pod's uid and the folder's name, because after a restart nothing else is
-known. All three may be repeated at any time and after any interruption.
+A plugin gathers what it needs from the API server (async, no files), then sets up (blocking, files only), and later
+tears down knowing only the pod's uid and the folder's name, because after a restart nothing else is known. All three
+may be repeated at any time and after any interruption.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from pykubelet.api.types import Pod
+from pykubelet.clients.host.port import Mounts
 from pykubelet.model.pod import uid_of
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.spec import VolumeSpec
 
 FOLDER_MODE = 0o750
@@ -136,6 +138,24 @@ def make_folder(path: Path) -> None:
     except FileNotFoundError:
         make_folder(path.parent)
         make_folder(path)
+
+
+def unmount_below(mounts: Mounts, path: Path) -> None:
+    """Unmount all that is mounted at or below `path`, innermost first."""
+    prefix = f"{path}/"
+    points = {e.mount_point for e in mounts.table() if e.mount_point == str(path) or e.mount_point.startswith(prefix)}
+    for point in sorted(points, key=len, reverse=True):
+        mounts.unmount(Path(point))
+
+
+def remove_empty(path: Path) -> None:
+    """Remove a mount point; refuses when anything is in it, because then it is not ours to remove."""
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise VolumeProblem(f"cannot remove {path}: {error.strerror}") from error
 
 
 class PluginDefaults:

@@ -1,21 +1,22 @@
-"""All kinds of volumes this agent serves, by plugin name. A CSI plugin joins by `more`."""
+"""All volume plugins by name, with the two smallest: image volumes, and volumes of unknown plugins found on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
 from pykubelet.kit.clock import Clock
+from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.volumes.plugins.content import ConfigMapVolume, DownwardVolume, ProjectedVolume, SecretVolume
 from pykubelet.volumes.plugins.empty_dir import EmptyDir
 from pykubelet.volumes.plugins.fc import FcVolume
 from pykubelet.volumes.plugins.host_path import HostPath
-from pykubelet.volumes.plugins.image import ImageVolume
 from pykubelet.volumes.plugins.iscsi import IscsiVolume
-from pykubelet.volumes.plugins.local import LocalVolume
-from pykubelet.volumes.plugins.nfs import NfsVolume
-from pykubelet.volumes.plugins.plugin import VolumePlugin
+from pykubelet.volumes.plugins.mounted import LocalVolume, NfsVolume
+from pykubelet.volumes.plugins.plugin import Files, PluginDefaults, SetUp, VolumePlugin, remove_empty, unmount_below
+from pykubelet.volumes.plugins.projected import ConfigMapVolume, DownwardVolume, ProjectedVolume, SecretVolume
+from pykubelet.volumes.spec import IMAGE, VolumeSpec
 
 
 def make_plugins(
@@ -39,3 +40,38 @@ def make_plugins(
         FcVolume(mounts=mounts, paths=paths),
     ]
     return {plugin.name: plugin for plugin in (*plugins, *more)}
+
+
+class ImageVolume(PluginDefaults):
+    name = IMAGE
+    relabels = False
+
+    def is_quick(self, spec: VolumeSpec) -> bool:
+        return True
+
+    def where(self, path: Path, spec: VolumeSpec) -> Path:
+        return Path()
+
+    def always_read_only(self, spec: VolumeSpec) -> bool:
+        return True
+
+    def set_up(self, task: SetUp, files: Files | None) -> None:
+        """The runtime does it with the container."""
+
+    def tear_down(self, uid: str, folder: str) -> None:
+        """The runtime did it with the container."""
+
+
+class Leftover(PluginDefaults):
+    def __init__(self, name: str, *, mounts: Mounts, paths: VolumePaths) -> None:
+        self.name = name
+        self._mounts = mounts
+        self._paths = paths
+
+    def set_up(self, task: SetUp, files: Files | None) -> None:
+        raise VolumeProblem(f"no plugin {self.name} is registered on this node")
+
+    def tear_down(self, uid: str, folder: str) -> None:
+        path = self._paths.volume(uid, self.name, folder)
+        unmount_below(self._mounts, path)
+        remove_empty(path)

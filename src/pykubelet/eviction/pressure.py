@@ -1,0 +1,142 @@
+"""The node's pressure conditions, when to check the node again, and the kernel's memory notifications.
+
+The nearer a signal is to its threshold the sooner the next check: the pause is the time in which the distance could be
+used up at a rate no ordinary program reaches, at least one second and at most ten.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm, MemoryAlarms
+from pykubelet.eviction.thresholds import (
+    ALLOCATABLE,
+    INODE_SIGNALS,
+    MEMORY,
+    MEMORY_SIGNALS,
+    PIDS,
+    Observations,
+    observe,
+    value_of,
+)
+from pykubelet.model.signals import MemorySignal, NodeSignals
+from pykubelet.settings.thresholds import Threshold
+
+logger = logging.getLogger(__name__)
+
+
+class PressureBoard:
+    def __init__(self) -> None:
+        self._held: tuple[str, ...] = ()
+        self.on_change: Callable[[], None] = lambda: None
+
+    def held(self) -> tuple[str, ...]:
+        """Such as MemoryPressure; sorted."""
+        return self._held
+
+    def set(self, conditions: tuple[str, ...]) -> None:
+        if conditions != self._held:
+            self._held = conditions
+            self.on_change()
+
+
+SHORTEST: Final = 1.0
+LONGEST: Final = 10.0
+MEMORY_RATE: Final = 2 << 30
+DISK_RATE: Final = 512 << 20
+INODE_RATE: Final = 50_000
+PID_RATE: Final = 2_000
+
+
+def rate_of(signal: str) -> int:
+    """Units a second."""
+    if signal in MEMORY_SIGNALS:
+        return MEMORY_RATE
+    if signal == PIDS:
+        return PID_RATE
+    return INODE_RATE if signal in INODE_SIGNALS else DISK_RATE
+
+
+def next_look(thresholds: Sequence[Threshold], seen: Observations) -> float:
+    """Seconds; thresholds that are met already do not hurry anybody, acting on them has its own pace."""
+    pause = LONGEST
+    for each in thresholds:
+        observed = seen.get(each.signal)
+        if observed is None:
+            continue
+        distance = observed.available - value_of(each, observed)
+        if distance >= 0:
+            pause = min(pause, distance / rate_of(each.signal))
+    return max(SHORTEST, pause)
+
+
+def alarm_at(signal: str, thresholds: Sequence[Threshold], seen: Observations, memory: MemorySignal) -> int | None:
+    """The usage of the group, as the kernel counts it, at which its nearest threshold not yet met would be crossed."""
+    observed = seen.get(signal)
+    if observed is None:
+        return None
+    distances = [observed.available - value_of(each, observed) for each in thresholds if each.signal == signal]
+    ahead = [distance for distance in distances if distance >= 0]
+    return memory.usage + min(ahead) if ahead else None
+
+
+SAME = 16 << 20
+"""Bytes by which an alarm may be off before it is set anew."""
+
+
+class AlarmKeeper:
+    """One alarm for the machine and one for the group of all pods, as far as thresholds ask for them."""
+
+    def __init__(self, *, alarms: MemoryAlarms | None, groups: Mapping[str, str], wake: Callable[[], None]) -> None:
+        """`groups` is signal to cgroup. Without `alarms` nothing is ever set."""
+        self._alarms = alarms
+        self._groups = groups
+        self._wake = wake
+        self._set: dict[str, tuple[int, MemoryAlarm]] = {}
+        self._refused: set[str] = set()
+
+    @property
+    def active(self) -> frozenset[str]:
+        """Signals the kernel watches for us."""
+        return frozenset(self._set)
+
+    def update(self, thresholds: Sequence[Threshold], signals: NodeSignals) -> None:
+        seen = observe(signals)
+        for signal, memory in ((MEMORY, signals.memory), (ALLOCATABLE, signals.allocatable_memory)):
+            at = alarm_at(signal, thresholds, seen, memory) if memory is not None else None
+            if signal in self._refused or self._alarms is None:
+                continue
+            if signal in self._set and self._set[signal][1].is_over:
+                self._drop(signal)  # the group may have come again
+                if at is not None:
+                    self._arm(self._alarms, signal, at, for_good=False)
+            elif at is None:
+                self._drop(signal)
+            elif signal not in self._set or (self._alarms.by_usage and abs(self._set[signal][0] - at) > SAME):
+                self._drop(signal)
+                self._arm(self._alarms, signal, at)
+
+    def close(self) -> None:
+        for signal in list(self._set):
+            self._drop(signal)
+
+    def _arm(self, alarms: MemoryAlarms, signal: str, at: int, *, for_good: bool = True) -> None:
+        """`for_good`: what is refused now is not asked for again."""
+        try:
+            self._set[signal] = (at, alarms.watch(self._groups[signal], at, self._wake))
+        except AlarmRefused as error:
+            if not for_good:
+                logger.debug("no memory alarm for a group that is gone", extra={"signal": signal, "error": str(error)})
+                return
+            self._refused.add(signal)
+            logger.warning(
+                "the kernel gives no memory alarms; memory is looked at every 1 to 10 seconds instead",
+                extra={"signal": signal, "error": str(error)},
+            )
+
+    def _drop(self, signal: str) -> None:
+        known = self._set.pop(signal, None)
+        if known is not None:
+            known[1].close()

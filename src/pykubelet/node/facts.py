@@ -1,0 +1,217 @@
+"""Gathers what the Node's status is made from: machine, addresses, images, runtime, pressures, problems.
+
+A part that cannot be read leaves the rest unchanged and is logged once. Decides nothing about the status itself
+(setters.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.types import ContainerImage, NodeAddress
+from pykubelet.clients.host.port import Machine
+from pykubelet.kit.clock import Clock
+from pykubelet.model.errors import CriError, PykubeletError
+from pykubelet.model.events import EventSink
+from pykubelet.model.reasons import WARNING
+from pykubelet.model.runtime_status import Image, RuntimeConditions
+from pykubelet.node.addresses import AddressFinder
+from pykubelet.node.capacity import (
+    NO_DEVICES,
+    DeviceAmounts,
+    eviction_reserve,
+    machine_capacity,
+    missing_essentials,
+    reserved,
+)
+from pykubelet.node.setters import NodeFacts
+from pykubelet.settings.gates import Gates
+from pykubelet.settings.settings import Settings
+from pykubelet.settings.thresholds import eviction_thresholds
+
+logger = logging.getLogger(__name__)
+
+DECLARED_BY_GATE = (
+    "ExtendWebSocketsToKubelet",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+)
+
+
+class RuntimeView(Protocol):
+    @property
+    def conditions(self) -> RuntimeConditions: ...
+
+    def runtime_problem(self) -> str: ...
+
+    def network_problem(self) -> str: ...
+
+
+Problems = Callable[[], Sequence[str]]
+
+
+class FactsGatherer:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        machine: Machine,
+        addresses: AddressFinder,
+        images: ImageList,
+        runtime: RuntimeView,
+        runtime_version: str,
+        storage_size: Callable[[], int],
+        events: EventSink,
+        clock: Clock,
+        pressures: Callable[[], Collection[str]] = frozenset,
+        devices: Callable[[], DeviceAmounts] = lambda: NO_DEVICES,
+        volumes_in_use: Callable[[], Sequence[str] | None] = lambda: None,
+        runtime_problems: Problems = lambda: (),
+        other_problems: Problems = lambda: (),
+    ) -> None:
+        """`runtime_problems` come right after the runtime's own (PLEG), `other_problems` after the network's
+        (storage, shutdown)."""
+        self._settings = settings
+        self._machine = machine
+        self._addresses = addresses
+        self._images = images
+        self._runtime = runtime
+        self._runtime_version = runtime_version
+        self._storage_size = storage_size
+        self._events = events
+        self._clock = clock
+        self._pressures = pressures
+        self._devices = devices
+        self._volumes_in_use = volumes_in_use
+        self._runtime_problems = runtime_problems
+        self._other_problems = other_problems
+        self._complaints: dict[str, str] = {}
+
+    def problems(self) -> list[str]:
+        """Why the node is not ready, in upstream's order; empty when it is."""
+        found = [self._runtime.runtime_problem(), *self._runtime_problems()]
+        found += [self._runtime.network_problem(), *self._other_problems()]
+        return [problem for problem in found if problem]
+
+    async def facts(self, shown: Sequence[NodeAddress]) -> NodeFacts:
+        """The facts now; `shown` are the addresses the Node has."""
+        config, conditions = self._settings.config, self._runtime.conditions
+        capacity = machine_capacity(self._machine, config.cgroups, self._storage())
+        problems = self.problems()
+        if missing := missing_essentials(capacity):
+            problems.append(f"missing node capacity for resources: {', '.join(missing)}")
+        return NodeFacts(
+            machine=self._machine,
+            addresses=await self._find_addresses(shown),
+            capacity=capacity,
+            kept=self._kept(capacity),
+            devices=self._devices(),
+            runtime=self._runtime_version,
+            kubelet_version=self._settings.kubernetes_version,
+            port=config.server.port,
+            images=await self._list_images(),
+            handlers=conditions.handlers,
+            supplemental_groups_policy=conditions.supplemental_groups_policy,
+            declared_features=declared_features(self._settings.gates),
+            pressures=frozenset(self._pressures()),
+            problems=problems,
+            volumes_in_use=self._volumes_in_use(),
+            now=self._clock.now(),
+        )
+
+    def _kept(self, capacity: Mapping[str, Quantity]) -> list[Mapping[str, Quantity]]:
+        kept: list[Mapping[str, Quantity]] = [reserved(self._settings.config.reservations)]
+        if not self._settings.flags.experimental_allocatable_ignore_eviction:
+            kept.append(eviction_reserve(eviction_thresholds(self._settings.config.eviction), capacity))
+        return kept
+
+    def _storage(self) -> int | None:
+        try:
+            size = self._storage_size()
+        except OSError as error:
+            self._complain("storage", f"the size of the root folder's filesystem cannot be read: {error}")
+            return None
+        if size <= 0:
+            if self._complain("storage", "the root folder's filesystem has no size"):
+                self._events.node_event(WARNING, "InvalidDiskCapacity", "invalid capacity 0 on root filesystem")
+            return None
+        self._complaints.pop("storage", None)
+        return size
+
+    async def _find_addresses(self, shown: Sequence[NodeAddress]) -> list[NodeAddress] | None:
+        try:
+            found = await self._addresses.find(shown)
+        except (PykubeletError, OSError) as error:
+            self._complain("addresses", str(error))
+            return None
+        self._complaints.pop("addresses", None)
+        return found
+
+    async def _list_images(self) -> list[ContainerImage]:
+        try:
+            return await self._images.current()
+        except (CriError, TimeoutError) as error:
+            # Not even worth a complaint of its own: the runtime's trouble is in the Ready condition already.
+            logger.debug("the images cannot be listed", extra={"error": str(error)})
+            return self._images.last
+
+    def _complain(self, about: str, text: str) -> bool:
+        """Warn when this is news; True if it was."""
+        if self._complaints.get(about) == text:
+            return False
+        self._complaints[about] = text
+        logger.warning("part of the node's status cannot be set", extra={"part": about, "error": text})
+        return True
+
+
+def declared_features(gates: Gates) -> list[str]:
+    if not gates.enabled("NodeDeclaredFeatures"):
+        return []
+    return [name for name in DECLARED_BY_GATE if gates.enabled(name)]
+
+
+NAMES_KEPT = 5
+REFRESH_AFTER = 30.0
+ANSWER_WITHIN = 3.0
+
+
+class ImageLister(Protocol):
+    async def list_images(self, image: str | None = None) -> Sequence[Image]: ...
+
+
+def node_images(images: Iterable[Image], limit: int) -> list[ContainerImage]:
+    """At most `limit` images by size, -1 for all; each by its digests and then its tags."""
+    ranked = sorted(images, key=lambda image: -image.size_bytes)
+    kept = ranked if limit < 0 else ranked[:limit]
+    return [
+        ContainerImage(names=[*image.digests, *image.tags][:NAMES_KEPT], size_bytes=image.size_bytes) for image in kept
+    ]
+
+
+class ImageList:
+    def __init__(self, *, runtime: ImageLister, limit: int, clock: Clock) -> None:
+        self._runtime = runtime
+        self._limit = limit
+        self._clock = clock
+        self._images: list[ContainerImage] = []
+        self._read_at: float | None = None
+
+    @property
+    def last(self) -> list[ContainerImage]:
+        """What the runtime listed when it last answered."""
+        return self._images
+
+    async def current(self) -> list[ContainerImage]:
+        """The list, read anew when it is older than half a minute; raises CriError, TimeoutError."""
+        now = self._clock.monotonic()
+        if self._limit != 0 and (self._read_at is None or now - self._read_at >= REFRESH_AFTER):
+            self._read_at = now
+            # The node's status tells that a runtime hangs; it must not hang with it.
+            async with asyncio.timeout(ANSWER_WITHIN):
+                self._images = node_images(await self._runtime.list_images(), self._limit)
+        return self._images

@@ -1,0 +1,304 @@
+"""Reports out-of-memory kills: upstream's SystemOOM event on the node, and an event on the pod that was hit.
+
+Without it a killed child of a container that keeps running would go unnoticed, because no status changes. Kills are
+read from the kernel log as they happen; where that cannot be read, from the cgroups' counters, which give the container
+but not the process. Also sets the agent's own oom_score_adj. Does not cover the reason OOMKilled of a container that
+ended: the runtime reports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from pykubelet.api.types import Pod
+from pykubelet.clients.host.port import AlarmRefused, CgroupReader, KernelLog, MemoryAlarm, MemoryAlarms
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import HostCallStuck, host_calls
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.pod import PodUID, all_containers
+from pykubelet.model.reasons import WARNING
+from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+
+logger = logging.getLogger(__name__)
+
+REASON: Final = "OOMKilling"
+SYSTEM_REASON: Final = "SystemOOM"
+LOOK_AFTER: Final = 0.3
+"""Seconds until it shows whether the container outlived the process."""
+COUNT_PERIOD: Final = 10.0
+COUNT_WITHIN: Final = 60.0
+QUIET: Final = 5.0
+"""Seconds for which further kills in one container are only counted."""
+
+
+class KnownPods(Protocol):
+    def get(self, uid: PodUID) -> Pod | None: ...
+
+    def pods(self) -> list[Pod]: ...
+
+
+class Statuses(Protocol):
+    def uids(self) -> tuple[str, ...]: ...
+
+    def last_known(self, uid: str) -> PodRuntimeStatus: ...
+
+
+class Victim(Struct, frozen=True, kw_only=True):
+    """The container a killed process was in."""
+
+    uid: str
+    container: str
+    id: str
+
+
+class OwnScore(Struct, frozen=True, kw_only=True):
+    wanted: int
+    set: Callable[[int], None]
+
+
+class OomWatcher:
+    name = "oom watcher"
+
+    def __init__(
+        self,
+        *,
+        log: KernelLog,
+        alarms: MemoryAlarms | None,
+        groups: CgroupReader,
+        pods_group: str,
+        group_of: Callable[[Pod], str | None],
+        pods: KnownPods,
+        statuses: Statuses,
+        events: EventSink,
+        recorder: LifeRecorder,
+        clock: Clock,
+        own: OwnScore | None = None,
+    ) -> None:
+        self._log = log
+        self._alarms = alarms
+        self._groups = groups
+        self._pods_group = pods_group
+        self._group_of = group_of
+        self._pods = pods
+        self._statuses = statuses
+        self._events = events
+        self._recorder = recorder
+        self._clock = clock
+        self._own = own
+        self._reader = KillReader()
+        self._counts: dict[str, int] = {}
+        self._news: list[tuple[Victim, int, str]] = []
+        self._told: dict[str, tuple[float, int]] = {}
+        """Container id to when it was last told, and how many kills were kept back since."""
+
+    async def run(self) -> None:
+        self._protect()
+        async with TaskSet("oom watcher", on_error=_task_failed) as tasks:
+            try:
+                end = self._log.follow(lambda line: self._line(line, tasks))
+            except AlarmRefused as error:
+                logger.warning(
+                    "the kernel's log cannot be read; out-of-memory kills are taken from the groups' counters, "
+                    "without the names of processes",
+                    extra={"error": str(error)},
+                )
+                await self._count_for_ever()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                end()
+
+    def _protect(self) -> None:
+        if self._own is None:
+            return
+        try:
+            self._own.set(self._own.wanted)
+        except AlarmRefused as error:
+            logger.warning(
+                "the agent cannot be kept from being killed when memory is out (oomScoreAdj)",
+                extra={"wanted": self._own.wanted, "error": str(error)},
+            )
+
+    # --- from the kernel's log ------------------------------------------------------------------
+
+    def _line(self, line: str, tasks: TaskSet) -> None:
+        kill = self._reader.read(line)
+        if kill is None:
+            return
+        logger.warning(
+            "the kernel killed a process for memory",
+            extra={"victim": kill.process, "victim_pid": kill.pid, "group": kill.group, "limit_of": kill.limit},
+        )
+        if kill.limit == "/":
+            text = f"System OOM encountered, victim process: {kill.process}, pid: {kill.pid}"
+            self._events.node_event(WARNING, SYSTEM_REASON, text)
+        victim = find_victim(kill.group, self._statuses)
+        if victim is not None:
+            tasks.spawn(self._tell_later(kill, victim), name=f"oom {kill.pid}")
+
+    async def _tell_later(self, kill: Kill, victim: Victim) -> None:
+        await self._clock.sleep(LOOK_AFTER)
+        self._tell(victim, f"process {kill.process} (pid {kill.pid})", whose_limit(kill, victim), kill.group)
+
+    def _tell(self, victim: Victim, process: str, limit: str, group: str) -> None:
+        pod = self._pods.get(PodUID(victim.uid))
+        if pod is None:
+            return
+        last, kept_back = self._told.get(victim.id, (float("-inf"), 0))
+        if self._clock.monotonic() - last < QUIET:
+            self._told[victim.id] = (last, kept_back + 1)
+            return
+        self._told = {
+            key: value for key, value in self._told.items() if self._clock.monotonic() - value[0] < QUIET * 60
+        }
+        self._told[victim.id] = (self._clock.monotonic(), 0)
+        lives = self._lives_on(victim, group)
+        then = "which runs on without it" if lives else "which ends with it"
+        text = f"Out of memory: the kernel killed {process} of container {victim.container}, {then} ({limit})"
+        if kept_back:
+            text += f"; {kept_back} more were killed since the last event"
+        kind = next((kind for kind, each in all_containers(pod) if each.name == victim.container), None)
+        path = kind.field_path(victim.container) if kind is not None else ""
+        self._events.pod_event(pod, WARNING, REASON, text, field_path=path)
+        reason = "ChildKilled" if lives else "Killed"
+        self._recorder.fail(
+            victim.uid, Step.OOM, victim.container, reason=reason, message=f"{process} was killed: {limit}"
+        )
+
+    def _lives_on(self, victim: Victim, group: str) -> bool:
+        seen = self._statuses.last_known(victim.uid)
+        runs = any(each.id == victim.id and each.state is ContainerState.RUNNING for each in seen.containers)
+        return runs and (bool(self._groups.processes(group)) if self._groups.exists(group) else not group)
+
+    # --- from counters --------------------------------------------------------------------------
+
+    async def _count_for_ever(self) -> None:
+        changed = Signal()
+        alarm = self._watch_groups(changed.set)
+        try:
+            while True:
+                try:
+                    await host_calls.run(self._count, name="counting kills", key="all pods", within=COUNT_WITHIN)
+                except HostCallStuck as error:
+                    logger.warning("out-of-memory kills cannot be counted", extra={"problem": str(error)})
+                    self._news = []
+                for victim, more, group in self._news:
+                    self._tell(victim, "a process" if more == 1 else f"{more} processes", "its memory limit", group)
+                await changed.wait(at_most=COUNT_PERIOD)
+                if alarm is not None and alarm.is_over:
+                    alarm.close()
+                    alarm = self._watch_groups(changed.set)
+        finally:
+            if alarm is not None:
+                alarm.close()
+
+    def _watch_groups(self, wake: Callable[[], None]) -> MemoryAlarm | None:
+        """v2 tells when anything below the group of all pods is killed; with v1 the period has to do."""
+        if self._alarms is None:
+            return None
+        try:
+            return self._alarms.watch(self._pods_group, 1 << 62, wake)
+        except AlarmRefused:
+            return None
+
+    def _count(self) -> None:
+        """In a thread. The first sight of a container is where counting begins."""
+        self._news = []
+        counts: dict[str, int] = {}
+        for victim, group in self._running_groups():
+            now = self._groups.oom_kills(group)
+            if now is None:
+                continue
+            counts[victim.id] = now
+            if victim.id in self._counts and now > self._counts[victim.id]:
+                self._news.append((victim, now - self._counts[victim.id], group))
+        self._counts = counts
+
+    def _running_groups(self) -> Sequence[tuple[Victim, str]]:
+        found = []
+        for pod in self._pods.pods():
+            parent = self._group_of(pod)
+            uid = pod.metadata.uid or ""
+            if parent is None:
+                continue
+            for each in self._statuses.last_known(uid).running():
+                group = self._groups.locate(parent, each.id)
+                if group is not None:
+                    found.append((Victim(uid=uid, container=each.name, id=each.id), group))
+        return found
+
+
+def find_victim(group: str, statuses: Statuses) -> Victim | None:
+    """The container whose id the path of the group holds; None for groups that are no container's."""
+    for uid in statuses.uids():
+        for each in statuses.last_known(uid).containers:
+            if each.id and each.id in group:
+                return Victim(uid=uid, container=each.name, id=each.id)
+    return None
+
+
+def whose_limit(kill: Kill, victim: Victim) -> str:
+    """What was out: the container's own memory, that of something above it, or the machine's."""
+    if kill.limit == "/":
+        return "the machine was out of memory"
+    if victim.id in kill.limit:
+        return "it hit its memory limit"
+    if victim.uid in kill.limit or victim.uid.replace("-", "_") in kill.limit:
+        return "the pod hit its memory limit"
+    return "all pods together hit their memory limit"
+
+
+def _task_failed(error: BaseException) -> None:
+    logger.error("a kill could not be told", extra={"error": str(error)})
+
+
+MODERN: Final = re.compile(
+    r"^oom-kill:constraint=(?P<constraint>[^,]*),nodemask=.*,mems_allowed=.*?,"
+    r"(?:global_oom|oom_memcg=(?P<limit>.*?)),task_memcg=(?P<group>.*?),task=(?P<comm>.*),pid=(?P<pid>\d+),uid=\d+$"
+)
+OLD_GROUP: Final = re.compile(r"^Task in (?P<group>.*) killed as a result of limit of (?P<limit>.*)$")
+KILLED: Final = re.compile(r"(?:^|: )Killed process (?P<pid>\d+),? \((?P<comm>.*?)\)")
+
+
+class Kill(Struct, frozen=True, kw_only=True):
+    process: str
+    """Its name, as the kernel keeps it: 15 characters at most."""
+    pid: int
+    group: str
+    """The cgroup the process was in."""
+    limit: str
+    """The cgroup whose limit was hit; '/' when the machine itself was out of memory."""
+
+
+class KillReader:
+    """Turns lines into kills; remembers only what an older kernel said in the line before."""
+
+    def __init__(self) -> None:
+        self._group: re.Match[str] | None = None
+        self._told: int | None = None
+        """The pid that a modern line told; the line that follows it repeats it."""
+
+    def read(self, line: str) -> Kill | None:
+        if (found := MODERN.match(line)) is not None:
+            self._group, self._told = None, int(found["pid"])
+            return Kill(process=found["comm"], pid=int(found["pid"]), group=found["group"], limit=found["limit"] or "/")
+        if (found := OLD_GROUP.match(line)) is not None:
+            self._group = found
+            return None
+        if (found := KILLED.search(line)) is None:
+            return None
+        group, self._group = self._group, None
+        if self._told == int(found["pid"]):
+            self._told = None
+            return None
+        where, limit = (group["group"], group["limit"]) if group is not None else ("/", "/")
+        return Kill(process=found["comm"], pid=int(found["pid"]), group=where, limit=limit)

@@ -1,0 +1,345 @@
+"""Graceful node shutdown: ends all pods in order when the machine goes down, announced by logind or by a command.
+
+Pods are grouped by priority; groups end one after the other from the lowest priority, each within its own seconds. A
+group is finished when its pods have released everything and the API server has their statuses. From the first moment
+the node is not ready and admits no pods. After the reboot pods that ended by the shutdown and were replaced by their
+controller are deleted. Does not cover delaying the shutdown (shutdown_inhibitor.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+from msgspec import Struct, field
+
+from pykubelet.api.types import Pod, PodStatus
+from pykubelet.clients.kube.port import KubeClient
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.files import write_atomic
+from pykubelet.kit.metrics import Registry
+from pykubelet.model.disruption import mark_disrupted
+from pykubelet.model.errors import ApiConflict, ApiNotFound
+from pykubelet.model.events import EventSink
+from pykubelet.model.pod import (
+    deletion_requested,
+    is_mirror,
+    is_static,
+    is_terminal_phase,
+    name_of,
+    namespace_of,
+    readable,
+    uid_of,
+)
+from pykubelet.model.reasons import NORMAL
+from pykubelet.settings.schema_resources import ShutdownSettings
+
+logger = logging.getLogger(__name__)
+
+CRITICAL = 2_000_000_000
+"""Priority of system-cluster-critical, the lowest of the critical ones."""
+DEFAULT_GRACE = 30
+TELL_WITHIN = 3.0
+"""Seconds beyond a class's own for its last statuses to reach the API server; once more for the Node's at the end."""
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """One class: pods of at least this priority, up to the next class, and the seconds they get."""
+
+    priority: int
+    seconds: float
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    turn: Turn
+    pods: list[Pod] = field(default_factory=list)
+
+
+def two_turns(whole: float, critical: float) -> tuple[Turn, ...]:
+    """Ordinary pods first, critical ones with what is set aside for them."""
+    return (Turn(priority=0, seconds=whole - critical), Turn(priority=CRITICAL, seconds=critical))
+
+
+def turns_of(settings: ShutdownSettings) -> tuple[Turn, ...]:
+    """The classes that the settings ask for, lowest priority first; none when they leave shutdowns alone."""
+    if settings.shutdown_grace_period_by_pod_priority:
+        told = [
+            Turn(priority=each.priority, seconds=float(each.shutdown_grace_period_seconds))
+            for each in settings.shutdown_grace_period_by_pod_priority
+        ]
+        return tuple(sorted(told, key=lambda turn: turn.priority))
+    if settings.shutdown_grace_period <= 0:
+        return ()
+    return two_turns(settings.shutdown_grace_period, settings.shutdown_grace_period_critical_pods)
+
+
+def whole_time(turns: Sequence[Turn]) -> float:
+    """For how long the machine must be held up at most, telling included: else the last class is cut short."""
+    return sum(turn.seconds + TELL_WITHIN for turn in turns) + (TELL_WITHIN if turns else 0.0)
+
+
+def groups_of(turns: Sequence[Turn], pods: Iterable[Pod]) -> list[Group]:
+    """Each pod goes with the highest class that is not above it; below the lowest class it goes with that one."""
+    groups = [Group(turn=turn) for turn in turns]
+    for pod in pods:
+        priority = pod.spec.priority or 0
+        fitting = [group for group in groups if group.turn.priority <= priority]
+        (fitting[-1] if fitting else groups[0]).pods.append(pod)
+    return groups
+
+
+def grace_of(pod: Pod, turn: Turn) -> int:
+    """Seconds a pod's containers get: its own grace, no longer than its class has."""
+    own = pod.spec.termination_grace_period_seconds
+    own = DEFAULT_GRACE if own is None else own
+    # 0 would mean "as the pod likes" further down.
+    return max(1, min(own, int(turn.seconds)))
+
+
+FILE = "graceful_node_shutdown_state"
+TOO_FINE = re.compile(r"(\.\d{6})\d+")
+NEVER = "0001-01-01T00:00:00Z"
+
+
+class ShutdownTimes(Struct, frozen=True, kw_only=True):
+    """Unix seconds; 0 = not yet."""
+
+    started: float = 0.0
+    ended: float = 0.0
+
+
+class ShutdownRecord:
+    def __init__(self, path: Path, *, metrics: Registry) -> None:
+        self._path = path
+        self._started = metrics.gauge(
+            "kubelet_graceful_shutdown_start_time_seconds", "When the last orderly shutdown began, in unix seconds."
+        )
+        self._ended = metrics.gauge(
+            "kubelet_graceful_shutdown_end_time_seconds", "When the last orderly shutdown was through, in unix seconds."
+        )
+
+    def load(self) -> ShutdownTimes:
+        """What an earlier life wrote; shown in the metrics until the next shutdown."""
+        try:
+            raw = json.loads(self._path.read_bytes())
+            times = ShutdownTimes(started=_seconds(raw["startTime"]), ended=_seconds(raw["endTime"]))
+        except FileNotFoundError:
+            return ShutdownTimes()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning(
+                "the record of the last shutdown cannot be read", extra={"path": str(self._path), "error": str(error)}
+            )
+            return ShutdownTimes()
+        self._show(times)
+        return times
+
+    def save(self, times: ShutdownTimes) -> None:
+        self._show(times)
+        text = json.dumps({"startTime": _text(times.started), "endTime": _text(times.ended)})
+        try:
+            write_atomic(self._path, text.encode(), mode=0o644)
+        except OSError as error:
+            logger.warning(
+                "the record of this shutdown cannot be written", extra={"path": str(self._path), "error": str(error)}
+            )
+
+    def _show(self, times: ShutdownTimes) -> None:
+        self._started.set(times.started)
+        self._ended.set(times.ended)
+
+
+def _text(seconds: float) -> str:
+    if not seconds:
+        return NEVER
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _seconds(text: object) -> float:
+    if text == NEVER:
+        return 0.0
+    # Go writes nanoseconds and the machine's time zone; Python reads microseconds at most.
+    return datetime.fromisoformat(TOO_FINE.sub(r"\1", str(text))).timestamp()
+
+
+REASON, MESSAGE = "Terminated", "Pod was terminated in response to imminent node shutdown."
+EVENT = "Shutdown"
+NOT_READY = "node is shutting down"
+LOOK_EVERY = 0.05
+
+MarkStatus = Callable[[PodStatus], None]
+
+
+class RunningPods(Protocol):
+    """What the sequence needs of the pods' workers."""
+
+    def active(self) -> Sequence[Pod]:
+        """Pods that are not over yet."""
+        ...
+
+    def end(self, pod: Pod, grace: int, mark: MarkStatus) -> None:
+        """Begin to stop a pod; returns at once."""
+        ...
+
+    def again(self, pod: Pod) -> None:
+        """Start a pod anew if nobody else would."""
+        ...
+
+    def is_over(self, uid: str) -> bool:
+        """Whether nothing of it is left: containers, volumes, cgroup."""
+        ...
+
+    def is_stopped(self, uid: str) -> bool:
+        """Whether none of its containers runs."""
+        ...
+
+
+class ShutdownOutcome(Struct, frozen=True, kw_only=True):
+    """How it went, for people."""
+
+    stopped: Sequence[str]
+    left: Sequence[str]
+    """Pods that did not end in their time."""
+    seconds: float
+
+
+class ShutdownManager:
+    def __init__(
+        self,
+        *,
+        pods: RunningPods,
+        record: ShutdownRecord,
+        events: EventSink,
+        clock: Clock,
+        tell_node: Callable[[], None] = lambda: None,
+        node_told: Callable[[], bool] = lambda: True,
+        untold: Callable[[Collection[str]], Collection[str]] = lambda uids: (),
+    ) -> None:
+        """`tell_node`: the Node's status has changed; `node_told`: the API server shows it as not ready.
+        `untold`: which pods' statuses the API server lacks."""
+        self._pods = pods
+        self._record = record
+        self._events = events
+        self._clock = clock
+        self._tell_node = tell_node
+        self._node_told = node_told
+        self._untold = untold
+        self._shutting_down = False
+        self._ended: dict[str, Pod] = {}
+
+    @property
+    def shutting_down(self) -> bool:
+        return self._shutting_down
+
+    def problems(self) -> Sequence[str]:
+        """Why the node is not ready on our account."""
+        return (NOT_READY,) if self._shutting_down else ()
+
+    async def shut_down(self, turns: Sequence[Turn]) -> ShutdownOutcome:
+        """Run the whole sequence. Asked again while it runs, the later one ends the pods that are left its own way."""
+        begun = self._clock.monotonic()
+        started = self._clock.now()
+        if not self._shutting_down:
+            self._shutting_down = True
+            self._events.node_event(NORMAL, EVENT, "Shutdown manager detected shutdown event")
+            self._record.save(ShutdownTimes(started=started))
+        self._tell_node()
+        pods = list(self._pods.active())
+        logger.info("the machine goes down: stopping pods", extra={"pods": len(pods)})
+        for group in groups_of(turns, pods) if turns else []:
+            await self._end_group(group)
+        await self._until(self._node_told, self._clock.monotonic() + TELL_WITHIN)
+        left = [readable(pod) for pod in pods if not self._pods.is_stopped(uid_of(pod))]
+        if left:
+            logger.warning("pods did not end before the machine goes down", extra={"pods": ", ".join(left)})
+        self._record.save(ShutdownTimes(started=started, ended=self._clock.now()))
+        seconds = self._clock.monotonic() - begun
+        logger.info("pods are stopped, the machine may go down", extra={"seconds": f"{seconds:.1f}"})
+        stopped = [readable(pod) for pod in pods if readable(pod) not in left]
+        return ShutdownOutcome(stopped=stopped, left=left, seconds=seconds)
+
+    def cancel(self) -> None:
+        """The machine does not go down after all: take pods again, and start those that no controller makes anew."""
+        if not self._shutting_down:
+            return
+        self._shutting_down = False
+        self._events.node_event(NORMAL, EVENT, "Shutdown manager detected shutdown cancellation")
+        self._tell_node()
+        for pod in self._ended.values():
+            self._pods.again(pod)
+        self._ended.clear()
+
+    async def _end_group(self, group: Group) -> None:
+        if not group.pods:
+            return
+        end = self._clock.monotonic() + group.turn.seconds
+        for pod in group.pods:
+            self._pods.end(pod, grace_of(pod, group.turn), self._mark)
+            self._ended[uid_of(pod)] = pod
+        logger.info(
+            "stopping a class of pods",
+            extra={"priority": group.turn.priority, "pods": len(group.pods), "seconds": group.turn.seconds},
+        )
+        uids = [uid_of(pod) for pod in group.pods]
+        await self._until(lambda: all(self._pods.is_over(uid) for uid in uids), end)
+        # Before the next class: the API server itself may be a pod of it.
+        await self._told(uids, max(end, self._clock.monotonic() + TELL_WITHIN))
+
+    async def _told(self, uids: Sequence[str], end: float) -> None:
+        await self._until(lambda: not self._untold(uids), end)
+        if late := self._untold(uids):
+            logger.warning("the API server was not told of all pods that ended", extra={"pods": len(late)})
+
+    async def _until(self, holds: Callable[[], bool], end: float) -> None:
+        while not holds() and self._clock.monotonic() < end:
+            await self._clock.sleep(LOOK_EVERY)
+
+    def _mark(self, status: PodStatus) -> None:
+        if status.phase != "Succeeded":
+            status.phase = "Failed"
+        status.reason, status.message = REASON, MESSAGE
+        mark_disrupted(status, MESSAGE, at=self._clock.now())
+
+
+REPLACING: Final = frozenset({"ReplicaSet", "ReplicationController", "DaemonSet", "StatefulSet"})
+"""Controllers that have made another pod in place of the dead one."""
+REFUSED: Final = "NodeShutdown"
+
+
+class Leftovers:
+    def __init__(
+        self,
+        *,
+        client: KubeClient,
+        pods: Callable[[], Iterable[Pod]],
+        is_over: Callable[[str], bool],
+        shutting_down: Callable[[], bool],
+    ) -> None:
+        """`pods` as the API server has them; `is_over(uid)`: nothing of the pod is left here."""
+        self._client = client
+        self._pods = pods
+        self._is_over = is_over
+        self._shutting_down = shutting_down
+
+    async def sweep(self) -> None:
+        """One pass; a chore of housekeeping. Raises ApiError."""
+        if self._shutting_down():
+            return
+        for pod in [each for each in self._pods() if is_leftover(each) and self._is_over(uid_of(each))]:
+            try:
+                await self._client.delete(Pod, name_of(pod), namespace_of(pod), grace_seconds=0, uid=uid_of(pod))
+            except (ApiNotFound, ApiConflict):
+                continue  # gone already, or another pod has its name
+            logger.info("a pod that ended by the last shutdown is deleted", extra={"pod": readable(pod)})
+
+
+def is_leftover(pod: Pod) -> bool:
+    status = pod.status
+    ended = status.reason == REFUSED or (status.reason == REASON and status.message == MESSAGE)
+    if not is_terminal_phase(status.phase) or not ended or deletion_requested(pod) or is_static(pod) or is_mirror(pod):
+        return False
+    return any(owner.controller and owner.kind in REPLACING for owner in pod.metadata.owner_references)

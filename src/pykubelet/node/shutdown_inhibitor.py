@@ -1,0 +1,108 @@
+"""Holds up a shutdown of the machine until its pods have ended: the lock at logind, and its announcements.
+
+Registers again whenever the bus or logind went away, and looks first whether a shutdown was announced meanwhile. A
+machine without logind is told once and works without (the command `pykubelet shutdown` does the same). Does not cover
+what is done with the time (manager.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from pykubelet.clients.dbus.port import BusDown, BusRefused, DelayLock, Logind, LogindSession, Notice
+from pykubelet.kit.clock import Clock
+from pykubelet.node.shutdown import ShutdownOutcome, Turn, whole_time
+
+logger = logging.getLogger(__name__)
+
+RECONNECT = 1.0
+LONGEST_WAIT = 30.0
+RELOAD_PAUSE, RELOAD_TRIES = 0.1, 5
+
+
+class DelayTooShort(Exception):
+    """logind does not let us hold up a shutdown for as long as the settings ask."""
+
+
+class ShutdownSequence(Protocol):
+    async def shut_down(self, turns: Sequence[Turn]) -> ShutdownOutcome: ...
+
+    def cancel(self) -> None: ...
+
+
+class ShutdownWatch:
+    name = "shutdown-watch"
+
+    def __init__(self, *, logind: Logind, manager: ShutdownSequence, turns: Sequence[Turn], clock: Clock) -> None:
+        self._logind = logind
+        self._manager = manager
+        self._turns = turns
+        self._clock = clock
+        self._told = ""
+        self._wait = RECONNECT
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with self._logind.session() as session:
+                    await self._serve(session)
+            except (BusDown, BusRefused, DelayTooShort, OSError) as error:
+                self._complain(str(error))
+            await self._clock.sleep(self._wait)
+            # A machine without logind need not be asked every second for ever.
+            self._wait = min(self._wait * 2, LONGEST_WAIT)
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._told:
+            self._told = problem
+            logger.warning(
+                "shutdowns of this machine cannot be held up, pods may be cut off; will retry", extra={"error": problem}
+            )
+
+    async def _serve(self, session: LogindSession) -> None:
+        # Announced before we listened, for instance while the agent was being restarted: no lock is given any more.
+        if await session.is_shutting_down():
+            await self._manager.shut_down(self._turns)
+            lock = None
+        else:
+            lock = await self._register(session)
+        try:
+            while True:
+                notice = await session.next_notice()
+                if notice is Notice.SHUTDOWN:
+                    await self._manager.shut_down(self._turns)
+                elif notice is Notice.CANCELLED:
+                    self._manager.cancel()
+                if lock is not None:
+                    lock.release()
+                if notice is not Notice.SHUTDOWN:
+                    lock = await self._register(session)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    async def _register(self, session: LogindSession) -> DelayLock:
+        await self._see_to_delay(session)
+        lock = await session.delay_shutdown()
+        self._told, self._wait = "", RECONNECT
+        logger.info("shutdowns of this machine wait for its pods", extra={"seconds": whole_time(self._turns)})
+        return lock
+
+    async def _see_to_delay(self, session: LogindSession) -> None:
+        wanted, allowed = whole_time(self._turns), await session.max_delay()
+        if allowed >= wanted:
+            return
+        await session.raise_max_delay(wanted)
+        pause = RELOAD_PAUSE
+        for _ in range(RELOAD_TRIES):
+            allowed = await session.max_delay()
+            if allowed >= wanted:
+                return
+            await self._clock.sleep(pause)
+            pause *= 2
+        raise DelayTooShort(
+            f"the pods' grace periods at shutdown need {wanted:g}s, but logind holds up shutdowns for {allowed:g}s "
+            "at most (InhibitDelayMaxSec) and did not take our setting"
+        )

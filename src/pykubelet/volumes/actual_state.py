@@ -1,0 +1,207 @@
+"""Actual state of world: what is mounted for each pod, whether it is still desired, and what went wrong with it.
+
+One entry per volume. `state` says what may be on disk; with `wanted` and `stale` it determines `next_step`. Only
+synchronous code changes entries. After a restart the mount table and the folders are the truth (reconstruct.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pykubelet.api.types import Pod
+from pykubelet.kit.mailbox import Signal
+from pykubelet.volumes.desired_state import ObjectKey, Use
+from pykubelet.volumes.spec import VolumeSpec
+
+NO_OBJECTS: frozenset[ObjectKey] = frozenset()
+
+
+class State(enum.Enum):
+    ABSENT = "absent"
+    """Nothing of it is on disk."""
+    UNCERTAIN = "uncertain"
+    """Something may be: set-up failed half-way, or it was found after a restart."""
+    MOUNTED = "mounted"
+    STAGED = "staged"
+    """Gone from the pod, but the node may still have it: it is in use, and nobody waits for it."""
+
+
+class Step(enum.Enum):
+    MOUNT = "volume_mount"
+    REFRESH = "volume_refresh"
+    UNMOUNT = "volume_unmount"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class VolumeEntry:
+    uid: str
+    name: str
+    """As the pod calls it; for one found after a restart, its folder."""
+    state: State = State.ABSENT
+    pod: Pod | None = None
+    """The pod that wants it, as last seen; None when nobody does."""
+    use: Use | None = None
+    spec: VolumeSpec | None = None
+    """Once known; kept for tear-down when nobody wants it any more."""
+    objects: frozenset[ObjectKey] = NO_OBJECTS
+    stale: bool = False
+    """Content changed at its source: set up again although mounted."""
+    refreshed_at: float = 0.0
+    failures: int = 0
+    problem: str = ""
+    next_try: float = 0.0
+    begun_at: float | None = None
+    """When the operation under way began; None when none is."""
+    driven: bool = False
+    wake: Signal = field(default_factory=Signal)
+    scope: asyncio.Timeout | None = None
+    """Around the part of an operation that may be cut short when the pod goes."""
+    stuck: asyncio.Future[None] | None = None
+    """Blocking work that outlived its deadline; nothing else is begun before it returns."""
+
+    @property
+    def wanted(self) -> bool:
+        return self.pod is not None
+
+    @property
+    def in_pod(self) -> bool:
+        """Whether anything of it may be below the pod's folder."""
+        return self.state in (State.UNCERTAIN, State.MOUNTED)
+
+    def next_step(self) -> Step | None:
+        if self.wanted:
+            if self.state is not State.MOUNTED:
+                return Step.MOUNT
+            return Step.REFRESH if self.stale else None
+        return Step.UNMOUNT if self.state is not State.ABSENT else None
+
+    def wait_for(self, whom: str) -> None:
+        """Whom the operation under way waits for; shown until it ends."""
+        self.problem = whom
+
+    def retry_now(self) -> None:
+        """Something changed for the better: forget the wait."""
+        self.failures = 0
+        self.next_try = 0.0
+        self.wake.set()
+
+    def drop(self) -> None:
+        """Nobody wants it any more; an operation waiting for the API server is cut short."""
+        self.pod = None
+        self.stale = False
+        self.problem = ""
+        self.retry_now()
+        if self.scope is not None:
+            self.scope.reschedule(0)
+
+
+def tell(entry: VolumeEntry, now: float) -> str:
+    """`volume cfg: configmap default/web not found, 3rd try, next in 4 s`"""
+    text = f"volume {entry.name}: {entry.problem or 'not finished'}"
+    if entry.failures:
+        text += f", {ordinal(entry.failures)} try"
+    if entry.begun_at is not None:
+        return f"{text}, trying for {now - entry.begun_at:.0f} s"
+    return f"{text}, next in {max(0.0, entry.next_try - now):.0f} s" if entry.problem else text
+
+
+def ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(number % 10, 'th')}"
+
+
+@dataclass(slots=True, eq=False)
+class PodVolumes:
+    uid: str
+    entries: dict[str, VolumeEntry] = field(default_factory=dict)
+    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def unmounted(self) -> list[VolumeEntry]:
+        return [entry for entry in self.entries.values() if entry.wanted and entry.state is not State.MOUNTED]
+
+    def leftover(self) -> list[VolumeEntry]:
+        """In the pod although nobody wants them."""
+        return [entry for entry in self.entries.values() if not entry.wanted and entry.in_pod]
+
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._waiters)
+
+    def changed(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    async def wait_change(self, at_most: float) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await asyncio.wait({waiter}, timeout=at_most)
+        finally:
+            waiter.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+
+class VolumeTable:
+    """All pods' volumes, and which of them hang on an object."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, PodVolumes] = {}
+        self._by_object: dict[ObjectKey, set[VolumeEntry]] = {}
+
+    def of(self, uid: str) -> PodVolumes:
+        record = self.pods.get(uid)
+        if record is None:
+            record = self.pods[uid] = PodVolumes(uid)
+        return record
+
+    def entries(self) -> Iterator[VolumeEntry]:
+        for record in self.pods.values():
+            yield from record.entries.values()
+
+    def hang_on(self, entry: VolumeEntry, objects: frozenset[ObjectKey]) -> None:
+        if entry.objects == objects:
+            return
+        for key in entry.objects - objects:
+            known = self._by_object[key]
+            known.discard(entry)
+            if not known:
+                del self._by_object[key]
+        for key in objects - entry.objects:
+            self._by_object.setdefault(key, set()).add(entry)
+        entry.objects = objects
+
+    def hanging_on(self, key: ObjectKey) -> list[VolumeEntry]:
+        return list(self._by_object.get(key, ()))
+
+    def remove(self, entry: VolumeEntry) -> None:
+        self.hang_on(entry, NO_OBJECTS)
+        record = self.pods.get(entry.uid)
+        if record is None:
+            return
+        record.entries.pop(entry.name, None)
+        self.forget_empty(entry.uid)
+
+    def forget_empty(self, uid: str) -> None:
+        record = self.pods.get(uid)
+        if record is not None and not record.entries and not record.is_waited_for:
+            del self.pods[uid]
+
+    def counts(self) -> tuple[Counter[str], Counter[str]]:
+        """Volumes by plugin: wanted, and on disk."""
+        desired: Counter[str] = Counter()
+        actual: Counter[str] = Counter()
+        for entry in self.entries():
+            plugin = entry.spec.plugin if entry.spec else ""
+            if entry.wanted:
+                desired[plugin] += 1
+            if entry.state is not State.ABSENT:
+                actual[plugin] += 1
+        return desired, actual

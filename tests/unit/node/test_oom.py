@@ -1,0 +1,165 @@
+"""Which container a killed process was in, whose limit it was, and floods of kills."""
+
+from __future__ import annotations
+
+import pytest
+
+from pykubelet.api.types import Pod
+from pykubelet.clients.host.port import AlarmRefused
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import running
+from pykubelet.model.life import LifeRecorder
+from pykubelet.model.pod import PodUID
+from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.node.local_events import LocalEvents
+from pykubelet.node.oom import Kill, OomWatcher, OwnScore, Victim, find_victim, whose_limit
+from tests.builders import a_container_status, a_pod, a_runtime_status
+from tests.fakes.fake_guard import FakeKernelLog
+
+ID = "f" * 64
+
+
+class Known:
+    def __init__(self, pod: Pod, status: PodRuntimeStatus) -> None:
+        self._pod, self.status = pod, status
+
+    def get(self, uid: PodUID) -> Pod | None:
+        return self._pod if self._pod.metadata.uid == uid else None
+
+    def pods(self) -> list[Pod]:
+        return [self._pod]
+
+    def uids(self) -> tuple[str, ...]:
+        return (self._pod.metadata.uid or "",)
+
+    def last_known(self, uid: str) -> PodRuntimeStatus:
+        return self.status
+
+
+class Groups:
+    def __init__(self) -> None:
+        self.alive = True
+
+    def exists(self, path: str) -> bool:
+        return self.alive
+
+    def processes(self, path: str) -> tuple[int, ...]:
+        return (1,) if self.alive else ()
+
+    def locate(self, parent: str, container_id: str) -> str | None:
+        return None
+
+    def oom_kills(self, path: str) -> int | None:
+        return None
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.clock, self.log, self.groups = LoopClock(), FakeKernelLog(), Groups()
+        pod = a_pod("web")
+        self.known = Known(pod, a_runtime_status(pod, containers=[a_container_status(pod, "app", id=ID)]))
+        self.events = LocalEvents(clock=self.clock, node_name="n1")
+        self.scores: list[int] = []
+        self.watcher = OomWatcher(
+            log=self.log,
+            alarms=None,
+            groups=self.groups,
+            pods_group="/kubepods",
+            group_of=lambda pod: "/kubepods/pod",
+            pods=self.known,
+            statuses=self.known,
+            events=self.events,
+            recorder=LifeRecorder(self.clock),
+            clock=self.clock,
+            own=OwnScore(wanted=-999, set=self.score),
+        )
+        self.refuses = False
+
+    def score(self, value: int) -> None:
+        if self.refuses:
+            raise AlarmRefused("/proc/self/oom_score_adj: Permission denied")
+        self.scores.append(value)
+
+    def kill(self, pid: int, name: str = "tail") -> None:
+        group = f"/kubepods/poduid-web/{ID}"
+        self.log.say(
+            f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,oom_memcg={group},"
+            f"task_memcg={group},task={name},pid={pid},uid=0"
+        )
+
+    def told(self) -> list[str]:
+        return [event.message for event in self.events.all() if event.reason == "OOMKilling"]
+
+
+async def test_floods_are_counted() -> None:
+    bed = Bed()
+    async with running(bed.watcher):
+        await bed.clock.sleep(0.1)
+        for pid in range(100, 150):
+            bed.kill(pid)
+        await bed.clock.sleep(1)
+        assert len(bed.told()) == 1 and "pid 100" in bed.told()[0]
+        await bed.clock.sleep(6)
+        bed.kill(200)
+        await bed.clock.sleep(1)
+        assert len(bed.told()) == 2 and bed.told()[1].endswith("; 49 more were killed since the last event")
+
+
+async def test_a_container_that_ends_with_it() -> None:
+    bed = Bed()
+    async with running(bed.watcher):
+        await bed.clock.sleep(0.1)
+        bed.groups.alive = False
+        bed.kill(1)
+        await bed.clock.sleep(1)
+    assert "which ends with it" in bed.told()[0]
+
+
+async def test_an_agent_that_may_not_protect_itself_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    bed = Bed()
+    bed.refuses = True
+    async with running(bed.watcher):
+        await bed.clock.sleep(0.1)
+        bed.kill(1)
+        await bed.clock.sleep(1)
+    assert len([r for r in caplog.records if "oomScoreAdj" in r.message]) == 1 and bed.told()
+
+
+async def test_others_processes_are_no_pods_business() -> None:
+    bed = Bed()
+    async with running(bed.watcher):
+        await bed.clock.sleep(0.1)
+        bed.log.say(
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,oom_memcg=/s,"
+            "task_memcg=/s,task=db,pid=1,uid=0"
+        )
+        await bed.clock.sleep(1)
+    assert bed.events.all() == []
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        f"/kubepods/burstable/poduid-web/{ID}",
+        f"/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope",
+        f"/kubepods/pod1/{ID}/inner/deep",
+    ],
+)
+def test_the_container_is_found_by_its_id(group: str) -> None:
+    assert find_victim(group, Bed().known) == Victim(uid="uid-web", container="app", id=ID)
+    assert find_victim("/system.slice", Bed().known) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        ("/", "the machine was out of memory"),
+        (f"/kubepods/poduid-web/{ID}", "it hit its memory limit"),
+        ("/kubepods/poduid-web", "the pod hit its memory limit"),
+        ("/kubepods.slice/kubepods-poduid_web.slice", "the pod hit its memory limit"),
+        ("/kubepods", "all pods together hit their memory limit"),
+    ],
+)
+def test_whose_limit(limit: str, text: str) -> None:
+    victim = Victim(uid="uid-web", container="app", id=ID)
+    assert whose_limit(Kill(process="p", pid=1, group="/g", limit=limit), victim) == text

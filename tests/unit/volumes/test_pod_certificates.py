@@ -1,0 +1,117 @@
+"""Certificates of pods: asked for once, renewed when due, refusals are final, nothing is kept of pods that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from pykubelet.api.types import (
+    Condition,
+    ObjectMeta,
+    Pod,
+    PodCertificateProjection,
+    PodCertificateRequest,
+    ServiceAccount,
+)
+from pykubelet.certs.pem import CertificateError
+from pykubelet.kit.clock import LoopClock
+from pykubelet.volumes.pod_certificates import PodCertificateKeeper, make_key
+from tests.builders import a_pod
+from tests.fakes.fake_kube import FakeKube
+
+SOURCE = PodCertificateProjection(signer_name="example.com/s", key_type="ED25519", credential_bundle_path="c.pem")
+
+
+@dataclass
+class Told:
+    events: list[str] = field(default_factory=list)
+
+    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
+        self.events.append(f"{reason}: {message}")
+
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        self.events.append(f"{reason}: {message}")
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.clock = LoopClock()
+        self.kube = FakeKube(self.clock)
+        self.kube.add(ServiceAccount(metadata=ObjectMeta(name="default", namespace="default", uid="uid-sa")))
+        self.told = Told()
+        self.keeper = PodCertificateKeeper(
+            kube=self.kube, clock=self.clock, events=self.told, node=lambda: ("node-1", "uid-node")
+        )
+
+    async def requests(self) -> list[PodCertificateRequest]:
+        return list((await self.kube.list(PodCertificateRequest, "default")).items)
+
+    async def answer(self, kind: str, life: float = 3600.0) -> PodCertificateRequest:
+        """Answer the newest request as a signer would."""
+        await asyncio.sleep(1)  # time jumps here: by now the request is made
+        found = [each for each in await self.requests() if not each.status.conditions][-1]
+        now = self.clock.now()
+        found.status.conditions = [Condition(type=kind, status="True", reason="Because", message="so")]
+        found.status.certificate_chain = f"CHAIN {found.metadata.name}\n"
+        found.status.not_after = datetime.fromtimestamp(now + life, UTC)
+        found.status.begin_refresh_at = datetime.fromtimestamp(now + life / 2, UTC)
+        self.kube.add(found)
+        return found
+
+
+async def test_asked_for_once_and_renewed_when_due() -> None:
+    bed, pod = Bed(), a_pod()
+    first, request = await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
+    assert first.chain_pem == f"CHAIN {request.metadata.name}\n".encode()
+    spec = request.spec
+    assert (spec.signer_name, spec.pod_name, spec.service_account_uid) == ("example.com/s", pod.metadata.name, "uid-sa")
+    assert (spec.node_name, spec.node_uid) == ("node-1", "uid-node")
+    assert x509.load_der_x509_csr(base64.b64decode(spec.stub_pkcs10_request or "")).is_signature_valid
+    assert await bed.keeper.credentials(pod, "v", 0, SOURCE) is first
+    await asyncio.sleep(1801)
+    second, _ = await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
+    assert second.key_pem != first.key_pem and len(await bed.requests()) == 2
+
+
+async def test_the_old_one_serves_while_nobody_answers() -> None:
+    bed, pod = Bed(), a_pod()
+    first, _ = await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
+    await asyncio.sleep(1801)
+    assert await bed.keeper.credentials(pod, "v", 0, SOURCE) is first
+    assert await bed.keeper.credentials(pod, "v", 0, SOURCE) is first
+    assert len(await bed.requests()) == 2, "the open request is waited for, not repeated"
+    await asyncio.sleep(1801)
+    with pytest.raises(CertificateError, match=r"to signer example\.com/s is not answered yet"):
+        await bed.keeper.credentials(pod, "v", 0, SOURCE)
+
+
+@pytest.mark.parametrize("kind", ["Denied", "Failed"])
+async def test_a_refusal_is_final(kind: str) -> None:
+    bed, pod = Bed(), a_pod()
+    results = await asyncio.gather(
+        bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer(kind), return_exceptions=True
+    )
+    text = f"signer example.com/s refused ({kind}): Because: so"
+    assert isinstance(results[0], CertificateError) and str(results[0]) == text
+    with pytest.raises(CertificateError, match="refused"):
+        await bed.keeper.credentials(pod, "v", 0, SOURCE)
+    assert len(await bed.requests()) == 1 and bed.told.events == [f"CertificateRequest{kind}: {text}"]
+    bed.keeper.forget(pod.metadata.uid or "")
+    await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
+
+
+@pytest.mark.parametrize("kind", ["RSA3072", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"])
+def test_kinds_of_keys(kind: str) -> None:
+    key, proof = make_key(kind)
+    assert load_pem_private_key(key, None).public_key() == x509.load_der_x509_csr(proof).public_key()
+
+
+def test_an_unknown_kind_of_key() -> None:
+    with pytest.raises(CertificateError, match="keyType DSA of a podCertificate source is not known"):
+        make_key("DSA")
