@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import ConfigMap, CSIDriver, Node, ObjectMeta, Pod, PodStatus, RuntimeClass, Secret, Service
+from pykubelet.api.types import CSIDriver, Node, ObjectMeta, Pod, PodStatus, RuntimeClass, Service
 from pykubelet.clients.kube.csi_objects import KubeCsiObjects
 from pykubelet.clients.kube.dra_objects import KubeClaimObjects
 from pykubelet.clients.kube.objects import DEFAULT_TTL, ReferenceWatcher, Strategy
@@ -30,11 +30,9 @@ from pykubelet.model.errors import ApiError, PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_static, name_of, namespace_of
 from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
-from pykubelet.node.attachments import NodeAttachments
 from pykubelet.node.csi_node import CsiNodeKeeper
-from pykubelet.node.own import OwnNode
-from pykubelet.node.runtime_classes import RuntimeClasses
-from pykubelet.node.services import ServiceLister
+from pykubelet.node.listers import RuntimeClasses, ServiceLister
+from pykubelet.node.own_node import NodeAttachments, OwnNode
 from pykubelet.pods.manager import PodManager
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
@@ -203,9 +201,7 @@ def connect(ctx: Context, edges: ClusterEdges, pods: PodManager, phases: PodPhas
             tokens=PodTokens(tokens),
             claims=claims,
         ),
-        node=CsiNodeKeeper(
-            client=client, own=own, clock=clock, on_made=lambda: signals.publish(NodeStatusChanged())
-        ),
+        node=CsiNodeKeeper(client=client, own=own, clock=clock, on_made=lambda: signals.publish(NodeStatusChanged())),
         attachments=attachments,
     )
     classes = RuntimeClasses(live=Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
@@ -228,8 +224,16 @@ def connect(ctx: Context, edges: ClusterEdges, pods: PodManager, phases: PodPhas
         status_of=lambda pod: _status_of(api_pods, pod),
         services=Services(
             managers=[
-                *(node_watch, fresh_node, mirrors, objects, tokens, services, classes),
-                *(storage.objects, storage.node, *bundles.services),
+                node_watch,
+                fresh_node,
+                mirrors,
+                objects,
+                tokens,
+                services,
+                classes,
+                storage.objects,
+                storage.node,
+                *bundles.services,
             ]
         ),
         chores=[mirrors.remove_orphans],

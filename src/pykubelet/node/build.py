@@ -12,13 +12,11 @@ from pykubelet.edges import ClusterEdges, Edges
 from pykubelet.kit.tasks import Services
 from pykubelet.node.addresses import AddressFinder, provided_node_ip
 from pykubelet.node.capacity import DeviceAmounts
-from pykubelet.node.gather import FactsGatherer, RuntimeView
-from pykubelet.node.images import ImageList
+from pykubelet.node.facts import FactsGatherer, ImageList, RuntimeView
 from pykubelet.node.lease import LeaseKeeper
-from pykubelet.node.own import OwnNode
+from pykubelet.node.own_node import OwnNode
 from pykubelet.node.register import node_identity
-from pykubelet.node.startup import StartupTimes
-from pykubelet.node.status import NodeReporter, ReportTiming
+from pykubelet.node.status import NodeReporter, ReportTiming, StartupTimes
 from pykubelet.settings.settings import Settings
 
 

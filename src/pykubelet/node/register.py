@@ -5,18 +5,18 @@ the amounts this agent owns are aligned. Does not cover talking to the API serve
 """
 
 from __future__ import annotations
-from pykubelet.clients.host.port import Machine
-from pykubelet.pods.predicates import NodeInfo
-from pykubelet.settings.settings import Settings
-from pykubelet.api.quantity import Quantity
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, field
 
+from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Node, NodeSpec, NodeStatus, ObjectMeta, Taint
+from pykubelet.clients.host.port import Machine
 from pykubelet.model.pod_resources import is_extended
+from pykubelet.pods.predicates import NodeInfo
+from pykubelet.settings.settings import Settings
 from pykubelet.settings.values import NodeTaint
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
