@@ -24,7 +24,7 @@ from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
 from pykubelet.context import Context
 from pykubelet.edges import ClusterEdges
-from pykubelet.images.accounts import ApiServiceAccounts
+from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.tasks import Services
 from pykubelet.model.errors import ApiError, PykubeletError
 from pykubelet.model.events import EventSink
@@ -33,16 +33,15 @@ from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node.csi_node import CsiNodeKeeper
 from pykubelet.node.listers import RuntimeClasses, ServiceLister
 from pykubelet.node.own_node import NodeAttachments, OwnNode
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.manager import RuntimeHandlers
 from pykubelet.runtime.spec.collaborators import NoReferences, References
 from pykubelet.signals import ApiPodObserved, NodeStatusChanged, ObjectChanged
 from pykubelet.sources.api import bound_to
 from pykubelet.status.sender import belongs
 from pykubelet.sync.fresh_node import FreshNode
-from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.volumes.objects import VolumeObjects
@@ -81,7 +80,7 @@ class ApiServer(Struct, frozen=True, kw_only=True):
     client: KubeClient | None = None
     pods: Reflector[Pod] | None = None
     fresh_node: FreshNode | None = None
-    accounts: ApiServiceAccounts | None = None
+    accounts: ServiceAccounts | None = None
     storage: StoragePlugins | None = None
     resource_claims: KubeClaimObjects | None = None
 
@@ -150,7 +149,7 @@ class ApiReferences:
         self.services = services.services
 
 
-def connect(ctx: Context, edges: ClusterEdges, pods: PodManager, phases: PodPhases) -> ApiServer:
+def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
     client, clock, signals = edges.client, ctx.clock, ctx.signals
     own = OwnNode(ctx.node_name)
     node_watch = Reflector(
@@ -168,13 +167,12 @@ def connect(ctx: Context, edges: ClusterEdges, pods: PodManager, phases: PodPhas
     )
     mirrors = MirrorPods(
         client=client,
-        pods=pods,
+        table=table,
         api_pods=api_pods,
         node=own,
-        is_ending=lambda full_name: _is_ending(phases, full_name),
         clock=clock,
     )
-    services = ServiceLister(live=Reflector(client=client, query=Query(kind=Service), clock=clock))
+    services = ServiceLister(Reflector(client=client, query=Query(kind=Service), clock=clock))
     objects = ReferenceWatcher(
         kube=client,
         clock=clock,
@@ -240,7 +238,7 @@ def connect(ctx: Context, edges: ClusterEdges, pods: PodManager, phases: PodPhas
         client=client,
         pods=api_pods,
         fresh_node=fresh_node,
-        accounts=ApiServiceAccounts(client=client, tokens=tokens),
+        accounts=ServiceAccounts(client=client, tokens=tokens),
         storage=storage,
         resource_claims=KubeClaimObjects(client, own.name),
     )
@@ -290,7 +288,3 @@ def _unreadable(events: EventSink, unreadable: Unreadable) -> None:
 def _status_of(api_pods: Reflector[Pod], pod: Pod) -> PodStatus:
     mirror = api_pods.get(name_of(pod), namespace_of(pod)) if is_static(pod) else None
     return mirror.status if mirror is not None and belongs(mirror, pod) else pod.status
-
-
-def _is_ending(phases: PodPhases, full_name: str) -> bool:
-    return any(state.full_name == full_name and state.phase is not Phase.FINISHED for state in phases)

@@ -16,29 +16,27 @@ from msgspec.structs import replace
 
 from pykubelet import api_server
 from pykubelet.api.types import Pod
-from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.patch import pod_status_patch
 from pykubelet.context import Context
 from pykubelet.edges import Edges
+from pykubelet.events import build as events_build
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.pressure import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
-from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.node.build import NodeSources
 from pykubelet.node.build import build as build_node
-from pykubelet.node.event_fan import EventFan
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
 from pykubelet.resources.allocation import POD_TERMINATED
@@ -58,7 +56,6 @@ from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import RuntimeBack, SyncLoop
 from pykubelet.sync.node_facts import node_spec
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -74,7 +71,7 @@ from pykubelet.wiring.explaining import explaining
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
-from pykubelet.wiring.resources import ActivePods, Surroundings, resource_parts
+from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
@@ -88,12 +85,11 @@ class Node(Struct, kw_only=True):
     """The assembled agent: what runs, and what others may look at."""
 
     services: Services
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     workers: PodWorkers
     statuses: StatusManager
     cache: PodStatusCache
-    events: LocalEvents
+    events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
     pleg: Pleg
@@ -111,13 +107,10 @@ class Node(Struct, kw_only=True):
 def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
-    local_events = LocalEvents(clock=clock, node_name=node_name)
-    sent_events = (
-        [ApiEvents(kube=edges.cluster.events, clock=clock, node_name=node_name, metrics=metrics)]
-        if edges.cluster is not None
-        else []
+    event_parts = events_build.build(
+        edges.cluster.events if edges.cluster is not None else None, clock=clock, node_name=node_name, metrics=metrics
     )
-    events: AnnotatedSink = EventFan(local_events, *sent_events) if sent_events else local_events
+    events = event_parts.recorder
     ctx = Context(
         settings=settings,
         node_name=node_name,
@@ -126,16 +119,16 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, phases, cache, results = ctx.recorder, PodPhases(), PodStatusCache(), ProbeResults()
+    recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
-    pods, board, reasons = PodManager(), PressureBoard(), ReasonCache()
+    board, reasons = PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = make_mux(settings, edges, events)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    shutdown = shutdown_parts(settings, edges, phases=phases, events=events, metrics=metrics)
+    shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
     api = (
-        api_server.connect(ctx, edges.cluster, pods, phases)
+        api_server.connect(ctx, edges.cluster, table)
         if edges.cluster is not None
         else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
     )
@@ -159,8 +152,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges,
         api,
         node_name=node_name,
-        pods=pods,
-        phases=phases,
+        table=table,
         cache=cache,
         events=events,
         recorder=recorder,
@@ -177,7 +169,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         objects=replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
         rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
-    pinning = pinning_parts(settings, edges, pods=pods, phases=phases, cache=cache, sources_ready=mux.all_ready)
+    pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
     admission = AdmissionGate(
         node=node_now,
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
@@ -197,8 +189,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             slices=edges.slices,
             machine=edges.machine,
             paths=edges.paths,
-            pods=pods,
-            phases=phases,
+            table=table,
             admission=admission,
             handlers=api.runtime_classes,
             sources_ready=mux.all_ready,
@@ -224,6 +215,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         settings,
         edges,
         RuntimeNeeds(
+            ctx=ctx,
             specs=specs,
             handlers=api.runtime_classes,
             resizer=held.resizer,
@@ -233,7 +225,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             results=results,
             cache=cache,
             look=pleg,
-            phases=phases,
+            table=table,
             events=events,
             recorder=recorder,
             metrics=metrics,
@@ -288,7 +280,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         claims=extensions.claims,
     )
     workers = PodWorkers(
-        phases=phases,
+        table=table,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
         statuses=WorkerStatuses(pleg=pleg, cache=cache),
         events=events,
@@ -296,14 +288,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, phases=phases, cache=cache, events=events, sources_ready=mux.all_ready)
+    gc = container_gc(settings, edges, side, table=table, cache=cache, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
-        pods=pods,
         admission=admission,
         resizes=held.allocations,
         workers=workers,
-        phases=phases,
+        table=table,
         statuses=statuses,
         dead=gc,
         runtime=runtime_state,
@@ -321,19 +312,18 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             client=edges.cluster.client,
             api_pods=api.pods,
             make_patch=pod_status_patch,
-            could_run=lambda uid: phases.could_have_running_containers(uid) or extensions.holds_claims(uid),
+            could_run=lambda uid: table.could_have_running_containers(uid) or extensions.holds_claims(uid),
             clock=clock,
             metrics=metrics,
         )
     statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(phases.uids(), still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
 
     housekeeping = Housekeeping(
         sources=mux,
-        pods=pods,
-        phases=phases,
+        table=table,
         workers=workers,
         runtime=RunningPods(cache),
         folders=edges.folders,
@@ -377,7 +367,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     volumes.on_released = lambda uid: housekeeping.soon()
     board.on_change = lambda: ctx.signals.publish(NodeStatusChanged())
     pleg.listen(loop.handle)
-    pleg.listen(count_pods(node_name, edges, pods=pods, phases=phases, cache=cache, recorder=recorder).ended)
+    pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
     pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
@@ -389,7 +379,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     runtime_state.on_back = runtime_back
     services = Services(
-        sinks=[runtime_state, pleg, pinning.manager, side.stopper],
+        sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         managers=[
             *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
@@ -413,18 +403,17 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         reporting = build_node(ctx, edges, edges.cluster, api.node, sources)
         ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
         services.add(reporting.services)
-        services.sinks += [*sent_events, sender]
+        services.sinks.append(sender)
         services.managers += certificate_services(ctx, edges.cluster, api.node)
         services.producers.append(ApiSource(feed=api.pods, node=api.node, sets=mux))
     explainer = explaining(
         edges,
-        pods=pods,
-        phases=phases,
+        table=table,
         statuses=statuses,
         workers=workers,
         recorder=recorder,
         volumes=volumes,
-        remembered=local_events,
+        remembered=events,
         events=events,
         cache=cache,
         runtime=runtime_state,
@@ -432,8 +421,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     server: NodeServer | None = None
     if edges.guard is not None:
         guard_needs = GuardNeeds(
-            pods=pods,
-            phases=phases,
+            table=table,
             cache=cache,
             volumes=volumes,
             workers=workers,
@@ -451,9 +439,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     if edges.serve is not None and edges.guard is not None:
         local_needs = LocalNeeds(
             explainer=explainer,
-            phases=phases,
+            table=table,
             statuses=statuses,
-            events=local_events,
+            events=events,
             runtime=runtime_state,
             pleg=pleg,
             stopper=side.stopper,
@@ -461,7 +449,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             forgive=side.backoff.forget,
         )
         needs = ServerNeeds(
-            pods=pods,
+            table=table,
             statuses=statuses,
             cache=cache,
             pleg=pleg,
@@ -473,7 +461,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             started=started,
             explain=explainer,
             local_routes=[*local_routes(settings, edges, local_needs), *shutdown.routes],
-            active=ActivePods(pods=pods, phases=phases),
+            active=table.active_pods,
             assigned=pinning.assigned(extensions.assigned()),
         )
         serving = server_parts(settings, edges, edges.serve, needs)
@@ -481,12 +469,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         server = serving.server
     return Node(
         services=services,
-        pods=pods,
-        phases=phases,
+        table=table,
         workers=workers,
         statuses=statuses,
         cache=cache,
-        events=local_events,
+        events=events,
         recorder=recorder,
         runtime=runtime_state,
         pleg=pleg,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from pykubelet.kit.clock import Clock
+from pykubelet.model.problems import KillCause, Problem, ProblemError
 
 ENTRIES_PER_POD = 48
 PODS_KEPT = 500
@@ -62,6 +63,8 @@ class LifeEntry(Struct, kw_only=True):
     outcome: Outcome = Outcome.NOTED
     reason: str = ""
     message: str = ""
+    cause: Problem | KillCause | None = None
+    """The same as a value, where one was made."""
     seconds: float | None = None
     """How long it took; None while it is under way or for a mere note."""
     repeats: int = 0
@@ -94,8 +97,17 @@ class LifeRecorder:
     def note(self, uid: str, step: Step, subject: str = "", *, reason: str = "", message: str = "") -> None:
         self._add(uid, step, subject, Outcome.NOTED, reason, message)
 
-    def fail(self, uid: str, step: Step, subject: str = "", *, reason: str = "", message: str = "") -> None:
-        self._add(uid, step, subject, Outcome.FAILED, reason, message)
+    def fail(
+        self,
+        uid: str,
+        step: Step,
+        subject: str = "",
+        *,
+        reason: str = "",
+        message: str = "",
+        cause: Problem | None = None,
+    ) -> None:
+        self._add(uid, step, subject, Outcome.FAILED, reason, message, cause)
 
     @contextlib.contextmanager
     def step(self, uid: str, step: Step, subject: str = "", *, routine: bool = False) -> Iterator[LifeEntry]:
@@ -111,6 +123,8 @@ class LifeRecorder:
         except BaseException as error:
             entry.outcome = Outcome.FAILED
             entry.message = entry.message or str(error) or type(error).__name__
+            if isinstance(error, ProblemError):
+                entry.cause = error.problem
             raise
         else:
             entry.outcome = Outcome.DONE
@@ -130,7 +144,16 @@ class LifeRecorder:
     def forget(self, uid: str) -> None:
         self._pods.pop(uid, None)
 
-    def _add(self, uid: str, step: Step, subject: str, outcome: Outcome, reason: str, message: str) -> None:
+    def _add(
+        self,
+        uid: str,
+        step: Step,
+        subject: str,
+        outcome: Outcome,
+        reason: str,
+        message: str,
+        cause: Problem | None = None,
+    ) -> None:
         now = self._clock.now()
         life = self._life(uid)
         for last in reversed(life.entries):
@@ -138,9 +161,12 @@ class LifeRecorder:
                 if (last.outcome, last.reason, last.message) == (outcome, reason, message):
                     last.repeats += 1
                     last.last_at = now
+                    last.cause = cause
                     return
                 break
-        entry = LifeEntry(at=now, step=step, subject=subject, outcome=outcome, reason=reason, message=message)
+        entry = LifeEntry(
+            at=now, step=step, subject=subject, outcome=outcome, reason=reason, message=message, cause=cause
+        )
         self._append(uid, entry)
         self._tell(uid, entry)
 

@@ -1,4 +1,4 @@
-"""Small results several components share: what probes found, and why a container could not start.
+"""What probes found, shared by several components.
 
 `ProbeResults` is written by probe workers and read by the plan, the status and the loop. It keeps only
 the newest outcome per container and probe kind and tells listeners when one changes. It runs no probe.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-
-from msgspec import Struct
 
 
 class ProbeKind(enum.Enum):
@@ -65,10 +63,3 @@ class ProbeResults:
 
     def __len__(self) -> int:
         return len(self._outcomes)
-
-
-class StartFailure(Struct, frozen=True, kw_only=True):
-    """Why the last try to start a container did not succeed; becomes its waiting state."""
-
-    reason: str
-    message: str = ""

@@ -16,6 +16,7 @@ from msgspec import Struct
 from pykubelet.api.types import AppArmorProfile, Pod, Taint
 from pykubelet.model.pod import AnyContainer, QosClass, all_containers, is_critical, is_sidecar, qos_class
 from pykubelet.model.pod_resources import has_pod_level_resources
+from pykubelet.model.problems import NotAdmitted, Shortage
 from pykubelet.pods.predicates import (
     NODE_AFFINITY,
     Failure,
@@ -41,11 +42,20 @@ class Rejection(Struct, frozen=True, kw_only=True):
     message: str
     failures: tuple[Failure, ...] = ()
     """Everything the fit check found; only the first is reported."""
+    unpreempted: Shortage | None = None
+    """What would be missing even if every pod of lower priority were stopped."""
 
     @property
     def status_message(self) -> str:
         """What the status of the rejected pod says."""
         return f"Pod was rejected: {self.message}"
+
+    @property
+    def problem(self) -> NotAdmitted:
+        """As it is kept in the pod's life."""
+        first = self.failures[0] if self.failures else None
+        short_of = self.unpreempted or (first.shortage if isinstance(first, InsufficientResource) else None)
+        return NotAdmitted(reason=self.reason, text=self.message, short_of=short_of)
 
     @property
     def may_pass_on_fresh_node(self) -> bool:
@@ -183,6 +193,7 @@ def _check_preemption(pod: Pod, context: AdmissionContext, failures: Sequence[Fa
             reason="UnexpectedAdmissionError",
             message=f"Unexpected error while attempting to recover from admission failure: {what}",
             failures=tuple(failures),
+            unpreempted=problem.shortage,
         )
     return None
 

@@ -36,6 +36,7 @@ from pykubelet.model.pod_resources import (
     pod_requests,
     served_by_claims,
 )
+from pykubelet.model.problems import Shortage
 
 NODE_AFFINITY = "NodeAffinity"
 NODE_NAME = "NodeName"
@@ -79,6 +80,16 @@ class InsufficientResource(Struct, frozen=True, kw_only=True):
     def missing(self) -> int:
         """How much would have to go free."""
         return self.requested - (self.capacity - self.used)
+
+    @property
+    def shortage(self) -> Shortage:
+        return Shortage(
+            resource=self.resource,
+            missing=self.missing,
+            requested=self.requested,
+            free=self.capacity - self.used,
+            capacity=self.capacity,
+        )
 
 
 class PredicateFailure(Struct, frozen=True, kw_only=True):

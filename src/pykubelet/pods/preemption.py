@@ -12,6 +12,7 @@ from typing import Final
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import QosClass, is_critical, qos_class
 from pykubelet.model.pod_resources import CPU, MEMORY, requested_units
+from pykubelet.model.problems import Shortage
 from pykubelet.pods.predicates import InsufficientResource
 
 EVENT_REASON: Final = "Preempting"
@@ -23,6 +24,13 @@ Missing = Mapping[str, int]
 
 class NoVictims(Exception):
     """Not even stopping every lesser pod would free enough; the message is upstream's."""
+
+    def __init__(self, missing: Missing) -> None:
+        shown = "".join(f"(res: {name}, q: {amount}), " for name, amount in missing.items())
+        super().__init__(f"no set of running pods found to reclaim resources: [{shown}]")
+        resource, amount = next(iter(missing.items()))
+        self.shortage = Shortage(resource=resource, missing=amount, preempting=True)
+        """The first resource that is missing."""
 
 
 def can_preempt(preemptor: Pod, other: Pod) -> bool:
@@ -44,7 +52,7 @@ def choose_victims(preemptor: Pod, active: Sequence[Pod], lacking: Sequence[Insu
     burstable = by_class[QosClass.BURSTABLE]
     guaranteed = by_class[QosClass.GUARANTEED]
     if left := _after(missing, (*best_effort, *burstable, *guaranteed)):
-        raise _no_victims(left)
+        raise NoVictims(left)
     # Each class gives only what the lesser classes could not give even if they went entirely.
     from_guaranteed = _nearest(guaranteed, _after(missing, (*best_effort, *burstable)))
     from_burstable = _nearest(burstable, _after(missing, (*best_effort, *from_guaranteed)))
@@ -57,7 +65,7 @@ def _nearest(pods: Iterable[Pod], missing: Missing) -> list[Pod]:
     chosen: list[Pod] = []
     while missing:
         if not left:
-            raise _no_victims(missing)
+            raise NoVictims(missing)
         best = min(left, key=lambda pod: (_distance(pod, missing), *_size(pod)))
         left.remove(best)
         chosen.append(best)
@@ -84,8 +92,3 @@ def _after(missing: Missing, gone: Iterable[Pod]) -> dict[str, int]:
     victims = list(gone)
     left = {name: amount - sum(requested_units(pod, name) for pod in victims) for name, amount in missing.items()}
     return {name: amount for name, amount in left.items() if amount > 0}
-
-
-def _no_victims(missing: Missing) -> NoVictims:
-    shown = "".join(f"(res: {name}, q: {amount}), " for name, amount in missing.items())
-    return NoVictims(f"no set of running pods found to reclaim resources: [{shown}]")

@@ -11,9 +11,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from pykubelet.api.times import format_duration
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import AnyContainer, log_form, name_of, namespace_of, uid_of
+from pykubelet.model.problems import CrashLoop
 from pykubelet.model.runtime_status import ContainerStatus
 
 INITIAL_DELAY = 10.0
@@ -22,15 +22,6 @@ REDUCED_INITIAL_DELAY = 1.0
 REDUCED_MAXIMUM_DELAY = 60.0
 HEALTHY_AFTER = 600.0
 _FACTOR = 2.0
-
-
-class BackoffWait(Struct, frozen=True, kw_only=True):
-    """The container may not start yet."""
-
-    until: float
-    """Wall time at which it may."""
-    delay: float
-    message: str
 
 
 class _Entry(Struct):
@@ -53,7 +44,7 @@ class CrashBackoff:
 
     def check(
         self, pod: Pod, container: AnyContainer, newest_exited: ContainerStatus | None, now: float
-    ) -> BackoffWait | None:
+    ) -> CrashLoop | None:
         """None if the container may start now, and then the next wait is already doubled."""
         if newest_exited is None:
             return None
@@ -64,11 +55,12 @@ class CrashBackoff:
             self._entries[key] = _Entry(self._initial, now)
             return None
         if now - finished < entry.delay:
-            return BackoffWait(
-                until=finished + entry.delay,
+            return CrashLoop(
+                container=container.name or "",
+                pod=log_form(pod),
                 delay=entry.delay,
-                message=f"back-off {format_duration(entry.delay)} restarting failed "
-                f"container={container.name} pod={log_form(pod)}",
+                exit_code=newest_exited.exit_code,
+                retry_at=finished + entry.delay,
             )
         entry.delay = min(self._maximum, entry.delay * _FACTOR)
         entry.updated = now

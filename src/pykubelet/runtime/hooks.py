@@ -20,7 +20,7 @@ from pykubelet.model.pod import AnyContainer, log_form
 OUTPUT_SHOWN = 1024
 
 
-class HookFailed(PykubeletError):
+class HookError(PykubeletError):
     """A lifecycle hook did not succeed; the text is what the container's status shows."""
 
 
@@ -47,7 +47,7 @@ class LifecycleHooks:
         elif hook.sleep is not None:
             await self._sleep(hook.sleep.seconds or 0)
         else:
-            raise HookFailed(
+            raise HookError(
                 f'Lifecycle hook for Container "{container.name}" in Pod "{log_form(pod)}" failed - '
                 "error: only exec, httpGet and sleep hooks can be run"
             )
@@ -76,8 +76,8 @@ class LifecycleHooks:
         except (PykubeletError, OSError, ValueError, TimeoutError) as error:
             raise self._failed("HTTP", action.path or "/", pod, container, str(error), "") from error
 
-    def _failed(self, kind: str, what: str, pod: Pod, container: AnyContainer, error: str, output: str) -> HookFailed:
-        return HookFailed(
+    def _failed(self, kind: str, what: str, pod: Pod, container: AnyContainer, error: str, output: str) -> HookError:
+        return HookError(
             f'{kind} lifecycle hook ({what}) for Container "{container.name}" in Pod "{log_form(pod)}" failed - '
             f'error: {error}, message: "{output}"'
         )

@@ -30,14 +30,15 @@ from pykubelet.model.pod import (
     uid_of,
     uses_host_network,
 )
+from pykubelet.model.problems import CreateFailed, KillCause, Problem, ResizeFailed, SandboxFailed
 from pykubelet.model.reasons import CREATE_POD_SANDBOX_ERROR, NORMAL, WARNING
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.plan import ContainerKill, ContainerReset, KillReason, PlanInputs, PodPlan, plan_pod
-from pykubelet.runtime.problems import ConfigProblem, StartProblem
+from pykubelet.runtime.problems import ConfigProblem, StartError
 from pykubelet.runtime.resize import ResizeProblem
 from pykubelet.runtime.start import ContainerStarter, SandboxInUse, SpecBuilder
-from pykubelet.runtime.stop import KillCause, Stopper, Stopping
+from pykubelet.runtime.stop import Stopper, Stopping
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
@@ -82,11 +83,10 @@ class SyncOutcome(Struct):
 
     acted: bool = False
     started: list[str] = field(default_factory=list)
-    problems: list[StartProblem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    """Why containers did not start, or changed resources could not be put into force."""
     ended: bool = False
     """The plan was to end the pod: nothing runs and nothing is to be started."""
-    resize_problem: str = ""
-    """Why changed resources could not be put into force."""
 
 
 class RuntimeManager:
@@ -154,8 +154,8 @@ class RuntimeManager:
                 begin(_each_time(stepped, renew_status))
             try:
                 sandbox = await self._sandbox(pod, seen, plan, begin, stepped)
-            except StartProblem as problem:
-                outcome.problems.append(problem)
+            except StartError as error:
+                outcome.problems.append(error.problem)
                 return outcome
             if plan.create_sandbox:
                 await self._resize(pod, plan, sandbox.id, outcome)
@@ -181,8 +181,8 @@ class RuntimeManager:
         if self._resizer.is_due(pod, plan):
             try:
                 await self._resizer.resize(pod, plan, sandbox_id)
-            except ResizeProblem as problem:
-                outcome.resize_problem = str(problem)
+            except ResizeProblem as error:
+                outcome.problems.append(ResizeFailed(text=str(error)))
 
     # --- ending ---------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class RuntimeManager:
         try:
             config = await self._specs.sandbox(pod, plan.attempt)
         except ConfigProblem as error:
-            raise self._sandbox_problem(pod, error) from error
+            raise self._sandbox_failed(pod, error) from error
         if not plan.create_sandbox:
             await self._find_volume_images(pod, config)
             return SandboxInUse(id=plan.sandbox_id, config=config, ips=seen.ips)
@@ -268,7 +268,7 @@ class RuntimeManager:
         try:
             handler = await self._handlers.handler_for(pod)
         except PykubeletError as error:
-            raise self._sandbox_problem(pod, error) from error
+            raise self._sandbox_failed(pod, error) from error
         await self._starter.find_volume_images(pod, config, handler)
 
     async def _make_sandbox(self, pod: Pod, config: cri_pb2.PodSandboxConfig) -> tuple[str, tuple[str, ...]]:
@@ -279,7 +279,7 @@ class RuntimeManager:
             except RuntimeDown:
                 raise
             except PykubeletError as error:
-                raise self._sandbox_problem(pod, error) from error
+                raise self._sandbox_failed(pod, error) from error
             if uses_host_network(pod):
                 return sandbox_id, ()
             try:
@@ -290,11 +290,11 @@ class RuntimeManager:
                 raise
             return sandbox_id, status.ips
 
-    def _sandbox_problem(self, pod: Pod, error: PykubeletError) -> StartProblem:
-        text = f"Failed to create pod sandbox: {error}"
+    def _sandbox_failed(self, pod: Pod, error: PykubeletError) -> StartError:
+        problem = SandboxFailed(text=str(error))
         if not deletion_requested(pod):
-            self._events.pod_event(pod, WARNING, "FailedCreatePodSandBox", text)
-        return StartProblem("", CREATE_POD_SANDBOX_ERROR, text)
+            self._events.pod_event(pod, WARNING, "FailedCreatePodSandBox", problem.message)
+        return StartError(problem)
 
     # --- containers -----------------------------------------------------------------------------
 
@@ -312,13 +312,14 @@ class RuntimeManager:
                 self._resizer.starting(pod, container)
             try:
                 await self._starter.start(pod, kind, container, sandbox, seen)
-            except StartProblem as problem:
-                outcome.problems.append(problem)
+            except StartError as error:
+                outcome.problems.append(error.problem)
                 if kind is ContainerKind.INIT and not is_sidecar(container):
                     return
             except NotFound as gone:
                 # The sandbox vanished under us; the next look at the pod makes a new one.
-                outcome.problems.append(StartProblem(container.name or "", CREATE_POD_SANDBOX_ERROR, str(gone)))
+                name = container.name or ""
+                outcome.problems.append(CreateFailed(container=name, reason=CREATE_POD_SANDBOX_ERROR, text=str(gone)))
                 return
             else:
                 outcome.started.append(container.name or "")

@@ -1,20 +1,23 @@
-"""Why a container could not be started, in the words its status shows."""
+"""The errors of this package: a container's config cannot be made, or it cannot be started."""
 
 from __future__ import annotations
 
 from pykubelet.model.errors import PykubeletError
+from pykubelet.model.problems import ContainerProblem, ProblemError
 
 
 class ConfigProblem(PykubeletError):
     """The container's config cannot be built from the spec and what it refers to."""
 
-
-class StartProblem(PykubeletError):
-    """A container could not be started; `reason` is what its waiting state shows."""
-
-    def __init__(self, container: str, reason: str, message: str, *, retry_in: float | None = None) -> None:
+    def __init__(self, message: str, *, missing: str = "") -> None:
         super().__init__(message)
-        self.container = container
-        self.reason = reason
-        self.retry_in = retry_in
-        """Seconds until trying again makes sense; None = the ordinary retry."""
+        self.missing = missing
+        """The object, or the key in it, that does not exist."""
+
+
+class StartError(ProblemError):
+    """A container, or the sandbox for it, could not be started."""
+
+    def __init__(self, problem: ContainerProblem) -> None:
+        super().__init__(problem)
+        self.problem: ContainerProblem = problem

@@ -1,7 +1,7 @@
 """Starting one container: back-off, image, config, create, start, hook; with the reason when it fails.
 
-Every failure becomes a `StartProblem` carrying the waiting reason users see and is told as an event once,
-here. What to start is decided by `plan.py`; how configs look is in the spec builders.
+Every failure becomes a `StartError` whose problem has the waiting reason users see; its event is published here,
+once. What to start is decided by `plan.py`; how configs look is in the spec builders.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from pykubelet.api.types import LifecycleHandler, Pod
+from pykubelet.api.types import EphemeralContainer, LifecycleHandler, Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
+from pykubelet.images.pull import ImageError
 from pykubelet.kit.clock import Clock
 from pykubelet.model.container_keys import restart_count_of
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, ContainerKind, log_form, uid_of
+from pykubelet.model.problems import CreateFailed, HookFailed, PullFailed
 from pykubelet.model.reasons import (
-    CRASH_LOOP_BACK_OFF,
     CREATE_CONTAINER_CONFIG_ERROR,
     CREATE_CONTAINER_ERROR,
-    ERR_IMAGE_PULL,
     NORMAL,
-    POST_START_HOOK_ERROR,
     RUN_CONTAINER_ERROR,
     WARNING,
 )
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.backoff import CrashBackoff
-from pykubelet.runtime.hooks import HookFailed
+from pykubelet.runtime.hooks import HookError
 from pykubelet.runtime.image_volumes import ImageVolumes
-from pykubelet.runtime.problems import ConfigProblem, StartProblem
-from pykubelet.runtime.stop import KillCause, Stopper, Stopping
+from pykubelet.runtime.problems import ConfigProblem, StartError
+from pykubelet.runtime.stop import Stopper, Stopping
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
@@ -144,20 +144,18 @@ class ContainerStarter:
         sandbox: SandboxInUse,
         seen: PodRuntimeStatus,
     ) -> str:
-        """Start the container; its id. Raises StartProblem, or RuntimeDown when nobody is to blame."""
+        """Start the container; its id. Raises StartError, or RuntimeDown when nobody is to blame."""
         name = container.name or ""
         ended = (c for c in seen.runs_of(name) if c.state is ContainerState.EXITED)
-        wait = self._backoff.check(pod, container, next(ended, None), self._clock.now())
-        if wait is not None:
+        crashed = self._backoff.check(pod, container, next(ended, None), self._clock.now())
+        if crashed is not None:
             text = f"Back-off restarting failed container {name} in pod {log_form(pod)}"
-            self._tell(pod, kind, name, WARNING, "BackOff", text)
-            self._recorder.note(uid_of(pod), Step.BACKOFF, name, reason=CRASH_LOOP_BACK_OFF, message=wait.message)
-            raise StartProblem(
-                name, CRASH_LOOP_BACK_OFF, wait.message, retry_in=max(0.0, wait.until - self._clock.now())
-            )
+            self._publish(pod, kind, name, WARNING, "BackOff", text)
+            self._recorder.note(uid_of(pod), Step.BACKOFF, name, reason=crashed.reason, message=crashed.message)
+            raise StartError(crashed)
         for error in self._image_volumes.problems(pod, container):
-            raise self._image_problem(pod, kind, name, error) from error
-        image_ref = await self._image_or_problem(pod, kind, container, sandbox)
+            raise self._image_failed(pod, kind, name, error) from error
+        image_ref = await self._found_image(pod, kind, container, sandbox)
         count = self._restart_count(pod, name, seen.container(name))
         request = ContainerRequest(
             image_ref=image_ref,
@@ -181,9 +179,7 @@ class ContainerStarter:
             pod, container.image or "", container.image_pull_policy, sandbox_config=sandbox, field_path=path
         )
 
-    async def _image_or_problem(
-        self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: SandboxInUse
-    ) -> str:
+    async def _found_image(self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: SandboxInUse) -> str:
         name = container.name or ""
         looking = sandbox.images.pop(name, None)
         try:
@@ -194,7 +190,7 @@ class ContainerStarter:
         except RuntimeDown:
             raise
         except PykubeletError as error:
-            raise self._image_problem(pod, kind, name, error) from error
+            raise self._image_failed(pod, kind, name, error) from error
 
     async def _create(
         self,
@@ -209,18 +205,18 @@ class ContainerStarter:
             try:
                 config = await self._specs.container(pod, kind, container, request)
             except ConfigProblem as error:
-                raise self._problem(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error) from error
+                raise self._failed(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error) from error
             try:
                 self._folders.make_container_logs(pod, name)
             except OSError as error:
-                raise self._problem(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error) from error
+                raise self._failed(pod, kind, name, CREATE_CONTAINER_CONFIG_ERROR, error) from error
             try:
                 container_id = await self._cri.create_container(sandbox.id, config, sandbox.config)
             except RuntimeDown:
                 raise
             except CriError as error:
-                raise self._problem(pod, kind, name, CREATE_CONTAINER_ERROR, error) from error
-        self._tell(pod, kind, name, NORMAL, "Created", "Container created")
+                raise self._failed(pod, kind, name, CREATE_CONTAINER_ERROR, error) from error
+        self._publish(pod, kind, name, NORMAL, "Created", "Container created")
         return container_id
 
     async def _run(self, pod: Pod, kind: ContainerKind, name: str, container_id: str) -> None:
@@ -230,8 +226,8 @@ class ContainerStarter:
             except RuntimeDown:
                 raise
             except CriError as error:
-                raise self._problem(pod, kind, name, RUN_CONTAINER_ERROR, error) from error
-        self._tell(pod, kind, name, NORMAL, "Started", "Container started")
+                raise self._failed(pod, kind, name, RUN_CONTAINER_ERROR, error) from error
+        self._publish(pod, kind, name, NORMAL, "Started", "Container started")
 
     async def _post_start(self, pod: Pod, kind: ContainerKind, container: AnyContainer, container_id: str) -> None:
         hook = container.lifecycle.post_start if container.lifecycle is not None else None
@@ -241,14 +237,12 @@ class ContainerStarter:
         try:
             with self._recorder.step(uid_of(pod), Step.HOOK, name):
                 await self._hooks.run(pod, container, container_id, hook)
-        except HookFailed as error:
-            self._tell(pod, kind, name, WARNING, "FailedPostStartHook", "PostStartHook failed")
+        except HookError as error:
+            self._publish(pod, kind, name, WARNING, "FailedPostStartHook", "PostStartHook failed")
             status = ContainerStatus(id=container_id, name=name, state=ContainerState.RUNNING)
-            doomed = Stopping(
-                status=status, container=container, kind=kind, message="FailedPostStartHook", cause=KillCause.OTHER
-            )
+            doomed = Stopping(status=status, container=container, kind=kind, message="FailedPostStartHook")
             await self._stopper.stop_container(pod, doomed)
-            raise StartProblem(name, POST_START_HOOK_ERROR, str(error)) from error
+            raise StartError(HookFailed(container=name, text=str(error))) from error
 
     def _link_log(self, pod: Pod, name: str, container_id: str, count: int) -> None:
         """For log collectors only: the container runs, and its hook must run too."""
@@ -265,13 +259,13 @@ class ContainerStarter:
 
     def _target(self, pod: Pod, kind: ContainerKind, container: AnyContainer, seen: PodRuntimeStatus) -> str:
         """The newest container of the name an ephemeral one is to look into, whether it runs or not."""
-        wanted = getattr(container, "target_container_name", None)
+        wanted = container.target_container_name if isinstance(container, EphemeralContainer) else None
         if not wanted:
             return ""
         target = seen.container(wanted)
         if target is None:
             error = ConfigProblem(f"unable to find target container {wanted}")
-            raise self._problem(pod, kind, container.name or "", CREATE_CONTAINER_CONFIG_ERROR, error)
+            raise self._failed(pod, kind, container.name or "", CREATE_CONTAINER_CONFIG_ERROR, error)
         return target.id
 
     def _restart_count(self, pod: Pod, name: str, newest: ContainerStatus | None) -> int:
@@ -284,17 +278,17 @@ class ContainerStarter:
             logger.warning("restart count begins at 0: %s", error, extra={"pod": log_form(pod), "container": name})
             return 0
 
-    def _image_problem(self, pod: Pod, kind: ContainerKind, name: str, error: PykubeletError) -> StartProblem:
-        reason = str(getattr(error, "reason", ERR_IMAGE_PULL))
-        self._tell(pod, kind, name, WARNING, "Failed", f"Error: {reason}")
-        message, delay = getattr(error, "message", str(error)), getattr(error, "retry_in", None)
-        return StartProblem(name, reason, message, retry_in=delay)
+    def _image_failed(self, pod: Pod, kind: ContainerKind, name: str, error: PykubeletError) -> StartError:
+        problem = error.problem if isinstance(error, ImageError) else PullFailed(text=str(error))
+        self._publish(pod, kind, name, WARNING, "Failed", f"Error: {problem.reason}")
+        return StartError(replace(problem, container=name))
 
-    def _problem(self, pod: Pod, kind: ContainerKind, name: str, reason: str, error: Exception) -> StartProblem:
-        self._tell(pod, kind, name, WARNING, "Failed", f"Error: {error}")
-        return StartProblem(name, reason, str(error))
+    def _failed(self, pod: Pod, kind: ContainerKind, name: str, reason: str, error: Exception) -> StartError:
+        self._publish(pod, kind, name, WARNING, "Failed", f"Error: {error}")
+        missing = error.missing if isinstance(error, ConfigProblem) else ""
+        return StartError(CreateFailed(container=name, reason=reason, text=str(error), missing=missing))
 
-    def _tell(self, pod: Pod, kind: ContainerKind, name: str, severity: str, reason: str, message: str) -> None:
+    def _publish(self, pod: Pod, kind: ContainerKind, name: str, severity: str, reason: str, message: str) -> None:
         self._events.pod_event(pod, severity, reason, message, field_path=kind.field_path(name))
 
 

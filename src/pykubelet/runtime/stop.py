@@ -11,7 +11,6 @@ stop and why is decided elsewhere.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import math
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from pykubelet.model.errors import NotFound, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, ContainerKind, all_containers, sidecars, uid_of
+from pykubelet.model.problems import KillCause
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 
@@ -44,18 +44,9 @@ HOOK_COUNTS = 60.0
 STOPPABLE = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
-class KillCause(enum.Enum):
-    """Why a container is stopped; liveness and startup failures may bring a grace period of their own."""
-
-    POD_ENDS = "pod ends"
-    LIVENESS = "liveness"
-    STARTUP = "startup"
-    OTHER = "other"
-
-
 class HookRunner(Protocol):
     async def run(self, pod: Pod, container: AnyContainer, container_id: str, hook: LifecycleHandler) -> None:
-        """Run a hook to its end; raises HookFailed."""
+        """Run a hook to its end; raises HookError."""
         ...
 
 
@@ -182,7 +173,7 @@ class Stopper:
         message = one.message or f"Stopping container {name}"
         self._events.pod_event(pod, NORMAL, "Killing", message, field_path=one.kind.field_path(name))
         with self._recorder.step(uid_of(pod), Step.KILL, name) as entry:
-            entry.message = message
+            entry.message, entry.cause = message, one.cause
             try:
                 left -= await self._pre_stop(pod, one, left)
                 if order is not None and left > 0:

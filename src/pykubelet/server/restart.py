@@ -13,6 +13,7 @@ from pykubelet.api.types import Pod
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import AnyContainer, ContainerKind, effective_restart_policy, find_container, readable, uid_of
+from pykubelet.model.problems import KillCause
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.stop import StopOrder, Stopping
 
@@ -80,4 +81,5 @@ def _stopping(pod: Pod, run: ContainerStatus, wanted: str) -> Stopping | None:
         raise CannotRestart(
             409, f"container {run.name} has restartPolicy {policy}: stopped by hand it might not be started again"
         )
-    return Stopping(status=run, container=container, kind=kind, message=ASKED.format(name=run.name))
+    message, cause = ASKED.format(name=run.name), KillCause.RESTART_REQUESTED
+    return Stopping(status=run, container=container, kind=kind, message=message, cause=cause)

@@ -12,7 +12,8 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements
 from pykubelet.kit.clock import utc
-from pykubelet.model.results import ProbeResults, StartFailure
+from pykubelet.model.problems import ContainerProblem
+from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 
 
@@ -39,7 +40,7 @@ class StatusInputs(Struct, frozen=True, kw_only=True):
     """Whether the pod shows PodReadyToStartContainers."""
     terminal: bool = False
     """The pod is being ended: its containers will not start again."""
-    failures: Mapping[str, StartFailure] = field(default_factory=dict)
+    failures: Mapping[str, ContainerProblem] = field(default_factory=dict)
     """Why containers of this pod could not start, by container name."""
     messages: Mapping[str, str] = field(default_factory=dict)
     """Termination messages by container id."""

@@ -18,11 +18,13 @@ from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, uses_host_network
+from pykubelet.model.problems import ContainerProblem, ResizeFailed
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.pods.record import Orphan, StatusChange
 from pykubelet.runtime.manager import SyncOutcome
 from pykubelet.runtime.reason_cache import ReasonCache
-from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
+from pykubelet.sync.steps import NetworkNotReady, RetryAt, SyncVerdict
 
 logger = logging.getLogger(__name__)
 
@@ -198,9 +200,9 @@ class PodSync:
         self._statuses.set_status(pod, status)
         if is_terminal_phase(status.phase):
             return SyncVerdict(ended=True)
-        problem = "" if uses_host_network(pod) else self._network.network_problem()
-        if problem:
-            text = f"network is not ready: {problem}"
+        why = "" if uses_host_network(pod) else self._network.network_problem()
+        if why:
+            text = f"network is not ready: {why}"
             self._events.pod_event(pod, WARNING, "NetworkNotReady", text)
             raise NetworkNotReady(text)
         self._references.register(pod)
@@ -211,8 +213,9 @@ class PodSync:
             pod, seen, restart_all=_restarts_all(status), renew_status=lambda: self._renew(pod)
         )
         self._remember(pod, outcome)
-        if outcome.resize_problem:
-            self._resizes.failed(pod, outcome.resize_problem)
+        for problem in outcome.problems:
+            if isinstance(problem, ResizeFailed):
+                self._resizes.failed(pod, problem.message)
         fresh = seen
         if outcome.acted:
             fresh = await self._look.refresh(uid_of(pod))
@@ -224,7 +227,7 @@ class PodSync:
         # An outcome of "the pod is to end" with a phase that says otherwise has nothing left to do either.
         more = outcome.acted and not outcome.ended and self._runtime.has_work(pod, fresh)
         # What this look found first nobody else will tell us: it must not wait until a sibling's trouble is over.
-        _raise_problems(outcome, at_once=more and fresh.ended_since(seen))
+        _raise_problems(outcome, self._clock.now(), at_once=more and fresh.ended_since(seen))
         if more:
             # A sidecar runs and the next one's turn has come, or what we started ended at once.
             return SyncVerdict(again_in=0.0)
@@ -283,10 +286,10 @@ class PodSync:
     def _remember(self, pod: Pod, outcome: SyncOutcome) -> None:
         """Keep why containers did not start; what did start has no reason any more."""
         uid = uid_of(pod)
-        failed = {problem.container for problem in outcome.problems}
-        for problem in outcome.problems:
-            if problem.container:
-                self._reasons.failed(uid, problem.container, problem.reason, str(problem))
+        failed = {each.container: each for each in outcome.problems if isinstance(each, ContainerProblem)}
+        for name, problem in failed.items():
+            if name:
+                self._reasons.failed(uid, problem)
         for name in outcome.started:
             if name not in failed:
                 self._reasons.started(uid, name)
@@ -348,18 +351,14 @@ def _restarts_all(status: PodStatus) -> bool:
     return any(c.type == ALL_CONTAINERS_RESTARTING and c.status == "True" for c in status.conditions)
 
 
-def _raise_problems(outcome: SyncOutcome, *, at_once: bool) -> None:
+def _raise_problems(outcome: SyncOutcome, now: float, *, at_once: bool) -> None:
     """Nothing for none; a timed retry when all are back-offs or more is to be done now; else the first real trouble."""
-    delays = [problem.retry_in for problem in outcome.problems]
-    told = [f"{p.container or 'sandbox'}: {p.reason}: {p}" for p in outcome.problems]
-    if outcome.resize_problem:
-        delays.append(None)
-        told.append(f"resize: {outcome.resize_problem}")
-    if not told:
+    if not outcome.problems:
         return
-    text = "; ".join(told)
+    text = "; ".join(map(str, sorted(outcome.problems, key=lambda each: isinstance(each, ResizeFailed))))
     if at_once:
         raise RetryAt(0.0, text)
-    if all(delay is not None for delay in delays):
-        raise RetryAt(min(delay for delay in delays if delay is not None), text)
+    times = [problem.retry_at for problem in outcome.problems if problem.retry_at is not None]
+    if len(times) == len(outcome.problems):
+        raise RetryAt(max(0.0, min(times) - now), text)
     raise PykubeletError(text)

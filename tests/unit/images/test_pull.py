@@ -7,37 +7,24 @@ from collections.abc import Sequence
 import pytest
 
 from pykubelet.api.types import ObjectMeta, Pod
-from pykubelet.images.login import Entry, Login
-from pykubelet.images.pull import ImageError, ImagePuller, Lookup, PullSettings, explain_pull_error
+from pykubelet.images.keyring import Entry, Login
+from pykubelet.images.pull import ImageError, ImagePuller, PullSettings, explain_pull_error
+from pykubelet.images.records import Lookup
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.life import LifeRecorder, Outcome, Step
 from pykubelet.wire import cri_pb2
+from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
+from tests.fakes.recorded_events import RecordedEvents
 
 PATH = "spec.containers{app}"
 
 
 def a_pod(name: str = "web") -> Pod:
     return Pod(metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", annotations={"a": "b"}))
-
-
-class Events:
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str, str]] = []
-        self.paths: set[str] = set()
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.seen.append((kind, reason, message))
-        self.paths.add(field_path)
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        raise AssertionError("no node events here")
-
-    def reasons(self) -> list[str]:
-        return [reason for _, reason, _ in self.seen]
 
 
 class Logins:
@@ -79,18 +66,15 @@ class Bench:
     ) -> None:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock)
-        self.events = Events()
+        self.events = RecordedEvents()
         self.life = LifeRecorder(self.clock)
         self.metrics = Registry()
         self.puller = ImagePuller(
-            cri=self.cri,
-            clock=self.clock,
-            events=self.events,
-            life=self.life,
+            a_context(clock=self.clock, events=self.events, recorder=self.life, metrics=self.metrics),
+            self.cri,
             settings=settings or PullSettings(),
-            credentials=logins,
-            access=guard,
-            metrics=self.metrics,
+            credentials=logins or Logins(),
+            records=guard,
         )
 
     async def ensure(self, image: str, policy: str | None = "IfNotPresent", pod: str = "web") -> str:
@@ -158,7 +142,7 @@ async def test_never() -> None:
     bench = Bench()
     error = await bench.fails("busybox:1", "Never")
     text = 'Container image "busybox:1" is not present with pull policy of Never'
-    assert (error.reason, str(error)) == ("ErrImageNeverPull", text)
+    assert (error.problem.reason, str(error)) == ("ErrImageNeverPull", text)
     assert bench.events.seen == [("Warning", "ErrImageNeverPull", text)]
     assert bench.pulls() == 0
 
@@ -166,7 +150,7 @@ async def test_never() -> None:
 async def test_invalid_name() -> None:
     bench = Bench()
     error = await bench.fails("Bad:1")
-    assert error.reason == "InvalidImageName"
+    assert error.problem.reason == "InvalidImageName"
     assert str(error).startswith('Failed to apply default image tag "Bad:1": couldn\'t parse image name "Bad:1": ')
     assert bench.events.seen == [("Warning", "InspectFailed", str(error))]
     assert bench.cri.calls == []
@@ -176,7 +160,7 @@ async def test_inspect_error() -> None:
     bench = Bench()
     bench.cri.fail_next("image_status", CriError("store is corrupt"))
     error = await bench.fails("busybox:1")
-    assert (error.reason, str(error)) == ("ImageInspectError", 'Failed to inspect image "": store is corrupt')
+    assert (error.problem.reason, str(error)) == ("ImageInspectError", 'Failed to inspect image "": store is corrupt')
     assert bench.events.seen == [("Warning", "InspectFailed", str(error))]
 
 
@@ -195,14 +179,18 @@ async def test_failure_then_back_off_then_another_try() -> None:
     bench = Bench()
     bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
     error = await bench.fails("busybox:1")
-    assert (error.reason, str(error), error.retry_in) == ("ErrImagePull", "no such host", 1.0)
+    assert (error.problem.reason, str(error), round(error.problem.retry_at - bench.clock.now(), 3)) == (
+        "ErrImagePull",
+        "no such host",
+        1.0,
+    )
     failed = ("Warning", "Failed", 'Failed to pull image "busybox:1": no such host')
     assert bench.events.seen[1:] == [failed]
     await bench.clock.sleep(4)
     error = await bench.fails("busybox:1")
-    assert error.reason == "ImagePullBackOff"
+    assert error.problem.reason == "ImagePullBackOff"
     assert str(error) == 'Back-off pulling image "busybox:1": ErrImagePull: no such host'
-    assert error.retry_in == 6.0 == bench.puller.retry_after(a_pod(), "busybox:1")
+    assert round(error.problem.retry_at - bench.clock.now(), 3) == 6.0 == bench.puller.retry_after(a_pod(), "busybox:1")
     assert bench.events.seen[2:] == [("Normal", "BackOff", 'Back-off pulling image "busybox:1"')]
     assert bench.pulls() == 1
 
@@ -212,7 +200,7 @@ async def test_back_off_grows_to_five_minutes_and_is_forgotten_after_ten() -> No
     bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
     delays: list[float] = []
     for _ in range(8):
-        assert (await bench.fails("busybox:1")).reason == "ErrImagePull"
+        assert (await bench.fails("busybox:1")).problem.reason == "ErrImagePull"
         delays.append(bench.puller.retry_after(a_pod(), "busybox:1"))
         await bench.clock.sleep(delays[-1] + 0.01)
     assert [round(d) for d in delays] == [10, 20, 40, 80, 160, 300, 300, 300]
@@ -225,11 +213,11 @@ async def test_back_off_is_per_pod_and_image_and_ends_with_the_pod() -> None:
     bench = Bench()
     bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
     await bench.fails("busybox:1")
-    assert (await bench.fails("busybox:1", pod="other")).reason == "ErrImagePull"
-    assert (await bench.fails("busybox:1")).reason == "ImagePullBackOff"
+    assert (await bench.fails("busybox:1", pod="other")).problem.reason == "ErrImagePull"
+    assert (await bench.fails("busybox:1")).problem.reason == "ImagePullBackOff"
     bench.puller.keep_only(["uid-other"])
-    assert (await bench.fails("busybox:1")).reason == "ErrImagePull"
-    assert (await bench.fails("busybox:1", pod="other")).reason == "ImagePullBackOff"
+    assert (await bench.fails("busybox:1")).problem.reason == "ErrImagePull"
+    assert (await bench.fails("busybox:1", pod="other")).problem.reason == "ImagePullBackOff"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +278,7 @@ async def test_a_shared_failure_is_everybodys() -> None:
     reasons: list[str] = []
 
     async def want(pod: str) -> None:
-        reasons.append((await bench.fails("busybox:1", pod=pod)).reason)
+        reasons.append((await bench.fails("busybox:1", pod=pod)).problem.reason)
 
     async with TaskSet("pods") as pods:
         for number in range(3):
@@ -383,7 +371,7 @@ async def test_registry_rate() -> None:
     await bench.ensure("r.io/a0:1")
     await bench.ensure("r.io/a1:1")
     error = await bench.fails("r.io/a2:1")
-    assert (error.reason, str(error)) == ("ErrImagePull", "pull QPS exceeded")
+    assert (error.problem.reason, str(error)) == ("ErrImagePull", "pull QPS exceeded")
     assert bench.events.seen[-1][2] == 'Failed to pull image "r.io/a2:1": pull QPS exceeded'
 
 
@@ -393,7 +381,7 @@ async def test_a_present_image_somebody_else_brought() -> None:
     bench.cri.add_to_registry("r.io/a:1")
     error = await bench.fails("r.io/a:1", "Never")
     text = 'Container image "r.io/a:1" is not present with pull policy of Never'  # its presence is no pod's business
-    assert (error.reason, str(error)) == ("ErrImageNeverPull", text)
+    assert (error.problem.reason, str(error)) == ("ErrImageNeverPull", text)
     await bench.ensure("r.io/a:1")
     assert bench.pulls() == 1
     await bench.ensure("r.io/a:1")
@@ -435,7 +423,7 @@ async def test_credentials_that_cannot_be_read_fail_the_pull() -> None:
     bench = Bench(logins=Broken())
     bench.cri.add_to_registry("r.io/a:1")
     error = await bench.fails("r.io/a:1")
-    assert (error.reason, str(error)) == ("ErrImagePull", "pull secret default/s: is not JSON")
+    assert (error.problem.reason, str(error)) == ("ErrImagePull", "pull secret default/s: is not JSON")
     assert bench.pulls() == 0
 
 

@@ -28,10 +28,10 @@ def test_the_first_restart_is_immediate_and_then_waits_double() -> None:
         now += 1  # runs for a second
         exit_time = now
         wait = backoff.check(POD, container, ended(exit_time), now)
-        assert wait is not None and wait.until == exit_time + wait.delay
+        assert wait is not None and wait.retry_at == exit_time + wait.delay
         waits.append(wait.delay)
-        assert backoff.check(POD, container, ended(exit_time), wait.until - 0.001) is not None
-        now = wait.until
+        assert backoff.check(POD, container, ended(exit_time), wait.retry_at - 0.001) is not None
+        now = wait.retry_at
         assert backoff.check(POD, container, ended(exit_time), now) is None
     assert waits == [10, 20, 40, 80, 160, 300, 300]
 

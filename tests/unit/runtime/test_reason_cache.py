@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pykubelet.model.results import StartFailure
+from pykubelet.model.problems import PullFailed
 from pykubelet.runtime.reason_cache import ReasonCache
 
 
 def test_a_failure_is_kept_until_the_container_starts() -> None:
     cache = ReasonCache()
-    cache.failed("uid", "app", "ErrImagePull", "no such image")
-    cache.failed("uid", "other", "CrashLoopBackOff")
-    failure = StartFailure(reason="ErrImagePull", message="no such image")
+    failure = PullFailed(container="app", text="no such image")
+    cache.failed("uid", failure)
+    cache.failed("uid", PullFailed(container="other"))
     assert cache.get("uid", "app") == failure
     assert cache.get("uid2", "app") is None
     assert cache.of_pod("uid", ["app", "fine"]) == {"app": failure}
@@ -21,9 +21,9 @@ def test_a_failure_is_kept_until_the_container_starts() -> None:
 
 def test_the_entry_longest_untouched_goes_first() -> None:
     cache = ReasonCache(size=2)
-    cache.failed("u", "a", "R")
-    cache.failed("u", "b", "R")
+    cache.failed("u", PullFailed(container="a"))
+    cache.failed("u", PullFailed(container="b"))
     cache.get("u", "a")
-    cache.failed("u", "c", "R")
+    cache.failed("u", PullFailed(container="c"))
     assert cache.get("u", "b") is None
     assert cache.get("u", "a") is not None and cache.get("u", "c") is not None

@@ -21,7 +21,8 @@ from pykubelet.api.types import (
     VolumeMount,
 )
 from pykubelet.model import runtime_status as rt
-from pykubelet.model.results import ProbeResults, StartFailure
+from pykubelet.model.problems import PullFailed
+from pykubelet.model.results import ProbeResults
 from pykubelet.status.containers import bare_id
 from pykubelet.status.generate import StatusInputs, generate_pod_status
 from tests.builders import (
@@ -38,7 +39,7 @@ from tests.builders import (
 
 CREATED, RUNNING = rt.ContainerState.CREATED, rt.ContainerState.RUNNING
 EXITED, UNKNOWN = rt.ContainerState.EXITED, rt.ContainerState.UNKNOWN
-CRASHED = StartFailure(reason="CrashLoopBackOff", message="back-off 10s")
+CRASHED = PullFailed(reason="CrashLoopBackOff", text="back-off 10s")
 
 
 def status_of(pod: Pod, *runs: rt.ContainerStatus, **rest: Any) -> PodStatus:
@@ -280,7 +281,7 @@ def test_a_crash_loop_shows_as_waiting_with_the_end_as_last_state() -> None:
 
 
 def test_a_failed_pull_replaces_the_default_reason() -> None:
-    failure = StartFailure(reason="ErrImagePull", message="not found")
+    failure = PullFailed(reason="ErrImagePull", text="not found")
     status = app(a_pod(), failures={"app": failure})
     assert status.state == ContainerState(waiting=ContainerStateWaiting(reason="ErrImagePull", message="not found"))
 

@@ -126,7 +126,7 @@ def _from_source(source: EnvFromSource, inputs: EnvInputs, namespace: str) -> di
 
 def _require_optional(kind: str, name: str, optional: bool | None) -> None:
     if not optional:
-        raise ConfigProblem(f'{kind} "{name}" not found')
+        raise ConfigProblem(f'{kind} "{name}" not found', missing=f"{kind} {name}")
 
 
 def decoded(encoded: str, secret: str, key: str) -> str:
@@ -170,7 +170,7 @@ def _value_from(pod: Pod, container: AnyContainer, source: EnvVarSource, inputs:
 def _key(data: Mapping[str, str], key: str | None, optional: bool | None, holder: str) -> str | None:
     value = data.get(key or "")
     if value is None and not optional:
-        raise ConfigProblem(f"couldn't find key {key} in {holder}")
+        raise ConfigProblem(f"couldn't find key {key} in {holder}", missing=f"key {key} in {holder}")
     return value
 
 
