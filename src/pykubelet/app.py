@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from pykubelet import api_server
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.patch import pod_status_patch
+from pykubelet.cm.allocation import POD_TERMINATED
+from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
@@ -31,7 +33,6 @@ from pykubelet.node.build import NodeSources
 from pykubelet.node.build import build as build_node
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
-from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
 from pykubelet.pods.predicates import NodeInfo
@@ -39,7 +40,6 @@ from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
-from pykubelet.resources.allocation import POD_TERMINATED
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
