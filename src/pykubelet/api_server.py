@@ -39,7 +39,7 @@ from pykubelet.pods.table import PodTable
 from pykubelet.runtime.manager import RuntimeHandlers
 from pykubelet.runtime.spec.collaborators import NoReferences, References
 from pykubelet.signals import ApiPodObserved, NodeStatusChanged, ObjectChanged
-from pykubelet.sources.api import bound_to
+from pykubelet.sources.remote import bound_to
 from pykubelet.status.sender import belongs
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.pod_sync import Mirrors

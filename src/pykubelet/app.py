@@ -48,8 +48,9 @@ from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeStatusChanged
-from pykubelet.sources.api import ApiSource
+from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
+from pykubelet.sources.remote import ApiSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
@@ -75,7 +76,6 @@ from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
-from pykubelet.wiring.sources import make_mux, make_sources
 from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses = StatusManager(clock=clock, recalls=recalls)
     board, reasons = PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
-    mux = make_mux(settings, edges, events)
+    sources = sources_build.build(ctx, edges)
+    mux = sources.mux
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
     shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
     api = (
@@ -384,13 +385,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
-        producers=[loop, *make_sources(settings, edges, mux, events), *extensions.finders],
+        producers=[loop, *sources.services.producers, *extensions.finders],
     )
     services.add(api.services)
     connect(ctx, loop=loop, workers=workers, volumes=volumes, statuses=statuses, sender=sender)
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
-        sources = NodeSources(
+        node_sources = NodeSources(
             runtime=runtime_state,
             pressures=board.held,
             devices=extensions.amounts,
@@ -400,12 +401,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             runtime_problems=pleg.problems,
             other_problems=lambda: [*shutdown.manager.problems(), *csi.problems()],
         )
-        reporting = build_node(ctx, edges, edges.cluster, api.node, sources)
+        reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
         ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
         services.add(reporting.services)
         services.sinks.append(sender)
         services.managers += certificate_services(ctx, edges.cluster, api.node)
-        services.producers.append(ApiSource(feed=api.pods, node=api.node, sets=mux))
+        services.producers.append(
+            ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
+        )
     explainer = explaining(
         edges,
         table=table,
