@@ -33,8 +33,7 @@ from pykubelet.eviction.pressure import SHORTEST, PressureBoard
 from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.cgroup_names import parent_for_runtime
-from pykubelet.model.figures import NetworkFigures
+from pykubelet.model.cgroups import parent_for_runtime
 from pykubelet.model.runtime_status import (
     ContainerState,
     ContainerStatus,
@@ -43,6 +42,7 @@ from pykubelet.model.runtime_status import (
     PodRuntimeStatus,
     SandboxStatus,
 )
+from pykubelet.model.stats import NetworkCounters
 from pykubelet.settings.schema_resources import EvictionSettings
 from pykubelet.settings.thresholds import eviction_thresholds
 from pykubelet.stats.provider import StatsProvider, StatsSettings
@@ -96,11 +96,11 @@ class Populated(CgroupStats):
 class OneInterface(NodeStats):
     """A pod sees one interface, not all of the machine's."""
 
-    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None:
+    def network(self, now_ns: int, pid: int | None = None) -> NetworkCounters | None:
         found = super().network(now_ns, pid)
         if found is None or pid is None:
             return found
-        return NetworkFigures(time_ns=found.time_ns, interfaces=found.interfaces[:1])
+        return NetworkCounters(time_ns=found.time_ns, interfaces=found.interfaces[:1])
 
 
 def _id(kind: str, number: int) -> str:

@@ -27,7 +27,6 @@ from pykubelet.eviction.pressure import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.node.build import NodeSources
 from pykubelet.node.build import build as build_node
@@ -40,6 +39,7 @@ from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
+from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache

@@ -19,8 +19,8 @@ from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.cgroups import PodCgroups
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.cgroup_limits import CgroupLimits
-from pykubelet.model.held_resources import effect_of
+from pykubelet.model.cgroups import CgroupLimits
+from pykubelet.model.pod_resources import effect_of
 from pykubelet.runtime.plan_values import ContainerResize, PodPlan
 from pykubelet.runtime.resize import PodResizer, ResizeProblem
 from pykubelet.runtime.spec.node import NodeSpec

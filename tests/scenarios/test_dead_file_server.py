@@ -20,7 +20,7 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.pod import name_of, uid_of
-from pykubelet.model.signals import NodeSignals, PodUse
+from pykubelet.model.stats import NodeSignals, PodUse
 from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.volumes import usage
 from tests.unit.eviction.test_storage import Used

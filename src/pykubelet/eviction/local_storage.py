@@ -17,7 +17,7 @@ from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
 from pykubelet.model.pod import is_critical, uid_of
 from pykubelet.model.pod_resources import EPHEMERAL_STORAGE, pod_limits
-from pykubelet.model.signals import PodUse
+from pykubelet.model.stats import PodUse
 
 PERIOD: Final = 10.0
 

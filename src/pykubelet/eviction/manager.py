@@ -43,7 +43,7 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import readable, uid_of
 from pykubelet.model.reasons import WARNING
-from pykubelet.model.signals import NodeSignals, PodUse
+from pykubelet.model.stats import NodeSignals, PodUse
 from pykubelet.settings.thresholds import Threshold
 
 logger = logging.getLogger(__name__)

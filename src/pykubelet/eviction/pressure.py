@@ -21,7 +21,7 @@ from pykubelet.eviction.thresholds import (
     observe,
     value_of,
 )
-from pykubelet.model.signals import MemorySignal, NodeSignals
+from pykubelet.model.stats import MemorySignal, NodeSignals
 from pykubelet.settings.thresholds import Threshold
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from pykubelet.eviction.thresholds import (
 )
 from pykubelet.model.pod import is_critical, name_of, readable, uid_of
 from pykubelet.model.pod_resources import EPHEMERAL_STORAGE, MEMORY, has_pod_level_resources, pod_requests
-from pykubelet.model.signals import ContainerUse, PodUse
+from pykubelet.model.stats import ContainerUse, PodUse
 from pykubelet.settings.thresholds import Threshold
 
 

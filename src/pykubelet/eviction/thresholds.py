@@ -15,8 +15,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from pykubelet.api.quantity import Format, Quantity
-from pykubelet.model.figures import FsFigures
-from pykubelet.model.signals import MemorySignal, NodeSignals
+from pykubelet.model.stats import FsUsage, MemorySignal, NodeSignals
 from pykubelet.settings.thresholds import Threshold
 
 MEMORY: Final = "memory.available"
@@ -85,7 +84,7 @@ def _memory(memory: MemorySignal) -> Observation:
     return Observation(available=memory.available, capacity=memory.capacity, time_ns=memory.time_ns)
 
 
-def _inodes(fs: FsFigures) -> Observation:
+def _inodes(fs: FsUsage) -> Observation:
     return Observation(available=fs.inodes_free, capacity=fs.inodes, time_ns=fs.time_ns)
 
 

@@ -15,8 +15,8 @@ from pykubelet.explain.facts import PodFacts
 from pykubelet.explain.find_container import step_words
 from pykubelet.explain.findings import Finding, when
 from pykubelet.explain.view import CauseView, Explanation, Moment
-from pykubelet.model.life import LifeEntry, Outcome
 from pykubelet.model.pod import namespace_of
+from pykubelet.recorder import LifeEntry, Outcome
 
 NO_MORE = "Nothing: it is not started again, and the pod stays as it is until it is made anew."
 RUNS_AGAIN = "It runs again; should it end once more, the agent starts it anew, later each time."

@@ -13,7 +13,6 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from pykubelet.api.types import ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod, PodStatus
-from pykubelet.model.life import LifeEntry, Outcome, Step
 from pykubelet.model.pod import (
     AnyContainer,
     ContainerKind,
@@ -24,6 +23,7 @@ from pykubelet.model.pod import (
     namespace_of,
 )
 from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.recorder import LifeEntry, Outcome, Step
 
 
 class WorkerView(Protocol):

@@ -20,9 +20,9 @@ from pykubelet.explain.signs import (
     missing_object,
 )
 from pykubelet.model import reasons
-from pykubelet.model.life import Outcome, Step
 from pykubelet.model.pod import ContainerKind, is_sidecar, probes_of, restarts_on_exit
 from pykubelet.model.runtime_status import ContainerState
+from pykubelet.recorder import Outcome, Step
 
 LOG_LINES = 5
 SLOW_PULL = 60.0

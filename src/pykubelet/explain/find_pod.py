@@ -19,8 +19,8 @@ from pykubelet.explain.signs import (
     missing_object,
     next_try,
 )
-from pykubelet.model.life import Outcome, Step
 from pykubelet.model.pod import uses_host_network
+from pykubelet.recorder import Outcome, Step
 
 SLOW_STEP = 10.0
 """Seconds after which a step that is still under way is worth telling."""

@@ -18,9 +18,9 @@ from pykubelet.explain.explain import explain
 from pykubelet.explain.facts import EventView, NodeFacts, PodFacts, WorkerView, no_log
 from pykubelet.explain.view import Explanation
 from pykubelet.kit.clock import Clock
-from pykubelet.model.life import PodLife
 from pykubelet.model.pod import is_static, name_of, namespace_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.recorder import PodLife
 
 LOG_LINES = 5
 LOG_BYTES = 2000

@@ -23,10 +23,10 @@ from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.recorder import LifeRecorder, Step
 
 logger = logging.getLogger(__name__)
 

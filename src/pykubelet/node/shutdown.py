@@ -23,7 +23,6 @@ from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.disruption import mark_disrupted
 from pykubelet.model.errors import ApiConflict, ApiNotFound
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import (
@@ -31,6 +30,7 @@ from pykubelet.model.pod import (
     is_mirror,
     is_static,
     is_terminal_phase,
+    mark_disrupted,
     name_of,
     namespace_of,
     readable,

@@ -17,12 +17,12 @@ from pykubelet.clients.http.port import PodNetwork
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import AnyContainer, ContainerKind, is_sidecar, probes_of, uid_of
 from pykubelet.model.results import ProbeKind, ProbeResults
 from pykubelet.probes.executors import ExecRunner, ExpandCommand, ProbeExecutor
 from pykubelet.probes.metrics import ProbeMetrics
 from pykubelet.probes.worker import ProbeTools, ProbeWorker, ToldStatuses, WorkerSnapshot
+from pykubelet.recorder import LifeRecorder
 
 logger = logging.getLogger(__name__)
 

@@ -20,14 +20,14 @@ from pykubelet.api.types import ContainerStatus, Pod, PodStatus, Probe
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.log import current_pod
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder
-from pykubelet.model.life import Step as LifeStep
 from pykubelet.model.pod import AnyContainer, ContainerKind, PodUID, readable, uid_of
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
 from pykubelet.probes.decide import Act, Tally, container_status, ends_all, first_outcome, holds_after, next_step
 from pykubelet.probes.executors import Answer, ProbeErrored, ProbeExecutor, Saw, Target
 from pykubelet.probes.metrics import ProbeMetrics
+from pykubelet.recorder import LifeRecorder
+from pykubelet.recorder import Step as LifeStep
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pykubelet.api.types import Container, Pod
 from pykubelet.model.container_keys import definition_changed
+from pykubelet.model.lifecycle import any_regular_created, judge_sandbox, should_start
 from pykubelet.model.pod import effective_restart_policy, restarts_all_on_exit
-from pykubelet.model.progress import any_regular_created, judge_sandbox, should_start
 from pykubelet.model.results import ProbeKind
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.plan_init import plan_init_containers

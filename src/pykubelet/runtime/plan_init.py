@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pykubelet.api.types import Container
 from pykubelet.model.container_keys import definition_changed
+from pykubelet.model.lifecycle import any_regular_alive, init_failed, should_start
 from pykubelet.model.pod import effective_restart_policy, is_sidecar
-from pykubelet.model.progress import any_regular_alive, init_failed, should_start
 from pykubelet.model.results import ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus
 from pykubelet.runtime.plan_resize import restarts_to_resize

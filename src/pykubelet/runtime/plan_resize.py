@@ -7,7 +7,7 @@ between containers and cgroups, nor whether a resize was admitted at all.
 from __future__ import annotations
 
 from pykubelet.api.types import Container
-from pykubelet.model.held_resources import differing, effective_resources
+from pykubelet.model.pod_resources import differing, effective_resources
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus
 from pykubelet.runtime.plan_values import ContainerResize, Draft, KillReason
 

@@ -19,16 +19,16 @@ from pykubelet.api.types import Pod, QuantityValue, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.cgroup_limits import CgroupLimits, milli_to_quota, milli_to_shares
+from pykubelet.model.cgroups import CgroupLimits, milli_to_quota, milli_to_shares
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown, Unimplemented
-from pykubelet.model.held_resources import (
-    HeldResources,
+from pykubelet.model.pod import AnyContainer, find_container, uid_of
+from pykubelet.model.pod_resources import (
+    PodResourceInfo,
     amount_of,
     differing,
     effect_of,
     effective_resources,
 )
-from pykubelet.model.pod import AnyContainer, find_container, uid_of
 from pykubelet.runtime.plan_values import ContainerResize, PodPlan
 from pykubelet.runtime.spec.collaborators import Granted
 from pykubelet.runtime.spec.node import NodeSpec
@@ -64,9 +64,9 @@ class PodGroups(Protocol):
 class ActuatedRecord(Protocol):
     """What is in force for each pod, kept across restarts."""
 
-    def get(self, uid: str) -> HeldResources | None: ...
+    def get(self, uid: str) -> PodResourceInfo | None: ...
 
-    def put(self, uid: str, held: HeldResources) -> None: ...
+    def put(self, uid: str, held: PodResourceInfo) -> None: ...
 
     def put_container(self, uid: str, name: str, resources: ResourceRequirements) -> None: ...
 

@@ -13,23 +13,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import render_labels
-from pykubelet.model.figures import (
+from pykubelet.model.stats import (
     CgroupDetail,
     CgroupUsage,
     DeviceIo,
     DiskCounters,
-    Figures,
-    FsFigures,
-    InterfaceFigures,
+    FsUsage,
+    InterfaceCounters,
+    Measurement,
     MemoryUsage,
-    TaskFigures,
+    TaskCounts,
 )
 from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, PodItem, Snapshot
 
 BASE_LABELS = ("container", "id", "image", "name", "namespace", "pod")
 
 
-class Row(Figures, frozen=True, kw_only=True):
+class Row(Measurement, frozen=True, kw_only=True):
     """One cgroup of the exposition with its labels made up."""
 
     labels: str
@@ -224,7 +224,7 @@ FAMILIES: tuple[tuple[str, str, str, Getter], ...] = (
     ),
 )
 
-NETWORK: tuple[tuple[str, str, Callable[[InterfaceFigures], int]], ...] = (
+NETWORK: tuple[tuple[str, str, Callable[[InterfaceCounters], int]], ...] = (
     ("container_network_receive_bytes_total", "Bytes received", lambda i: i.rx_bytes),
     ("container_network_receive_packets_total", "Packets received", lambda i: i.rx_packets),
     ("container_network_receive_packets_dropped_total", "Received packets dropped", lambda i: i.rx_dropped),
@@ -412,7 +412,7 @@ def _ulimit_lines(lines: list[str], rows: list[Row]) -> None:
             lines.append(f'{name}{{{row.labels},ulimit="max_open_files"}} {found.open_files_limit} {row.at}')
 
 
-def _load_lines(root: Row, tasks: TaskFigures, load: float) -> list[str]:
+def _load_lines(root: Row, tasks: TaskCounts, load: float) -> list[str]:
     lines: list[str] = []
     name = "container_cpu_load_average_10s"
     lines.append(_head(name, "gauge", "Running tasks over the last ten seconds, in thousandths"))
@@ -486,7 +486,7 @@ MACHINE_ONLY: tuple[tuple[str, str, str, Callable[[DiskCounters], float]], ...] 
         lambda c: c.weighted_io_ms / 1e3,
     ),
 )
-SPACE: tuple[tuple[str, str, Callable[[int, FsFigures], int]], ...] = (
+SPACE: tuple[tuple[str, str, Callable[[int, FsUsage], int]], ...] = (
     ("container_fs_usage_bytes", "Bytes held on the filesystem", lambda used, fs: used),
     ("container_fs_limit_bytes", "Bytes the filesystem has", lambda used, fs: fs.capacity),
     ("container_fs_inodes_total", "Inodes the filesystem has", lambda used, fs: fs.inodes),
@@ -524,9 +524,9 @@ def _blkio(devices: Sequence[tuple[Row, DeviceIo]], names: DiskNames) -> list[st
 
 
 def _space(root: Row | None, rows: Sequence[Row], node: NodeFigures) -> Iterator[list[str]]:
-    found: list[tuple[str, int, int, FsFigures]] = []
+    found: list[tuple[str, int, int, FsUsage]] = []
     if root is not None:
-        seen: dict[int, FsFigures] = {}
+        seen: dict[int, FsUsage] = {}
         for whole in (node.fs, *node.filesystems.values()):
             if whole is not None:
                 seen.setdefault(whole.device, whole)

@@ -15,8 +15,8 @@ from msgspec import Struct, field
 from pykubelet.clients.host.port import HostReader
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.model.figures import CgroupUsage, FolderFigures, FsFigures, MemoryUsage
 from pykubelet.model.runtime_status import FilesystemUsage, ImageFilesystems
+from pykubelet.model.stats import CgroupUsage, FolderUsage, FsUsage, MemoryUsage
 from pykubelet.stats.snapshot import PodItem, RuntimeFs, WritableLayer
 from pykubelet.wire import cri_pb2
 
@@ -63,14 +63,14 @@ class DiskFigures(Struct, frozen=True, kw_only=True):
     """By container id."""
     usages: dict[str, CgroupUsage] = field(default_factory=dict)
     """By container id, as the runtime measured it: for containers whose cgroup cannot be found."""
-    logs: dict[tuple[str, str], FolderFigures] = field(default_factory=dict)
+    logs: dict[tuple[str, str], FolderUsage] = field(default_factory=dict)
     """By pod uid and container name."""
-    own_logs: dict[str, FolderFigures] = field(default_factory=dict)
-    etc_hosts: dict[str, FolderFigures] = field(default_factory=dict)
-    fs: FsFigures | None = None
+    own_logs: dict[str, FolderUsage] = field(default_factory=dict)
+    etc_hosts: dict[str, FolderUsage] = field(default_factory=dict)
+    fs: FsUsage | None = None
     image_fs: RuntimeFs | None = None
     container_fs: RuntimeFs | None = None
-    filesystems: dict[str, FsFigures] = field(default_factory=dict)
+    filesystems: dict[str, FsUsage] = field(default_factory=dict)
 
 
 class DiskReader:
@@ -106,7 +106,7 @@ class DiskReader:
     ) -> DiskFigures:
         """The host's part. Blocks."""
         host, now = self._host, self._clock.now_ns
-        filesystems: dict[str, FsFigures] = {}
+        filesystems: dict[str, FsUsage] = {}
         points = {layer.mountpoint for layer in layers.values()}
         points.update(each.mountpoint for each in (*told.images[:1], *told.containers[:1]))
         for point in points:
@@ -137,7 +137,7 @@ class DiskReader:
         )
 
 
-def runtime_fs(told: Sequence[FilesystemUsage], filesystems: dict[str, FsFigures]) -> RuntimeFs | None:
+def runtime_fs(told: Sequence[FilesystemUsage], filesystems: dict[str, FsUsage]) -> RuntimeFs | None:
     """The first entry counts, as upstream has it."""
     if not told:
         return None

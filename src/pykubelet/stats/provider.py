@@ -19,15 +19,15 @@ from pykubelet.clients.host.port import CgroupReader, HostReader
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import finish, gather_all
 from pykubelet.model.errors import CriError
-from pykubelet.model.figures import (
+from pykubelet.model.stats import (
     CgroupBounds,
     CgroupDetail,
     CgroupUsage,
     DiskCounters,
     MemoryUsage,
-    NetworkFigures,
-    ProcessFigures,
-    TaskFigures,
+    NetworkCounters,
+    ProcessCounts,
+    TaskCounts,
 )
 from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskReader, Run, StatPaths, StatsRuntime, read_host
 from pykubelet.stats.snapshot import (
@@ -69,11 +69,11 @@ class _Reading(Struct, kw_only=True):
 
     usages: dict[str, CgroupUsage] = field(default_factory=dict)
     details: dict[str, CgroupDetail] = field(default_factory=dict)
-    networks: dict[str, NetworkFigures] = field(default_factory=dict)
+    networks: dict[str, NetworkCounters] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
     """When the groups that are no pod's were made."""
-    node_network: NetworkFigures | None = None
-    tasks: TaskFigures | None = None
+    node_network: NetworkCounters | None = None
+    tasks: TaskCounts | None = None
     disks: tuple[DiskCounters, ...] = ()
 
 
@@ -107,7 +107,7 @@ class StatsProvider:
         self._places: dict[str, str] = {}
         """Container and sandbox ids to cgroups."""
         self._bounds: dict[str, CgroupBounds] = {}
-        self._processes: dict[str, ProcessFigures] = {}
+        self._processes: dict[str, ProcessCounts] = {}
         self._disk = DiskFigures()
         self.disk_problem: CriError | None = None
         """Why the latest attempt to read disk figures failed."""
@@ -345,7 +345,7 @@ class StatsProvider:
             etc_hosts=disk.etc_hosts.get(item.uid),
         )
 
-    def _smoothed(self, tasks: TaskFigures | None) -> float:
+    def _smoothed(self, tasks: TaskCounts | None) -> float:
         if tasks is not None:
             value, at = self._load
             keep = math.exp(-max(0, tasks.time_ns - at) / 10e9)

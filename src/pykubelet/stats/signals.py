@@ -18,9 +18,16 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.tasks import both
 from pykubelet.model.errors import CriError
-from pykubelet.model.figures import CgroupBounds, CgroupUsage, TaskFigures
 from pykubelet.model.runtime_status import ImageFilesystems
-from pykubelet.model.signals import ContainerUse, MemorySignal, NodeSignals, PodUse
+from pykubelet.model.stats import (
+    CgroupBounds,
+    CgroupUsage,
+    ContainerUse,
+    MemorySignal,
+    NodeSignals,
+    PodUse,
+    TaskCounts,
+)
 from pykubelet.stats.disk import DiskFigures
 from pykubelet.stats.provider import ROOT, StatsProvider
 from pykubelet.stats.snapshot import PodFigures, PodItem
@@ -41,7 +48,7 @@ class SignalCgroups(Protocol):
 
 
 class SignalHost(HostReader, Protocol):
-    def tasks(self, now_ns: int) -> TaskFigures | None: ...
+    def tasks(self, now_ns: int) -> TaskCounts | None: ...
 
 
 class ImageFsInfo(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from pykubelet.kit.clock import utc, utc_from_ns
-from pykubelet.model.figures import FolderFigures, FsFigures, NetworkFigures, Pressure, PressureLine
+from pykubelet.model.stats import FolderUsage, FsUsage, NetworkCounters, Pressure, PressureLine
 from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, PodItem, RuntimeFs, Snapshot
 from pykubelet.stats.summary_types import (
     ContainerStats,
@@ -199,7 +199,7 @@ def _psi_data(line: PressureLine) -> PsiData:
     return PsiData(total=line.total, avg10=line.avg10, avg60=line.avg60, avg300=line.avg300)
 
 
-def network(figures: NetworkFigures | None) -> NetworkStats | None:
+def network(figures: NetworkCounters | None) -> NetworkStats | None:
     if figures is None:
         return None
     interfaces = [
@@ -220,7 +220,7 @@ def network(figures: NetworkFigures | None) -> NetworkStats | None:
     return stats
 
 
-def whole_fs(figures: FsFigures) -> FsStats:
+def whole_fs(figures: FsUsage) -> FsStats:
     return FsStats(
         time=utc_from_ns(figures.time_ns),
         used_bytes=figures.used,
@@ -240,13 +240,13 @@ def runtime_fs(figures: RuntimeFs | None) -> FsStats | None:
     )
 
 
-def folder_fs(figures: FolderFigures, whole: FsFigures | None) -> FsStats:
+def folder_fs(figures: FolderUsage, whole: FsUsage | None) -> FsStats:
     return FsStats(
         time=utc_from_ns(figures.time_ns), used_bytes=figures.bytes, inodes_used=figures.inodes, **_room(whole)
     )
 
 
-def ephemeral_storage(pod: PodFigures, volumes: PodVolumes | None, whole: FsFigures) -> FsStats:
+def ephemeral_storage(pod: PodFigures, volumes: PodVolumes | None, whole: FsUsage) -> FsStats:
     """Everything of the pod that lies on the node's own disks."""
     used = inodes = 0
     newest = whole.time_ns
@@ -280,7 +280,7 @@ def _volume(volume: VolumeUse, time_ns: int, pod: PodItem) -> VolumeStats:
     )
 
 
-def _room(whole: FsFigures | None) -> dict[str, int]:
+def _room(whole: FsUsage | None) -> dict[str, int]:
     """What there is on the filesystem that something lies on."""
     if whole is None:
         return {}

@@ -20,7 +20,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Histogram, Registry
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.figures import Figures
+from pykubelet.model.stats import Measurement
 from pykubelet.stats.snapshot import KnownPods
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class VolumeMeter(Protocol):
     async def usage(self, pod: Pod) -> Sequence[VolumeUse]: ...
 
 
-class PodVolumes(Figures, frozen=True, kw_only=True):
+class PodVolumes(Measurement, frozen=True, kw_only=True):
     time_ns: int
     volumes: tuple[VolumeUse, ...]
 

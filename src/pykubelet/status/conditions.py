@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from pykubelet.api.types import ContainerStatus, Pod, PodCondition, PodStatus
+from pykubelet.model.lifecycle import could_restart_all, judge_sandbox, restart_all_cleaned_up, wants_restart_all
 from pykubelet.model.pod import is_sidecar
-from pykubelet.model.progress import could_restart_all, judge_sandbox, restart_all_cleaned_up, wants_restart_all
 from pykubelet.model.reasons import (
     ALL_CONTAINERS_RESTARTING,
     CONTAINERS_READY,

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from pykubelet.api.types import Container, ContainerState, ContainerStateTerminated, ContainerStatus, Pod
+from pykubelet.model.lifecycle import RESTARTING_ALL_CONTAINERS
 from pykubelet.model.pod import is_sidecar, is_static, restarts_on_exit
-from pykubelet.model.progress import RESTARTING_ALL_CONTAINERS
 
 PENDING = "Pending"
 RUNNING = "Running"

@@ -11,13 +11,12 @@ from typing import Protocol
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.clock import Clock
-from pykubelet.model.disruption import mark_disrupted
 from pykubelet.model.events import AnnotatedSink
-from pykubelet.model.life import LifeRecorder, Step
-from pykubelet.model.pod import uid_of
+from pykubelet.model.pod import mark_disrupted, uid_of
 from pykubelet.model.reasons import WARNING
 from pykubelet.pods.record import StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 EVICTED = "Evicted"

@@ -14,12 +14,12 @@ from typing import Protocol
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.model.pod import ContainerKind, find_container, is_static, uses_host_network
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pleg.diff import ContainerDied
 from pykubelet.pods.record import Orphan, PodWorker, StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.sync.steps import PodSteps, SyncVerdict
 
 _EARLY = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0)

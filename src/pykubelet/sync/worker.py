@@ -23,7 +23,6 @@ from pykubelet.kit.log import current_pod
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import (
     PodUID,
     deletion_requested,
@@ -37,6 +36,7 @@ from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.record import Orphan, PodWorker, Room, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.sync.steps import NetworkNotReady, PodSteps, RetryAt, StatusSource
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
+from pykubelet.recorder import LifeRecorder
 from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, VolumeTable, tell
 from pykubelet.volumes.desired_state import ObjectKey, Use, objects_of, wanted_volumes
 from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady

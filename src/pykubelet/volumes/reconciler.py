@@ -21,10 +21,10 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder
-from pykubelet.model.life import Step as LifeStep
 from pykubelet.model.pod import namespace_of
 from pykubelet.model.reasons import WARNING
+from pykubelet.recorder import LifeRecorder
+from pykubelet.recorder import Step as LifeStep
 from pykubelet.volumes.actual_state import State, Step, VolumeEntry, VolumeTable, tell
 from pykubelet.volumes.desired_state import ObjectKey, claim_name, fs_user, nested_folders, resolve_claim
 from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem

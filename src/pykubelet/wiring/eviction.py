@@ -20,10 +20,10 @@ from pykubelet.images.gc import ImageGc
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import AnnotatedSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.node.oom import OomWatcher, OwnScore
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.gc import ContainerGc
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.settings.settings import Settings

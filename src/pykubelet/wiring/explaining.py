@@ -9,9 +9,9 @@ from pykubelet.explain.service import Explainer
 from pykubelet.explain.told import WhyNotReady
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.runtime_state import RuntimeState

@@ -6,7 +6,7 @@ import pytest
 
 from pykubelet.eviction.pressure import AlarmKeeper
 from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY
-from pykubelet.model.signals import MemorySignal, NodeSignals
+from pykubelet.model.stats import MemorySignal, NodeSignals
 from tests.fakes.fake_guard import FakeAlarms
 from tests.unit.eviction.making import GIB, MIB, a_threshold
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.eviction.pressure import alarm_at, next_look
-from pykubelet.model.signals import MemorySignal
+from pykubelet.model.stats import MemorySignal
 from tests.unit.eviction.making import GIB, MIB, a_threshold, seen
 
 

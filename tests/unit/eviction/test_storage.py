@@ -9,7 +9,7 @@ from pykubelet.api.types import EmptyDirVolumeSource, Pod, ResourceRequirements,
 from pykubelet.eviction.local_storage import StorageLimits, VolumeUse
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.pod import name_of
-from pykubelet.model.signals import PodUse
+from pykubelet.model.stats import PodUse
 from tests.builders import a_container, a_pod
 from tests.unit.eviction.making import GIB, a_use
 
@@ -53,7 +53,7 @@ async def over(limits: StorageLimits, *pods: Pod) -> list[str]:
 
 
 async def test_who_is_judged() -> None:
-    clock, figures = LoopClock(), Figures()
+    clock, figures = LoopClock(), Measurement()
     figures.known = {"uid-dirs": Volumes(), "uid-free": Volumes()}
     limits = StorageLimits(volumes=figures, uses=figures, clock=clock)
     free, dirs, files = a_pod("free"), with_dir("dirs"), with_limit("files")
@@ -65,7 +65,7 @@ async def test_who_is_judged() -> None:
 
 
 async def test_volumes_nobody_could_measure_yet_break_no_limit() -> None:
-    clock, figures = LoopClock(), Figures()
+    clock, figures = LoopClock(), Measurement()
     limits = StorageLimits(volumes=figures, uses=figures, clock=clock)
     assert await over(limits, with_dir("dirs")) == []
     figures.known["uid-dirs"] = Volumes()

@@ -22,7 +22,7 @@ from pykubelet.api.types import (
 from pykubelet.explain.explain import explain
 from pykubelet.explain.facts import PodFacts
 from pykubelet.explain.view import CauseView, Explanation
-from pykubelet.model.life import LifeEntry, Outcome, Step
+from pykubelet.recorder import LifeEntry, Outcome, Step
 from tests.builders import NOW, a_container, a_pod, at
 
 

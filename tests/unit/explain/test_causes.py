@@ -24,8 +24,8 @@ from pykubelet.explain.cause import State
 from pykubelet.explain.causes import CAUSES
 from pykubelet.explain.explain import explain
 from pykubelet.explain.facts import NodeFacts, PodFacts
-from pykubelet.model.life import LifeEntry, Step
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.recorder import LifeEntry, Step
 from tests.builders import NOW, a_container, a_pod, ns
 from tests.unit.explain.making import Event, Worker, begun, crashed, ended, entry, facts, failed, running, waiting
 

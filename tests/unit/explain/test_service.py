@@ -9,9 +9,9 @@ from pathlib import Path
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import uid_of
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.recorder import LifeRecorder, Step
 from tests.builders import a_pod
 from tests.unit.explain.making import Event, Worker, crashed, ended
 

@@ -11,7 +11,7 @@ from pykubelet.explain.explain import GAP, PASSING, explain
 from pykubelet.explain.told import TOLD_STATES, WhyNotReady, event_text
 from pykubelet.explain.view import Explanation
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.life import LifeEntry, LifeRecorder, Step
+from pykubelet.recorder import LifeEntry, LifeRecorder, Step
 from tests.builders import NOW, a_pod, at
 from tests.unit.explain.making import crashed, ended, entry, facts, failed, only, running, waiting
 

@@ -9,9 +9,9 @@ from pykubelet.clients.host.port import AlarmRefused
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.node.oom import Kill, OomWatcher, OwnScore, Victim, find_victim, whose_limit
+from pykubelet.recorder import LifeRecorder
 from tests.builders import a_container_status, a_pod, a_runtime_status
 from tests.fakes.fake_guard import FakeKernelLog
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pykubelet.model.figures import CgroupBounds, CgroupDetail, CgroupUsage, MemoryUsage
+from pykubelet.model.stats import CgroupBounds, CgroupDetail, CgroupUsage, MemoryUsage
 from pykubelet.stats.cadvisor import render_cadvisor
 from pykubelet.stats.snapshot import ContainerFigures, ContainerItem, Group, NodeFigures, PodFigures, PodItem, Snapshot
 from pykubelet.stats.source import render_resource

@@ -10,10 +10,10 @@ import pytest
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import full_name, uid_of
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.sync.evict import PodEvictor
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 from tests.builders import a_pod

@@ -31,7 +31,7 @@ from pykubelet.clients.host.paths import NodePaths
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.life import LifeRecorder
+from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
 from pykubelet.volumes.manager import VolumeManager, VolumeRules
 from pykubelet.volumes.objects import Credentials, VolumeObjects

@@ -28,7 +28,7 @@ from pykubelet.api.types import (
 )
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
-from pykubelet.model.life import LifeRecorder
+from pykubelet.recorder import LifeRecorder
 from pykubelet.volumes import usage
 from pykubelet.volumes.csi.drivers import CsiDrivers, CsiTimes
 from pykubelet.volumes.csi.plugin import CsiVolumes

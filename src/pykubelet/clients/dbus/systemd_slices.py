@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 
 from pykubelet.clients.dbus.port import BusDown, BusRefused, Property, Systemd, UnitExists
-from pykubelet.model.cgroup_limits import CgroupLimits, shares_to_weight
+from pykubelet.model.cgroups import CgroupLimits, shares_to_weight
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pykubelet.clients.host.cgroup_stats_v1 import V1Reader, find_hierarchies
 from pykubelet.clients.host.cgroup_stats_v2 import V2Reader
 from pykubelet.clients.host.cgroups import page_name
 from pykubelet.clients.host.stat_files import read_small
-from pykubelet.model.figures import CgroupBounds, CgroupDetail, CgroupUsage
+from pykubelet.model.stats import CgroupBounds, CgroupDetail, CgroupUsage
 
 CONTAINER_NAMES = ("{}", "cri-containerd-{}.scope", "crio-{}.scope", "crio-{}", "docker-{}.scope")
 """How runtimes name the group of a container or sandbox, by driver."""

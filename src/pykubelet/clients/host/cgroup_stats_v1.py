@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pykubelet.clients.host.stat_files import limit, number, pairs, pressure, read_small
-from pykubelet.model.figures import (
+from pykubelet.model.stats import (
     CgroupBounds,
     CgroupDetail,
     CgroupUsage,

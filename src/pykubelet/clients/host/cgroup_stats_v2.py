@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 
 from pykubelet.clients.host.stat_files import limit, number, pairs, pressure, read_small
-from pykubelet.model.figures import CgroupBounds, CgroupDetail, CgroupUsage, DeviceIo, HugepageUsage, MemoryUsage
+from pykubelet.model.stats import CgroupBounds, CgroupDetail, CgroupUsage, DeviceIo, HugepageUsage, MemoryUsage
 
 
 class V2Reader:

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from pykubelet.api.types import Container, Pod
-from pykubelet.model.cgroup_names import parent_for_runtime
+from pykubelet.model.cgroups import parent_for_runtime
 from pykubelet.model.container_keys import pod_labels
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 from pykubelet.runtime.spec.dns import Resolver
