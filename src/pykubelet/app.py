@@ -16,6 +16,8 @@ from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
 from pykubelet.cm.allocation import POD_TERMINATED
+from pykubelet.cm.container_resources import ContainerResourceSource
+from pykubelet.cm.node_spec import node_spec
 from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
@@ -46,7 +48,6 @@ from pykubelet.status.manager import StatusManager
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import RuntimeBack, SyncLoop
-from pykubelet.sync.node_facts import node_spec
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -150,13 +151,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         )
         cluster = assemble_cluster(settings, edges.cluster, parts, hooks_of_node)
     seams = cluster.seams if cluster is not None else standalone_seams()
-    spec = node_spec(
-        settings,
-        edges.machine,
-        edges.paths,
-        cgroup_driver=edges.cgroup_driver,
-        in_cluster=edges.cluster is not None,
-    )
+    spec = node_spec(settings, edges)
     image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
@@ -228,7 +223,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         addresses=told_addresses(settings, edges, seams),
         user_namespaces=held.user_namespaces,
-        devices=pinning.devices(extensions.granted()),
+        devices=ContainerResourceSource(pinning.manager, extensions.devices, extensions.claims),
     )
     side = runtime_parts(
         settings,

@@ -27,6 +27,7 @@ from pykubelet.clients.kube.port import Change, KubeClient, Unreadable
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
+from pykubelet.cm.capacity import NO_DEVICES, DeviceAmounts
 from pykubelet.edges import ClusterEdges
 from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit import tasks
@@ -37,7 +38,6 @@ from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_mirror, is_static, name_of, namespace_of
 from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node.addresses import AddressFinder, provided_node_ip
-from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
 from pykubelet.node.csi_node import CsiNodeKeeper
 from pykubelet.node.facts import FactsGatherer, ImageList, RuntimeView
 from pykubelet.node.lease import LeaseKeeper
