@@ -30,12 +30,11 @@ from pykubelet.edges import Edges
 from pykubelet.model.assigned import Assigned
 from pykubelet.model.pod_resources import CPU
 from pykubelet.model.runtime_status import ContainerState
-from pykubelet.model.topology import Topology, flat_topology
+from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.diff import ContainerStarted, RuntimeEvent
 from pykubelet.pods.admission import Rejection
 from pykubelet.pods.table import PodTable
-from pykubelet.settings.cpu_list import parse_cpu_list
 from pykubelet.settings.settings import Settings
 
 
