@@ -1,12 +1,11 @@
-"""Everything that is known about one pod at one moment, as one frozen value, and small questions about it.
+"""Everything known about one pod at one moment, as one frozen value, and small questions about it.
 
-The input of `explain`; whoever has the parts (service.py) fills it, tests write it down. Pure: nothing here waits,
-reads or asks. Does not judge; that is done by the finders behind the table in causes.py.
+The input of `explain`, filled by service.py. Pure. Does not judge; that is done by the finders of the causes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -23,6 +22,7 @@ from pykubelet.model.pod import (
     name_of,
     namespace_of,
 )
+from pykubelet.model.problems import ContainerProblem, VolumeFailed
 from pykubelet.model.runtime_status import PodRuntimeStatus
 
 
@@ -40,34 +40,6 @@ class WorkerView(Protocol):
 
     @property
     def next_run_in(self) -> float | None: ...
-
-    @property
-    def story(self) -> tuple[str, ...]: ...
-
-
-class EventView(Protocol):
-    """One event of the pod (node/local_events.py)."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def message(self) -> str: ...
-
-    @property
-    def field_path(self) -> str: ...
-
-    @property
-    def first(self) -> float: ...
-
-    @property
-    def last(self) -> float: ...
-
-    @property
-    def count(self) -> int: ...
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
@@ -88,11 +60,12 @@ def no_log(container: str, previous: bool) -> Sequence[str]:
 
 
 class ContainerFacts(Struct, frozen=True, kw_only=True):
-    """One container of the spec beside what is told about it."""
+    """One container of the spec and its status."""
 
     kind: ContainerKind
     spec: AnyContainer
-    told: ContainerStatus | None
+    status: ContainerStatus | None
+    """As the pod's status reports it."""
 
     @property
     def name(self) -> str:
@@ -100,7 +73,7 @@ class ContainerFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> ContainerStateWaiting | None:
-        return self.told.state.waiting if self.told is not None and self.told.state is not None else None
+        return self.status.state.waiting if self.status is not None and self.status.state is not None else None
 
     @property
     def waiting_reason(self) -> str:
@@ -112,27 +85,27 @@ class ContainerFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def running_since(self) -> float | None:
-        state = self.told.state if self.told is not None else None
+        state = self.status.state if self.status is not None else None
         return seconds(state.running.started_at) if state is not None and state.running is not None else None
 
     @property
     def is_running(self) -> bool:
-        return self.told is not None and self.told.state is not None and self.told.state.running is not None
+        return self.status is not None and self.status.state is not None and self.status.state.running is not None
 
     @property
     def ended(self) -> ContainerStateTerminated | None:
         """How it ended, if it is not running."""
-        return self.told.state.terminated if self.told is not None and self.told.state is not None else None
+        return self.status.state.terminated if self.status is not None and self.status.state is not None else None
 
     @property
     def last_end(self) -> ContainerStateTerminated | None:
         """How its newest finished run ended."""
-        last = self.told.last_state if self.told is not None else None
+        last = self.status.last_state if self.status is not None else None
         return self.ended or (last.terminated if last is not None else None)
 
     @property
     def restarts(self) -> int:
-        return (self.told.restart_count if self.told is not None else 0) or 0
+        return (self.status.restart_count if self.status is not None else 0) or 0
 
 
 class PodFacts(Struct, frozen=True, kw_only=True):
@@ -140,9 +113,10 @@ class PodFacts(Struct, frozen=True, kw_only=True):
     status: PodStatus
     life: Sequence[LifeEntry] = ()
     worker: WorkerView | None = None
-    volume_problems: Sequence[str] = ()
-    events: Sequence[EventView] = ()
-    seen: PodRuntimeStatus | None = None
+    failures: Mapping[str, ContainerProblem] = field(default_factory=dict)
+    """Why containers could not be started when that was last tried, by name."""
+    volume_problems: Sequence[VolumeFailed] = ()
+    runtime: PodRuntimeStatus | None = None
     node: NodeFacts = field(default_factory=NodeFacts)
     unreadable: str = ""
     """Why the pod as the API server has it now cannot be read; what is known then is an older version, or its name."""
@@ -182,13 +156,168 @@ class PodFacts(Struct, frozen=True, kw_only=True):
 
     def containers(self) -> Iterator[ContainerFacts]:
         status = self.status
-        told = {
+        statuses = {
             ContainerKind.INIT: {each.name: each for each in status.init_container_statuses},
             ContainerKind.REGULAR: {each.name: each for each in status.container_statuses},
             ContainerKind.EPHEMERAL: {each.name: each for each in status.ephemeral_container_statuses},
         }
         for kind, spec in all_containers(self.pod):
-            yield ContainerFacts(kind=kind, spec=spec, told=told[kind].get(spec.name))
+            yield ContainerFacts(kind=kind, spec=spec, status=statuses[kind].get(spec.name))
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def newest(self, step: Step, subject: str | None = None) -> LifeEntry | None:
+        """The newest entry of that step; `subject` None = about anything."""
+        return next(
+            (e for e in reversed(self.life) if e.step is step and (subject is None or e.subject == subject)), None
+        )
+
+    def under_way(self, step: Step, subject: str | None = None) -> LifeEntry | None:
+        """The newest entry of that step if it has begun and not ended."""
+        entry = self.newest(step, subject)
+        return entry if entry is not None and entry.outcome is Outcome.BEGUN else None
+
+    def failing(self, step: Step, subject: str | None = None) -> LifeEntry | None:
+        """The newest entry of that step if it failed."""
+        entry = self.newest(step, subject)
+        return entry if entry is not None and entry.outcome is Outcome.FAILED else None
+
+    def failing_since(self, step: Step, subject: str | None = None) -> float | None:
+        """When the unbroken row of failures of that step began."""
+        since: float | None = None
+        for entry in reversed(self.life):
+            if entry.step is not step or (subject is not None and entry.subject != subject):
+                continue
+            if entry.outcome is not Outcome.FAILED:
+                break
+            since = entry.at
+        return since
+
+    @property
+    def next_run_in(self) -> float | None: ...
+
+
+class NodeFacts(Struct, frozen=True, kw_only=True):
+    """The node around the pod."""
+
+    runtime_up: bool = True
+    runtime_problem: str = ""
+    network_problem: str = ""
+    """Why the pod network cannot be used; empty when it can."""
+
+
+LastLog = Callable[[str, bool], Sequence[str]]
+"""(container, previous run) to the last lines of its log, oldest first; empty when there are none."""
+
+
+def no_log(container: str, previous: bool) -> Sequence[str]:
+    return ()
+
+
+class ContainerFacts(Struct, frozen=True, kw_only=True):
+    """One container of the spec and its status."""
+
+    kind: ContainerKind
+    spec: AnyContainer
+    status: ContainerStatus | None
+    """As the pod's status reports it."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name or ""
+
+    @property
+    def waiting(self) -> ContainerStateWaiting | None:
+        return self.status.state.waiting if self.status is not None and self.status.state is not None else None
+
+    @property
+    def waiting_reason(self) -> str:
+        return (self.waiting.reason if self.waiting is not None else "") or ""
+
+    @property
+    def waiting_message(self) -> str:
+        return (self.waiting.message if self.waiting is not None else "") or ""
+
+    @property
+    def running_since(self) -> float | None:
+        state = self.status.state if self.status is not None else None
+        return seconds(state.running.started_at) if state is not None and state.running is not None else None
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is not None and self.status.state is not None and self.status.state.running is not None
+
+    @property
+    def ended(self) -> ContainerStateTerminated | None:
+        """How it ended, if it is not running."""
+        return self.status.state.terminated if self.status is not None and self.status.state is not None else None
+
+    @property
+    def last_end(self) -> ContainerStateTerminated | None:
+        """How its newest finished run ended."""
+        last = self.status.last_state if self.status is not None else None
+        return self.ended or (last.terminated if last is not None else None)
+
+    @property
+    def restarts(self) -> int:
+        return (self.status.restart_count if self.status is not None else 0) or 0
+
+
+class PodFacts(Struct, frozen=True, kw_only=True):
+    pod: Pod
+    status: PodStatus
+    life: Sequence[LifeEntry] = ()
+    worker: WorkerView | None = None
+    failures: Mapping[str, ContainerProblem] = field(default_factory=dict)
+    """Why containers could not be started when that was last tried, by name."""
+    volume_problems: Sequence[VolumeFailed] = ()
+    runtime: PodRuntimeStatus | None = None
+    node: NodeFacts = field(default_factory=NodeFacts)
+    unreadable: str = ""
+    """Why the pod as the API server has it now cannot be read; what is known then is an older version, or its name."""
+    grace: int | None = None
+    """Seconds the containers get to stop, once the pod is ending."""
+    now: float
+    last_log: LastLog = no_log
+    hanging: Sequence[tuple[str, float]] = ()
+    """Calls to the host on behalf of the pod that are past their deadline, and for how many seconds they hang."""
+
+    # --- the pod --------------------------------------------------------------------------------
+
+    @property
+    def shown_name(self) -> str:
+        return f"{namespace_of(self.pod)}/{self.command_name}"
+
+    @property
+    def command_name(self) -> str:
+        """What a person types: a static pod without the node's name at its end."""
+        name, node = name_of(self.pod), self.pod.spec.node_name
+        return name.removesuffix(f"-{node}") if node and is_static(self.pod) else name
+
+    @property
+    def phase(self) -> str:
+        return self.status.phase or "Pending"
+
+    @property
+    def is_ready(self) -> bool:
+        return any(each.type == "Ready" and each.status == "True" for each in self.status.conditions)
+
+    @property
+    def is_ending(self) -> bool:
+        ending = self.worker is not None and self.worker.phase in ("terminating", "terminated")
+        return ending or (deletion_requested(self.pod) and self.phase not in ("Succeeded", "Failed"))
+
+    # --- containers -----------------------------------------------------------------------------
+
+    def containers(self) -> Iterator[ContainerFacts]:
+        status = self.status
+        statuses = {
+            ContainerKind.INIT: {each.name: each for each in status.init_container_statuses},
+            ContainerKind.REGULAR: {each.name: each for each in status.container_statuses},
+            ContainerKind.EPHEMERAL: {each.name: each for each in status.ephemeral_container_statuses},
+        }
+        for kind, spec in all_containers(self.pod):
+            yield ContainerFacts(kind=kind, spec=spec, status=statuses[kind].get(spec.name))
 
     # --- life -----------------------------------------------------------------------------------
 
