@@ -34,8 +34,8 @@ PATH_CALLS = frozenset(
     write_text
     """.split()  # noqa: SIM905
 )
-NAMES = frozenset({"open", "write_atomic", "sync_folder", "set_aside"})
-SYNCS = frozenset({"write_atomic", "sync_folder", "os.fsync", "os.fdatasync"})
+NAMES = frozenset({"open", "write_atomic", "sync_folder", "set_aside", "copy_aside"})
+SYNCS = frozenset({"write_atomic", "sync_folder", "copy_aside", "os.fsync", "os.fdatasync"})
 THREADS = frozenset({"to_thread", "run_in_executor", "ThreadPoolExecutor", "ProcessPoolExecutor", "Thread"})
 ONE_PLACE = "kit/host_calls.py"
 
@@ -112,6 +112,7 @@ def is_blocking(called: str) -> bool:
     return (
         called in NAMES
         or called == "time.sleep"
+        or parts[-1] == "save_now"
         or parts[0] in ("shutil", "subprocess")
         or (parts[0] == "os" and len(parts) == 2 and parts[1] in OS_CALLS)
         or (parts[:2] == ["os", "path"] and parts[-1] in OS_PATH_CALLS)
@@ -205,6 +206,6 @@ def test_who_writes_durably_is_known() -> None:
         home
         for home, module in sources()
         for node in ast.walk(module)
-        if isinstance(node, ast.Name | ast.Attribute) and dotted(node) in SYNCS
+        if isinstance(node, ast.Name | ast.Attribute) and (dotted(node) in SYNCS or dotted(node).endswith(".save_now"))
     }
     assert writers == set(DURABLE), "each syncs the disk: it must run through kit/host_calls.py, or say why not"

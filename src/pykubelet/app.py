@@ -17,22 +17,22 @@ from msgspec.structs import replace
 from pykubelet.api.types import Pod
 from pykubelet.context import Context
 from pykubelet.edges import Edges
+from pykubelet.events import build as events_build
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.pressure import PressureBoard
+from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
-from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
-from pykubelet.node.event_fan import EventFan
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.resources.allocation import POD_TERMINATED
 from pykubelet.runtime.image_volumes import ImageVolumes
@@ -48,7 +48,6 @@ from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import RuntimeBack, SyncLoop
 from pykubelet.sync.node_facts import node_spec
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -62,17 +61,15 @@ from pykubelet.wiring.cluster import (
     Cluster,
     LocalParts,
     NodeHooks,
-    api_events,
     assemble_cluster,
     standalone_seams,
 )
 from pykubelet.wiring.eviction import GuardNeeds, guard_parts
-from pykubelet.wiring.explaining import explaining
 from pykubelet.wiring.identity import initial_info
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
-from pykubelet.wiring.resources import ActivePods, Surroundings, resource_parts
+from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
@@ -87,12 +84,11 @@ class Node(Struct, kw_only=True):
 
     services: list[list[Service]] = field(default_factory=list)
     """Groups in the order they start; they stop in reverse."""
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     workers: PodWorkers
     statuses: StatusManager
     cache: PodStatusCache
-    events: LocalEvents
+    events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
     pleg: Pleg
@@ -111,11 +107,10 @@ class Node(Struct, kw_only=True):
 def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
-    local_events = LocalEvents(clock=clock, node_name=node_name)
-    sent_events = (
-        api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics) if edges.cluster else None
+    event_parts = events_build.build(
+        edges.cluster.events if edges.cluster is not None else None, clock=clock, node_name=node_name, metrics=metrics
     )
-    events: AnnotatedSink = EventFan(local_events, sent_events) if sent_events is not None else local_events
+    events = event_parts.recorder
     ctx = Context(
         settings=settings,
         node_name=node_name,
@@ -124,26 +119,24 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, phases, cache, results = ctx.recorder, PodPhases(), PodStatusCache(), ProbeResults()
+    recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
-    pods, board, reasons = PodManager(), PressureBoard(), ReasonCache()
+    board, reasons = PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = make_mux(settings, edges, events)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    shutdown = shutdown_parts(settings, edges, phases=phases, events=events, metrics=metrics)
+    shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
     cluster: Cluster | None = None
-    if edges.cluster is not None and sent_events is not None:
+    if edges.cluster is not None:
         parts = LocalParts(
             machine=edges.machine,
             cri=cri,
             runtime=runtime_state,
             statuses=statuses,
-            pods=pods,
-            phases=phases,
+            table=table,
             sets=mux,
             events=events,
-            sent_events=sent_events,
             clock=clock,
             metrics=metrics,
         )
@@ -178,8 +171,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges,
         cluster,
         node_name=node_name,
-        pods=pods,
-        phases=phases,
+        table=table,
         cache=cache,
         events=events,
         recorder=recorder,
@@ -196,7 +188,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
         rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
-    pinning = pinning_parts(settings, edges, pods=pods, phases=phases, cache=cache, sources_ready=mux.all_ready)
+    pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
     admission = AdmissionGate(
         node=node_now,
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
@@ -216,8 +208,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             slices=edges.slices,
             machine=edges.machine,
             paths=edges.paths,
-            pods=pods,
-            phases=phases,
+            table=table,
             admission=admission,
             handlers=seams.handlers,
             sources_ready=mux.all_ready,
@@ -243,6 +234,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         settings,
         edges,
         RuntimeNeeds(
+            ctx=ctx,
             specs=specs,
             handlers=seams.handlers,
             resizer=held.resizer,
@@ -252,7 +244,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             results=results,
             cache=cache,
             look=pleg,
-            phases=phases,
+            table=table,
             events=events,
             recorder=recorder,
             metrics=metrics,
@@ -307,7 +299,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         claims=extensions.claims,
     )
     workers = PodWorkers(
-        phases=phases,
+        table=table,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
         statuses=WorkerStatuses(pleg=pleg, cache=cache),
         events=events,
@@ -315,14 +307,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, phases=phases, cache=cache, events=events, sources_ready=mux.all_ready)
+    gc = container_gc(settings, edges, side, table=table, cache=cache, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
-        pods=pods,
         admission=admission,
         resizes=held.allocations,
         workers=workers,
-        phases=phases,
+        table=table,
         statuses=statuses,
         dead=gc,
         runtime=runtime_state,
@@ -334,12 +325,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(phases.uids(), still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
 
     housekeeping = Housekeeping(
         sources=mux,
-        pods=pods,
-        phases=phases,
+        table=table,
         workers=workers,
         runtime=RunningPods(cache),
         folders=edges.folders,
@@ -390,7 +380,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         cluster.join(loop, object_changed)
         board.on_change = cluster.reporter.soon
     pleg.listen(loop.handle)
-    pleg.listen(count_pods(node_name, edges, pods=pods, phases=phases, cache=cache, recorder=recorder).ended)
+    pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
     pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
@@ -403,31 +393,27 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager, side.stopper],
+        [runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         [
             *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
         [loop, *make_sources(settings, edges, mux, events), *extensions.finders],
     ]
-    explainer = explaining(
-        edges,
-        pods=pods,
-        phases=phases,
+    explainer = explain_build.build(
+        ctx,
+        edges.cluster.client if edges.cluster is not None else None,
+        table=table,
         statuses=statuses,
-        workers=workers,
-        recorder=recorder,
-        volumes=volumes,
-        remembered=local_events,
-        events=events,
         cache=cache,
+        reasons=reasons,
+        volumes=volumes,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
     if edges.guard is not None:
         guard_needs = GuardNeeds(
-            pods=pods,
-            phases=phases,
+            table=table,
             cache=cache,
             volumes=volumes,
             workers=workers,
@@ -445,9 +431,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     if edges.serve is not None and edges.guard is not None:
         local_needs = LocalNeeds(
             explainer=explainer,
-            phases=phases,
+            table=table,
             statuses=statuses,
-            events=local_events,
+            events=events,
             runtime=runtime_state,
             pleg=pleg,
             stopper=side.stopper,
@@ -455,7 +441,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             forgive=side.backoff.forget,
         )
         needs = ServerNeeds(
-            pods=pods,
+            table=table,
             statuses=statuses,
             cache=cache,
             pleg=pleg,
@@ -467,7 +453,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             started=started,
             explain=explainer,
             local_routes=[*local_routes(settings, edges, local_needs), *shutdown.routes],
-            active=ActivePods(pods=pods, phases=phases),
+            active=table.active_pods,
             assigned=pinning.assigned(extensions.assigned()),
         )
         serving = server_parts(settings, edges, edges.serve, needs)
@@ -475,12 +461,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         server = serving.server
     return Node(
         services=cluster.joined(services) if cluster is not None else services,
-        pods=pods,
-        phases=phases,
+        table=table,
         workers=workers,
         statuses=statuses,
         cache=cache,
-        events=local_events,
+        events=events,
         recorder=recorder,
         runtime=runtime_state,
         pleg=pleg,

@@ -34,6 +34,7 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import both, gather_all, running
 from pykubelet.model.container_keys import termination_grace_of
 from pykubelet.model.errors import CriError
+from pykubelet.pods.record import WorkerState
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
@@ -44,7 +45,6 @@ from pykubelet.standalone.cleanup import note_pod_groups, remove_pod_groups, unm
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, build, import_images
 from pykubelet.standalone.programs import find_runtime
-from pykubelet.sync.phases import Phase
 
 logger = logging.getLogger(__name__)
 
@@ -179,11 +179,11 @@ class _Up:
 
     async def _end_pods(self, node: Node, view: View, merged: MergedSets) -> None:
         """Every pod gets its grace; who does not end by then is ended with the runtime."""
-        graces = [pod.spec.termination_grace_period_seconds or DEFAULT_GRACE for pod in node.pods.pods()]
+        graces = [pod.spec.termination_grace_period_seconds or DEFAULT_GRACE for pod in node.table.pods()]
         view.say(f"stopping {len(graces)} pod{'s' if len(graces) != 1 else ''}")
         merged.close()
         deadline = self._clock.monotonic() + max(graces, default=0) + DOWN_PATIENCE
-        while node.pods.pods() or any(state.phase is not Phase.FINISHED for state in node.phases):
+        while node.table.pods() or any(w.state is not WorkerState.FINISHED for w in node.table.workers()):
             if self._clock.monotonic() > deadline:
                 view.say("some pods do not end; they are ended with the runtime")
                 return

@@ -1,54 +1,50 @@
 """What devices are given to whom, on disk, in upstream's format: either agent can go on with the other's file.
 
-A file that cannot be read is told and put aside; then running containers keep their devices as the runtime has them,
-but the books do not know it, exactly as upstream.
+After damage running containers keep their devices as the runtime has them, but the agent does not know it, as upstream.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pykubelet.clients.plugins.port import Handed, ReadHanded
 from pykubelet.devices.books import DeviceBooks, Grant, Held
+from pykubelet.kit.files import Envelope
 from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
-
-logger = logging.getLogger(__name__)
 
 FILE = "kubelet_internal_checkpoint"
 UNKNOWN_PLACE = "-1"
 
 
-def load(path: Path, read_handed: ReadHanded) -> tuple[Held, dict[str, list[str]]] | None:
-    """Who holds what, and which resources had which devices; None when there is no (good) file."""
-    try:
-        raw = json.loads(path.read_bytes())
-        data = raw["Data"]
-        if raw["Checksum"] != fnv1a_32(text_of(data)):
-            raise ValueError("its checksum does not match")
-        held: Held = {}
-        for entry in data["PodDeviceEntries"] or ():
-            ids = frozenset(each for group in entry["DeviceIDs"].values() for each in group)
-            answer = base64.b64decode(entry["AllocResp"] or "")
-            containers = held.setdefault(str(entry["PodUID"]), {})
-            containers.setdefault(str(entry["ContainerName"]), {})[str(entry["ResourceName"])] = Grant(
-                ids=ids, handed=read_handed(answer)
-            )
-        return held, {name: list(ids or ()) for name, ids in (data["RegisteredDevices"] or {}).items()}
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # whatever is wrong with it, the agent starts without
-        logger.error("device checkpoint not used", extra={"file": str(path), "problem": str(error) or repr(error)})
-        return None
+def encode(data: dict[str, Any]) -> bytes:
+    return ENVELOPE.seal(data)
 
 
-def encoded(data: dict[str, Any]) -> bytes:
-    whole = {"Data": data, "Checksum": fnv1a_32(text_of(data))}
-    return json.dumps(whole, separators=(",", ":")).encode()
+def decode(raw: bytes, read_handed: ReadHanded) -> dict[str, Any]:
+    """Raises CheckpointDamaged, or any error for entries of another shape."""
+    data: dict[str, Any] = ENVELOPE.open(raw)
+    held_of(data, read_handed)
+    registered_of(data)
+    return data
+
+
+def held_of(data: Mapping[str, Any], read_handed: ReadHanded) -> Held:
+    held: Held = {}
+    for entry in data["PodDeviceEntries"] or ():
+        ids = frozenset(each for group in entry["DeviceIDs"].values() for each in group)
+        answer = base64.b64decode(entry["AllocResp"] or "")
+        containers = held.setdefault(str(entry["PodUID"]), {})
+        containers.setdefault(str(entry["ContainerName"]), {})[str(entry["ResourceName"])] = Grant(
+            ids=ids, handed=read_handed(answer)
+        )
+    return held
+
+
+def registered_of(data: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Which resources had which devices."""
+    return {name: list(ids or ()) for name, ids in (data["RegisteredDevices"] or {}).items()}
 
 
 def data_of(books: DeviceBooks) -> dict[str, Any]:
@@ -103,3 +99,6 @@ def _entry_text(entry: Mapping[str, Any]) -> str:
         f"ResourceName:(string){entry['ResourceName']} DeviceIDs:(checkpoint.DevicesPerNUMA){places} "
         f"AllocResp:([]uint8){numbers}}}"
     )
+
+
+ENVELOPE = Envelope(lambda data: fnv1a_32(text_of(data)), data="Data", sum="Checksum")

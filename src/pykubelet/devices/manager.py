@@ -10,7 +10,9 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
@@ -24,7 +26,7 @@ from pykubelet.devices import checkpoint
 from pykubelet.devices.books import DeviceBooks, DevicesRefused, Grant
 from pykubelet.devices.endpoints import Endpoint, Endpoints
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.files import DurableFile
+from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.assigned import DeviceShare
@@ -85,8 +87,12 @@ class DeviceManager:
         self._books = DeviceBooks()
         self._endpoints = Endpoints(books=self._books, connect=connect, clock=clock, on_change=self._changed)
         self._expected: dict[str, list[str]] = {}
-        self._saved: dict[str, object] | None = None
-        self._file = DurableFile(folder / checkpoint.FILE)
+        self._saved: dict[str, Any] | None = None
+        self._checkpoint = Checkpoint(
+            folder / checkpoint.FILE,
+            encode=checkpoint.encode,
+            decode=partial(checkpoint.decode, read_handed=read_handed),
+        )
         self._unsaved = Signal()
         self.had_checkpoint = False
         self.on_capacity: Callable[[], None] = lambda: None
@@ -103,10 +109,11 @@ class DeviceManager:
     def open(self) -> None:
         """Read what an earlier life left, and make the folder for what this one leaves. Before anything starts."""
         self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        found = checkpoint.load(self._folder / checkpoint.FILE, self._read_handed)
+        found = self._checkpoint.load()
         if found is not None:
             self.had_checkpoint = True
-            self._books.held, self._expected = found
+            self._books.held = checkpoint.held_of(found, self._read_handed)
+            self._expected = checkpoint.registered_of(found)
 
     async def run(self) -> None:
         async with self._endpoints.tasks:
@@ -276,7 +283,7 @@ class DeviceManager:
         if not found:
             return found
         try:
-            await self._file.flush()  # before a container has them
+            await self._checkpoint.flush()  # before a container has them
         except OSError as error:
             raise CheckpointNotWritten(f"the device checkpoint cannot be written: {error}") from error
         return found
@@ -379,13 +386,13 @@ class DeviceManager:
         data = checkpoint.data_of(self._books)
         if data != self._saved:
             self._saved = data
-            self._file.put(checkpoint.encoded(data))
+            self._checkpoint.put(data)
             self._unsaved.set()
 
     async def _write(self, told: str) -> str:
         """What went wrong; said when it is another thing than was told."""
         try:
-            await self._file.flush()
+            await self._checkpoint.flush()
         except OSError as error:
             if str(error) != told:
                 logger.error("device checkpoint not written", extra={"problem": str(error)})

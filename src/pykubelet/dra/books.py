@@ -7,7 +7,6 @@ Whether it is prepared is known only to the life that did it: another one asks t
 from __future__ import annotations
 
 import json
-import logging
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pykubelet.clients.plugins.port import ClaimRef, PreparedDevice
-from pykubelet.kit.files import DurableFile
-
-logger = logging.getLogger(__name__)
+from pykubelet.kit.files import Checkpoint, Envelope
 
 FILE = "dra_manager_state"
 KIND, VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"
@@ -41,8 +38,7 @@ class ClaimEntry:
 
 class ClaimBooks:
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = DurableFile(path)
+        self._checkpoint = Checkpoint(path, encode=encode, decode=decode)
         self._claims: dict[tuple[str, str], ClaimEntry] = {}
 
     def get(self, namespace: str, name: str) -> ClaimEntry | None:
@@ -65,26 +61,27 @@ class ClaimBooks:
     # --- on disk --------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """What cannot be read is told and put aside: drivers forget what nobody asks back, upstream does the same."""
-        try:
-            raw = json.loads(self._path.read_bytes())
-            text = raw["Data"]
-            if zlib.crc32(text.encode()) != raw["Checksum"]:
-                raise ValueError("its checksum does not match")
-            for each in json.loads(text)["ClaimInfoStateList"] or ():
-                self.add(_entry(each))
-        except FileNotFoundError:
-            return
-        except Exception as error:  # whatever is wrong with it, the agent starts without
-            logger.error("state of dynamic resources not used", extra={"file": str(self._path), "problem": str(error)})
+        """After damage the agent begins with nothing, as upstream: drivers drop what is not prepared again."""
+        for entry in self._checkpoint.load() or ():
+            self.add(entry)
 
     async def save(self) -> None:
         """Returns when it is on disk."""
-        data = {"kind": KIND, "apiVersion": VERSION, "ClaimInfoStateList": [_state(each) for each in self]}
-        text = json.dumps(data, separators=(",", ":"))
-        whole = {"Data": text, "Checksum": zlib.crc32(text.encode())}
-        self._file.put(json.dumps(whole, separators=(",", ":")).encode())
-        await self._file.flush()
+        self._checkpoint.put(list(self))
+        await self._checkpoint.flush()
+
+
+ENVELOPE = Envelope(lambda text: zlib.crc32(text.encode()), data="Data", sum="Checksum")
+
+
+def encode(entries: list[ClaimEntry]) -> bytes:
+    data = {"kind": KIND, "apiVersion": VERSION, "ClaimInfoStateList": [_state(each) for each in entries]}
+    return ENVELOPE.seal(json.dumps(data, separators=(",", ":")))
+
+
+def decode(raw: bytes) -> list[ClaimEntry]:
+    """Raises CheckpointDamaged, or any error for entries of another shape."""
+    return [_entry(each) for each in json.loads(ENVELOPE.open(raw))["ClaimInfoStateList"] or ()]
 
 
 def _state(entry: ClaimEntry) -> dict[str, Any]:

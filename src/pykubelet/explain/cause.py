@@ -94,9 +94,7 @@ def container_finding(
     evidence: Sequence[str] = (),
 ) -> Finding:
     known = {"container": container.name, "kind": KINDS[container.kind], "restarts": str(container.restarts)}
-    return Finding(
-        subject=container.name, values={**known, **values}, since=since, next_in=next_in, evidence=evidence
-    )
+    return Finding(subject=container.name, values={**known, **values}, since=since, next_in=next_in, evidence=evidence)
 
 
 def waiting_findings(facts: PodFacts, *wanted: str) -> list[Finding]:

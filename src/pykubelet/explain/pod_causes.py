@@ -14,6 +14,7 @@ from pykubelet.explain.texts import first_line, span
 from pykubelet.model.life import Outcome, Step
 from pykubelet.model.pod import uses_host_network
 from pykubelet.model.problems import NotAdmitted, SandboxFailed, Shortage
+from pykubelet.pods.record import WorkerState
 
 SLOW_STEP = 10.0
 """Seconds after which a step that is still under way counts as slow."""
@@ -315,8 +316,7 @@ def _sandbox(facts: PodFacts) -> list[Finding]:
     ),
     next="In at most {left} the hook is given up and the container is stopped, then killed.",
     advice=(
-        "`pykubelet describe pod {name}` shows the hook, `pykubelet logs {name} -c {container}` what "
-        "the program says",
+        "`pykubelet describe pod {name}` shows the hook, `pykubelet logs {name} -c {container}` what the program says",
         "make the hook end sooner, or lower spec.terminationGracePeriodSeconds",
     ),
     shown="Terminating",
@@ -346,7 +346,7 @@ def stopping_container(facts: PodFacts) -> Sequence[Finding]:
 
 
 def _stopping(facts: PodFacts, *, hooked: bool) -> list[Finding]:
-    if not facts.is_ending or (facts.worker is not None and facts.worker.phase == "terminated"):
+    if not facts.is_ending or (facts.worker is not None and facts.worker.state is WorkerState.TERMINATED):
         return []
     found = []
     for container in facts.containers():
@@ -487,7 +487,12 @@ def sync_failing(facts: PodFacts) -> Sequence[Finding]:
 )
 def waits_for_turn(facts: PodFacts) -> Sequence[Finding]:
     """A static pod of the same name is still ending."""
-    if facts.worker is None or facts.worker.phase != "syncing" or facts.status.phase or facts.newest(Step.CGROUP):
+    if (
+        facts.worker is None
+        or facts.worker.state is not WorkerState.SYNCING
+        or facts.status.phase
+        or facts.newest(Step.CGROUP)
+    ):
         return ()
     seen = facts.newest(Step.SEEN)
     if seen is None or facts.now - seen.at < SLOW_STEP:

@@ -24,7 +24,7 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
-from pykubelet.model.pod import PodUID, all_containers
+from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 
@@ -41,7 +41,7 @@ QUIET: Final = 5.0
 
 
 class KnownPods(Protocol):
-    def get(self, uid: PodUID) -> Pod | None: ...
+    def pod(self, uid: str) -> Pod | None: ...
 
     def pods(self) -> list[Pod]: ...
 
@@ -150,7 +150,7 @@ class OomWatcher:
         self._tell(victim, f"process {kill.process} (pid {kill.pid})", whose_limit(kill, victim), kill.group)
 
     def _tell(self, victim: Victim, process: str, limit: str, group: str) -> None:
-        pod = self._pods.get(PodUID(victim.uid))
+        pod = self._pods.pod(victim.uid)
         if pod is None:
             return
         last, kept_back = self._told.get(victim.id, (float("-inf"), 0))

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.files import write_atomic
+from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.disruption import mark_disrupted
 from pykubelet.model.errors import ApiConflict, ApiNotFound
@@ -115,7 +115,7 @@ class ShutdownTimes(Struct, frozen=True, kw_only=True):
 
 class ShutdownRecord:
     def __init__(self, path: Path, *, metrics: Registry) -> None:
-        self._path = path
+        self._checkpoint = Checkpoint(path, encode=_encode, decode=_decode, mode=0o644)
         self._started = metrics.gauge(
             "kubelet_graceful_shutdown_start_time_seconds", "When the last orderly shutdown began, in unix seconds."
         )
@@ -125,32 +125,32 @@ class ShutdownRecord:
 
     def load(self) -> ShutdownTimes:
         """What an earlier life wrote; shown in the metrics until the next shutdown."""
-        try:
-            raw = json.loads(self._path.read_bytes())
-            times = ShutdownTimes(started=_seconds(raw["startTime"]), ended=_seconds(raw["endTime"]))
-        except FileNotFoundError:
-            return ShutdownTimes()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning(
-                "the record of the last shutdown cannot be read", extra={"path": str(self._path), "error": str(error)}
-            )
+        times = self._checkpoint.load()
+        if times is None:
             return ShutdownTimes()
         self._show(times)
         return times
 
     def save(self, times: ShutdownTimes) -> None:
         self._show(times)
-        text = json.dumps({"startTime": _text(times.started), "endTime": _text(times.ended)})
         try:
-            write_atomic(self._path, text.encode(), mode=0o644)
+            self._checkpoint.save_now(times)
         except OSError as error:
-            logger.warning(
-                "the record of this shutdown cannot be written", extra={"path": str(self._path), "error": str(error)}
-            )
+            extra = {"path": str(self._checkpoint.path), "error": str(error)}
+            logger.warning("the record of this shutdown cannot be written", extra=extra)
 
     def _show(self, times: ShutdownTimes) -> None:
         self._started.set(times.started)
         self._ended.set(times.ended)
+
+
+def _encode(times: ShutdownTimes) -> bytes:
+    return json.dumps({"startTime": _text(times.started), "endTime": _text(times.ended)}).encode()
+
+
+def _decode(raw: bytes) -> ShutdownTimes:
+    found = json.loads(raw)
+    return ShutdownTimes(started=_seconds(found["startTime"]), ended=_seconds(found["endTime"]))
 
 
 def _text(seconds: float) -> str:

@@ -23,7 +23,7 @@ Entries = dict[str, dict[str, Cpus]]
 
 class CpuState(CheckpointedState):
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
-        super().__init__(CheckpointFile(path, manager="CPU manager", policy=policy))
+        super().__init__(CheckpointFile(path, manager="CPU manager", policy=policy, texts=self._texts))
         self._pod_level = pod_level
         self.shared: Cpus = NO_CPUS
         """The pool of everybody who owns nothing; upstream's default set."""
@@ -34,7 +34,7 @@ class CpuState(CheckpointedState):
 
     def load(self) -> None:
         """Take over what the file holds, or write a first one. PinningProblem when that cannot be."""
-        data = self._file.read(self._texts)
+        data = self._file.read()
         if data is None:
             self._changed = True
             self.save()

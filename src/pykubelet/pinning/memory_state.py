@@ -55,7 +55,7 @@ Blocks = tuple[MemoryBlock, ...]
 
 class MemoryState(CheckpointedState):
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
-        super().__init__(CheckpointFile(path, manager="memory manager", policy=policy))
+        super().__init__(CheckpointFile(path, manager="memory manager", policy=policy, texts=self._texts))
         self._pod_level = pod_level
         self.machine: MachineMemory = {}
         self.entries: dict[str, dict[str, Blocks]] = {}
@@ -64,7 +64,7 @@ class MemoryState(CheckpointedState):
 
     def load(self) -> None:
         """Take over what the file holds, or write a first one. PinningProblem when that cannot be."""
-        data = self._file.read(self._texts)
+        data = self._file.read()
         if data is None:
             self._changed = True
             self.save()

@@ -2,13 +2,12 @@
 
 One ledger is what was admitted (`allocated_pods_state`), another what was put into force
 (`actuated_pods_state`). Changes are remembered at once and written by `flush`; when to flush is the owner's
-business. A damaged file is set aside and rebuilt from the pods as they are.
+business. What a damaged file held is rebuilt from the pods as they are.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ from typing import Any
 import msgspec
 
 from pykubelet.api.types import ResourceRequirements
-from pykubelet.kit.files import CheckpointDamaged, set_aside, write_atomic
+from pykubelet.kit.files import Checkpoint, Envelope
 from pykubelet.kit.go_text import fnv1a_32
 from pykubelet.model.held_resources import HeldResources
-
-logger = logging.getLogger(__name__)
 
 ALLOCATED_FILE = "allocated_pods_state"
 ACTUATED_FILE = "actuated_pods_state"
@@ -31,6 +28,8 @@ class ResourceLedger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Not synced to disk: a killed agent loses nothing, and after a power cut no container runs any more.
+        self._checkpoint = Checkpoint(path, encode=encode, decode=decode, durable=False)
         self.on_change: Callable[[], None] = lambda: None
         self._loaded: dict[str, HeldResources] | None = None
         self._dirty = False
@@ -38,7 +37,7 @@ class ResourceLedger:
     @property
     def _entries(self) -> dict[str, HeldResources]:
         if self._loaded is None:
-            self._loaded = self._load()
+            self._loaded = self._checkpoint.load() or {}
         return self._loaded
 
     def get(self, uid: str) -> HeldResources | None:
@@ -68,31 +67,13 @@ class ResourceLedger:
 
     def flush(self) -> None:
         """Write what changed; OSError when the disk refuses, and then it is still to be written."""
-        if not self._dirty:
-            return
-        data = encode(self._entries)
-        # Not synced to disk: a killed agent loses nothing, and after a power cut no container runs any more.
-        write_atomic(self.path, data, durable=False)
-        self._dirty = False
+        if self._dirty:
+            self._checkpoint.save_now(self._entries)
+            self._dirty = False
 
     def _changed(self) -> None:
         self._dirty = True
         self.on_change()
-
-    def _load(self) -> dict[str, HeldResources]:
-        try:
-            raw = self.path.read_bytes()
-        except FileNotFoundError:
-            return {}
-        try:
-            return decode(raw)
-        except CheckpointDamaged as problem:
-            aside = set_aside(self.path)
-            logger.error(
-                "checkpoint is damaged and was set aside; it will be rebuilt",
-                extra={"path": str(self.path), "aside": str(aside), "problem": str(problem)},
-            )
-            return {}
 
 
 # --- the file ---------------------------------------------------------------------------------------------
@@ -106,24 +87,13 @@ def encode(entries: dict[str, HeldResources]) -> bytes:
         }
         for uid, held in entries.items()
     }
-    text = json.dumps({"entries": rows} if rows else {}, separators=(",", ":"))
-    return json.dumps({"data": text, "checksum": checksum(text)}).encode()
+    return ENVELOPE.seal(json.dumps({"entries": rows} if rows else {}, separators=(",", ":")))
 
 
 def decode(raw: bytes) -> dict[str, HeldResources]:
-    """The entries; CheckpointDamaged when this is not a whole file of ours."""
-    try:
-        envelope = json.loads(raw)
-        text, told = envelope["data"], envelope["checksum"]
-    except (ValueError, KeyError, TypeError) as problem:
-        raise CheckpointDamaged(f"not a checkpoint: {problem}") from problem
-    if not isinstance(text, str) or told != checksum(text):
-        raise CheckpointDamaged("checksum does not match the data")
-    try:
-        rows = json.loads(text).get("entries") or {}
-        return {uid: _held(row) for uid, row in rows.items()}
-    except (ValueError, TypeError, AttributeError, msgspec.ValidationError) as problem:
-        raise CheckpointDamaged(f"unreadable entry: {problem}") from problem
+    """Raises CheckpointDamaged, or any error for entries of another shape."""
+    rows = json.loads(ENVELOPE.open(raw)).get("entries") or {}
+    return {uid: _held(row) for uid, row in rows.items()}
 
 
 def _held(row: dict[str, Any]) -> HeldResources:
@@ -140,3 +110,6 @@ def _held(row: dict[str, Any]) -> HeldResources:
 def checksum(text: str) -> int:
     """As upstream computes it: FNV-1a of the text with its Go type in front."""
     return fnv1a_32(f"(string){text}")
+
+
+ENVELOPE = Envelope(checksum)

@@ -16,8 +16,8 @@ from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import uid_of
 from pykubelet.model.reasons import WARNING
-from pykubelet.sync.phases import PodPhases
-from pykubelet.sync.steps import StatusChange
+from pykubelet.pods.record import StatusChange, WorkerState
+from pykubelet.pods.table import PodTable
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 EVICTED = "Evicted"
@@ -51,13 +51,13 @@ class PodEvictor:
         self,
         *,
         workers: PodWorkers,
-        phases: PodPhases,
+        table: PodTable,
         events: AnnotatedSink,
         recorder: LifeRecorder,
         clock: Clock,
     ) -> None:
         self._workers = workers
-        self._phases = phases
+        self._table = table
         self._events = events
         self._recorder = recorder
         self._clock = clock
@@ -87,8 +87,8 @@ class PodEvictor:
         return True
 
     def is_leaving(self, pod: Pod) -> bool:
-        state = self._phases.get(uid_of(pod))
-        return state is not None and state.evicted
+        worker = self._table.worker(uid_of(pod))
+        return worker is not None and worker.evicted
 
     def _mark(self, message: str, *, disruption: bool) -> StatusChange:
         at = self._clock.now()
@@ -101,5 +101,5 @@ class PodEvictor:
         return mark
 
     def _is_over(self, pod: Pod) -> bool:
-        state = self._phases.get(uid_of(pod))
-        return state is None or self._phases.is_finished(uid_of(pod))
+        worker = self._table.worker(uid_of(pod))
+        return worker is None or worker.state is WorkerState.FINISHED

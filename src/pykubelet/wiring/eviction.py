@@ -22,7 +22,7 @@ from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.node.oom import OomWatcher, OwnScore
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.resources.allocation import Allocations
 from pykubelet.runtime.gc import ContainerGc
 from pykubelet.runtime.spec.node import NodeSpec
@@ -33,14 +33,12 @@ from pykubelet.stats.signals import EvictionFigures
 from pykubelet.stats.snapshot import GroupNames
 from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.sync.evict import PodEvictor
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
 
 
 class GuardNeeds(Struct, frozen=True, kw_only=True):
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     cache: PodStatusCache
     volumes: VolumeManager
     workers: PodWorkers
@@ -66,7 +64,7 @@ def guard_parts(settings: Settings, edges: Edges, guard: GuardEdges, needs: Guar
     groups = GroupNames(root=spec.cgroup_root, driver=spec.cgroup_driver, per_qos=spec.cgroups_per_qos)
     volumes = VolumeFigures(
         meter=needs.volumes,
-        pods=needs.pods,
+        pods=needs.table,
         clock=edges.clock,
         metrics=needs.metrics,
         period=settings.config.volumes.volume_stats_agg_period,
@@ -81,7 +79,7 @@ def guard_parts(settings: Settings, edges: Edges, guard: GuardEdges, needs: Guar
         groups=guard.cgroups,
         pods_group=groups.pods(),
         group_of=groups.pod,
-        pods=needs.pods,
+        pods=needs.table,
         statuses=needs.cache,
         events=needs.events,
         recorder=needs.recorder,
@@ -104,7 +102,7 @@ def _provider(
         cgroups=guard.cgroups,
         host=guard.host,
         cri=edges.cri,
-        pods=needs.pods,
+        pods=needs.table,
         statuses=needs.cache,
         paths=edges.paths,
         clock=edges.clock,
@@ -134,7 +132,7 @@ def _eviction(
         root_dir=str(edges.paths.root),
     )
     evictor = PodEvictor(
-        workers=needs.workers, phases=needs.phases, events=needs.events, recorder=needs.recorder, clock=clock
+        workers=needs.workers, table=needs.table, events=needs.events, recorder=needs.recorder, clock=clock
     )
 
     async def remove_dead() -> None:

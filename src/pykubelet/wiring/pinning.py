@@ -16,7 +16,7 @@ from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod
 from pykubelet.edges import Edges
 from pykubelet.model.assigned import Assigned
-from pykubelet.model.pod import AnyContainer, PodUID
+from pykubelet.model.pod import AnyContainer
 from pykubelet.model.pod_resources import CPU
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.topology import Topology, flat_topology
@@ -38,26 +38,24 @@ from pykubelet.pinning.topology_manager import TopologyManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.diff import ContainerStarted, RuntimeEvent
 from pykubelet.pods.admission import Rejection
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.collaborators import DeviceResources, Granted, NoDevices
 from pykubelet.settings.cpu_list import parse_cpu_list
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
-from pykubelet.sync.phases import PodPhases
 
 
 class KnownPods(Struct, frozen=True, kw_only=True):
     """Implements pinning.manager.Pods."""
 
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     ready: Callable[[], bool]
 
     def may_run(self, uid: str) -> bool:
-        return self.phases.could_have_running_containers(uid)
+        return self.table.could_have_running_containers(uid)
 
     def is_wanted(self, uid: str) -> bool:
-        return self.pods.get(PodUID(uid)) is not None
+        return self.table.is_desired(uid)
 
     def sources_ready(self) -> bool:
         return self.ready()
@@ -120,8 +118,7 @@ def pinning_parts(
     settings: Settings,
     edges: Edges,
     *,
-    pods: PodManager,
-    phases: PodPhases,
+    table: PodTable,
     cache: PodStatusCache,
     sources_ready: Callable[[], bool],
 ) -> PinningParts:
@@ -140,7 +137,7 @@ def pinning_parts(
     providers: list[HintProvider] = [each for each in (cpus, memory) if each is not None]
     keeper = CpusetKeeper(
         cri=edges.cri,
-        running=lambda: _running(cache, phases) if cpus is not None else (),
+        running=lambda: _running(cache, table) if cpus is not None else (),
         cpus_of=books.cpus.owned_or_shared,
         period=chosen.cpu_manager_reconcile_period if cpus is not None else 0.0,
     )
@@ -157,7 +154,7 @@ def pinning_parts(
             pod_level=pod_level,
         ),
         keeper=keeper,
-        pods=KnownPods(pods=pods, phases=phases, ready=sources_ready),
+        pods=KnownPods(table=table, ready=sources_ready),
         pod_level=pod_level,
     )
     return PinningParts(manager=manager, keeper=keeper, allocator=AllocationCheck(manager))
@@ -229,9 +226,9 @@ def _merger(settings: Settings, topology: Topology) -> Merger:
     return Merger(policy=chosen.topology_manager_policy, nodes=nodes, distances=distances)
 
 
-def _running(cache: PodStatusCache, phases: PodPhases) -> Iterator[RunningContainer]:
+def _running(cache: PodStatusCache, table: PodTable) -> Iterator[RunningContainer]:
     for uid in cache.uids():
-        if phases.get(uid) is None:
+        if table.worker(uid) is None:
             continue
         for each in cache.last_known(uid).containers:
             if each.state is ContainerState.RUNNING:

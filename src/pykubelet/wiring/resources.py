@@ -6,7 +6,7 @@ only store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,10 +20,9 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
-from pykubelet.model.pod import PodUID, uid_of
 from pykubelet.node.capacity import machine_capacity, quantities, reserved
 from pykubelet.pinning.manager import PinningManager
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.resources.allocation import Admission, Allocations
 from pykubelet.resources.cgroups import PodCgroups
 from pykubelet.resources.ledger import ACTUATED_FILE, ALLOCATED_FILE, ResourceLedger
@@ -38,7 +37,6 @@ from pykubelet.runtime.resize import PodResizer
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resources import swap_limit
 from pykubelet.settings.settings import Settings
-from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.runtime_state import RuntimeState
 
 
@@ -55,19 +53,6 @@ class ResourceParts(Struct, frozen=True, kw_only=True):
         return [self.allocations, self.cgroups, self.node, self.own]
 
 
-class ActivePods(Struct, frozen=True, kw_only=True):
-    """Pods that hold resources on this node: accepted and not yet ended, as their sources have them."""
-
-    pods: PodManager
-    phases: PodPhases
-
-    def __call__(self) -> Iterable[Pod]:
-        for pod in self.pods.pods():
-            state = self.phases.get(uid_of(pod))
-            if state is not None and state.phase in (Phase.SYNCING, Phase.TERMINATING):
-                yield pod
-
-
 class Surroundings(Struct, frozen=True, kw_only=True):
     """What the parts are made from."""
 
@@ -78,8 +63,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """Where systemd keeps the cgroups; None with plain cgroupfs."""
     machine: Machine
     paths: NodePaths
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     admission: Admission
     handlers: Handlers
     sources_ready: Callable[[], bool]
@@ -100,8 +84,8 @@ def resource_parts(settings: Settings, spec: NodeSpec, around: Surroundings) -> 
         actuated=actuated,
         conditions=ResizeConditions(clock=clock, metrics=metrics),
         admission=around.admission,
-        active=ActivePods(pods=around.pods, phases=around.phases),
-        desired=lambda uid: around.pods.get(PodUID(uid)),
+        active=around.table.active_pods,
+        desired=around.table.pod,
         sources_ready=around.sources_ready,
         rules=resize_rules(settings, spec),
         events=around.events,

@@ -19,10 +19,11 @@ from pykubelet.model.pod import is_static
 from pykubelet.node.setters import is_ready
 from pykubelet.node.shutdown import FILE, Leftovers, MarkStatus, ShutdownManager, ShutdownRecord, Turn, turns_of
 from pykubelet.node.shutdown_inhibitor import ShutdownWatch
+from pykubelet.pods.record import WorkerState
+from pykubelet.pods.table import PodTable
 from pykubelet.server.routing import Route
 from pykubelet.server.shutdown import ShutdownRoutes
 from pykubelet.settings.settings import Settings
-from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 from pykubelet.wiring.cluster import Cluster
 
@@ -30,13 +31,12 @@ from pykubelet.wiring.cluster import Cluster
 class WorkerPods:
     """The pods' workers as the shutdown sees them."""
 
-    def __init__(self, phases: PodPhases) -> None:
-        self._phases = phases
+    def __init__(self, table: PodTable) -> None:
+        self._table = table
         self.workers: PodWorkers | None = None
 
     def active(self) -> Sequence[Pod]:
-        alive = (Phase.SYNCING, Phase.TERMINATING)
-        return [state.pod for state in self._phases if state.pod is not None and state.phase in alive]
+        return [worker.pod for worker in self._table.workers() if worker.pod is not None and worker.is_active]
 
     def end(self, pod: Pod, grace: int, mark: MarkStatus) -> None:
         if self.workers is not None:
@@ -48,12 +48,12 @@ class WorkerPods:
             self.workers.update(UpdateKind.CREATE, pod)
 
     def is_over(self, uid: str) -> bool:
-        state = self._phases.get(uid)
-        return state is None or state.phase is Phase.FINISHED
+        worker = self._table.worker(uid)
+        return worker is None or worker.state is WorkerState.FINISHED
 
     def is_stopped(self, uid: str) -> bool:
-        state = self._phases.get(uid)
-        return state is None or state.phase in (Phase.TERMINATED, Phase.FINISHED)
+        worker = self._table.worker(uid)
+        return worker is None or not worker.is_active
 
 
 class ShutdownParts(Struct, kw_only=True):
@@ -93,11 +93,11 @@ class ShutdownParts(Struct, kw_only=True):
 
 
 def shutdown_parts(
-    settings: Settings, edges: Edges, *, phases: PodPhases, events: EventSink, metrics: Registry
+    settings: Settings, edges: Edges, *, table: PodTable, events: EventSink, metrics: Registry
 ) -> ShutdownParts:
     record = ShutdownRecord(edges.paths.root / FILE, metrics=metrics)
     record.load()
-    pods = WorkerPods(phases)
+    pods = WorkerPods(table)
     manager = ShutdownManager(
         pods=pods,
         record=record,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from pykubelet.clients.plugins.devices import read_handed
 from pykubelet.clients.plugins.port import Handed
-from pykubelet.devices.books import DeviceBooks, Resource
-from pykubelet.devices.checkpoint import FILE, data_of, encoded, load
+from pykubelet.devices.books import DeviceBooks, Held, Resource
+from pykubelet.devices.checkpoint import data_of, decode, encode, held_of, registered_of
 from tests.fakes.fake_devices import a_device
 
 FROM_GO = (
@@ -20,11 +19,13 @@ FROM_GO = (
 """As a Go kubelet left it that ran Kubernetes' sample device plugin."""
 
 
-def test_what_the_go_kubelet_wrote_is_read_and_written_back_the_same(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(FROM_GO)
-    found = load(tmp_path / FILE, read_handed)
-    assert found is not None
-    held, registered = found
+def loaded(raw: bytes) -> tuple[Held, dict[str, list[str]]]:
+    data = decode(raw, read_handed)
+    return held_of(data, read_handed), registered_of(data)
+
+
+def test_what_the_go_kubelet_wrote_is_read_and_written_back_the_same() -> None:
+    held, registered = loaded(FROM_GO.encode())
     assert registered == {"example.com/resource": ["Dev-1", "Dev-2"]}
     grant = held["44d7cad7ea442088c23eca0633ae4248"]["app"]["example.com/resource"]
     assert grant.ids == {"Dev-2"}
@@ -35,21 +36,17 @@ def test_what_the_go_kubelet_wrote_is_read_and_written_back_the_same(tmp_path: P
     books.held = held
     devices = {name: a_device(name) for name in ("Dev-1", "Dev-2")}
     books.resources["example.com/resource"] = Resource(devices=devices, running=True)
-    (tmp_path / "ours").write_bytes(encoded(data_of(books)))
-    assert json.loads((tmp_path / "ours").read_text()) == json.loads(FROM_GO)
+    assert json.loads(encode(data_of(books))) == json.loads(FROM_GO)
 
 
-def test_places_and_nothing_at_all(tmp_path: Path) -> None:
+def test_places_and_nothing_at_all() -> None:
     books = DeviceBooks()
-    (tmp_path / FILE).write_bytes(encoded(data_of(books)))
-    assert load(tmp_path / FILE, read_handed) == ({}, {})
+    assert loaded(encode(data_of(books))) == ({}, {})
     books.resources["x.com/y"] = Resource(devices={"a": a_device("a", numa=(1,)), "b": a_device("b", numa=(0, 1))})
     books.give("uid", "app", "x.com/y", ["a", "b"])
-    (tmp_path / FILE).write_bytes(encoded(data_of(books)))
-    assert load(tmp_path / FILE, read_handed) == ({}, {"x.com/y": ["a", "b"]}), "reserved only: not the container's yet"
+    assert loaded(encode(data_of(books))) == ({}, {"x.com/y": ["a", "b"]}), "reserved only: not the container's yet"
     books.held["uid"]["app"]["x.com/y"].handed = Handed(wire=b"")
-    (tmp_path / FILE).write_bytes(encoded(data_of(books)))
-    data = json.loads((tmp_path / FILE).read_text())["Data"]
+    written = encode(data_of(books))
+    data = json.loads(written)["Data"]
     assert data["PodDeviceEntries"][0]["DeviceIDs"] == {"0": ["b"], "1": ["a", "b"]}
-    found = load(tmp_path / FILE, read_handed)
-    assert found is not None and found[0]["uid"]["app"]["x.com/y"].ids == {"a", "b"}
+    assert loaded(written)[0]["uid"]["app"]["x.com/y"].ids == {"a", "b"}

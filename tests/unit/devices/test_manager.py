@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -257,6 +258,7 @@ async def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1}')
     async with Bed(tmp_path).life() as manager:
         assert not manager.had_checkpoint
+    assert json.loads((tmp_path / f"{FILE}.damaged").read_text())["Checksum"] == 1
 
 
 async def test_what_is_reserved_but_not_allocated_waits_for_the_plugin(tmp_path: Path) -> None:

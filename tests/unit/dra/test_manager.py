@@ -343,6 +343,7 @@ async def test_a_damaged_state_file_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "dra_manager_state").write_text('{"Data": "{}", "Checksum": 1}')
     async with Bed(tmp_path).life() as manager:
         await manager.sweep(lambda uid: False)
+    assert (tmp_path / "dra_manager_state.damaged").read_text() == '{"Data": "{}", "Checksum": 1}'
 
 
 async def test_a_pod_with_its_sandbox_needs_neither_the_driver_nor_the_api_server(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_a_damaged_file_stops_the_agent_with_a_sentence(tmp_path: Path, text: st
     (tmp_path / "cpu_manager_state").write_text(text)
     with pytest.raises(PinningProblem, match="please drain this node and delete the CPU manager checkpoint file"):
         cpu_file(tmp_path).load()
+    assert (tmp_path / "cpu_manager_state").read_text() == text, "it is for a person to delete"
 
 
 @pytest.mark.parametrize("text", ["{", '{"policyName":"Static","machineState":{"0":{}},"checksum":0}', "[1]"])

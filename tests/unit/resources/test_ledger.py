@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import ResourceRequirements
-from pykubelet.kit.files import CheckpointDamaged
 from pykubelet.model.held_resources import HeldResources
 from pykubelet.resources.ledger import ResourceLedger, checksum, decode, encode
 
@@ -57,9 +56,11 @@ def test_ours_has_upstreams_shape() -> None:
         json.dumps({"data": '{"entries":{"u":3}}', "checksum": checksum('{"entries":{"u":3}}')}).encode(),
     ],
 )
-def test_a_damaged_file_is_noticed(raw: bytes) -> None:
-    with pytest.raises(CheckpointDamaged):
-        decode(raw)
+def test_a_damaged_file_is_noticed_and_set_aside(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "allocated_pods_state"
+    path.write_bytes(raw)
+    assert ResourceLedger(path).get("pod1") is None
+    assert path.with_name("allocated_pods_state.damaged").read_bytes() == raw
 
 
 def test_what_was_put_survives_and_what_was_dropped_does_not(tmp_path: Path) -> None:
@@ -99,10 +100,11 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_is_an_error_and_the_change_is_not_forgotten(tmp_path: Path) -> None:
-    ledger = ResourceLedger(tmp_path / "missing" / "file")
+    path = tmp_path / "missing" / "file"
+    ledger = ResourceLedger(path)
     ledger.put("u", HELD)
     with pytest.raises(OSError):
         ledger.flush()
     (tmp_path / "missing").mkdir()
     ledger.flush()
-    assert ResourceLedger(ledger.path).get("u") == HELD
+    assert ResourceLedger(path).get("u") == HELD

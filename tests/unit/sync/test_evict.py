@@ -8,12 +8,13 @@ from typing import cast
 import pytest
 
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import full_name, uid_of
-from pykubelet.node.local_events import LocalEvents
+from pykubelet.pods.record import PodWorker, WorkerState
+from pykubelet.pods.table import PodTable
 from pykubelet.sync.evict import PodEvictor
-from pykubelet.sync.phases import Phase, PodPhases, PodState
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 from tests.builders import a_pod
 
@@ -50,15 +51,15 @@ class Workers:
 class Bed:
     def __init__(self, *, obeys: bool = True) -> None:
         self.clock = LoopClock()
-        self.workers, self.phases = Workers(obeys=obeys), PodPhases()
-        self.events = LocalEvents(clock=self.clock, node_name="n1")
+        self.workers, self.table = Workers(obeys=obeys), PodTable()
+        self.events = EventBroadcaster(clock=self.clock, node_name="n1")
         self.recorder = LifeRecorder(self.clock)
         self.pod = a_pod("web")
-        self.state = PodState(uid_of(self.pod), full_name(self.pod), self.pod)
-        self.phases.add(self.state)
+        self.worker = PodWorker(uid_of(self.pod), full_name(self.pod), self.pod)
+        self.table.add_worker(self.worker)
         self.evictor = PodEvictor(
             workers=cast(PodWorkers, self.workers),
-            phases=self.phases,
+            table=self.table,
             events=self.events,
             recorder=self.recorder,
             clock=self.clock,
@@ -95,14 +96,14 @@ async def test_waiting_until_everything_is_back() -> None:
     bed = Bed()
     assert not await bed.evictor.cleaned_up(bed.pod, within=30)
     assert bed.clock.monotonic() >= 30
-    bed.state.move(Phase.FINISHED, "test")
+    bed.worker.move(WorkerState.FINISHED, "test")
     assert await bed.evictor.cleaned_up(bed.pod, within=30)
-    bed.phases.forget(bed.state.uid)
+    bed.table.forget_worker(bed.worker.uid)
     assert await bed.evictor.cleaned_up(bed.pod, within=30)
 
 
 def test_who_is_leaving() -> None:
     bed = Bed()
     assert not bed.evictor.is_leaving(bed.pod)
-    bed.state.evicted = True
+    bed.worker.evicted = True
     assert bed.evictor.is_leaving(bed.pod) and not bed.evictor.is_leaving(a_pod("other"))

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
+from pykubelet.events.broadcaster import EVENTS_KEPT, LONGEST_MESSAGE, EventBroadcaster
 from pykubelet.kit.clock import LoopClock
-from pykubelet.node.local_events import EVENTS_KEPT, LONGEST_MESSAGE, LocalEvents
 from tests.builders import a_pod
 
 
 async def test_long_texts_are_cut_in_memory_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    events = LocalEvents(clock=LoopClock(), node_name="node1")
+    events = EventBroadcaster(clock=LoopClock(), node_name="node1")
     with caplog.at_level(logging.WARNING):
         for number in range(EVENTS_KEPT + 5):
             events.pod_event(a_pod(), "Warning", "Unhealthy", f"{number} " + "x" * 100_000)

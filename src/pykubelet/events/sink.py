@@ -1,7 +1,7 @@
-"""Events to the API server: an EventSink that never blocks and a service that sends.
+"""Sends events to the API server: `put` never blocks, the service sends.
 
-Events wait in a bounded queue and are sent one by one, counted and combined (event_correlation.py). While the
-server is away the queue holds them; what does not fit, and what the server refuses, is dropped and counted in
+Events wait in a bounded queue and are sent one by one, counted and combined (correlation.py). While the server is
+away the queue holds them; what does not fit, and what the server refuses, is dropped and counted in
 `pykubelet_events_dropped_total`. On shutdown the last ones get a short while to go out.
 """
 
@@ -12,9 +12,9 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from pykubelet.api.types import Event, EventSource, ObjectMeta, ObjectReference, PersistentVolumeClaim, Pod
-from pykubelet.clients.kube.event_correlation import Correlator, Told
+from pykubelet.api.types import Event, EventSource, ObjectMeta, ObjectReference
 from pykubelet.clients.kube.port import KubeClient, PatchType
+from pykubelet.events.correlation import Correlated, Correlator
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.mailbox import Signal
@@ -22,7 +22,6 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish
 from pykubelet.kit.text import shortened
 from pykubelet.model.errors import ApiDown, ApiError, ApiNotFound, ApiServerError, TooManyRequests
-from pykubelet.model.pod import name_of, namespace_of, uid_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +31,10 @@ LONGEST_MESSAGE = 10 * 1024
 """Characters: as much as a probe shows of an answer, and the queue, the counts and the server keep each one."""
 TRIES = 12
 FIRST_DELAY, LONGEST_DELAY = 0.5, 10.0
-LAST_WORDS_WITHIN = 2.0
+FLUSH_WITHIN = 2.0
 
 
-class ApiEvents:
+class ApiEventSink:
     """`kube` should be a client of its own: events have their own rate (eventRecordQPS, eventBurst)."""
 
     name = "events"
@@ -46,7 +45,7 @@ class ApiEvents:
         self._node_name = node_name
         self._queue: deque[Event] = deque()
         self._filled = Signal()
-        self._current: Told | None = None  # kept across a cancel, so that it is not counted twice
+        self._current: Correlated | None = None  # kept across a cancel, so that it is not counted twice
         self._last_stamp = 0
         self._correlator = Correlator(self._event_name)
         self._dropped = metrics.counter(
@@ -54,119 +53,7 @@ class ApiEvents:
         )
         self._sent = metrics.counter("pykubelet_events_sent_total", "Events created or counted up on the server.")
 
-    def pod_event(
-        self,
-        pod: Pod,
-        kind: str,
-        reason: str,
-        message: str,
-        *,
-        field_path: str = "",
-        annotations: Mapping[str, str] | None = None,
-    ) -> None:
-        involved = ObjectReference(
-            kind="Pod",
-            api_version="v1",
-            namespace=namespace_of(pod),
-            name=name_of(pod),
-            uid=uid_of(pod),
-            resource_version=pod.metadata.resource_version,
-            field_path=field_path or None,
-        )
-        self._put(involved, kind, reason, message, annotations)
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        # The node's name stands for its UID, as tools expect that look for a node's events.
-        involved = ObjectReference(kind="Node", api_version="v1", name=self._node_name, uid=self._node_name)
-        self._put(involved, kind, reason, message)
-
-    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None:
-        involved = ObjectReference(
-            kind="PersistentVolumeClaim",
-            api_version="v1",
-            namespace=claim.metadata.namespace,
-            name=claim.metadata.name,
-            uid=claim.metadata.uid,
-            resource_version=claim.metadata.resource_version,
-        )
-        self._put(involved, kind, reason, message)
-
-    def snapshot(self) -> dict[str, float]:
-        return {"queued": len(self._queue), "sent": self._sent.value()}
-
-    async def run(self) -> None:
-        try:
-            while True:
-                while self._current is not None or self._queue:
-                    await self._tell(TRIES)
-                await self._filled.wait()
-        except asyncio.CancelledError:
-            try:
-                await finish(self._last_words(), within=LAST_WORDS_WITHIN)
-            except TimeoutError:
-                logger.info("events left unsent at shutdown", extra={"count": len(self._queue)})
-            raise
-
-    async def _last_words(self) -> None:
-        while self._current is not None or self._queue:
-            if not await self._tell(1):
-                return
-
-    async def _tell(self, tries: int) -> bool:
-        """Send one event; False when the server could not be reached."""
-        if self._current is None:
-            self._current = self._correlator.judge(self._queue.popleft(), self._clock.now())
-        told = self._current
-        if told is None:
-            self._dropped.inc("spam")
-            return True
-        reached = await self._send_patiently(told, tries)
-        self._current = None
-        return reached
-
-    async def _send_patiently(self, told: Told, tries: int) -> bool:
-        backoff = Backoff(initial=FIRST_DELAY, maximum=LONGEST_DELAY)
-        while True:
-            try:
-                await self._send(told)
-            except (ApiDown, TooManyRequests, ApiServerError) as error:
-                delay = max(error.retry_after or 0.0, jittered(backoff.next()))
-                if backoff.failures >= tries:
-                    self._drop(told.event, "unreachable", error)
-                    return False
-                await self._clock.sleep(delay)
-            except ApiError as error:
-                # Refused for good: the namespace is ending, the object is wrong, we may not.
-                self._drop(told.event, "refused", error)
-                return True
-            else:
-                self._sent.inc()
-                return True
-
-    async def _send(self, told: Told) -> None:
-        event = told.event
-        if told.patch is not None:
-            try:
-                await self._kube.patch(
-                    Event,
-                    event.metadata.name or "",
-                    told.patch,
-                    patch_type=PatchType.STRATEGIC,
-                    namespace=event.metadata.namespace or "",
-                )
-                return
-            except ApiNotFound:
-                pass  # the server keeps events for an hour only: tell it anew, with the count reached
-        await self._kube.create(event)
-
-    def _drop(self, event: Event, reason: str, error: ApiError) -> None:
-        self._dropped.inc(reason)
-        logger.warning(
-            "event was not sent",
-            extra={"reason": event.reason, "error": str(error), "text": event.message},
-        )
-
-    def _put(
+    def put(
         self,
         involved: ObjectReference,
         kind: str,
@@ -199,6 +86,81 @@ class ApiEvents:
             )
         )
         self._filled.set()
+
+    def snapshot(self) -> dict[str, float]:
+        return {"queued": len(self._queue), "sent": self._sent.value()}
+
+    async def run(self) -> None:
+        try:
+            while True:
+                while self._current is not None or self._queue:
+                    await self._send_next(TRIES)
+                await self._filled.wait()
+        except asyncio.CancelledError:
+            try:
+                await finish(self._flush(), within=FLUSH_WITHIN)
+            except TimeoutError:
+                logger.info("events left unsent at shutdown", extra={"count": len(self._queue)})
+            raise
+
+    async def _flush(self) -> None:
+        while self._current is not None or self._queue:
+            if not await self._send_next(1):
+                return
+
+    async def _send_next(self, tries: int) -> bool:
+        """Send one event; False when the server could not be reached."""
+        if self._current is None:
+            self._current = self._correlator.correlate(self._queue.popleft(), self._clock.now())
+        found = self._current
+        if found is None:
+            self._dropped.inc("spam")
+            return True
+        reached = await self._send_retrying(found, tries)
+        self._current = None
+        return reached
+
+    async def _send_retrying(self, found: Correlated, tries: int) -> bool:
+        backoff = Backoff(initial=FIRST_DELAY, maximum=LONGEST_DELAY)
+        while True:
+            try:
+                await self._send(found)
+            except (ApiDown, TooManyRequests, ApiServerError) as error:
+                delay = max(error.retry_after or 0.0, jittered(backoff.next()))
+                if backoff.failures >= tries:
+                    self._drop(found.event, "unreachable", error)
+                    return False
+                await self._clock.sleep(delay)
+            except ApiError as error:
+                # Refused for good: the namespace is ending, the object is wrong, we may not.
+                self._drop(found.event, "refused", error)
+                return True
+            else:
+                self._sent.inc()
+                return True
+
+    async def _send(self, found: Correlated) -> None:
+        event = found.event
+        if found.patch is not None:
+            try:
+                await self._kube.patch(
+                    Event,
+                    event.metadata.name or "",
+                    found.patch,
+                    patch_type=PatchType.STRATEGIC,
+                    namespace=event.metadata.namespace or "",
+                )
+                return
+            except ApiNotFound:
+                pass  # the server keeps events for an hour only: create it anew, with the count reached
+        await self._kube.create(event)
+
+    def _drop(self, event: Event, reason: str, error: ApiError) -> None:
+        self._dropped.inc(reason)
+        logger.warning(
+            "event was not sent",
+            extra={"reason": event.reason, "error": str(error), "text": event.message},
+        )
 
     def _event_name(self, object_name: str) -> str:
         """Unique because time is; two events of one nanosecond get different ones all the same."""

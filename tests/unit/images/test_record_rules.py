@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.images.access import (
+from pykubelet.images.keyring import AccountOrigin, Entry, Login, SecretOrigin
+from pykubelet.images.record_files import Access, PulledRecord
+from pykubelet.images.records import (
     SECRETS_LEARNT,
     Covered,
     Policy,
@@ -14,8 +16,6 @@ from pykubelet.images.access import (
     merged,
     of_login,
 )
-from pykubelet.images.login import AccountOrigin, Entry, Login, SecretOrigin
-from pykubelet.images.record_files import Access, PulledRecord
 from tests.unit.images.making import secret_login
 
 DIGEST = "sha256:" + "a" * 64

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pykubelet.api.types import Event, ObjectMeta, Pod
-from pykubelet.clients.kube import events as module
-from pykubelet.clients.kube.event_correlation import COMBINED
-from pykubelet.clients.kube.events import ApiEvents
+from pykubelet.events import sink as module
+from pykubelet.events.build import build
+from pykubelet.events.correlation import COMBINED
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiServerError, Forbidden
 from tests.fakes.fake_kube import FakeKube
 
@@ -24,7 +23,8 @@ class Bed:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
         self.metrics = Registry()
-        self.events = ApiEvents(kube=self.kube, clock=self.clock, node_name="n1", metrics=self.metrics)
+        built = build(self.kube, clock=self.clock, node_name="n1", metrics=self.metrics)
+        self.events, self.services = built.recorder, built.services
 
     def tell(self, message: str = "hello", reason: str = "Pulled", path: str = "") -> None:
         self.events.pod_event(POD, "Normal", reason, message, field_path=path)
@@ -37,7 +37,7 @@ class Bed:
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
-        async with running(self.events):
+        async with self.services.running():
             yield
 
 

@@ -1,8 +1,8 @@
-"""Which events are told and how: repeats are counted, floods of similar ones combined, spam left out.
+"""Correlates events: repeats are counted, floods of similar ones combined, spam left out.
 
 The rules and numbers are those of every Kubernetes event recorder: the tenth different message of one reason within
 ten minutes makes a combined event; an equal event becomes a patch of the first one's count; an object gets 25 events
-at once and then one in five minutes. Pure bookkeeping; sending is in events.py.
+at once and then one in five minutes. Does not send (sink.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMBINED = "(combined from similar events): "
 Key = tuple[str, ...]
 
 
-class Told(Struct, frozen=True):
+class Correlated(Struct, frozen=True):
     """An event to create, or with a patch one to count up."""
 
     event: Event
@@ -55,13 +55,13 @@ class Correlator:
     def __init__(self, name_event: Namer) -> None:
         self._name_event = name_event
         self._similar: Recent[Key, _Similar] = Recent(REMEMBERED)
-        self._told: Recent[Key, _Known] = Recent(REMEMBERED)
+        self._sent: Recent[Key, _Known] = Recent(REMEMBERED)
         self._buckets: Recent[Key, TokenBucket] = Recent(REMEMBERED)
 
-    def judge(self, event: Event, now: float) -> Told | None:
-        """What to tell of a new event at `now` (unix seconds); None when it is spam."""
+    def correlate(self, event: Event, now: float) -> Correlated | None:
+        """What to send for a new event at `now` (unix seconds); None when it is spam."""
         event, key = self._combine(event, now)
-        known = self._told.get(key)
+        known = self._sent.get(key)
         patch: dict[str, Any] | None = None
         if known is not None:
             count = known.count + 1
@@ -69,8 +69,8 @@ class Correlator:
             event = msgspec.structs.replace(event, metadata=metadata, count=count, first_timestamp=known.first)
             stamp = format_time(event.last_timestamp) if event.last_timestamp is not None else None
             patch = {"count": count, "lastTimestamp": stamp, "message": event.message}
-        self._told.put(key, _Known(event.metadata.name, event.count or 1, event.first_timestamp))
-        return Told(event, patch) if self._allowed(event, now) else None
+        self._sent.put(key, _Known(event.metadata.name, event.count or 1, event.first_timestamp))
+        return Correlated(event, patch) if self._allowed(event, now) else None
 
     def _combine(self, event: Event, now: float) -> tuple[Event, Key]:
         key = _similar_key(event)

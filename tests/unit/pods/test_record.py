@@ -1,4 +1,4 @@
-"""The phase table, the grace rules and the questions others ask."""
+"""The table of worker states, the grace rules and the questions others ask."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 from pykubelet.api.types import Pod
 from pykubelet.model.errors import IllegalMove
 from pykubelet.model.pod import PodUID
-from pykubelet.sync.phases import NEXT, Phase, PodPhases, PodState
+from pykubelet.pods.record import NEXT, PodWorker, WorkerState
+from pykubelet.pods.table import PodTable
 
 
-def state(phase: Phase = Phase.SYNCING, **facts: object) -> PodState:
-    made = PodState(PodUID("u1"), "web_default", None)
-    made.phase = phase
+def worker(state: WorkerState = WorkerState.SYNCING, **facts: object) -> PodWorker:
+    made = PodWorker(PodUID("u1"), "web_default", None)
+    made.state = state
     for name, value in facts.items():
         setattr(made, name, value)
     return made
@@ -29,13 +30,13 @@ def pod(*, spec: int | None = 30, deletion: int | None = None) -> Pod:
     return made
 
 
-@pytest.mark.parametrize("start", list(Phase))
-@pytest.mark.parametrize("to", list(Phase))
-def test_only_moves_of_the_table_are_possible(start: Phase, to: Phase) -> None:
-    made = state(start)
+@pytest.mark.parametrize("start", list(WorkerState))
+@pytest.mark.parametrize("to", list(WorkerState))
+def test_only_moves_of_the_table_are_possible(start: WorkerState, to: WorkerState) -> None:
+    made = worker(start)
     if to in NEXT[start]:
         made.move(to, "test")
-        assert made.phase is to
+        assert made.state is to
     else:
         with pytest.raises(IllegalMove, match=f"{start.value} -> {to.value}"):
             made.move(to, "test")
@@ -65,46 +66,44 @@ def test_only_moves_of_the_table_are_possible(start: Phase, to: Phase) -> None:
 def test_grace_only_ever_shrinks(
     current: int | None, pod: Pod | None, override: int | None, grace: int, shorter: bool
 ) -> None:
-    made = state(grace=current, pod=pod)
+    made = worker(grace=current, pod=pod)
     assert made.shorten_grace(override) is shorter
     assert made.grace == grace
 
 
 @pytest.mark.parametrize(
-    ("phase", "facts", "running", "content", "runtime", "terminating", "finished"),
+    ("state", "facts", "running", "content", "runtime", "finished"),
     [
-        (Phase.SYNCING, {}, True, False, False, False, False),
-        (Phase.TERMINATING, {"deleted": True}, True, False, False, True, False),
-        (Phase.TERMINATED, {}, False, False, True, True, False),
-        (Phase.TERMINATED, {"deleted": True}, False, True, True, True, False),
-        (Phase.FINISHED, {"evicted": True}, False, True, True, True, True),
-        (Phase.FINISHED, {}, False, False, True, True, True),
+        (WorkerState.SYNCING, {}, True, False, False, False),
+        (WorkerState.TERMINATING, {"deleted": True}, True, False, False, False),
+        (WorkerState.TERMINATED, {}, False, False, True, False),
+        (WorkerState.TERMINATED, {"deleted": True}, False, True, True, False),
+        (WorkerState.FINISHED, {"evicted": True}, False, True, True, True),
+        (WorkerState.FINISHED, {}, False, False, True, True),
     ],
 )
 def test_questions_about_a_known_pod(
-    phase: Phase,
+    state: WorkerState,
     facts: dict[str, object],
     running: bool,
     content: bool,
     runtime: bool,
-    terminating: bool,
     finished: bool,
 ) -> None:
-    phases = PodPhases()
-    phases.add(state(phase, **facts))
-    assert phases.could_have_running_containers("u1") is running
-    assert phases.should_remove_content("u1") is content
-    assert phases.should_remove_runtime("u1") is runtime
-    assert phases.should_be_terminating("u1") is terminating
-    assert phases.is_finished("u1") is finished
+    table = PodTable()
+    table.add_worker(worker(state, **facts))
+    assert table.could_have_running_containers("u1") is running
+    assert table.should_remove_content("u1") is content
+    assert table.should_remove_runtime("u1") is runtime
+    assert table.is_finished("u1") is finished
 
 
 def test_nothing_is_removed_before_the_first_housekeeping() -> None:
-    phases = PodPhases()
-    assert phases.could_have_running_containers("stranger")
-    assert not phases.should_remove_content("stranger")
-    assert not phases.should_remove_runtime("stranger")
-    phases.mark_synced()
-    assert not phases.could_have_running_containers("stranger")
-    assert phases.should_remove_content("stranger")
-    assert phases.should_remove_runtime("stranger")
+    table = PodTable()
+    assert table.could_have_running_containers("stranger")
+    assert not table.should_remove_content("stranger")
+    assert not table.should_remove_runtime("stranger")
+    table.mark_synced()
+    assert not table.could_have_running_containers("stranger")
+    assert table.should_remove_content("stranger")
+    assert table.should_remove_runtime("stranger")

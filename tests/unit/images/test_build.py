@@ -8,39 +8,31 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import Secret
+from pykubelet.images.build import Images, build
 from pykubelet.images.credentials import SecretReader
-from pykubelet.images.gc_plan import ImageGcPolicy
-from pykubelet.images.parts import ImageParts, image_parts
+from pykubelet.images.gc import ImageGcPolicy
 from pykubelet.images.pull import ImageError
 from pykubelet.kit.clock import LoopClock
-from pykubelet.kit.metrics import Registry
-from pykubelet.model.life import LifeRecorder
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.problems import SettingsError
+from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
-from tests.unit.images.making import Events, a_pod, a_secret
+from tests.fakes.recorded_events import RecordedEvents
+from tests.unit.images.making import a_pod, a_secret
 
 
 def parts(
     folder: Path, *flags: str, config: dict[str, object] | None = None, references: SecretReader | None = None
-) -> tuple[ImageParts, FakeCri, Events]:
+) -> tuple[Images, FakeCri, RecordedEvents]:
     file = folder / "kubelet.json"
     kind = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
     file.write_text(json.dumps(kind | (config or {})))
     loaded = load_settings([f"--config={file}", *flags], environ={})
     assert isinstance(loaded, LoadedSettings)
-    clock, events = LoopClock(), Events()
+    clock, events = LoopClock(), RecordedEvents()
     cri = FakeCri(clock)
-    made = image_parts(
-        loaded.settings,
-        root=folder,
-        cri=cri,
-        clock=clock,
-        events=events,
-        life=LifeRecorder(clock),
-        metrics=Registry(),
-        references=references,
-    )
+    ctx = a_context(settings=loaded.settings, clock=clock, events=events)
+    made = build(ctx, cri, folder, secrets=references)
     return made, cri, events
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.api.types import ObjectMeta, ServiceAccount, TokenRequest, TokenRequestStatus
-from pykubelet.images.accounts import ApiServiceAccounts
+from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import NotFound
 from tests.fakes.fake_kube import FakeKube
@@ -24,7 +24,7 @@ class Tokens:
 async def test_account_and_token() -> None:
     kube, tokens = FakeKube(LoopClock()), Tokens()
     made = await kube.create(ServiceAccount(metadata=ObjectMeta(name="acc", namespace="default")))
-    accounts = ApiServiceAccounts(client=kube, tokens=tokens)
+    accounts = ServiceAccounts(client=kube, tokens=tokens)
     account = await accounts.account("default", "acc")
     assert account.metadata.uid == made.metadata.uid
     assert await accounts.token(a_pod(), account, "aud") == "t"
