@@ -26,6 +26,7 @@ from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.pressure import PressureBoard
+from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
@@ -69,7 +70,6 @@ from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.certificates import certificate_services
 from pykubelet.wiring.eviction import GuardNeeds, guard_parts
-from pykubelet.wiring.explaining import explaining
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
@@ -404,16 +404,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         services.producers.append(
             ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
         )
-    explainer = explaining(
-        edges,
+    explainer = explain_build.build(
+        ctx,
+        edges.cluster.client if edges.cluster is not None else None,
         table=table,
         statuses=statuses,
-        workers=workers,
-        recorder=recorder,
-        volumes=volumes,
-        remembered=events,
-        events=events,
         cache=cache,
+        reasons=reasons,
+        volumes=volumes,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
