@@ -53,7 +53,7 @@ async def over(limits: StorageLimits, *pods: Pod) -> list[str]:
 
 
 async def test_who_is_judged() -> None:
-    clock, figures = LoopClock(), Measurement()
+    clock, figures = LoopClock(), Figures()
     figures.known = {"uid-dirs": Volumes(), "uid-free": Volumes()}
     limits = StorageLimits(volumes=figures, uses=figures, clock=clock)
     free, dirs, files = a_pod("free"), with_dir("dirs"), with_limit("files")
@@ -65,7 +65,7 @@ async def test_who_is_judged() -> None:
 
 
 async def test_volumes_nobody_could_measure_yet_break_no_limit() -> None:
-    clock, figures = LoopClock(), Measurement()
+    clock, figures = LoopClock(), Figures()
     limits = StorageLimits(volumes=figures, uses=figures, clock=clock)
     assert await over(limits, with_dir("dirs")) == []
     figures.known["uid-dirs"] = Volumes()
