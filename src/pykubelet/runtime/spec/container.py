@@ -12,11 +12,10 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
 from pykubelet.model.container_keys import container_annotations, container_labels
-from pykubelet.model.expand import ExpansionTooLong
+from pykubelet.model.expand import ExpansionTooLong, expand_words
 from pykubelet.model.pod import AnyContainer
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.spec.collaborators import NOTHING_GRANTED, Granted
-from pykubelet.runtime.spec.env import expand_words
 from pykubelet.runtime.spec.hosts import HOSTS_PATH
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resources import container_resources
