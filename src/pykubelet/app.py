@@ -34,6 +34,7 @@ from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
+from pykubelet.reactions import connect
 from pykubelet.resources.allocation import POD_TERMINATED
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
@@ -54,7 +55,8 @@ from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
-from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.build import Volumes
+from pykubelet.volumes.build import build as build_volumes
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.cluster import (
@@ -76,7 +78,6 @@ from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, r
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
 from pykubelet.wiring.sources import make_mux, make_sources
-from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class Node(Struct, kw_only=True):
     probes: ProbeManager
     housekeeping: Housekeeping
     pinning: PinningManager
+    volumes: Volumes
     extensions: PluginParts
     shutdown: ShutdownManager
     explainer: Explainer
@@ -148,7 +150,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             pressures=board.held,
             runtime_problems=pleg.problems,
             other_problems=shutdown.manager.problems,
-            volumes_in_use=lambda: volumes.volumes_in_use(),
+            volumes_in_use=lambda: volumes.manager.volumes_in_use(),
             devices=lambda: extensions.amounts(),
             reset_extended=lambda: extensions.has_no_history(),
         )
@@ -171,26 +173,22 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         return extensions.with_devices(known)
 
     local = initial_info(settings, edges.machine, spec.allocatable)
+    volumes = build_volumes(
+        ctx,
+        edges,
+        replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
+        node=node_now,
+        supports_recursive_read_only=recursive_read_only,
+    )
     extensions = plugin_parts(
         edges,
         cluster,
-        node_name=node_name,
+        volumes=volumes,
         table=table,
         cache=cache,
         events=events,
         recorder=recorder,
         sources_ready=mux.all_ready,
-    )
-    volumes = VolumeManager(
-        more_plugins=extensions.volumes,
-        mounts=edges.mounts,
-        paths=edges.paths,
-        clock=clock,
-        events=events,
-        recorder=recorder,
-        metrics=metrics,
-        objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
-        rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
     pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
     admission = AdmissionGate(
@@ -227,7 +225,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         node=spec,
         folders=edges.folders,
         images=cri,
-        volumes=volumes,
+        volumes=volumes.manager,
         references=seams.references,
         events=events,
         addresses=told_addresses(settings, edges, seams),
@@ -287,7 +285,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         look=pleg,
         maker=maker,
         statuses=statuses,
-        volumes=volumes,
+        volumes=volumes.manager,
         probes=probes,
         cgroups=held.cgroups,
         resizes=held.allocations,
@@ -329,7 +327,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
 
     housekeeping = Housekeeping(
         sources=mux,
@@ -344,7 +342,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             maker,
             side.images.puller,
             image_volumes,
-            volumes,
+            volumes.manager,
             held.allocations,
             held.user_namespaces,
         ],
@@ -357,7 +355,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *extensions.chores,
         ],
         metrics=metrics,
-        has_mounts=volumes.has_mounts,
+        has_mounts=volumes.manager.has_mounts,
     )
 
     def finished(uid: str) -> None:
@@ -373,13 +371,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses.listen(probes.container_changed)
 
     def object_changed(kind: str, namespace: str, name: str, uids: Sequence[str]) -> None:
-        volumes.object_changed(kind, namespace, name)
+        volumes.manager.object_changed(kind, namespace, name)
         for uid in uids:
             workers.retry_now(uid)
 
-    volumes.on_mounted = workers.sync_now
-    extensions.join(volumes, workers, pinning.manager, cluster)
-    volumes.on_released = lambda uid: housekeeping.soon()
+    extensions.join(workers, pinning.manager, cluster)
+    connect(ctx.signals, workers=workers, volumes=volumes.manager, housekeeping=housekeeping)
     if cluster is not None:
         cluster.join(loop, object_changed)
         board.on_change = cluster.reporter.soon
@@ -399,7 +396,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     services: list[list[Service]] = [
         [runtime_state, pleg, pinning.manager, side.stopper],
         [
-            *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
+            *(
+                *held.services,
+                *shutdown.services,
+                *extensions.managers,
+                *volumes.services.managers,
+                workers,
+                probes,
+                gc,
+            ),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
         [loop, *make_sources(settings, edges, mux, events), *extensions.finders],
@@ -410,7 +415,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         statuses=statuses,
         workers=workers,
         recorder=recorder,
-        volumes=volumes,
+        volumes=volumes.manager,
         remembered=local_events,
         events=events,
         cache=cache,
@@ -421,7 +426,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         guard_needs = GuardNeeds(
             table=table,
             cache=cache,
-            volumes=volumes,
+            volumes=volumes.manager,
             workers=workers,
             containers=gc,
             images=side.images.gc,
@@ -480,6 +485,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         probes=probes,
         housekeeping=housekeeping,
         pinning=pinning.manager,
+        volumes=volumes,
         extensions=extensions,
         shutdown=shutdown.manager,
         explainer=explainer,

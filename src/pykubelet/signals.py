@@ -24,6 +24,20 @@ class PodSignal(Signal, frozen=True):
     uid: str
 
 
+class VolumesMounted(PodSignal, frozen=True):
+    """The last missing volume of a pod was mounted while no sync waited for it."""
+
+
+class VolumesUnmounted(PodSignal, frozen=True):
+    """Nothing of a pod is mounted any more."""
+
+
+class CsiDriverRegistered(Signal, frozen=True):
+    """A CSI driver registered, for the first time or again."""
+
+    name: str
+
+
 class Signals:
     """Delivers each published signal to the subscribers of its class."""
 

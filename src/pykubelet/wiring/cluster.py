@@ -194,6 +194,8 @@ class Cluster(Struct, kw_only=True):
                 attachments=self.attachments,
                 trust=self.projections.trust,
                 certificates=self.projections.certificates,
+                csi=self.csi_objects,
+                csi_node=self.csi_node,
             ),
         )
 
