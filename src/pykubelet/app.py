@@ -15,19 +15,19 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
+from pykubelet.cm.allocation import POD_TERMINATED
+from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
+from pykubelet.events import build as events_build
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.pressure import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
-from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
-from pykubelet.node.event_fan import EventFan
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.node.shutdown import ShutdownManager
-from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
 from pykubelet.pods.predicates import NodeInfo
@@ -35,7 +35,6 @@ from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
-from pykubelet.resources.allocation import POD_TERMINATED
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
@@ -43,6 +42,7 @@ from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
+from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
@@ -63,7 +63,6 @@ from pykubelet.wiring.cluster import (
     Cluster,
     LocalParts,
     NodeHooks,
-    api_events,
     assemble_cluster,
     standalone_seams,
 )
@@ -77,7 +76,6 @@ from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
-from pykubelet.wiring.sources import make_mux, make_sources
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +89,7 @@ class Node(Struct, kw_only=True):
     workers: PodWorkers
     statuses: StatusManager
     cache: PodStatusCache
-    events: LocalEvents
+    events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
     pleg: Pleg
@@ -111,11 +109,10 @@ class Node(Struct, kw_only=True):
 def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
-    local_events = LocalEvents(clock=clock, node_name=node_name)
-    sent_events = (
-        api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics) if edges.cluster else None
+    event_parts = events_build.build(
+        edges.cluster.events if edges.cluster is not None else None, clock=clock, node_name=node_name, metrics=metrics
     )
-    events: AnnotatedSink = EventFan(local_events, sent_events) if sent_events is not None else local_events
+    events = event_parts.recorder
     ctx = Context(
         settings=settings,
         node_name=node_name,
@@ -129,20 +126,20 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses = StatusManager(clock=clock, recalls=recalls)
     board, reasons = PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
-    mux = make_mux(settings, edges, events)
+    sources = sources_build.build(ctx, edges)
+    mux = sources.mux
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
     shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
     cluster: Cluster | None = None
-    if edges.cluster is not None and sent_events is not None:
+    if edges.cluster is not None:
         parts = LocalParts(
             machine=edges.machine,
             cri=cri,
             runtime=runtime_state,
             statuses=statuses,
             table=table,
-            sets=mux,
+            sets=mux.deliver,
             events=events,
-            sent_events=sent_events,
             clock=clock,
             metrics=metrics,
         )
@@ -394,7 +391,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager, side.stopper],
+        [runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         [
             *(
                 *held.services,
@@ -407,7 +404,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             ),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
-        [loop, *make_sources(settings, edges, mux, events), *extensions.finders],
+        [loop, *sources.services.producers, *extensions.finders],
     ]
     explainer = explaining(
         edges,
@@ -416,7 +413,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         recorder=recorder,
         volumes=volumes.manager,
-        remembered=local_events,
+        remembered=events,
         events=events,
         cache=cache,
         runtime=runtime_state,
@@ -444,7 +441,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             explainer=explainer,
             table=table,
             statuses=statuses,
-            events=local_events,
+            events=events,
             runtime=runtime_state,
             pleg=pleg,
             stopper=side.stopper,
@@ -476,7 +473,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         statuses=statuses,
         cache=cache,
-        events=local_events,
+        events=events,
         recorder=recorder,
         runtime=runtime_state,
         pleg=pleg,

@@ -20,7 +20,6 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.kube.csi_objects import KubeCsiObjects
 from pykubelet.clients.kube.dra_objects import KubeClaimObjects
-from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.objects import DEFAULT_TTL, ObjectListener, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
@@ -51,8 +50,8 @@ from pykubelet.pods.table import PodTable
 from pykubelet.runtime.manager import RuntimeHandlers
 from pykubelet.runtime.spec.collaborators import NoReferences, References
 from pykubelet.settings.settings import Settings
-from pykubelet.sources.api import ApiSource, bound_to
-from pykubelet.sources.mux import PodSets
+from pykubelet.sources.mux import Deliver
+from pykubelet.sources.remote import ApiSource, bound_to
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender, belongs, uid_here
 from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
@@ -79,10 +78,8 @@ class LocalParts(Struct, frozen=True, kw_only=True):
     runtime: RuntimeView
     statuses: StatusManager
     table: PodTable
-    sets: PodSets
+    sets: Deliver
     events: EventSink
-    sent_events: ApiEvents
-    """The part of `events` that talks to the API server."""
     clock: Clock
     metrics: Registry
 
@@ -238,11 +235,6 @@ def object_ttl(node: Node | None) -> float:
     return float(text) if text.isdigit() else DEFAULT_TTL
 
 
-def api_events(edges: ClusterEdges, *, clock: Clock, node_name: str, metrics: Registry) -> ApiEvents:
-    """The sink that tells the API server; a service too, among the first to start."""
-    return ApiEvents(kube=edges.events, clock=clock, node_name=node_name, metrics=metrics)
-
-
 def assemble_cluster(
     settings: Settings, edges: ClusterEdges, local: LocalParts, hooks: NodeHooks | None = None
 ) -> Cluster:
@@ -354,7 +346,7 @@ def assemble_cluster(
         attachments=attachments,
         api_pods=api_pods,
         fresh_node=fresh_node,
-        sinks=[local.sent_events, sender],
+        sinks=[sender],
         managers=[
             *(
                 node_watch,
@@ -373,7 +365,7 @@ def assemble_cluster(
             *_rotation(edges, name, clock, local.metrics),
             *serving_rotation(settings, own, kube=client, clock=clock, metrics=local.metrics),
         ],
-        sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
+        sources=[ApiSource(sets=api_pods.sets, wait_node_known=own.wait_known, deliver=local.sets)],
         chores=[mirrors.remove_orphans],
     )
     return cluster

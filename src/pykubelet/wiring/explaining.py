@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pykubelet.clients.kube.port import Unreadable
 from pykubelet.edges import Edges
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.explain.service import Explainer
 from pykubelet.explain.told import WhyNotReady
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import LogFiles
@@ -27,7 +27,7 @@ def explaining(
     workers: PodWorkers,
     recorder: LifeRecorder,
     volumes: VolumeManager,
-    remembered: LocalEvents,
+    remembered: EventBroadcaster,
     events: EventSink,
     cache: PodStatusCache,
     runtime: RuntimeState,

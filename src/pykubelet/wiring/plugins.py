@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceStatus
-from pykubelet.devices.manager import DeviceManager
-from pykubelet.dra.manager import DraManager, has_claims
+from pykubelet.cm.device_manager import DeviceManager
+from pykubelet.cm.dra_manager import DraManager, has_claims
+from pykubelet.cm.plugin_manager import PluginHandler, PluginManager
+from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.edges import Edges
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import Service, TaskSet
@@ -27,9 +29,7 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import all_containers, uid_of
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
-from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.plugins.manager import PluginHandler, PluginManager
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.collaborators import DeviceResources
