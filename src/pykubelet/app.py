@@ -8,13 +8,15 @@ sinks, so that the last news still reach whoever listens. Pods keep running: onl
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
+from pykubelet import api_server
 from pykubelet.api.types import Pod
+from pykubelet.clients.kube.patch import pod_status_patch
 from pykubelet.cm.allocation import POD_TERMINATED
 from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
@@ -24,9 +26,12 @@ from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.pressure import PressureBoard
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import Service, running
+from pykubelet.kit.tasks import Services
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
+from pykubelet.node.build import NodeSources
+from pykubelet.node.build import build as build_node
+from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
@@ -42,9 +47,12 @@ from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
+from pykubelet.signals import NodeStatusChanged
 from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
+from pykubelet.sources.remote import ApiSource
 from pykubelet.status.manager import StatusManager
+from pykubelet.status.sender import StatusSender
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import RuntimeBack, SyncLoop
@@ -59,16 +67,9 @@ from pykubelet.volumes.build import Volumes
 from pykubelet.volumes.build import build as build_volumes
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
-from pykubelet.wiring.cluster import (
-    Cluster,
-    LocalParts,
-    NodeHooks,
-    assemble_cluster,
-    standalone_seams,
-)
+from pykubelet.wiring.certificates import certificate_services
 from pykubelet.wiring.eviction import GuardNeeds, guard_parts
 from pykubelet.wiring.explaining import explaining
-from pykubelet.wiring.identity import initial_info
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
@@ -83,8 +84,7 @@ logger = logging.getLogger(__name__)
 class Node(Struct, kw_only=True):
     """The assembled agent: what runs, and what others may look at."""
 
-    services: list[list[Service]] = field(default_factory=list)
-    """Groups in the order they start; they stop in reverse."""
+    services: Services
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
@@ -102,7 +102,6 @@ class Node(Struct, kw_only=True):
     extensions: PluginParts
     shutdown: ShutdownManager
     explainer: Explainer
-    cluster: Cluster | None = None
     server: NodeServer | None = None
 
 
@@ -130,29 +129,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     mux = sources.mux
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
     shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
-    cluster: Cluster | None = None
-    if edges.cluster is not None:
-        parts = LocalParts(
-            machine=edges.machine,
-            cri=cri,
-            runtime=runtime_state,
-            statuses=statuses,
-            table=table,
-            sets=mux.deliver,
-            events=events,
-            clock=clock,
-            metrics=metrics,
-        )
-        hooks_of_node = NodeHooks(
-            pressures=board.held,
-            runtime_problems=pleg.problems,
-            other_problems=shutdown.manager.problems,
-            volumes_in_use=lambda: volumes.manager.volumes_in_use(),
-            devices=lambda: extensions.amounts(),
-            reset_extended=lambda: extensions.has_no_history(),
-        )
-        cluster = assemble_cluster(settings, edges.cluster, parts, hooks_of_node)
-    seams = cluster.seams if cluster is not None else standalone_seams()
+    api = (
+        api_server.connect(ctx, edges.cluster, table)
+        if edges.cluster is not None
+        else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
+    )
     spec = node_spec(
         settings,
         edges.machine,
@@ -163,23 +144,22 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
-        return runtime_state.conditions.supports_recursive_read_only(seams.handlers.handler_now(pod))
+        return runtime_state.conditions.supports_recursive_read_only(api.runtime_classes.handler_now(pod))
 
     def node_now() -> NodeInfo:
-        known = cluster.node_info(local) if cluster is not None else with_features(local, runtime_state)
-        return extensions.with_devices(known)
+        return extensions.with_devices(api.node_info(local))
 
     local = initial_info(settings, edges.machine, spec.allocatable)
     volumes = build_volumes(
         ctx,
         edges,
-        replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
+        replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
         node=node_now,
         supports_recursive_read_only=recursive_read_only,
     )
     extensions = plugin_parts(
         edges,
-        cluster,
+        api,
         volumes=volumes,
         table=table,
         cache=cache,
@@ -209,7 +189,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             paths=edges.paths,
             table=table,
             admission=admission,
-            handlers=seams.handlers,
+            handlers=api.runtime_classes,
             sources_ready=mux.all_ready,
             host_ids=edges.host_ids,
             pinning=pinning.manager,
@@ -223,9 +203,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         images=cri,
         volumes=volumes.manager,
-        references=seams.references,
+        references=api.references,
         events=events,
-        addresses=told_addresses(settings, edges, seams),
+        addresses=told_addresses(settings, edges, api),
         user_namespaces=held.user_namespaces,
         devices=pinning.devices(extensions.granted()),
     )
@@ -235,10 +215,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         RuntimeNeeds(
             ctx=ctx,
             specs=specs,
-            handlers=seams.handlers,
+            handlers=api.runtime_classes,
             resizer=held.resizer,
-            references=seams.references,
-            accounts=cluster.accounts if cluster is not None else None,
+            references=api.references,
+            accounts=api.accounts,
             image_volumes=image_volumes,
             results=results,
             cache=cache,
@@ -268,7 +248,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         reasons=reasons,
         folders=edges.folders,
         logs=LogFiles(),
-        addresses=seams.addresses,
+        addresses=api.node,
         resizes=held.allocations,
         events=events,
         clock=clock,
@@ -287,8 +267,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         cgroups=held.cgroups,
         resizes=held.allocations,
         id_ranges=held.user_namespaces,
-        mirrors=seams.mirrors,
-        references=seams.held,
+        mirrors=api.mirrors,
+        references=api.registered,
         network=runtime_state,
         folders=edges.folders,
         reasons=reasons,
@@ -321,7 +301,20 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         tidy=lambda: housekeeping.soon(),
         metrics=metrics,
+        fresh_node=api.fresh_node,
     )
+    sender: StatusSender | None = None
+    if edges.cluster is not None and api.pods is not None:
+        sender = StatusSender(
+            statuses=statuses,
+            client=edges.cluster.client,
+            api_pods=api.pods,
+            make_patch=pod_status_patch,
+            could_run=lambda uid: table.could_have_running_containers(uid) or extensions.holds_claims(uid),
+            clock=clock,
+            metrics=metrics,
+        )
+    statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
         await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
@@ -333,7 +326,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         runtime=RunningPods(cache),
         folders=edges.folders,
         holders=[
-            *([cluster.sender] if cluster is not None else []),
+            *([sender] if sender is not None else []),
             statuses,
             probes,
             maker,
@@ -348,7 +341,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             remove_orphan_cgroups,
             pinning.sweep,
             shutdown.sweep,
-            *(cluster.chores if cluster is not None else []),
+            *api.chores,
             *extensions.chores,
         ],
         metrics=metrics,
@@ -367,45 +360,58 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers.on_restart = statuses.begin_anew
     statuses.listen(probes.container_changed)
 
-    def object_changed(kind: str, namespace: str, name: str, uids: Sequence[str]) -> None:
-        volumes.manager.object_changed(kind, namespace, name)
-        for uid in uids:
-            workers.retry_now(uid)
-
-    extensions.join(workers, pinning.manager, cluster)
-    connect(ctx.signals, workers=workers, volumes=volumes.manager, housekeeping=housekeeping)
-    if cluster is not None:
-        cluster.join(loop, object_changed)
-        board.on_change = cluster.reporter.soon
+    extensions.join(workers, pinning.manager, ctx)
+    board.on_change = lambda: ctx.signals.publish(NodeStatusChanged())
     pleg.listen(loop.handle)
     pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
     pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
-    shutdown.bind(workers, cluster, edges.cluster.client if edges.cluster is not None else None)
+    shutdown.bind(workers, api, sender, ctx)
 
     def runtime_back() -> None:
         loop.handle(RuntimeBack())
-        if cluster is not None:
-            cluster.reporter.soon()
+        ctx.signals.publish(NodeStatusChanged())
 
     runtime_state.on_back = runtime_back
-    services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
-        [
-            *(
-                *held.services,
-                *shutdown.services,
-                *extensions.managers,
-                *volumes.services.managers,
-                workers,
-                probes,
-                gc,
-            ),
-            *(side.images.gc, log_rotation(settings, edges), housekeeping),
+    services = Services(
+        sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
+        managers=[
+            *(*held.services, *shutdown.services, *extensions.managers, *volumes.services.managers),
+            *(workers, probes, gc, side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
-        [loop, *sources.services.producers, *extensions.finders],
-    ]
+        producers=[loop, *sources.services.producers, *extensions.finders],
+    )
+    services.add(api.services)
+    connect(
+        ctx,
+        loop=loop,
+        workers=workers,
+        volumes=volumes.manager,
+        housekeeping=housekeeping,
+        statuses=statuses,
+        sender=sender,
+    )
+    if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
+        csi = api.storage.node
+        node_sources = NodeSources(
+            runtime=runtime_state,
+            pressures=board.held,
+            devices=extensions.amounts,
+            reset_extended=extensions.has_no_history,
+            volumes_in_use=volumes.manager.volumes_in_use,
+            volumes_reported=api.storage.attachments.reported,
+            runtime_problems=pleg.problems,
+            other_problems=lambda: [*shutdown.manager.problems(), *csi.problems()],
+        )
+        reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
+        ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
+        services.add(reporting.services)
+        services.sinks.append(sender)
+        services.managers += certificate_services(ctx, edges.cluster, api.node)
+        services.producers.append(
+            ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
+        )
     explainer = explaining(
         edges,
         table=table,
@@ -435,7 +441,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             metrics=metrics,
         )
         guard = guard_parts(settings, edges, edges.guard, guard_needs)
-        services[1].extend(guard.services)
+        services.managers += guard.services
     if edges.serve is not None and edges.guard is not None:
         local_needs = LocalNeeds(
             explainer=explainer,
@@ -465,10 +471,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             assigned=pinning.assigned(extensions.assigned()),
         )
         serving = server_parts(settings, edges, edges.serve, needs)
-        services[-1].extend(serving.services)
+        services.producers += serving.services
         server = serving.server
     return Node(
-        services=cluster.joined(services) if cluster is not None else services,
+        services=services,
         table=table,
         workers=workers,
         statuses=statuses,
@@ -486,7 +492,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         extensions=extensions,
         shutdown=shutdown.manager,
         explainer=explainer,
-        cluster=cluster,
         server=server,
     )
 
@@ -498,6 +503,5 @@ async def live(node: Node) -> AsyncIterator[None]:
     node.extensions.open()
     if node.server is not None:
         node.server.open()
-    first, second, third = node.services
-    async with running(*first), running(*second), running(*third):
+    async with node.services.running():
         yield

@@ -218,7 +218,7 @@ def watch_paths(node: Node, settings: Settings, edges: Edges, paths: Sequence[Pa
         )
         for number, path in enumerate(paths)
     ]
-    group = node.services[-1]
+    group = node.services.producers
     group[:] = [service for service in group if not isinstance(service, StaticSource)] + list(own)
     return merged
 

@@ -15,10 +15,12 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceStatus
+from pykubelet.api_server import ApiServer
 from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.dra_manager import DraManager, has_claims
 from pykubelet.cm.plugin_manager import PluginHandler, PluginManager
 from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import Service, TaskSet
@@ -33,9 +35,9 @@ from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.collaborators import DeviceResources
+from pykubelet.signals import NodeStatusChanged
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes
-from pykubelet.wiring.cluster import Cluster
 from pykubelet.wiring.devices import ClaimShares, DeviceHints, HandedDevices, amounts_of, health_statuses
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,10 @@ class PluginParts(Struct, frozen=True, kw_only=True):
         found = Assigned(devices=self.devices) if self.devices is not None else Assigned()
         return replace(found, claims=ClaimShares(self.claims, self.table)) if self.claims is not None else found
 
+    def holds_claims(self, uid: str) -> bool:
+        """Whether dynamic resources of the pod must still be given back."""
+        return self.claims is not None and self.claims.holds(uid)
+
     def amounts(self) -> DeviceAmounts:
         return amounts_of(self.devices) if self.devices is not None else NO_DEVICES
 
@@ -120,23 +126,20 @@ class PluginParts(Struct, frozen=True, kw_only=True):
             found += self.claims.health_of(pod, own) if own is not None else []
         return found
 
-    def join(self, workers: PodWorkers, pinning: PinningManager, cluster: Cluster | None) -> None:
+    def join(self, workers: PodWorkers, pinning: PinningManager, ctx: Context) -> None:
         devices = self.devices
         if self.claims is not None:
             self.claims.on_health = workers.sync_now
-            if cluster is not None:
-                cluster.holds_claims = self.claims.holds
             self.claims.drivers.on_registered = lambda: self._retry_claims(workers)
         if devices is not None:
             devices.on_health = workers.sync_now
-            if cluster is not None:
-                devices.on_capacity = cluster.reporter.soon
+            devices.on_capacity = lambda: ctx.signals.publish(NodeStatusChanged())
             pinning.add_provider(DeviceHints(devices=devices, nodes=self.numa_nodes))
 
 
 def plugin_parts(
     edges: Edges,
-    cluster: Cluster | None,
+    api: ApiServer,
     *,
     volumes: Volumes,
     table: PodTable,
@@ -164,23 +167,19 @@ def plugin_parts(
     claims: DraManager | None = None
     if volumes.csi_drivers is not None:
         handlers["CSIPlugin"] = volumes.csi_drivers
-    if cluster is not None:
+    if api.resource_claims is not None:
         claims = DraManager(
             root=edges.paths.root,
             connect=edges.plugins.dra,
-            objects=cluster.resource_claims,
+            objects=api.resource_claims,
             events=events,
             clock=edges.clock,
             metrics=metrics,
             recorder=recorder,
         )
         handlers["DRAPlugin"] = claims.drivers
-        sweeps = Sweeps(
-            [
-                *([volumes.csi.sweep] if volumes.csi is not None else []),
-                partial(claims.sweep, table.could_have_running_containers),
-            ]
-        )
+        of_volumes = [volumes.csi.sweep] if volumes.csi is not None else []
+        sweeps = Sweeps([*of_volumes, partial(claims.sweep, table.could_have_running_containers)])
         managers += [claims, sweeps]
         chores.append(sweeps.soon)
     manager = PluginManager(
