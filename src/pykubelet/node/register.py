@@ -16,8 +16,8 @@ from pykubelet.api.types import Node, NodeSpec, NodeStatus, ObjectMeta, Taint
 from pykubelet.clients.host.port import Machine
 from pykubelet.model.pod_resources import is_extended
 from pykubelet.pods.predicates import NodeInfo
+from pykubelet.settings.flag_forms import NodeTaint
 from pykubelet.settings.settings import Settings
-from pykubelet.settings.values import NodeTaint
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 OS_LABELS = ("kubernetes.io/os", "beta.kubernetes.io/os")
