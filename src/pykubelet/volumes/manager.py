@@ -18,8 +18,9 @@ from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
+from pykubelet.model.problems import VolumeFailed
 from pykubelet.signals import VolumesMounted, VolumesUnmounted
-from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, VolumeTable, tell
+from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, VolumeTable, failure_of
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.desired_state import ObjectKey, Use, objects_of, wanted_volumes
 from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
@@ -162,7 +163,8 @@ class VolumeManager:
         while left := missing():
             now = self._clock.monotonic()
             if now >= deadline:
-                raise VolumesNotReady(f"{what}: " + "; ".join(tell(entry, now) for entry in left))
+                texts = (failure_of(entry, self._clock).describe(self._clock.now()) for entry in left)
+                raise VolumesNotReady(f"{what}: " + "; ".join(texts))
             await record.wait_change(deadline - now)
 
     def _want(self, pod: Pod) -> PodVolumes | None:
@@ -294,11 +296,11 @@ class VolumeManager:
                 names.update(entry.spec.attached or (plugin.attached_as(entry.spec),))
         return sorted(names - {""})
 
-    def problems(self, uid: str) -> list[str]:
-        """Why volumes of the pod are not as wanted, one sentence each."""
+    def problems(self, uid: str) -> list[VolumeFailed]:
+        """Why volumes of the pod are not as wanted."""
         record = self._table.pods.get(uid)
-        now = self._clock.monotonic()
-        return [tell(entry, now) for entry in record.entries.values() if entry.problem] if record else []
+        entries = record.entries.values() if record is not None else ()
+        return [failure_of(entry, self._clock) for entry in entries if entry.problem]
 
     async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
         return await self._builder.mounts_for(pod, container, env)
