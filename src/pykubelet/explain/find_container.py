@@ -32,7 +32,7 @@ RECENT = 600.0
 CALM = 60.0
 """Seconds a container must run again for its last end to be a mere note."""
 ASKED = "a restart was asked for"
-"""In the event of a container that server/restart.py stops."""
+"""In the event of a container that server/local.py stops."""
 PULL_REASONS = (reasons.ERR_IMAGE_PULL, reasons.IMAGE_PULL_BACK_OFF, reasons.REGISTRY_UNAVAILABLE)
 
 
