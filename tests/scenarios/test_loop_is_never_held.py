@@ -50,10 +50,9 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.http import HttpProblem
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.sources.loading import file_loader, url_loader
-from pykubelet.sources.manifests import MAX_BYTES
+from pykubelet.sources.manifests import MAX_BYTES, file_loader, url_loader
+from pykubelet.sources.remote import UrlSource
 from pykubelet.sources.static import StaticSource
-from pykubelet.sources.url import UrlSource
 from tests.builders import a_container, a_pod
 from tests.clock_loop import AutojumpLoop
 from tests.deep import deep
@@ -237,7 +236,7 @@ async def test_manifests(tmp_path: Path, source: str, kind: str) -> None:
                 path=tmp_path,
                 check_period=20,
                 load=file_loader("node1"),
-                sets=sets,
+                deliver=sets.deliver,
                 events=HeardEvents(),
                 clock=clock,
                 open_watch=ScriptedWatch().open,
@@ -252,7 +251,7 @@ async def test_manifests(tmp_path: Path, source: str, kind: str) -> None:
                 check_period=20,
                 load=url_loader("node1"),
                 fetch=ScriptedFetch(Fetched(status=200, body=body)),
-                sets=sets,
+                deliver=sets.deliver,
                 events=HeardEvents(),
                 clock=clock,
             )

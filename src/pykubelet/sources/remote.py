@@ -1,13 +1,14 @@
-"""Static pods from a web address: one Pod or a PodList, asked for again and again.
+"""Pods from outside the machine: those bound to this node by the API server, and static pods from a URL.
 
-A body that did not change is ignored; a bad answer keeps the pods of the last good one. An empty body is a
-problem and an empty set: that is how upstream reads it. Requests are made by the `Fetch` that is passed in.
+The URL answers with one Pod or a PodList and is polled. A body that did not change is ignored; a bad answer keeps the
+pods of the last good one. An empty body is a problem and an empty set: that is how upstream reads it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 
@@ -18,17 +19,47 @@ from pykubelet.clients.http.port import Fetch
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import Source, readable
 from pykubelet.model.reasons import WARNING
-from pykubelet.sources.manifests import BIG_BYTES, LOAD_WITHIN, MAX_BYTES, in_one_line
-from pykubelet.sources.mux import FAILED_VALIDATION, PodSets
+from pykubelet.sources.manifests import BIG_BYTES, LOAD_WITHIN, MAX_BYTES, LoadPods, in_one_line
+from pykubelet.sources.mux import FAILED_VALIDATION, Deliver
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS: Final = 10.0
 
-LoadPods = Callable[[bytes, str], Sequence[Pod]]
+
+def bound_to(node_name: str) -> str:
+    """The field selector of the pods a node is responsible for."""
+    return f"spec.nodeName={node_name}"
+
+
+class ApiSource:
+    """Hands on the complete set that the pod watch yields after every change.
+
+    It starts only when the Node has been read, because pods judged against an unknown node would be rejected.
+    """
+
+    name = "source-api"
+
+    def __init__(
+        self,
+        *,
+        sets: Callable[[], AsyncGenerator[Sequence[Pod], None]],
+        wait_node_known: Callable[[], Awaitable[None]],
+        deliver: Deliver,
+    ) -> None:
+        """`sets` yields the full set of this node's pods, now and after every change; it reconnects by itself."""
+        self._sets = sets
+        self._wait_node_known = wait_node_known
+        self._deliver = deliver
+
+    async def run(self) -> None:
+        await self._wait_node_known()
+        async with aclosing(self._sets()) as sets:
+            async for pods in sets:
+                self._deliver(Source.API, pods)
 
 
 class UrlSourceSnapshot(Struct, frozen=True, kw_only=True):
@@ -52,8 +83,8 @@ class UrlSource:
         check_period: float,
         load: LoadPods,
         fetch: Fetch,
-        sets: PodSets,
-        events: EventSink,
+        deliver: Deliver,
+        events: EventRecorder,
         clock: Clock,
     ) -> None:
         self._url = url
@@ -61,7 +92,7 @@ class UrlSource:
         self._period = check_period
         self._load = load
         self._fetch = fetch
-        self._sets = sets
+        self._deliver = deliver
         self._events = events
         self._clock = clock
         self._body: bytes | None = None
@@ -75,14 +106,14 @@ class UrlSource:
             await self._clock.sleep(self._period)
 
     async def check(self) -> None:
-        """Ask once; every trouble is told once and tried again next time."""
+        """Request once; a problem is reported once and tried again next time."""
         try:
             body = await self._get()
             if body == self._body:
                 self._set_problem(self._body_problem)
                 return
             await self._accept(body)
-        except Exception as error:  # whatever the address answers, the agent goes on
+        except Exception as error:  # no answer may end the agent
             self._set_problem(in_one_line(error))
         else:
             self._set_problem("")
@@ -119,7 +150,7 @@ class UrlSource:
 
     def _hand_over(self, pods: tuple[Pod, ...]) -> None:
         self._pods = pods
-        self._sets.deliver(Source.HTTP, pods)
+        self._deliver(Source.HTTP, pods)
 
     def _set_problem(self, problem: str) -> None:
         if problem == self._problem:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
@@ -9,9 +10,9 @@ from pykubelet.clients.http.port import Fetched, FetchFailed
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.pod import Source, name_of
-from pykubelet.sources.loading import url_loader
-from pykubelet.sources.url import UrlSource
-from tests.unit.sources.doubles import HeardEvents, HeardSets, ScriptedFetch, manifest
+from pykubelet.sources.manifests import url_loader
+from pykubelet.sources.remote import ApiSource, UrlSource
+from tests.unit.sources.doubles import HeardEvents, HeardSets, ScriptedFetch, a_pod, manifest
 
 URL = "http://config/pods"
 
@@ -30,7 +31,7 @@ class Bed:
             check_period=20,
             load=load or url_loader("node"),
             fetch=self.fetch,
-            sets=self.sets,
+            deliver=self.sets.deliver,
             events=self.events,
             clock=self.clock,
         )
@@ -143,3 +144,34 @@ async def test_names_of_pods_are_shown() -> None:
     await bed.check()
     assert bed.source.snapshot().pods == ("default/a-node", "default/b-node")
     assert [name_of(pod) for pod in bed.sets.sets[0][1]] == ["a-node", "b-node"]
+
+
+class Node:
+    def __init__(self) -> None:
+        self.known = asyncio.Event()
+
+    async def wait_known(self) -> None:
+        await self.known.wait()
+
+
+class Feed:
+    def __init__(self, *sets: Sequence[Pod]) -> None:
+        self._sets = sets
+        self.began = False
+
+    async def sets(self) -> AsyncGenerator[Sequence[Pod], None]:
+        self.began = True
+        for each in self._sets:
+            yield each
+        await asyncio.Event().wait()
+
+
+async def test_every_set_is_handed_on_once_the_node_is_known() -> None:
+    node, sets, feed = Node(), HeardSets(), Feed([a_pod("a")], [a_pod("a"), a_pod("b")], [])
+    async with running(ApiSource(sets=feed.sets, wait_node_known=node.wait_known, deliver=sets.deliver)):
+        await asyncio.sleep(5)
+        assert not feed.began
+        node.known.set()
+        await asyncio.sleep(1)
+    assert sets.names == [["a"], ["a", "b"], []]
+    assert {source for source, _ in sets.sets} == {Source.API}
