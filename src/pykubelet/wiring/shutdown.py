@@ -22,8 +22,8 @@ from pykubelet.node.shutdown import FILE, Leftovers, MarkStatus, ShutdownManager
 from pykubelet.node.shutdown_inhibitor import ShutdownWatch
 from pykubelet.pods.record import WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.server.routing import Route
-from pykubelet.server.shutdown import ShutdownRoutes
+from pykubelet.server.local import ShutdownRoutes
+from pykubelet.server.requests import Route
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeStatusChanged
 from pykubelet.status.sender import StatusSender
