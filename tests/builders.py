@@ -12,7 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pykubelet.api.types import Container, EphemeralContainer, ObjectMeta, Pod, PodSpec, PodStatus
+from pykubelet.context import Context
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.container_keys import container_annotations, container_labels, pod_labels
+from pykubelet.model.events import AnnotatedSink
+from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import (
     HASH_ANNOTATION,
     SOURCE_ANNOTATION,
@@ -28,10 +33,24 @@ from pykubelet.model.runtime_status import (
     SandboxState,
     SandboxStatus,
 )
+from pykubelet.node.local_events import LocalEvents
+from pykubelet.settings.settings import Settings
 
 NOW = 1_700_000_000.0
 """Wall time tests take as the present."""
 SECOND = 1_000_000_000
+
+
+def a_context(clock: Clock, *, events: AnnotatedSink | None = None, **fields: Any) -> Context:
+    values: dict[str, Any] = {
+        "settings": Settings(),
+        "node_name": "n1",
+        "clock": clock,
+        "events": events if events is not None else LocalEvents(clock=clock, node_name="n1"),
+        "recorder": LifeRecorder(clock),
+        "metrics": Registry(),
+    }
+    return Context(**{**values, **fields})
 
 
 def ns(seconds: float) -> int:

@@ -22,11 +22,11 @@ MANAGERS = (
     "pinning",
     "devices",
     "dra",
-    "stats",
     "volumes",
     "runtime",
-    "eviction",
+    "stats",
     "node",
+    "eviction",
     "explain",
 )
 """In this order: each may import those before it."""

@@ -17,15 +17,18 @@ from msgspec.structs import replace
 from pykubelet.api.types import Pod
 from pykubelet.context import Context
 from pykubelet.edges import Edges
-from pykubelet.eviction.pressure import PressureBoard
+from pykubelet.eviction import build as eviction
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
 from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
+from pykubelet.node.build import build_shutdown
+from pykubelet.node.conditions import NodeConditions
 from pykubelet.node.event_fan import EventFan
 from pykubelet.node.local_events import LocalEvents
+from pykubelet.node.oom import OomWatcher
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
@@ -41,9 +44,13 @@ from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
+from pykubelet.server.shutdown import ShutdownRoutes
 from pykubelet.settings.settings import Settings
+from pykubelet.signals import NodeConditionsChanged
 from pykubelet.sources.mux import PodMux
+from pykubelet.stats import build as stats
 from pykubelet.status.manager import StatusManager
+from pykubelet.sync.evict import PodEvictor, ShutdownPods
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import RuntimeBack, SyncLoop
@@ -66,7 +73,6 @@ from pykubelet.wiring.cluster import (
     assemble_cluster,
     standalone_seams,
 )
-from pykubelet.wiring.eviction import GuardNeeds, guard_parts
 from pykubelet.wiring.explaining import explaining
 from pykubelet.wiring.identity import initial_info
 from pykubelet.wiring.local import LocalNeeds, local_routes
@@ -75,7 +81,6 @@ from pykubelet.wiring.plugins import PluginParts, plugin_parts
 from pykubelet.wiring.resources import ActivePods, Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
-from pykubelet.wiring.shutdown import shutdown_parts
 from pykubelet.wiring.sources import make_mux, make_sources
 from pykubelet.wiring.volumes import volume_rules
 
@@ -127,11 +132,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     recorder, phases, cache, results = ctx.recorder, PodPhases(), PodStatusCache(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
-    pods, board, reasons = PodManager(), PressureBoard(), ReasonCache()
+    pods, conditions, reasons = PodManager(), NodeConditions(ctx.signals), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = make_mux(settings, edges, events)
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    shutdown = shutdown_parts(settings, edges, phases=phases, events=events, metrics=metrics)
     cluster: Cluster | None = None
     if edges.cluster is not None and sent_events is not None:
         parts = LocalParts(
@@ -148,9 +152,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             metrics=metrics,
         )
         hooks_of_node = NodeHooks(
-            pressures=board.held,
+            pressures=conditions.pressures,
             runtime_problems=pleg.problems,
-            other_problems=shutdown.manager.problems,
+            other_problems=conditions.problems,
             volumes_in_use=lambda: volumes.volumes_in_use(),
             devices=lambda: extensions.amounts(),
             reset_extended=lambda: extensions.has_no_history(),
@@ -202,8 +206,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
         apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
         gates=settings.gates,
-        pressure=board.held,
-        shutting_down=shutdown.is_on,
+        pressure=conditions.pressures,
+        shutting_down=conditions.shutting_down,
         allocator=pinning.allocator,
     )
     held = resource_parts(
@@ -315,6 +319,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
+    shutdown = build_shutdown(
+        ctx,
+        edges,
+        conditions=conditions,
+        pods=ShutdownPods(workers=workers, phases=phases),
+        own=cluster.own if cluster is not None else None,
+        sender=cluster.sender if cluster is not None else None,
+        api_pods=cluster.api_pods.all if cluster is not None else tuple,
+    )
     gc = container_gc(settings, edges, side, phases=phases, cache=cache, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
@@ -388,13 +401,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     volumes.on_released = lambda uid: housekeeping.soon()
     if cluster is not None:
         cluster.join(loop, object_changed)
-        board.on_change = cluster.reporter.soon
+        reporter = cluster.reporter
+        ctx.signals.subscribe(NodeConditionsChanged, lambda signal: reporter.soon())
     pleg.listen(loop.handle)
     pleg.listen(count_pods(node_name, edges, pods=pods, phases=phases, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
     pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
-    shutdown.bind(workers, cluster, edges.cluster.client if edges.cluster is not None else None)
 
     def runtime_back() -> None:
         loop.handle(RuntimeBack())
@@ -405,7 +418,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     services: list[list[Service]] = [
         [runtime_state, pleg, pinning.manager, side.stopper],
         [
-            *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
+            *(*held.services, *shutdown.services.managers, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
         [loop, *make_sources(settings, edges, mux, events), *extensions.finders],
@@ -425,24 +438,21 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
     server: NodeServer | None = None
     if edges.guard is not None:
-        guard_needs = GuardNeeds(
-            pods=pods,
-            phases=phases,
-            cache=cache,
-            volumes=volumes,
-            workers=workers,
+        usage = stats.build(ctx, edges, edges.guard, spec=spec, pods=pods, statuses=cache, volumes=volumes)
+        evicting = eviction.build(
+            ctx,
+            edges,
+            edges.guard,
+            stats=usage,
+            conditions=conditions,
+            evictor=PodEvictor(ctx, workers=workers, phases=phases, active=held.allocations.active_pods),
             containers=gc,
             images=side.images.gc,
-            allocations=held.allocations,
-            spec=spec,
-            board=board,
-            events=events,
-            recorder=recorder,
-            metrics=metrics,
         )
-        guard = guard_parts(settings, edges, edges.guard, guard_needs)
-        services[1].extend(guard.services)
+        oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, pods=pods, statuses=cache)
+        services[1].extend([*usage.services.managers, *evicting.services.managers, oom])
     if edges.serve is not None and edges.guard is not None:
+        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
         local_needs = LocalNeeds(
             explainer=explainer,
             phases=phases,
@@ -462,11 +472,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             runtime=runtime_state,
             probes=probes,
             metrics=metrics,
-            provider=guard.provider,
-            volume_figures=guard.volumes,
+            provider=usage.provider,
+            volume_figures=usage.volumes,
             started=started,
             explain=explainer,
-            local_routes=[*local_routes(settings, edges, local_needs), *shutdown.routes],
+            local_routes=[*local_routes(settings, edges, local_needs), *shutdown_routes],
             active=ActivePods(pods=pods, phases=phases),
             assigned=pinning.assigned(extensions.assigned()),
         )

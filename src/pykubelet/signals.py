@@ -24,6 +24,10 @@ class PodSignal(Signal, frozen=True):
     uid: str
 
 
+class NodeConditionsChanged(Signal, frozen=True):
+    """The node's pressures changed, or its shutdown began or was cancelled."""
+
+
 class Signals:
     """Delivers each published signal to the subscribers of its class."""
 

@@ -21,7 +21,8 @@ from pykubelet.kit.metrics import Histogram, Registry
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.figures import Figures
-from pykubelet.stats.snapshot import KnownPods
+from pykubelet.pods.manager import PodManager
+from pykubelet.volumes.usage import VolumeUsage
 
 logger = logging.getLogger(__name__)
 
@@ -38,40 +39,13 @@ AT_ONCE = 16
 """Pods that are measured at the same time."""
 
 
-class VolumeUse(Protocol):
-    """One volume, as volumes measure it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def used_bytes(self) -> int: ...
-    @property
-    def capacity_bytes(self) -> int: ...
-    @property
-    def available_bytes(self) -> int: ...
-    @property
-    def inodes(self) -> int: ...
-    @property
-    def inodes_free(self) -> int: ...
-    @property
-    def inodes_used(self) -> int: ...
-    @property
-    def claim(self) -> tuple[str, str] | None: ...
-    @property
-    def on_node_disk(self) -> bool: ...
-    @property
-    def complete(self) -> bool:
-        """False: a lower bound, counting goes on with the next measurement."""
-        ...
-
-
 class VolumeMeter(Protocol):
-    async def usage(self, pod: Pod) -> Sequence[VolumeUse]: ...
+    async def usage(self, pod: Pod) -> Sequence[VolumeUsage]: ...
 
 
 class PodVolumes(Figures, frozen=True, kw_only=True):
     time_ns: int
-    volumes: tuple[VolumeUse, ...]
+    volumes: tuple[VolumeUsage, ...]
 
 
 class VolumeFigures:
@@ -83,7 +57,7 @@ class VolumeFigures:
         self,
         *,
         meter: VolumeMeter,
-        pods: KnownPods,
+        pods: PodManager,
         clock: Clock,
         metrics: Registry,
         period: float = 60.0,
