@@ -30,6 +30,7 @@ from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.context import Context
 from pykubelet.edges import GuardEdges
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.local_storage import StorageLimits
 from pykubelet.eviction.manager import EvictionManager, EvictionRules
 from pykubelet.eviction.pressure import SHORTEST
@@ -50,7 +51,6 @@ from pykubelet.model.runtime_status import (
     SandboxStatus,
 )
 from pykubelet.node.conditions import NodeConditions
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.settings.schema_resources import EvictionSettings
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
@@ -190,9 +190,9 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     names = CgroupNames(root=root)
     settings = StatsSettings(cgroups=names, fresh_for=0.0, disks_every=0.0)
     guard = GuardEdges(cgroups=cgroups, host=host, kernel_log=DeviceKernelLog())
-    provider = StatsProvider(guard, cri=many, pods=many, statuses=many, paths=paths, clock=clock, settings=settings)
+    provider = StatsProvider(guard, cri=many, table=many, statuses=many, paths=paths, clock=clock, settings=settings)
     machine = read_machine()
-    volumes = VolumeFigures(meter=Nobody(), pods=many, clock=clock, metrics=Registry())
+    volumes = VolumeFigures(meter=Nobody(), table=many, clock=clock, metrics=Registry())
     stats = Stats(provider=provider, volumes=volumes, cgroups=names, services=Services())
     source = NodeStatsSource(
         provider=provider,
@@ -252,7 +252,7 @@ def _watcher(many: ManyPods, stats: Stats, signals: EvictionStats, clock: System
         settings=Settings(),
         node_name="bench",
         clock=clock,
-        events=LocalEvents(clock=clock, node_name="bench"),
+        events=EventBroadcaster(clock=clock, node_name="bench"),
         recorder=LifeRecorder(clock),
         metrics=Registry(),
     )

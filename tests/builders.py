@@ -13,7 +13,7 @@ from typing import Any
 
 from pykubelet.api.types import Container, EphemeralContainer, ObjectMeta, Pod, PodSpec, PodStatus
 from pykubelet.context import Context
-from pykubelet.kit.clock import Clock
+from pykubelet.kit.clock import Clock, LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.container_keys import container_annotations, container_labels, pod_labels
 from pykubelet.model.events import AnnotatedSink
@@ -33,24 +33,32 @@ from pykubelet.model.runtime_status import (
     SandboxState,
     SandboxStatus,
 )
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.settings.settings import Settings
+from tests.fakes.recorded_events import RecordedEvents
 
 NOW = 1_700_000_000.0
 """Wall time tests take as the present."""
 SECOND = 1_000_000_000
 
 
-def a_context(clock: Clock, *, events: AnnotatedSink | None = None, **fields: Any) -> Context:
-    values: dict[str, Any] = {
-        "settings": Settings(),
-        "node_name": "n1",
-        "clock": clock,
-        "events": events if events is not None else LocalEvents(clock=clock, node_name="n1"),
-        "recorder": LifeRecorder(clock),
-        "metrics": Registry(),
-    }
-    return Context(**{**values, **fields})
+def a_context(
+    *,
+    settings: Settings | None = None,
+    node_name: str = "node-1",
+    clock: Clock | None = None,
+    events: AnnotatedSink | None = None,
+    recorder: LifeRecorder | None = None,
+    metrics: Registry | None = None,
+) -> Context:
+    clock = clock or LoopClock()
+    return Context(
+        settings=settings or Settings(),
+        node_name=node_name,
+        clock=clock,
+        events=events or RecordedEvents(),
+        recorder=recorder or LifeRecorder(clock),
+        metrics=metrics or Registry(),
+    )
 
 
 def ns(seconds: float) -> int:

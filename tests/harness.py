@@ -27,9 +27,9 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.model.http import HttpAnswer, HttpRequest
 from pykubelet.model.pod import Source, name_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, SandboxState
+from pykubelet.pods.record import PodWorker
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.node_flags import IPAddress
-from pykubelet.sync.worker import _Worker
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_kube import FakeKube
@@ -88,8 +88,8 @@ def guard_against_spinning(node: Node) -> None:
     """Every pass of a pod's worker and every step of its life is counted; calls outwards are counted by the fakes."""
     run_once = node.workers._run_once
 
-    async def counted(worker: _Worker) -> float | None:
-        note(f"a pass of the worker of {worker.state.full_name} ({worker.state.phase.value})")
+    async def counted(worker: PodWorker) -> float | None:
+        note(f"a pass of the worker of {worker.full_name} ({worker.state.value})")
         return await run_once(worker)
 
     node.workers._run_once = counted  # type: ignore[method-assign]

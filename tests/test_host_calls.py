@@ -34,8 +34,8 @@ PATH_CALLS = frozenset(
     write_text
     """.split()  # noqa: SIM905
 )
-NAMES = frozenset({"open", "write_atomic", "sync_folder", "set_aside"})
-SYNCS = frozenset({"write_atomic", "sync_folder", "os.fsync", "os.fdatasync"})
+NAMES = frozenset({"open", "write_atomic", "sync_folder", "set_aside", "copy_aside"})
+SYNCS = frozenset({"write_atomic", "sync_folder", "copy_aside", "os.fsync", "os.fdatasync"})
 THREADS = frozenset({"to_thread", "run_in_executor", "ThreadPoolExecutor", "ProcessPoolExecutor", "Thread"})
 ONE_PLACE = "kit/host_calls.py"
 
@@ -53,9 +53,9 @@ ALLOWED = {
     "clients/plugins/devices.py": ("run _prepare", START),
     "kit/programs.py": ("run_program", "a file in memory"),
     "node/oom.py": ("_lives_on", KERNEL),
-    "resources/cgroups.py": ("_starve ensure lacks_root", KERNEL),
-    "resources/node_allocatable.py": ("_reserve", KERNEL),
-    "resources/userns.py": ("_recover _adopt", OWN_DISK),
+    "cm/cgroups.py": ("_starve ensure lacks_root", KERNEL),
+    "cm/node_allocatable.py": ("_reserve", KERNEL),
+    "cm/user_namespaces.py": ("_recover _adopt", OWN_DISK),
     "runtime/gc.py": ("_remove_folder _remove_dead_links", OWN_DISK),
     "runtime/logs_read.py": ("_name_of", KERNEL),
     "runtime/logs_rotate.py": ("_needs_look _size _rotate put_back", OWN_DISK),
@@ -84,9 +84,9 @@ DURABLE = {
     "clients/dbus/logind.py": START,
     "images/record_files.py": "called through host calls by records.py",
     "kit/files.py": "the writer itself",
-    "pinning/checkpoint.py": START,
-    "resources/ledger.py": "not synced",
-    "resources/userns.py": "through host calls",
+    "cm/state_checkpoint.py": START,
+    "cm/allocation_state.py": "not synced",
+    "cm/user_namespaces.py": "through host calls",
     "node/shutdown.py": "twice when the machine goes down",
     "volumes/csi/records.py": "called through host calls by plugin.py",
     "volumes/plugins/disks.py": "not synced",
@@ -112,6 +112,7 @@ def is_blocking(called: str) -> bool:
     return (
         called in NAMES
         or called == "time.sleep"
+        or parts[-1] == "save_now"
         or parts[0] in ("shutil", "subprocess")
         or (parts[0] == "os" and len(parts) == 2 and parts[1] in OS_CALLS)
         or (parts[:2] == ["os", "path"] and parts[-1] in OS_PATH_CALLS)
@@ -205,6 +206,6 @@ def test_who_writes_durably_is_known() -> None:
         home
         for home, module in sources()
         for node in ast.walk(module)
-        if isinstance(node, ast.Name | ast.Attribute) and dotted(node) in SYNCS
+        if isinstance(node, ast.Name | ast.Attribute) and (dotted(node) in SYNCS or dotted(node).endswith(".save_now"))
     }
     assert writers == set(DURABLE), "each syncs the disk: it must run through kit/host_calls.py, or say why not"

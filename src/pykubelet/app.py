@@ -15,29 +15,28 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
+from pykubelet.cm.allocation import POD_TERMINATED
+from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
+from pykubelet.events import build as events_build
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction import build as eviction
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service, running
-from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.node.build import build_shutdown
 from pykubelet.node.conditions import NodeConditions
-from pykubelet.node.event_fan import EventFan
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.node.oom import OomWatcher
 from pykubelet.node.shutdown import ShutdownManager
-from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
-from pykubelet.resources.allocation import POD_TERMINATED
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
@@ -47,15 +46,15 @@ from pykubelet.server.app import NodeServer
 from pykubelet.server.shutdown import ShutdownRoutes
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeConditionsChanged
+from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.stats import build as stats
 from pykubelet.status.manager import StatusManager
-from pykubelet.sync.evict import PodEvictor, ShutdownPods
+from pykubelet.sync.evict import PodEnder, PodEvictor
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import RuntimeBack, SyncLoop
 from pykubelet.sync.node_facts import node_spec
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -69,7 +68,6 @@ from pykubelet.wiring.cluster import (
     Cluster,
     LocalParts,
     NodeHooks,
-    api_events,
     assemble_cluster,
     standalone_seams,
 )
@@ -78,10 +76,9 @@ from pykubelet.wiring.identity import initial_info
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
-from pykubelet.wiring.resources import ActivePods, Surroundings, resource_parts
+from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
-from pykubelet.wiring.sources import make_mux, make_sources
 from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
@@ -92,12 +89,11 @@ class Node(Struct, kw_only=True):
 
     services: list[list[Service]] = field(default_factory=list)
     """Groups in the order they start; they stop in reverse."""
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     workers: PodWorkers
     statuses: StatusManager
     cache: PodStatusCache
-    events: LocalEvents
+    events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
     pleg: Pleg
@@ -116,11 +112,10 @@ class Node(Struct, kw_only=True):
 def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
-    local_events = LocalEvents(clock=clock, node_name=node_name)
-    sent_events = (
-        api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics) if edges.cluster else None
+    event_parts = events_build.build(
+        edges.cluster.events if edges.cluster is not None else None, clock=clock, node_name=node_name, metrics=metrics
     )
-    events: AnnotatedSink = EventFan(local_events, sent_events) if sent_events is not None else local_events
+    events = event_parts.recorder
     ctx = Context(
         settings=settings,
         node_name=node_name,
@@ -129,25 +124,24 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, phases, cache, results = ctx.recorder, PodPhases(), PodStatusCache(), ProbeResults()
+    recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
-    pods, conditions, reasons = PodManager(), NodeConditions(ctx.signals), ReasonCache()
+    conditions, reasons = NodeConditions(ctx.signals), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
-    mux = make_mux(settings, edges, events)
+    sources = sources_build.build(ctx, edges)
+    mux = sources.mux
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
     cluster: Cluster | None = None
-    if edges.cluster is not None and sent_events is not None:
+    if edges.cluster is not None:
         parts = LocalParts(
             machine=edges.machine,
             cri=cri,
             runtime=runtime_state,
             statuses=statuses,
-            pods=pods,
-            phases=phases,
-            sets=mux,
+            table=table,
+            sets=mux.deliver,
             events=events,
-            sent_events=sent_events,
             clock=clock,
             metrics=metrics,
         )
@@ -182,8 +176,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges,
         cluster,
         node_name=node_name,
-        pods=pods,
-        phases=phases,
+        table=table,
         cache=cache,
         events=events,
         recorder=recorder,
@@ -200,7 +193,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
         rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
-    pinning = pinning_parts(settings, edges, pods=pods, phases=phases, cache=cache, sources_ready=mux.all_ready)
+    pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
     admission = AdmissionGate(
         node=node_now,
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
@@ -220,8 +213,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             slices=edges.slices,
             machine=edges.machine,
             paths=edges.paths,
-            pods=pods,
-            phases=phases,
+            table=table,
             admission=admission,
             handlers=seams.handlers,
             sources_ready=mux.all_ready,
@@ -247,6 +239,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         settings,
         edges,
         RuntimeNeeds(
+            ctx=ctx,
             specs=specs,
             handlers=seams.handlers,
             resizer=held.resizer,
@@ -256,7 +249,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             results=results,
             cache=cache,
             look=pleg,
-            phases=phases,
+            table=table,
             events=events,
             recorder=recorder,
             metrics=metrics,
@@ -311,7 +304,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         claims=extensions.claims,
     )
     workers = PodWorkers(
-        phases=phases,
+        table=table,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
         statuses=WorkerStatuses(pleg=pleg, cache=cache),
         events=events,
@@ -323,19 +316,19 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         ctx,
         edges,
         conditions=conditions,
-        pods=ShutdownPods(workers=workers, phases=phases),
+        table=table,
+        ender=PodEnder(workers),
         own=cluster.own if cluster is not None else None,
         sender=cluster.sender if cluster is not None else None,
         api_pods=cluster.api_pods.all if cluster is not None else tuple,
     )
-    gc = container_gc(settings, edges, side, phases=phases, cache=cache, events=events, sources_ready=mux.all_ready)
+    gc = container_gc(settings, edges, side, table=table, cache=cache, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
-        pods=pods,
         admission=admission,
         resizes=held.allocations,
         workers=workers,
-        phases=phases,
+        table=table,
         statuses=statuses,
         dead=gc,
         runtime=runtime_state,
@@ -347,12 +340,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(phases.uids(), still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
 
     housekeeping = Housekeeping(
         sources=mux,
-        pods=pods,
-        phases=phases,
+        table=table,
         workers=workers,
         runtime=RunningPods(cache),
         folders=edges.folders,
@@ -404,7 +396,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         reporter = cluster.reporter
         ctx.signals.subscribe(NodeConditionsChanged, lambda signal: reporter.soon())
     pleg.listen(loop.handle)
-    pleg.listen(count_pods(node_name, edges, pods=pods, phases=phases, cache=cache, recorder=recorder).ended)
+    pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
     pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
@@ -416,48 +408,47 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     runtime_state.on_back = runtime_back
     services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager, side.stopper],
+        [runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         [
             *(*held.services, *shutdown.services.managers, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
-        [loop, *make_sources(settings, edges, mux, events), *extensions.finders],
+        [loop, *sources.services.producers, *extensions.finders],
     ]
     explainer = explaining(
         edges,
-        pods=pods,
-        phases=phases,
+        table=table,
         statuses=statuses,
         workers=workers,
         recorder=recorder,
         volumes=volumes,
-        remembered=local_events,
+        remembered=events,
         events=events,
         cache=cache,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
     if edges.guard is not None:
-        usage = stats.build(ctx, edges, edges.guard, spec=spec, pods=pods, statuses=cache, volumes=volumes)
+        usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, statuses=cache, volumes=volumes)
         evicting = eviction.build(
             ctx,
             edges,
             edges.guard,
             stats=usage,
             conditions=conditions,
-            evictor=PodEvictor(ctx, workers=workers, phases=phases, active=held.allocations.active_pods),
+            evictor=PodEvictor(ctx, workers=workers, table=table, active=held.allocations.active_pods),
             containers=gc,
             images=side.images.gc,
         )
-        oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, pods=pods, statuses=cache)
+        oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table, statuses=cache)
         services[1].extend([*usage.services.managers, *evicting.services.managers, oom])
     if edges.serve is not None and edges.guard is not None:
         shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
         local_needs = LocalNeeds(
             explainer=explainer,
-            phases=phases,
+            table=table,
             statuses=statuses,
-            events=local_events,
+            events=events,
             runtime=runtime_state,
             pleg=pleg,
             stopper=side.stopper,
@@ -465,7 +456,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             forgive=side.backoff.forget,
         )
         needs = ServerNeeds(
-            pods=pods,
+            table=table,
             statuses=statuses,
             cache=cache,
             pleg=pleg,
@@ -477,7 +468,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             started=started,
             explain=explainer,
             local_routes=[*local_routes(settings, edges, local_needs), *shutdown_routes],
-            active=ActivePods(pods=pods, phases=phases),
+            active=table.active_pods,
             assigned=pinning.assigned(extensions.assigned()),
         )
         serving = server_parts(settings, edges, edges.serve, needs)
@@ -485,12 +476,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         server = serving.server
     return Node(
         services=cluster.joined(services) if cluster is not None else services,
-        pods=pods,
-        phases=phases,
+        table=table,
         workers=workers,
         statuses=statuses,
         cache=cache,
-        events=local_events,
+        events=events,
         recorder=recorder,
         runtime=runtime_state,
         pleg=pleg,

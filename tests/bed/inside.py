@@ -249,7 +249,7 @@ async def status_when(node: Node, pod: str, question: Callable[[PodStatus], bool
     try:
         async with asyncio.timeout(within):
             while True:
-                for each in node.pods.pods():
+                for each in node.table.pods():
                     if each.metadata.name == f"{pod}-{NODE}":
                         status = node.statuses.get(each.metadata.uid or "")
                         if status is not None and question(status):

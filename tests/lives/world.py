@@ -186,7 +186,7 @@ class World:
         uid = uid_of(self.static.pop(name))
         pod = self.model.pods[uid]
         pod.gone = True
-        pod.orphaned = not self.running or self.harness.node.phases.get(uid) is None
+        pod.orphaned = not self.running or self.harness.node.table.worker(uid) is None
         self.model.wish(uid, 1 if pod.orphaned else pod.grace, ends_pod=True)
         self.harness.remove(name)
 
@@ -197,7 +197,7 @@ class World:
         if own == 0 and not pod.metadata.finalizers:
             # The agent never sees the 0: the object is gone, and the pod's last known grace counts.
             own = model.grace if model.deletion_grace is None else model.deletion_grace
-            if not self.running or self.harness.node.phases.get(uid) is None:
+            if not self.running or self.harness.node.table.worker(uid) is None:
                 model.orphaned, own = True, 1  # only the runtime can tell of it
         model.deletion_grace = own if model.deletion_grace is None else min(own, model.deletion_grace)
         self.model.wish(uid, own, ends_pod=True)
@@ -284,13 +284,13 @@ class World:
 
     async def do_evict(self, name: str, grace: int) -> None:
         pod = self._find(name)
-        if pod is None or not self.running or self.harness.node.phases.get(uid_of(pod)) is None:
+        if pod is None or not self.running or self.harness.node.table.worker(uid_of(pod)) is None:
             return
         node = self.harness.node
-        known = node.pods.get(uid_of(pod)) or pod
+        known = node.table.pod(uid_of(pod)) or pod
         evictor = PodEvictor(
             workers=node.workers,
-            phases=node.phases,
+            table=node.table,
             events=node.events,
             recorder=node.recorder,
             clock=self.harness.clock,
@@ -301,8 +301,8 @@ class World:
     async def do_shutdown_down(self) -> None:
         if not self.running:
             return
-        for state in self.harness.node.phases:
-            pod = self.model.pods[state.uid]
+        for worker in self.harness.node.table.workers():
+            pod = self.model.pods[worker.uid]
             self.model.wish(pod.uid, min(max(1, pod.grace), 20), ends_pod=True)
         self.model.goes_down(begins=True)
         self._help(self.harness.node.shutdown.shut_down(two_turns(30, 10)))
@@ -399,7 +399,7 @@ class World:
                 if not is_terminal_phase(pod.status.phase):
                     found.append(f"nothing is known of {name}")
                 continue
-            if told.phase != pod.status.phase and self.harness.node.phases.is_finished(uid):
+            if told.phase != pod.status.phase and self.harness.node.table.is_finished(uid):
                 found.append(f"{name} is {told.phase} and the API server says {pod.status.phase}")
             here = [*told.init_container_statuses, *told.container_statuses]
             if _plain(here) != _plain(all_statuses(pod)):
@@ -410,7 +410,7 @@ class World:
             over = self.model.has_ended(model) and all(runs[-1].ended is not None for runs in model.runs.values())
             if not model.ends and over and not is_terminal_phase(pod.status.phase):
                 found.append(f"{name} ended and is told to be {pod.status.phase}")
-            if self.harness.node.phases.is_finished(uid):
+            if self.harness.node.table.is_finished(uid):
                 found += [f"{name} is over and holds {what}" for what in self._held(uid)]
             if not self.model.is_stuck(pod):
                 found += [f"{name}: {text}" for each in all_statuses(pod) if (text := self._untrue(uid, each))]
@@ -427,7 +427,7 @@ class World:
 
     def _let_go(self, pod: Pod) -> None:
         """A controller that has seen the end takes its finalizer away; then the server removes the object."""
-        finished = is_terminal_phase(pod.status.phase) and self.harness.node.phases.is_finished(uid_of(pod))
+        finished = is_terminal_phase(pod.status.phase) and self.harness.node.table.is_finished(uid_of(pod))
         if not finished or FINALIZER not in pod.metadata.finalizers:
             return
         metadata = msgspec.structs.replace(pod.metadata, finalizers=[])
@@ -470,9 +470,9 @@ class World:
         found += [f"log link {path.name}" for path in harness.paths.container_logs.iterdir()]
         found += [f"mount {point}" for point in harness.mounts.points() if "uid-" in point]
         found += [f"cgroup {path}" for path in harness.cgroups.groups if "uid-" in path]
-        found += [f"worker of {state.full_name} ({state.phase.value})" for state in node.phases]
+        found += [f"worker of {worker.full_name} ({worker.state.value})" for worker in node.table.workers()]
         found += [f"status of {uid}" for uid, _ in node.statuses]
-        found += [f"pod {pod.metadata.name}" for pod in node.pods.pods()]
+        found += [f"pod {pod.metadata.name}" for pod in node.table.pods()]
         for uid in self.model.pods:
             if not found and node.cache.get(uid) is not None and node.cache.get(uid).sandboxes:
                 found.append(f"cached state of {uid}")

@@ -18,12 +18,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pykubelet.api.types import Pod
 from pykubelet.clients.cri.client import GrpcCriClient
-from pykubelet.images.gc import ImageGc, ImageGcFailed
-from pykubelet.images.gc_plan import ImageGcPolicy
+from pykubelet.images.gc import ImageGc, ImageGcFailed, ImageGcPolicy
 from pykubelet.kit.clock import SystemClock
-from pykubelet.kit.metrics import Registry as Metrics
 from pykubelet.standalone.images import BUSYBOX, busybox_image, find_busybox
 from pykubelet.standalone.packer import Archive, architecture, pack
 from pykubelet.wire import cri_pb2
@@ -31,6 +28,8 @@ from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.pods import bare_pod
 from tests.bed.registry import Registry
 from tests.bed.runtime import BedContainerd
+from tests.builders import a_context
+from tests.fakes.recorded_events import RecordedEvents
 
 pytestmark = pytest.mark.node
 
@@ -389,32 +388,19 @@ def test_a_bad_plugin_configuration_ends_the_agent(
 # --- garbage collection -------------------------------------------------------------------------
 
 
-class NodeEvents:
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        raise AssertionError("no pods here")
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        self.reasons.append(reason)
-
-
 async def test_unused_images_go_and_used_ones_stay(
     tmp_path: Path, containerd: BedContainerd, registry: Registry
 ) -> None:
     """The disk of this host is what it is, so the thresholds are set to be passed."""
     used, unused = (registry.push(f"{name}:v1", an_image(name)) for name in ("gc-used", "gc-unused"))
-    clock, events = SystemClock(), NodeEvents()
+    clock, events = SystemClock(), RecordedEvents()
     async with GrpcCriClient(containerd.endpoint, clock=clock) as cri:
         theirs = {image.id for image in await cri.list_images()}  # other tests need them
         refs = {image: await cri.pull_image(cri_pb2.ImageSpec(image=image)) for image in (used, unused)}
         images = ImageGc(
-            cri=cri,
+            a_context(clock=clock, events=events),
+            cri,
             policy=ImageGcPolicy(high_percent=0, low_percent=0, min_age=0.0),
-            events=events,
-            clock=clock,
-            metrics=Metrics(),
             also_used=lambda: theirs,
         )
         try:
@@ -422,7 +408,7 @@ async def test_unused_images_go_and_used_ones_stay(
                 pod.run("app", used, ["/bin/sleep", "100000"])
                 with pytest.raises(ImageGcFailed, match="Insufficient free disk space"):
                     await images.collect()  # it can never free the whole disk
-                assert events.reasons == ["FreeDiskSpaceFailed"]
+                assert [reason for reason, _ in events.node] == ["FreeDiskSpaceFailed"]
                 assert await cri.image_status(unused) is None
                 assert await cri.image_status(used) is not None
             assert await images.remove_unused() > 0

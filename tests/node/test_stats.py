@@ -117,7 +117,7 @@ class Looking:
         provider = StatsProvider(
             guard,
             cri=cri,
-            pods=self.seen,
+            table=self.seen,
             statuses=self.seen,
             paths=NodePaths(root=agent.root, pod_logs=agent.pod_logs, container_logs=agent.folder / "links"),
             clock=self.clock,

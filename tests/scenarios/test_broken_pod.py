@@ -86,7 +86,7 @@ async def test_a_pod_whose_admission_broke_is_not_started_by_a_change_and_can_be
         tries = broken.tries.count("bad")
         await node.clock.sleep(600)
         assert broken.tries.count("bad") == tries
-        assert node.node.phases.undecided == set()
+        assert node.node.table.undecided == set()
 
 
 async def test_a_running_pod_whose_admission_breaks_after_a_restart_keeps_running(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ async def test_a_change_that_breaks_is_tried_again(tmp_path: Path) -> None:
         node.change(shown, labels={"a": "b"})
         await node.clock.sleep(5)
         assert node.running() == ["bad/app"] and node.events("FailedSync")
-        state = node.node.phases.get(pod.metadata.uid or "")
+        state = node.node.table.worker(pod.metadata.uid or "")
         assert state is not None and state.pod is not None and state.pod.metadata.labels == {}
         loop._resizes = right
         await node.clock.sleep(60)

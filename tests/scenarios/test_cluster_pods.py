@@ -329,7 +329,7 @@ async def test_the_worker_knows_what_others_wrote_into_the_status(tmp_path: Path
         conditions = [*shown.status.conditions, theirs]
         node.api.change(replace(shown, status=replace(shown.status, conditions=conditions)))
         await node.clock.sleep(1)
-        state = node.node.phases.get(pod.metadata.uid or "")
+        state = node.node.table.worker(pod.metadata.uid or "")
         assert state is not None and state.pod is not None
         assert theirs in state.pod.status.conditions
 

@@ -104,7 +104,7 @@ def dead(doomed: Pod, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadServer]:
 
 def a_manager(machine: Machine, volumes: VolumeFigures, pods: Pods, clock: SystemClock) -> EvictionManager:
     machine.active = pods.pods()
-    ctx = a_context(clock)
+    ctx = a_context(clock=clock)
     return EvictionManager(
         ctx,
         stats=machine,
@@ -154,7 +154,7 @@ async def test_eviction_goes_on_while_a_pods_volume_hangs(tmp_path: Path, doomed
             await volumes.wait_mounted(pod)
         Path(volumes.path_of(greedy, "data") or "", "file").write_bytes(b"x" * 256 * KIB)
         figures = VolumeFigures(
-            meter=volumes, pods=pods, clock=clock, metrics=Registry(), period=60, is_limited=limits_disk
+            meter=volumes, table=pods, clock=clock, metrics=Registry(), period=60, is_limited=limits_disk
         )
         eviction = a_manager(machine, figures, pods, clock)
         async with running(figures):

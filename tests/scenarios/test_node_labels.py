@@ -128,15 +128,15 @@ async def test_a_pod_seen_off_while_the_node_is_being_read_does_not_live_again(t
         pod = node.change(pod, finalizers=["example.com/hold"])
         await node.clock.sleep(1)
         pod = node.change(pod, deletion_timestamp=utc(node.clock.now()), deletion_grace_period_seconds=5)
-        await node.until(lambda: node.node.phases.is_finished(uid_of(pod)))
-        state, shown = node.node.phases.get(uid_of(pod)), node.shown("unwanted")
+        await node.until(lambda: node.node.table.is_finished(uid_of(pod)))
+        state, shown = node.node.table.worker(uid_of(pod)), node.shown("unwanted")
         assert state is not None and shown is not None
         node.change(shown, labels={"a": "b"})
         await node.clock.sleep(5)
         answered.set()
         await node.clock.sleep(60)
-        assert node.node.phases.get(uid_of(pod)) is state, "it had no second life"
-        assert not state.restart_requested and node.node.phases.undecided == set()
+        assert node.node.table.worker(uid_of(pod)) is state, "it had no second life"
+        assert not state.restart_requested and node.node.table.undecided == set()
 
 
 async def test_taints_of_the_settings_count_before_the_node_is_known(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from pykubelet.cli.local_socket import forget_old_socket, local_socket
 from pykubelet.cli.systemd import connected_slices, logind_for
 from pykubelet.clients.cri.client import GrpcCriClient
-from pykubelet.clients.cri.metrics import operation_metrics
+from pykubelet.clients.cri.connection import operation_metrics
 from pykubelet.clients.cri.port import CgroupDriver, EventSource
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.cgroups import CgroupTree

@@ -41,7 +41,7 @@ async def _next(changed: asyncio.Event) -> None:
 def _settled(node: Node) -> bool:
     if not node.mux.all_ready():
         return False
-    for pod in node.pods.pods():
+    for pod in node.table.pods():
         status = node.statuses.get(uid_of(pod))
         if status is None or status.phase in (None, "", "Pending"):
             return False
@@ -52,7 +52,7 @@ def _settled(node: Node) -> bool:
 
 def _report(node: Node) -> int:
     failed = 0
-    for pod in node.pods.pods():
+    for pod in node.table.pods():
         status = node.statuses.get(uid_of(pod))
         phase = status.phase if status is not None else "Unknown"
         good = phase == "Succeeded" or (phase == "Running" and pod.spec.restart_policy == "Always")

@@ -34,17 +34,16 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import both, gather_all, running
 from pykubelet.model.container_keys import termination_grace_of
 from pykubelet.model.errors import CriError
+from pykubelet.pods.record import WorkerState
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
-from pykubelet.sources.loading import file_loader
-from pykubelet.sources.merged import MergedSets
-from pykubelet.sources.static import StaticSource
+from pykubelet.sources.manifests import file_loader
+from pykubelet.sources.static import MergedSets, StaticSource
 from pykubelet.standalone.cleanup import note_pod_groups, remove_pod_groups, unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, build, import_images
 from pykubelet.standalone.programs import find_runtime
-from pykubelet.sync.phases import Phase
 
 logger = logging.getLogger(__name__)
 
@@ -179,11 +178,11 @@ class _Up:
 
     async def _end_pods(self, node: Node, view: View, merged: MergedSets) -> None:
         """Every pod gets its grace; who does not end by then is ended with the runtime."""
-        graces = [pod.spec.termination_grace_period_seconds or DEFAULT_GRACE for pod in node.pods.pods()]
+        graces = [pod.spec.termination_grace_period_seconds or DEFAULT_GRACE for pod in node.table.pods()]
         view.say(f"stopping {len(graces)} pod{'s' if len(graces) != 1 else ''}")
         merged.close()
         deadline = self._clock.monotonic() + max(graces, default=0) + DOWN_PATIENCE
-        while node.pods.pods() or any(state.phase is not Phase.FINISHED for state in node.phases):
+        while node.table.pods() or any(w.state is not WorkerState.FINISHED for w in node.table.workers()):
             if self._clock.monotonic() > deadline:
                 view.say("some pods do not end; they are ended with the runtime")
                 return
@@ -207,13 +206,13 @@ def make_runtime(state: UpState, clock: Clock) -> PrivateContainerd:
 
 def watch_paths(node: Node, settings: Settings, edges: Edges, paths: Sequence[Path]) -> MergedSets:
     """One source for each path, all of them together the pods of the files."""
-    merged = MergedSets(node.mux, len(paths))
+    merged = MergedSets(node.mux.deliver, len(paths))
     own = [
         StaticSource(
             path=path,
             check_period=settings.config.sources.file_check_frequency,
             load=file_loader(settings.node_name(edges.machine.hostname)),
-            sets=merged.part(number),
+            deliver=merged.part(number),
             events=node.events,
             clock=edges.clock,
         )

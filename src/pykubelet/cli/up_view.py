@@ -94,7 +94,7 @@ class LogTails(Struct):
 
     def fresh(self, node: Node) -> list[str]:
         found = []
-        for pod in node.pods.pods():
+        for pod in node.table.pods():
             seen = node.cache.last_known(uid_of(pod))
             for container in pod.spec.containers:
                 run = seen.container(container.name or "")

@@ -46,7 +46,7 @@ class WorkerView(Protocol):
 
 
 class EventView(Protocol):
-    """One event of the pod (node/local_events.py)."""
+    """One event of the pod (events/broadcaster.py)."""
 
     @property
     def kind(self) -> str: ...

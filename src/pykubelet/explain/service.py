@@ -7,7 +7,7 @@ has given up and that are still ending. Does not judge anything itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ class Pods(Protocol):
 
 
 class StateView(Protocol):
-    """The node's decision about one pod (sync/phases.py)."""
+    """The node's decision about one pod (pods/record.py)."""
 
     @property
     def pod(self) -> Pod | None: ...
@@ -44,9 +44,9 @@ class StateView(Protocol):
 
 
 class States(Protocol):
-    def get(self, uid: str, /) -> StateView | None: ...
+    def worker(self, uid: str, /) -> StateView | None: ...
 
-    def __iter__(self) -> Iterator[StateView]: ...
+    def workers(self) -> Sequence[StateView]: ...
 
 
 class Lives(Protocol):
@@ -130,8 +130,8 @@ class Explainer:
         """The pods the sources want, and those that are still ending."""
         wanted = list(self._pods.pods())
         known = {uid_of(pod) for pod in wanted}
-        ending = [s.pod for s in self._states if s.is_ending and s.pod is not None and uid_of(s.pod) not in known]
-        return wanted + ending
+        ending = [worker.pod for worker in self._states.workers() if worker.is_ending and worker.pod is not None]
+        return wanted + [pod for pod in ending if uid_of(pod) not in known]
 
     def find(self, namespace: str, name: str) -> Pod | None:
         return find_pod(self.pods(), namespace, name)
@@ -159,7 +159,7 @@ class Explainer:
         uid = uid_of(pod)
         seen = self._seen(uid)
         life = self._lives.life(uid)
-        state = self._states.get(uid)
+        state = self._states.worker(uid)
         up = self._runtime.is_up()
         return PodFacts(
             pod=pod,

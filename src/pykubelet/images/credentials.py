@@ -1,8 +1,8 @@
 """What a pod may log in to a registry with, in the order to try: its pull secrets, the node's own logins, plugins.
 
-Each of the three is sorted by itself, more specific keys first. A secret that cannot be had is told by an event and
-the pull goes on without it; a secret that is malformed fails the pull.
-Does not cover: running plugins (provider.py), matching (keyring.py), reading files (docker_config.py).
+Each of the three is sorted by itself, more specific keys first. A secret that cannot be read is reported by an event
+and the pull goes on without it; a secret that is malformed fails the pull.
+Does not cover: running plugins (provider.py), matching and reading files (keyring.py).
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from functools import partial
 from typing import Final, Protocol
 
 from pykubelet.api.types import Pod, Secret
-from pykubelet.images.docker_config import (
-    DockerConfig,
+from pykubelet.images.keyring import (
     DockerConfigError,
+    Entry,
+    Keyring,
+    Login,
     NodeDockerConfig,
+    SecretOrigin,
     read_config_json,
     read_dockercfg,
 )
-from pykubelet.images.keyring import Keyring
-from pykubelet.images.login import AccountOrigin, Entry, Login, SecretOrigin
+from pykubelet.images.provider import CredentialProvider
 from pykubelet.images.reference import parse
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError
@@ -42,48 +44,34 @@ FORMS: Final[dict[str, tuple[str, Callable[[bytes], dict[str, Entry]]]]] = {
 }
 
 
-class PullSecrets(Protocol):
-    async def of(self, pod: Pod) -> Sequence[Secret]:
-        """The secrets that spec.imagePullSecrets names and that could be had; the others have been reported."""
-        ...
-
-
 class SecretReader(Protocol):
     async def secret(self, namespace: str, name: str) -> Secret | None:
         """None or PykubeletError when it cannot be had."""
         ...
 
 
-class Plugin(Protocol):
-    """A credential provider plugin; never fails, it says in the log why it has nothing."""
-
-    async def provide(self, image: str, pod: Pod) -> tuple[DockerConfig, AccountOrigin | None]: ...
-
-
 class BadPullSecret(PykubeletError):
     """A pull secret holds no docker config. The text names the secret, never its content."""
 
 
-class NoPullSecrets:
-    """For agents without an API server: manifests there cannot name secrets."""
+class PullSecrets:
+    """The secrets that spec.imagePullSecrets names; an event lists those that are missing.
 
-    async def of(self, pod: Pod) -> Sequence[Secret]:
-        return ()
+    Without a reader (no API server) there are none: manifests there cannot name secrets.
+    """
 
-
-class ReferencedPullSecrets:
-    """Pull secrets read one by one; an event lists those that are missing."""
-
-    def __init__(self, *, reader: SecretReader, events: EventSink) -> None:
+    def __init__(self, *, reader: SecretReader | None, events: EventSink) -> None:
         self._reader = reader
         self._events = events
 
     async def of(self, pod: Pod) -> Sequence[Secret]:
+        if self._reader is None:
+            return ()
         found: list[Secret] = []
         missing: list[str] = []
         # The API allows entries without a name, which mean nothing, and the same one many times.
         for name in dict.fromkeys(reference.name for reference in pod.spec.image_pull_secrets if reference.name):
-            secret = await self._read(pod, name)
+            secret = await _read(self._reader, pod, name)
             if secret is None:
                 missing.append(name)
             else:
@@ -94,20 +82,21 @@ class ReferencedPullSecrets:
             self._events.pod_event(pod, WARNING, "FailedToRetrieveImagePullSecret", text)
         return found
 
-    async def _read(self, pod: Pod, name: str) -> Secret | None:
-        try:
-            return await self._reader.secret(namespace_of(pod), name)
-        except PykubeletError as error:
-            logger.info(
-                "pull secret cannot be read", extra={"pod": readable(pod), "name_text": name, "error": str(error)}
-            )
-            return None
+
+async def _read(reader: SecretReader, pod: Pod, name: str) -> Secret | None:
+    try:
+        return await reader.secret(namespace_of(pod), name)
+    except PykubeletError as error:
+        logger.info("pull secret cannot be read", extra={"pod": readable(pod), "name_text": name, "error": str(error)})
+        return None
 
 
 class RegistryCredentials:
-    """All three places together: the `Credentials` that pull.py wants."""
+    """All three places together."""
 
-    def __init__(self, *, secrets: PullSecrets, node: NodeDockerConfig, plugins: Sequence[Plugin] = ()) -> None:
+    def __init__(
+        self, *, secrets: PullSecrets, node: NodeDockerConfig, plugins: Sequence[CredentialProvider] = ()
+    ) -> None:
         self._secrets = secrets
         self._node = node
         self._plugins = plugins
@@ -126,17 +115,17 @@ class RegistryCredentials:
         for plugin in self._plugins:
             config, account = await plugin.provide(name, pod)
             plugins.add(config, account)
-        return own + [login for ring in (node, plugins) for login in _told(ring).lookup(name)]
+        return own + [login for ring in (node, plugins) for login in _usable(ring).lookup(name)]
 
 
 def _own_logins(secrets: Sequence[Secret], name: str) -> list[Login]:
     ring = Keyring()
     for secret in secrets:
         ring.add(read_secret(secret), origin_of(secret))
-    return _told(ring).lookup(name)
+    return _usable(ring).lookup(name)
 
 
-def _told(ring: Keyring) -> Keyring:
+def _usable(ring: Keyring) -> Keyring:
     for location in ring.unusable:
         logger.debug("registry login is left out: its location is no URL", extra={"location": location})
     return ring
@@ -152,8 +141,8 @@ def read_secret(secret: Secret) -> dict[str, Entry]:
         return read(base64.b64decode(text, validate=True))
     except (DockerConfigError, binascii.Error) as problem:
         what = f"pull secret {secret.metadata.namespace or ''}/{secret.metadata.name or ''}: {key}"
-        said = str(problem) if isinstance(problem, DockerConfigError) else "is not base64"
-        raise BadPullSecret(f"{what}: {said}") from None
+        fault = str(problem) if isinstance(problem, DockerConfigError) else "is not base64"
+        raise BadPullSecret(f"{what}: {fault}") from None
 
 
 def origin_of(secret: Secret) -> SecretOrigin:

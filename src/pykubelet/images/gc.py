@@ -1,68 +1,181 @@
-"""Removing images that nobody needs: when the disk is filling up, when they are too old, or when eviction asks.
+"""Image garbage collection: when the disk is filling up, when images are too old, or when eviction asks for it.
 
-Covers: noticing images and their use, the regular pass every five minutes, events, and telling the records of pulls
-what is gone. When not enough can be freed, the reason is told once, until a pass succeeds again.
-Does not cover: the choice (gc_plan.py), dead containers (runtime/gc.py).
+Covers: the choice (thresholds, ages, least recently used first; images in use or pinned stay) as pure functions, the
+regular pass every five minutes, events, and dropping the pull records of images that are gone. When not enough can be
+freed, the reason is reported once, until a pass succeeds again. Does not cover: dead containers (runtime/gc.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod
-from pykubelet.images.gc_plan import (
-    DiskUsage,
-    ImageGcPolicy,
-    SeenImage,
-    bytes_to_free,
-    explain,
-    looked,
-    old_enough,
-    readable_size,
-    removable,
-    too_old,
-    why_they_stay,
-)
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.context import Context
+from pykubelet.images.records import PullRecords
 from pykubelet.images.reference import full_name
-from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import periodic
 from pykubelet.model.errors import CriError, PykubeletError
-from pykubelet.model.events import EventSink
 from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
-from pykubelet.model.runtime_status import ContainerRecord, Image, ImageFilesystems
+from pykubelet.model.runtime_status import Image
 
 logger = logging.getLogger(__name__)
+
+
+class ImageGcPolicy(Struct, frozen=True, kw_only=True):
+    high_percent: int = 85
+    low_percent: int = 80
+    min_age: float = 120.0
+    """Images known for less are left alone: they may just have been pulled for a container to come."""
+    max_age: float = 0.0
+    """Images unused for longer are removed whatever the disk says; 0 = never."""
+
+    @property
+    def is_off(self) -> bool:
+        return self.high_percent >= 100 and self.max_age <= 0
+
+
+class DiskUsage(Struct, frozen=True, kw_only=True):
+    capacity_bytes: int
+    available_bytes: int
+
+    @property
+    def percent(self) -> int:
+        return 100 - min(self.available_bytes, self.capacity_bytes) * 100 // self.capacity_bytes
+
+
+class ImageRecord(Struct, frozen=True, kw_only=True):
+    """What is known about an image on the node."""
+
+    id: str
+    size_bytes: int
+    pinned: bool
+    first_detected: float
+    last_used: float = 0.0
+    """0 = not since this agent started."""
+
+
+class Stays(enum.Enum):
+    """Why an image cannot go; the order is that of the explanation."""
+
+    USED = "in use"
+    PINNED = "pinned by the runtime"
+    YOUNG = "seen too recently"
+    STUCK = "refused by the runtime"
+
+
+def mentions(image: Image) -> set[str]:
+    """Every way in which a container may name an image."""
+    return {image.id, *image.tags, *image.digests}
+
+
+def is_sandbox_image(image: Image) -> bool:
+    """Whether it looks like the image of sandboxes. Older runtimes (containerd before 1.7) do not pin theirs, no
+    container names it, and without it no pod starts any more."""
+    names = {tag.rpartition("/")[2].partition(":")[0] for tag in image.tags}
+    return any(name in ("pause", "mirrored-pause") or name.startswith("pause-") for name in names)
+
+
+def detected(
+    known: Mapping[str, ImageRecord], images: Iterable[Image], used: Collection[str], now: float
+) -> dict[str, ImageRecord]:
+    """The images of a new listing; `used` holds whatever containers and pods name."""
+    found: dict[str, ImageRecord] = {}
+    for image in images:
+        before = known.get(image.id)
+        in_use = not mentions(image).isdisjoint(used)
+        found[image.id] = ImageRecord(
+            id=image.id,
+            size_bytes=image.size_bytes,
+            pinned=image.pinned or is_sandbox_image(image),
+            first_detected=before.first_detected if before else now,
+            last_used=now if in_use else before.last_used if before else 0.0,
+        )
+    return found
+
+
+def bytes_to_free(usage: DiskUsage, policy: ImageGcPolicy) -> int:
+    """0 while the disk is less full than the high threshold; else what brings it down to the low one."""
+    if usage.percent < policy.high_percent:
+        return 0
+    return max(0, usage.capacity_bytes * (100 - policy.low_percent) // 100 - usage.available_bytes)
+
+
+def removable(images: Iterable[ImageRecord], now: float) -> list[ImageRecord]:
+    """Neither used nor pinned, least recently used first, then longest known. `now`: when the listing was made."""
+    free = [image for image in images if image.last_used < now and not image.pinned]
+    return sorted(free, key=lambda image: (image.last_used, image.first_detected, image.id))
+
+
+def too_old(images: Sequence[ImageRecord], policy: ImageGcPolicy, *, now: float, started: float) -> list[ImageRecord]:
+    """Unused for longer than the policy allows; none before the agent itself could have seen them used."""
+    if policy.max_age <= 0 or now - started <= policy.max_age:
+        return []
+    return [image for image in images if now - max(image.last_used, image.first_detected) > policy.max_age]
+
+
+def old_enough(images: Iterable[ImageRecord], policy: ImageGcPolicy, now: float) -> list[ImageRecord]:
+    return [image for image in images if now - image.first_detected >= policy.min_age]
+
+
+def why_they_stay(
+    images: Iterable[ImageRecord], policy: ImageGcPolicy, *, now: float, stuck: Collection[str] = ()
+) -> dict[Stays, tuple[int, int]]:
+    """Reason -> (number, bytes) of the images that are left."""
+    found: dict[Stays, tuple[int, int]] = {}
+    for image in images:
+        if image.last_used >= now:
+            reason = Stays.USED
+        elif image.pinned:
+            reason = Stays.PINNED
+        elif image.id in stuck:
+            reason = Stays.STUCK
+        elif now - image.first_detected < policy.min_age:
+            reason = Stays.YOUNG
+        else:
+            continue
+        count, size = found.get(reason, (0, 0))
+        found[reason] = count + 1, size + image.size_bytes
+    return {reason: found[reason] for reason in Stays if reason in found}
+
+
+def explain(left: Mapping[Stays, tuple[int, int]]) -> str:
+    """`2 images (1.5 GiB) in use, 1 image (0.3 MiB) pinned by the runtime`."""
+    if not left:
+        return "there are no images"
+    return ", ".join(
+        f"{count} image{'s' if count != 1 else ''} ({readable_size(size)}) {reason.value}"
+        for reason, (count, size) in left.items()
+    )
+
+
+def readable_size(size_bytes: int) -> str:
+    size, units = float(size_bytes), ["KiB", "MiB", "GiB", "TiB"]
+    if size < 1024:
+        return f"{size_bytes} B"
+    size /= 1024
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.1f} {units[0]}"
+
 
 PERIOD: Final = 300.0
 DISK_WITHIN: Final = 30.0
 
 
-class ImageRuntime(Protocol):
-    async def list_images(self) -> Sequence[Image]: ...
-
-    async def list_containers(self) -> Sequence[ContainerRecord]: ...
-
-    async def remove_image(self, image: str, /) -> None: ...
-
-    async def image_fs_info(self) -> ImageFilesystems: ...
-
-
-class Statfs(Protocol):
-    def __call__(self, path: str, /) -> DiskUsage:
-        """How full the filesystem of a path is. Blocks; raises OSError."""
-        ...
-
-
-class PulledRecords(Protocol):
-    async def prune(self, image_refs: Iterable[str], older_than: float) -> None: ...
+Statfs = Callable[[str], DiskUsage]
+"""Measures the filesystem of a path. Blocking."""
 
 
 class ImageGcFailed(PykubeletError):
@@ -90,29 +203,27 @@ class ImageGc:
 
     def __init__(
         self,
+        ctx: Context,
+        cri: CriClient,
         *,
-        cri: ImageRuntime,
         policy: ImageGcPolicy,
-        events: EventSink,
-        clock: Clock,
-        metrics: Registry,
-        records: PulledRecords | None = None,
+        records: PullRecords | None = None,
         also_used: Callable[[], Iterable[str]] = tuple,
         disk: Statfs = statfs,
     ) -> None:
         self._cri = cri
         self._policy = policy
-        self._events = events
-        self._clock = clock
+        self._events = ctx.events
+        self._clock = ctx.clock
         self._records = records
         self._also_used = also_used
         self._disk = disk
-        self._known: dict[str, SeenImage] = {}
+        self._known: dict[str, ImageRecord] = {}
         self._started: float | None = None
         self._failures = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._lock = asyncio.Lock()  # one pass at a time: eviction may ask in the middle of the regular one
-        self._removed = metrics.counter(
+        self._removed = ctx.metrics.counter(
             "kubelet_image_garbage_collected_total", "Images removed to free disk space or for their age.", ("reason",)
         )
 
@@ -123,19 +234,19 @@ class ImageGc:
     async def collect(self) -> int:
         """One pass by age and by thresholds; bytes freed. Raises ImageGcFailed, CriError."""
         async with self._lock:
-            began = await self._look()
+            began = await self._detect()
             freed = await self._remove_old(began)
             usage = await self._usage()
             wanted = bytes_to_free(usage, self._policy)
             if wanted <= 0:
-                await self._forget_records(began)
+                await self._prune_records(began)
                 return freed
             logger.info(
                 "image filesystem is filling up",
                 extra={"percent": usage.percent, "threshold": self._policy.high_percent, "to_free_bytes": wanted},
             )
             gained, stuck = await self._remove_for_space(began, wanted)
-            await self._forget_records(began)
+            await self._prune_records(began)
             if gained < wanted:
                 raise self._not_enough(usage, gained, stuck, began)
             return freed + gained
@@ -144,12 +255,12 @@ class ImageGc:
         """Remove every image that may go, whatever the disk says; bytes freed. Raises CriError when none could be.
 
         However young: an image that was pulled for a container to come is in use already, because its pod names it,
-        and a pod must not go for an image that nobody wants.
+        and a pod must not be evicted for an unused image.
         """
         async with self._lock:
-            began = await self._look()
+            began = await self._detect()
             freed, stuck = await self._remove_for_space(began, None)
-            await self._forget_records(began)
+            await self._prune_records(began)
             if stuck and not freed:
                 raise CriError(f"unused images cannot be removed: {next(iter(stuck.values()))}")
             return freed
@@ -163,7 +274,7 @@ class ImageGc:
         try:
             if self._policy.is_off:
                 async with self._lock:
-                    await self._look()
+                    await self._detect()
             else:
                 await self.collect()
         except (PykubeletError, OSError) as error:
@@ -172,20 +283,20 @@ class ImageGc:
             if self._failures > 1:
                 logger.info("image garbage collection works again", extra={"failures": self._failures})
             self._failures = 0
-            self._told.clear()
+            self._reported.clear()
 
     def _failed(self, text: str) -> None:
         self._failures += 1
         if self._failures == 1:
             logger.warning("image garbage collection failed", extra={"error": text})
-        elif "ImageGCFailed" not in self._told:
-            self._told.add("ImageGCFailed")
+        elif "ImageGCFailed" not in self._reported:
+            self._reported.add("ImageGCFailed")
             logger.error("image garbage collection failed again", extra={"error": text})
             self._events.node_event(WARNING, "ImageGCFailed", text)
 
     def _once(self, reason: str, text: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._reported:
+            self._reported.add(reason)
             self._events.node_event(WARNING, reason, text)
 
     def _not_enough(self, usage: DiskUsage, freed: int, stuck: dict[str, str], now: float) -> ImageGcFailed:
@@ -195,7 +306,7 @@ class ImageGc:
             f"Failed to free sufficient space by deleting unused images (freed {freed} bytes). "
             "Investigate disk usage, as it could be used by active images, logs, volumes, or other data."
         )
-        if "FreeDiskSpaceFailed" not in self._told:
+        if "FreeDiskSpaceFailed" not in self._reported:
             left = explain(why_they_stay(self._known.values(), self._policy, now=now, stuck=stuck))
             fields = {
                 "percent": usage.percent,
@@ -207,9 +318,9 @@ class ImageGc:
         self._once("FreeDiskSpaceFailed", text)
         return ImageGcFailed(text)
 
-    # --- looking --------------------------------------------------------------------------------
+    # --- detecting --------------------------------------------------------------------------------
 
-    async def _look(self) -> float:
+    async def _detect(self) -> float:
         """List images and who uses them; the time that stands for this listing."""
         now = self._clock.now()
         if self._started is None:
@@ -218,7 +329,7 @@ class ImageGc:
         # After the images: what a container started to use meanwhile is seen, too.
         containers = await self._cri.list_containers()
         used = {name for c in containers for name in (c.image, c.image_ref, c.image_id) if name}
-        self._known = looked(self._known, images, used | set(self._also_used()), now)
+        self._known = detected(self._known, images, used | set(self._also_used()), now)
         return now
 
     async def _usage(self) -> DiskUsage:
@@ -267,8 +378,8 @@ class ImageGc:
                 stuck[image.id] = problem
         return freed, stuck
 
-    async def _remove(self, image: SeenImage, reason: str) -> str | None:
-        """None when it is gone, else the runtime's words."""
+    async def _remove(self, image: ImageRecord, reason: str) -> str | None:
+        """None when it is gone, else the runtime's error."""
         logger.info("removing image", extra={"image": image.id, "size_bytes": image.size_bytes, "reason": reason})
         try:
             await self._cri.remove_image(image.id)
@@ -278,6 +389,6 @@ class ImageGc:
         self._removed.inc(reason)
         return None
 
-    async def _forget_records(self, began: float) -> None:
+    async def _prune_records(self, began: float) -> None:
         if self._records is not None:
             await self._records.prune(self._known, began)

@@ -1,20 +1,200 @@
-"""Which logins fit an image. Pure.
+"""Registry logins: their origin, docker's files that hold them, and which of them fit an image.
 
-A key is `host[:port][/path]`, perhaps with globs in the parts of the host: it fits an image of the same port, the
-same number of host parts, and a path that begins with the key's. More specific keys come first.
-Does not cover: where keys and logins come from.
+The origin decides who may use an image that was pulled with a login (records.py). A key is `host[:port][/path]`,
+perhaps with globs in the parts of the host: it fits an image of the same port, the same number of host parts, and a
+path that begins with the key's. A damaged file is skipped as upstream does, and logged once; texts of errors never
+quote the content. Does not cover: pull secrets and plugins (credentials.py); helpers named in a file are not run.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import json
+import logging
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import unquote
 
 from msgspec import Struct, field
 
-from pykubelet.images.login import AccountOrigin, Entry, Login, SecretOrigin
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.host_calls import HostCallStuck, host_calls
+from pykubelet.kit.limits import Once
+from pykubelet.model.errors import PykubeletError
+from pykubelet.wire import cri_pb2
+
+logger = logging.getLogger(__name__)
+
+# Go's JSON writes these as escapes; the hash is shared with other kubelets through the records on disk.
+_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class SecretOrigin:
+    """The login was in this secret of the pod's namespace."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class AccountOrigin:
+    """A plugin gave the login for a token of this service account."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """User and password as a docker config or a plugin gives them."""
+
+    username: str = ""
+    password: str = dataclass_field(default="", repr=False)
+    email: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    entry: Entry
+    origin: SecretOrigin | AccountOrigin | None = None
+    """None: the node's own, so any pod of this node could have used it."""
+
+    @property
+    def auth(self) -> cri_pb2.AuthConfig:
+        return cri_pb2.AuthConfig(username=self.entry.username, password=self.entry.password)
+
+    @property
+    def fingerprint(self) -> str:
+        """What records keep in place of the password: the hash that other kubelets compute, too."""
+        wire = {"username": self.entry.username, "password": self.entry.password, "email": self.entry.email}
+        text = json.dumps({k: v for k, v in wire.items() if v}, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(text.translate(_ESCAPES).encode("utf-8", "replace")).hexdigest()
+
+
+REMEMBERED_FOR: Final = 300.0
+MAX_FILE_BYTES: Final = 10 * 1024 * 1024
+
+DockerConfig = Mapping[str, Entry]
+"""Location, as written -> login."""
+
+
+class DockerConfigError(PykubeletError):
+    """The text is no docker config; says what is wrong without quoting it."""
+
+
+def read_config_json(text: bytes | str) -> dict[str, Entry]:
+    """The logins of a `config.json`: its `auths`."""
+    document = _object(_load(text), "")
+    return read_entries(document.get("auths"), "auths.")
+
+
+def read_dockercfg(text: bytes | str) -> dict[str, Entry]:
+    """The logins of a `.dockercfg`, which is the map alone."""
+    return read_entries(_load(text), "")
+
+
+def read_entries(value: Any, prefix: str) -> dict[str, Entry]:
+    return {location: _entry(raw, prefix + location) for location, raw in _object(value, prefix.rstrip(".")).items()}
+
+
+def _load(text: bytes | str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise DockerConfigError("is not JSON") from None  # the parser's own words may quote a password
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise DockerConfigError(f"{path or 'the document'} must be an object")
+    return value
+
+
+def _entry(raw: Any, path: str) -> Entry:
+    fields = _object(raw, path)
+    values = {name: fields.get(name) or "" for name in ("username", "password", "email", "auth")}
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise DockerConfigError(f"{path}.{name} must be a string")
+    if auth := values.pop("auth"):
+        values["username"], values["password"] = _split_auth(auth, path)
+    return Entry(**values)
+
+
+def _split_auth(text: str, path: str) -> tuple[str, str]:
+    """`base64(user:password)`, padded or not."""
+    clean = text.translate({ord("\r"): None, ord("\n"): None})
+    try:
+        padding = "" if clean.strip().endswith("=") else "=" * (-len(clean) % 4)
+        plain = base64.b64decode(clean + padding, validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise DockerConfigError(f"{path}.auth must be base64(username:password)") from None
+    username, colon, password = plain.partition(":")
+    if not colon:
+        raise DockerConfigError(f"{path}.auth must be base64(username:password)")
+    return username, password
+
+
+class NodeDockerConfig:
+    """The logins every pod of this node may use, from the first usable file."""
+
+    def __init__(self, *, root_dir: Path, working_dir: Path, home: Path | None, clock: Clock) -> None:
+        folders = [root_dir, working_dir]
+        at_home = [home / ".docker"] if home is not None else []
+        self._places = [
+            *(folder / "config.json" for folder in (*folders, *at_home, Path("/.docker"))),
+            *(folder / ".dockercfg" for folder in (*folders, *([home] if home is not None else []), Path("/"))),
+        ]
+        self._clock = clock
+        self._known: DockerConfig = {}
+        self._read_at: float | None = None
+        self._logged: Once[tuple[Path, str]] = Once()
+
+    @property
+    def places(self) -> Sequence[Path]:
+        return self._places
+
+    async def logins(self) -> DockerConfig:
+        now = self._clock.monotonic()
+        if self._read_at is None or now - self._read_at >= REMEMBERED_FOR:
+            try:
+                self._known = await host_calls.run(self._read, name="reading registry logins", key="all", within=10.0)
+            except HostCallStuck as error:
+                logger.warning("registry logins of the node cannot be read", extra={"problem": str(error)})
+            self._read_at = now
+        return self._known
+
+    def _read(self) -> DockerConfig:
+        for place in self._places:
+            try:
+                with place.open("rb") as file:
+                    text = file.read(MAX_FILE_BYTES + 1)
+                if len(text) > MAX_FILE_BYTES:
+                    raise DockerConfigError("is too big")
+                return read_config_json(text) if place.name == "config.json" else read_dockercfg(text)
+            except FileNotFoundError:
+                continue
+            except OSError as problem:
+                self._complain(place, problem.strerror or str(problem))
+            except DockerConfigError as problem:
+                self._complain(place, str(problem))
+        return {}
+
+    def _complain(self, place: Path, problem: str) -> None:
+        if self._logged.is_new((place, problem)):
+            logger.warning("registry logins cannot be read", extra={"path": str(place), "problem": problem})
+
 
 DOCKER_HUB_KEY: Final = "index.docker.io"
 DOCKER_HUB_HOSTS: Final = ("docker.io", "index.docker.io")

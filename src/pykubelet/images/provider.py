@@ -1,8 +1,8 @@
-"""A credential provider plugin: a program that is asked for the logins of an image.
+"""A credential provider plugin: a program that gives the logins for an image.
 
-Covers: whether it is asked at all, service account tokens for it, running it with a time limit, reading its answer,
-remembering that per image, registry or for all, and sharing one run among callers. Trouble means no logins and a
-line in the log; neither the answer nor a token ever gets there.
+Covers: whether it is run at all, service account tokens for it, running it with a time limit, reading its response,
+caching that per image, registry or for all, and sharing one run among callers. A failure means no logins and a
+line in the log; neither the response nor a token ever gets there.
 Does not cover: its configuration (provider_config.py), the order among other logins (credentials.py).
 """
 
@@ -19,19 +19,53 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from pykubelet.api.times import TimeError, parse_duration
-from pykubelet.api.types import Pod, ServiceAccount
-from pykubelet.images.docker_config import DockerConfig
-from pykubelet.images.keyring import matches
-from pykubelet.images.login import AccountOrigin, Entry
+from pykubelet.api.types import (
+    BoundObjectReference,
+    ObjectMeta,
+    Pod,
+    ServiceAccount,
+    TokenRequest,
+    TokenRequestSpec,
+)
+from pykubelet.clients.kube.port import KubeClient
+from pykubelet.images.keyring import AccountOrigin, DockerConfig, Entry, matches
 from pykubelet.images.provider_config import ProviderSpec, TokenAttributes
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.programs import run_program
 from pykubelet.kit.sharing import SingleFlight
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.pod import namespace_of, readable
+from pykubelet.model.pod import name_of, namespace_of, readable, uid_of
 
 logger = logging.getLogger(__name__)
+
+
+class TokenSource(Protocol):
+    async def token(self, namespace: str, service_account: str, request: TokenRequest, /) -> TokenRequest:
+        """A valid token, the one at hand while it is good. Raises PykubeletError."""
+        ...
+
+
+class ServiceAccounts:
+    """Service accounts and tokens from the API server. The account is read anew each time: its annotations decide what
+    a plugin gives. Tokens are bound to the pod and the account. Both raise PykubeletError."""
+
+    def __init__(self, *, client: KubeClient, tokens: TokenSource) -> None:
+        self._client = client
+        self._tokens = tokens
+
+    async def account(self, namespace: str, name: str) -> ServiceAccount:
+        return await self._client.get(ServiceAccount, name, namespace)
+
+    async def token(self, pod: Pod, account: ServiceAccount, audience: str) -> str:
+        bound = BoundObjectReference(api_version="v1", kind="Pod", name=name_of(pod), uid=uid_of(pod))
+        request = TokenRequest(
+            metadata=ObjectMeta(uid=account.metadata.uid),
+            spec=TokenRequestSpec(audiences=[audience], bound_object_ref=bound),
+        )
+        made = await self._tokens.token(namespace_of(pod), account.metadata.name or "", request)
+        return made.status.token or ""
+
 
 TIME_LIMIT: Final = 60.0
 GLOBAL_KEY: Final = "<global>"
@@ -48,16 +82,6 @@ class PluginProblem(PykubeletError):
 class Programs(Protocol):
     async def run(self, command: Sequence[str], *, env: Mapping[str, str], stdin: bytes, seconds: float) -> bytes:
         """What the program wrote to standard output; `env` is added to the agent's. Raises PluginProblem."""
-        ...
-
-
-class ServiceAccounts(Protocol):
-    """Both raise PykubeletError when the API server does not give what is wanted."""
-
-    async def account(self, namespace: str, name: str) -> ServiceAccount: ...
-
-    async def token(self, pod: Pod, account: ServiceAccount, audience: str) -> str:
-        """A token of the account bound to the pod."""
         ...
 
 

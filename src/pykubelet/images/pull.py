@@ -1,126 +1,182 @@
-"""Making sure that a container's image is on the node.
+"""Ensure that a container's image is on the node.
 
-Covers: policy, back-off, credentials in order, parallel pulls with a cap, the registry rate, sharing of a
-pull by pods that want the same with the same credentials, events, and the reasons a container waits with.
-The CRI tells no progress of a pull, so a long one is told in the log every few seconds by its age.
-An image at hand costs one ImageStatus call; answers are not remembered, for images can be removed.
+Covers: policy, back-off, credentials in order, parallel pulls with a cap, the registry rate, sharing of a pull by pods
+that want the same with the same credentials, events, metrics, and the reasons a container waits with.
+The CRI reports no progress of a pull, so a long one is logged by its age, and one that hangs keeps its slot: only the
+runtime can end it (image_pull_progress_timeout of containerd). An image at hand costs one ImageStatus call; the result
+is not cached, because images can be removed.
 Does not cover: where credentials come from, garbage collection, and the `Error: <reason>` event that the
-starter of the container tells for any failure.
+starter of the container emits for any failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Protocol
+import asyncio
+import enum
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Final, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from pykubelet.api.times import format_duration_ns
 from pykubelet.api.types import Pod
-from pykubelet.images.login import Login
-from pykubelet.images.metrics import PullMetrics
-from pykubelet.images.policy import Choice, choose, effective_policy, looks_first
-from pykubelet.images.progress import PullProgress
-from pykubelet.images.reference import InvalidReference, parse, with_default_tag
-from pykubelet.images.slots import PullSlots
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.context import Context
+from pykubelet.images.credentials import RegistryCredentials
+from pykubelet.images.keyring import Login
+from pykubelet.images.records import Lookup, PullRecords
+from pykubelet.images.reference import DEFAULT_TAG, InvalidReference, Reference, parse, with_default_tag
 from pykubelet.kit.backoff import BackoffTable
-from pykubelet.kit.clock import Clock
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.sharing import SingleFlight
 from pykubelet.kit.tasks import finish
 from pykubelet.model import reasons
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
-from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.life import Step
 from pykubelet.model.pod import readable, uid_of
 from pykubelet.model.problems import ProblemError, PullFailed
 from pykubelet.model.runtime_status import Image
 from pykubelet.wire import cri_pb2
 
+logger = logging.getLogger(__name__)
+
+ALWAYS = "Always"
+IF_NOT_PRESENT = "IfNotPresent"
+NEVER = "Never"
+
+
+class Choice(enum.Enum):
+    USE = "use the image at hand"
+    PULL = "pull it"
+    WAIT = "a pull is due, but the last one failed too lately"
+    REFUSE = "a pull is due, but the policy forbids it"
+
+
+def effective_policy(policy: str | None, reference: Reference) -> str:
+    """The policy as given; without one, Always for `latest` and IfNotPresent for everything else."""
+    if policy:
+        return policy
+    moving = not reference.digest and reference.tag in ("", DEFAULT_TAG)
+    return ALWAYS if moving else IF_NOT_PRESENT
+
+
+def looks_first(policy: str) -> bool:
+    """Whether the runtime is asked for the image before anything else; Always pulls in any case."""
+    return policy != ALWAYS
+
+
+def choose(policy: str, *, usable: bool, waiting: bool) -> Choice:
+    """`usable`: the image is on the node and this pod may use it. `waiting`: its back-off is running."""
+    if policy != ALWAYS and usable:
+        return Choice.USE
+    if policy == NEVER:
+        return Choice.REFUSE
+    return Choice.WAIT if waiting else Choice.PULL
+
+
+FIRST: Final = 10.0
+LONGEST: Final = 60.0
+
+
+class PullProgress:
+    """Logs a pull that takes long, while the block lasts: after ten seconds, then less often, at least every minute.
+
+    `stage` is what is being waited for.
+    """
+
+    def __init__(self, image: str, pod: str) -> None:
+        self.stage = "image waits for other pulls to end"
+        self._image = image
+        self._pod = pod
+        self._waited = 0.0
+        self._pause = FIRST
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        self._arm()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._pause, self._log)
+
+    def _log(self) -> None:
+        self._waited += self._pause
+        logger.info(self.stage, extra={"image": self._image, "pod": self._pod, "seconds": round(self._waited)})
+        self._pause = min(2 * self._pause, LONGEST)
+        self._arm()
+
+
+MIB: Final = 1024 * 1024
+GIB: Final = 1024 * MIB
+DURATION_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600)
+SIZE_LABELS: Final = (
+    (100 * GIB, "GT100GB"),
+    (60 * GIB, "60GB-100GB"),
+    (40 * GIB, "40GB-60GB"),
+    (30 * GIB, "30GB-40GB"),
+    (20 * GIB, "20GB-30GB"),
+    (10 * GIB, "10GB-20GB"),
+    (5 * GIB, "5GB-10GB"),
+    (1 * GIB, "1GB-5GB"),
+    (500 * MIB, "500MB-1GB"),
+    (100 * MIB, "100MB-500MB"),
+    (10 * MIB, "10MB-100MB"),
+    (0, "0-10MB"),
+)
+
+
+def size_label(size_bytes: int) -> str:
+    return next((label for above, label in SIZE_LABELS if size_bytes > above), "N/A")
+
+
+class PullMetrics:
+    def __init__(self, registry: Registry) -> None:
+        self._seconds = registry.histogram(
+            "kubelet_image_pull_duration_seconds",
+            "Seconds a pull took, waiting for others included.",
+            ("image_size_in_bytes",),
+            DURATION_BUCKETS,
+        )
+        self._requests = registry.counter(
+            "kubelet_image_manager_ensure_image_requests_total",
+            "How often an image was asked for, by what came of it.",
+            ("pull_policy", "present_locally", "pull_required"),
+        )
+
+    def requested(self, policy: str, *, present: bool | None, pull: bool | None) -> None:
+        """None: the policy does not look, or it did not get so far."""
+        self._requests.inc(policy.lower(), _word(present), _word(pull))
+
+    def pulled(self, seconds: float, size_bytes: int) -> None:
+        self._seconds.observe(seconds, size_label(size_bytes))
+
+
+def _word(value: bool | None) -> str:
+    return "unknown" if value is None else str(value).lower()
+
+
 QPS_EXCEEDED: Final = "pull QPS exceeded"
 MILLISECOND_NS: Final = 1_000_000
 SHOWN_FOR: Final = 1.0
-"""Seconds until a failed pull is looked at again: then the pod waits in back-off, and its end sets the time."""
+"""Seconds until a pod with a failed pull is synced again; after that the end of its back-off sets the time."""
 RECORDING_TIME: Final = 10.0
-"""Seconds that writing down how a pull ended may take, even when its pod is going away."""
-
-Lookup = Callable[[], Awaitable[Sequence[Login]]]
+"""Seconds that recording the outcome of a pull may take, even when its pod is being deleted."""
 
 
 class ImageError(ProblemError):
-    """The image cannot be had; the problem is what the container waits with."""
+    """The image is not available; the problem is what the container waits with."""
 
     def __init__(self, image: str, reason: str, message: str, *, retry_at: float | None = None) -> None:
         super().__init__(problem := PullFailed(image=image, reason=reason, text=message, retry_at=retry_at))
         self.problem: PullFailed = problem
-
-
-class ImageService(Protocol):
-    """The calls of the runtime that are about images."""
-
-    async def image_status(self, image: str, /) -> Image | None: ...
-
-    async def pull_image(
-        self,
-        spec: cri_pb2.ImageSpec,
-        auth: cri_pb2.AuthConfig | None = None,
-        sandbox_config: cri_pb2.PodSandboxConfig | None = None,
-        /,
-    ) -> str: ...
-
-
-class Credentials(Protocol):
-    """Finds what a pod may log in to a registry with."""
-
-    async def lookup(self, pod: Pod, image: str) -> Sequence[Login]:
-        """Credentials for the image, the ones to try first first; empty for none. Raises PykubeletError."""
-        ...
-
-
-class ImageAccess(Protocol):
-    """Decides whether a pod may use an image that somebody else's credentials brought here.
-
-    `image` is always what the pod writes.
-    """
-
-    async def may_use(self, image: str, image_ref: str, logins: Lookup) -> bool:
-        """`logins` gives those of the pod, to be asked only when they matter. Raises PykubeletError."""
-        ...
-
-    async def intend(self, image: str) -> None:
-        """A pull is about to begin; `pulled` or `failed` follows. Raises PykubeletError."""
-        ...
-
-    async def pulled(self, image: str, image_ref: str, login: Login | None) -> None:
-        """The pull succeeded, with the login that worked."""
-        ...
-
-    async def failed(self, image: str) -> None: ...
-
-
-class Anonymous:
-    """No credentials at all."""
-
-    async def lookup(self, pod: Pod, image: str) -> Sequence[Login]:
-        return ()
-
-
-class OpenAccess:
-    """Every pod may use every image on the node."""
-
-    async def may_use(self, image: str, image_ref: str, logins: Lookup) -> bool:
-        return True
-
-    async def intend(self, image: str) -> None:
-        return None
-
-    async def pulled(self, image: str, image_ref: str, login: Login | None) -> None:
-        return None
-
-    async def failed(self, image: str) -> None:
-        return None
 
 
 class PullSettings(Struct, frozen=True, kw_only=True):
@@ -135,15 +191,16 @@ class PullSettings(Struct, frozen=True, kw_only=True):
     backoff_initial: float = 10.0
     backoff_maximum: float = 300.0
     checks_access: bool = True
-    """Gate KubeletEnsureSecretPulledImages; here it only changes what is told about images that are present."""
+    """Gate KubeletEnsureSecretPulledImages; here it only changes the event about images that are present."""
 
-    @property
-    def slots(self) -> PullSlots:
-        return PullSlots(1 if self.serialize else self.max_parallel)
+    def slots(self) -> AbstractAsyncContextManager[None]:
+        """Held by each pull while it runs; first come, first served."""
+        limit = 1 if self.serialize else self.max_parallel
+        return nullcontext() if limit is None else asyncio.Semaphore(limit)
 
 
-class _Wish(Struct, frozen=True, kw_only=True):
-    """One container's wish for an image."""
+class _Request(Struct, frozen=True, kw_only=True):
+    """One container's request for an image."""
 
     pod: Pod
     uid: str
@@ -166,12 +223,12 @@ class _Pulled(Struct, frozen=True, kw_only=True):
     pulling_seconds: float
 
 
-class _Asked:
-    """The credentials of one wish, looked up at most once and no sooner than needed."""
+class _Logins:
+    """The credentials of one request, looked up at most once and no sooner than needed."""
 
-    def __init__(self, credentials: Credentials, wish: _Wish) -> None:
+    def __init__(self, credentials: RegistryCredentials, request: _Request) -> None:
         self._credentials = credentials
-        self._wish = wish
+        self._wish = request
         self._found: Sequence[Login] | None = None
 
     async def __call__(self) -> Sequence[Login]:
@@ -183,31 +240,29 @@ class _Asked:
 class ImagePuller:
     def __init__(
         self,
+        ctx: Context,
+        cri: CriClient,
         *,
-        cri: ImageService,
-        clock: Clock,
-        events: EventSink,
-        life: LifeRecorder,
         settings: PullSettings,
-        credentials: Credentials | None = None,
-        access: ImageAccess | None = None,
-        metrics: Registry | None = None,
+        credentials: RegistryCredentials,
+        records: PullRecords | None = None,
     ) -> None:
+        """`records` None: every pod may use every image on the node."""
         self._cri = cri
-        self._clock = clock
-        self._events = events
-        self._life = life
-        self._credentials: Credentials = credentials or Anonymous()
-        self._access: ImageAccess = access or OpenAccess()
+        self._clock = ctx.clock
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._credentials = credentials
+        self._records = records
         self._checks_access = settings.checks_access
-        self._slots = settings.slots
+        self._slots = settings.slots()
         self._rate = TokenBucket(rate=settings.qps, burst=settings.burst)
         self._backoff = BackoffTable(
             settings.backoff_initial, settings.backoff_maximum, reset_after=2 * settings.backoff_maximum
         )
         self._last_error: dict[str, str] = {}
         self._pulls: SingleFlight[_Pulled] = SingleFlight()
-        self._metrics = PullMetrics(metrics or Registry())
+        self._metrics = PullMetrics(ctx.metrics)
 
     async def ensure_image(
         self,
@@ -223,8 +278,8 @@ class ImagePuller:
 
         Raises ImageError; RuntimeDown passes as it is, for then no image is to blame.
         """
-        wish = self._wish(
-            _Wish(
+        request = self._request(
+            _Request(
                 pod=pod,
                 uid=uid_of(pod),
                 image=image,
@@ -235,26 +290,26 @@ class ImagePuller:
             )
         )
         policy = effective_policy(policy, parse(image))
-        present = await self._look(wish) if looks_first(policy) else None
+        present = await self._inspect(request) if looks_first(policy) else None
         found = present is not None if looks_first(policy) else None
-        logins = _Asked(self._credentials, wish)
-        usable = present is not None and await self._may_use(wish, present, logins)
-        self._metrics.asked(policy, present=found, pull=not usable)
-        waiting = self._backoff.is_waiting(wish.key, self._clock.monotonic())
+        logins = _Logins(self._credentials, request)
+        usable = present is not None and await self._may_use(request, present, logins)
+        self._metrics.requested(policy, present=found, pull=not usable)
+        waiting = self._backoff.is_waiting(request.key, self._clock.monotonic())
         match choose(policy, usable=usable, waiting=waiting):
             case Choice.USE:
                 assert present is not None
-                self._tell(wish, reasons.NORMAL, "Pulled", _present_text(image, checked=self._checks_access))
+                self._emit(request, reasons.NORMAL, "Pulled", _present_text(image, checked=self._checks_access))
                 return present.id
             case Choice.REFUSE:
-                # The same words whether it is absent or not this pod's to use: who asks shall not learn which.
+                # The same text whether the image is absent or not this pod's to use: the pod must not learn which.
                 text = f'Container image "{image}" is not present with pull policy of Never'
-                self._tell(wish, reasons.WARNING, reasons.ERR_IMAGE_NEVER_PULL, text)
+                self._emit(request, reasons.WARNING, reasons.ERR_IMAGE_NEVER_PULL, text)
                 raise ImageError(image, reasons.ERR_IMAGE_NEVER_PULL, text)
             case Choice.WAIT:
-                raise self._held_back(wish)
+                raise self._back_off(request)
             case Choice.PULL:
-                return await self._pull(wish, logins)
+                return await self._pull(request, logins)
 
     def keep_only(self, uids: Iterable[str]) -> None:
         """Drop the back-offs of pods that are gone."""
@@ -271,90 +326,94 @@ class ImagePuller:
             return 0.0
         return self._backoff.remaining(key, self._clock.monotonic())
 
-    def _wish(self, wish: _Wish) -> _Wish:
+    def _request(self, request: _Request) -> _Request:
         try:
-            return replace(wish, tagged=with_default_tag(wish.image))
+            return replace(request, tagged=with_default_tag(request.image))
         except InvalidReference as problem:
-            name = wish.image
+            name = request.image
             text = f'Failed to apply default image tag "{name}": couldn\'t parse image name "{name}": {problem}'
-            self._tell(wish, reasons.WARNING, "InspectFailed", text)
-            raise ImageError(wish.image, reasons.INVALID_IMAGE_NAME, text) from problem
+            self._emit(request, reasons.WARNING, "InspectFailed", text)
+            raise ImageError(request.image, reasons.INVALID_IMAGE_NAME, text) from problem
 
-    async def _may_use(self, wish: _Wish, present: Image, logins: Lookup) -> bool:
+    async def _may_use(self, request: _Request, present: Image, logins: Lookup) -> bool:
+        if self._records is None:
+            return True
         try:
-            return await self._access.may_use(wish.image, present.id, logins)
+            return await self._records.may_use(request.image, present.id, logins)
         except RuntimeDown:
             raise
         except PykubeletError as error:
-            raise ImageError(wish.image, reasons.ERR_IMAGE_PULL, str(error)) from error
+            raise ImageError(request.image, reasons.ERR_IMAGE_PULL, str(error)) from error
 
-    async def _look(self, wish: _Wish) -> Image | None:
+    async def _inspect(self, request: _Request) -> Image | None:
         try:
-            return await self._cri.image_status(wish.tagged)
+            return await self._cri.image_status(request.tagged)
         except RuntimeDown:
             raise
         except CriError as error:
             text = f'Failed to inspect image "": {error}'  # the reference, which is not known, goes there
-            self._tell(wish, reasons.WARNING, "InspectFailed", text)
-            raise ImageError(wish.image, reasons.IMAGE_INSPECT_ERROR, text) from error
+            self._emit(request, reasons.WARNING, "InspectFailed", text)
+            raise ImageError(request.image, reasons.IMAGE_INSPECT_ERROR, text) from error
 
-    def _held_back(self, wish: _Wish) -> ImageError:
-        text = f'Back-off pulling image "{wish.image}"'
-        self._tell(wish, reasons.NORMAL, "BackOff", text)
-        last = self._last_error.get(wish.key)
-        left = self._backoff.remaining(wish.key, self._clock.monotonic())
+    def _back_off(self, request: _Request) -> ImageError:
+        text = f'Back-off pulling image "{request.image}"'
+        self._emit(request, reasons.NORMAL, "BackOff", text)
+        last = self._last_error.get(request.key)
+        left = self._backoff.remaining(request.key, self._clock.monotonic())
         message, retry_at = f"{text}: {last}" if last else text, self._clock.now() + left
-        return ImageError(wish.image, reasons.IMAGE_PULL_BACK_OFF, message, retry_at=retry_at)
+        return ImageError(request.image, reasons.IMAGE_PULL_BACK_OFF, message, retry_at=retry_at)
 
-    async def _pull(self, wish: _Wish, logins: Lookup) -> str:
-        self._tell(wish, reasons.NORMAL, "Pulling", f'Pulling image "{wish.image}"')
+    async def _pull(self, request: _Request, logins: Lookup) -> str:
+        self._emit(request, reasons.NORMAL, "Pulling", f'Pulling image "{request.image}"')
         begun = self._clock.monotonic()
         try:
-            with self._life.step(wish.uid, Step.PULL, wish.image):
-                pulled = await self._pull_on_record(wish, logins)
+            with self._recorder.step(request.uid, Step.PULL, request.image):
+                pulled = await self._pull_on_record(request, logins)
         except RuntimeDown:
             raise
         except PykubeletError as error:
-            self._tell(wish, reasons.WARNING, "Failed", f'Failed to pull image "{wish.image}": {error}')
-            raise self._failed(wish, error) from error
+            self._emit(request, reasons.WARNING, "Failed", f'Failed to pull image "{request.image}": {error}')
+            raise self._failed(request, error) from error
         took = _duration(pulled.pulling_seconds)
         waited = _duration(self._clock.monotonic() - begun)
         self._metrics.pulled(self._clock.monotonic() - begun, pulled.size_bytes)
-        self._tell(
-            wish,
+        self._emit(
+            request,
             reasons.NORMAL,
             "Pulled",
-            f'Successfully pulled image "{wish.image}" in {took} ({waited} including waiting). '
+            f'Successfully pulled image "{request.image}" in {took} ({waited} including waiting). '
             f"Image size: {pulled.size_bytes} bytes.",
         )
         self._backoff.collect(self._clock.monotonic())
         return pulled.image_ref
 
-    def _failed(self, wish: _Wish, error: PykubeletError) -> ImageError:
-        self._backoff.advance(wish.key, self._clock.monotonic())
-        reason, message = explain_pull_error(wish.image, str(error))
-        self._last_error[wish.key] = f"{reason}: {message}"
-        return ImageError(wish.image, reason, message, retry_at=self._clock.now() + SHOWN_FOR)
+    def _failed(self, request: _Request, error: PykubeletError) -> ImageError:
+        self._backoff.advance(request.key, self._clock.monotonic())
+        reason, message = explain_pull_error(request.image, str(error))
+        self._last_error[request.key] = f"{reason}: {message}"
+        return ImageError(request.image, reason, message, retry_at=self._clock.now() + SHOWN_FOR)
 
-    async def _pull_on_record(self, wish: _Wish, logins: Lookup) -> _Pulled:
-        """Pull with the intent written before and the outcome after, come what may."""
+    async def _pull_on_record(self, request: _Request, logins: Lookup) -> _Pulled:
+        """Pull with the intent recorded before and the outcome after, on a cancel too."""
         found = await logins()
-        await self._access.intend(wish.image)
+        if self._records is None:
+            return (await self._pull_with_any(request, found))[0]
+        await self._records.intend(request.image)
         try:
-            pulled, login = await self._pull_with_any(wish, found)
+            pulled, login = await self._pull_with_any(request, found)
         except BaseException:
-            await finish(self._access.failed(wish.image), within=RECORDING_TIME)
+            await finish(self._records.failed(request.image), within=RECORDING_TIME)
             raise
-        await finish(self._access.pulled(wish.image, pulled.image_ref, login), within=RECORDING_TIME)
+        await finish(self._records.pulled(request.image, pulled.image_ref, login), within=RECORDING_TIME)
         return pulled
 
-    async def _pull_with_any(self, wish: _Wish, logins: Sequence[Login]) -> tuple[_Pulled, Login | None]:
-        """Try the credentials in order; when none works, all that went wrong is told."""
+    async def _pull_with_any(self, request: _Request, logins: Sequence[Login]) -> tuple[_Pulled, Login | None]:
+        """Try the credentials in order; when none works, the error names every failure."""
         failures: dict[str, CriError] = {}
         candidates: Sequence[Login | None] = logins or [None]
         for login in candidates:
             try:
-                return await self._pull_shared(wish, login.auth if login is not None else None), login
+                return await self._pull_shared(request, login.auth if login is not None else None), login
             except RuntimeDown:
                 raise
             except CriError as error:
@@ -363,22 +422,25 @@ class ImagePuller:
             raise next(iter(failures.values()))
         raise CriError(f"[{', '.join(failures)}]")
 
-    async def _pull_shared(self, wish: _Wish, auth: cri_pb2.AuthConfig | None) -> _Pulled:
+    async def _pull_shared(self, request: _Request, auth: cri_pb2.AuthConfig | None) -> _Pulled:
         """Join a pull of the same with the same credentials, or lead one; the runtime keeps what was loaded."""
         secret = b"" if auth is None else auth.SerializeToString(deterministic=True)
-        return await self._pulls.run((wish.tagged, wish.runtime_handler, secret), lambda: self._pull_now(wish, auth))
+        key = request.tagged, request.runtime_handler, secret
+        return await self._pulls.run(key, lambda: self._pull_now(request, auth))
 
-    async def _pull_now(self, wish: _Wish, auth: cri_pb2.AuthConfig | None) -> _Pulled:
-        with PullProgress(wish.tagged, readable(wish.pod)) as progress:
-            async with self._slots.taken():
+    async def _pull_now(self, request: _Request, auth: cri_pb2.AuthConfig | None) -> _Pulled:
+        with PullProgress(request.tagged, readable(request.pod)) as progress:
+            async with self._slots:
                 if not self._rate.try_take(self._clock.monotonic()):
                     raise CriError(QPS_EXCEEDED)
                 progress.stage = "image is still being pulled"
                 begun = self._clock.monotonic()
                 spec = cri_pb2.ImageSpec(
-                    image=wish.tagged, annotations=wish.pod.metadata.annotations, runtime_handler=wish.runtime_handler
+                    image=request.tagged,
+                    annotations=request.pod.metadata.annotations,
+                    runtime_handler=request.runtime_handler,
                 )
-                image_ref = await self._cri.pull_image(spec, auth, wish.sandbox_config)
+                image_ref = await self._cri.pull_image(spec, auth, request.sandbox_config)
                 took = self._clock.monotonic() - begun
         return _Pulled(image_ref=image_ref, size_bytes=await self._size(image_ref), pulling_seconds=took)
 
@@ -390,10 +452,10 @@ class ImagePuller:
             return 0
         return image.size_bytes if image is not None else 0
 
-    def _tell(self, wish: _Wish, kind: str, reason: str, text: str) -> None:
-        self._events.pod_event(wish.pod, kind, reason, text, field_path=wish.field_path)
+    def _emit(self, request: _Request, kind: str, reason: str, text: str) -> None:
+        self._events.pod_event(request.pod, kind, reason, text, field_path=request.field_path)
         if reason not in ("Pulling", "Failed"):  # those are the recorded step itself
-            self._life.note(wish.uid, Step.PULL, wish.image, reason=reason, message=text)
+            self._recorder.note(request.uid, Step.PULL, request.image, reason=reason, message=text)
 
 
 def explain_pull_error(image: str, text: str) -> tuple[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,8 +17,8 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct, field
 
 from pykubelet.api.times import TimeError, format_time, parse_nano_time
-from pykubelet.images.login import AccountOrigin, SecretOrigin
-from pykubelet.kit.files import sync_folder, write_atomic
+from pykubelet.images.keyring import AccountOrigin, SecretOrigin
+from pykubelet.kit.files import CheckpointDamaged, copy_aside, write_atomic
 
 T = TypeVar("T")
 
@@ -29,10 +28,6 @@ READABLE: Final = (VERSION, f"{GROUP}/v1alpha1")
 INTENT, RECORD = "ImagePullIntent", "ImagePulledRecord"
 NAME_PREFIX: Final = "sha256-"
 SECOND_NS: Final = 1_000_000_000
-
-
-class RecordDamaged(ValueError):
-    """The file is not what it should be."""
 
 
 class Access(Struct, frozen=True, kw_only=True):
@@ -70,11 +65,11 @@ class RecordFiles:
         for folder in (self._pulling, self._pulled):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def intents(self) -> Iterator[tuple[Path, str | RecordDamaged, bool]]:
+    def intents(self) -> Iterator[tuple[Path, str | CheckpointDamaged, bool]]:
         """Every intent: its file, its image or why it is unreadable, and whether it has the current form."""
         return _each(self._pulling, lambda raw: _text(_typed(raw, INTENT), "image"))
 
-    def records(self) -> Iterator[tuple[Path, PulledRecord | RecordDamaged, bool]]:
+    def records(self) -> Iterator[tuple[Path, PulledRecord | CheckpointDamaged, bool]]:
         return _each(self._pulled, read_record)
 
     def write_intent(self, image: str) -> None:
@@ -93,25 +88,21 @@ class RecordFiles:
             (self._pulled / file_name(image_ref)).unlink()
 
     def copy_aside(self, path: Path) -> Path:
-        """Keep a damaged file for people to look at, under a name that does not begin as records do."""
-        aside = path.with_name(f"damaged-{path.name}")
-        with contextlib.suppress(FileNotFoundError):
-            aside.unlink()
-        os.link(path, aside)
-        sync_folder(path.parent)
-        return aside
+        """Keep a damaged file under a name that does not begin as records do."""
+        return copy_aside(path, path.with_name(f"damaged-{path.name}"))
 
 
-def _each(folder: Path, read: Callable[[Any], T]) -> Iterator[tuple[Path, T | RecordDamaged, bool]]:
+def _each(folder: Path, read: Callable[[Any], T]) -> Iterator[tuple[Path, T | CheckpointDamaged, bool]]:
     for path in sorted(folder.iterdir()):
         if not path.name.startswith(NAME_PREFIX) or path.name.endswith(".tmp") or not path.is_file():
             continue
         try:
             raw = json.loads(path.read_bytes())
             yield path, read(raw), raw["apiVersion"] == VERSION
-        except (RecordDamaged, RecursionError, ValueError) as problem:
-            said = problem if isinstance(problem, RecordDamaged) else RecordDamaged("is not JSON")
-            yield path, said, True
+        except CheckpointDamaged as problem:
+            yield path, problem, True
+        except (RecursionError, ValueError):
+            yield path, CheckpointDamaged("is not JSON"), True
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
@@ -148,12 +139,12 @@ def _access_document(access: Access) -> dict[str, Any]:
 
 
 def read_record(raw: Any) -> PulledRecord:
-    """Raises RecordDamaged."""
+    """Raises CheckpointDamaged."""
     fields = _typed(raw, RECORD)
     try:
         updated = parse_nano_time(_text(fields, "lastUpdatedTime")) // SECOND_NS
     except TimeError as problem:
-        raise RecordDamaged(f"lastUpdatedTime: {problem}") from None
+        raise CheckpointDamaged(f"lastUpdatedTime: {problem}") from None
     mapping = _object(fields.get("credentialMapping"), "credentialMapping")
     return PulledRecord(
         image_ref=_text(fields, "imageRef"),
@@ -182,7 +173,7 @@ def _read_access(raw: Any, path: str) -> Access:
 def _typed(raw: Any, kind: str) -> dict[str, Any]:
     fields = _object(raw, "the document")
     if fields.get("kind") != kind or fields.get("apiVersion") not in READABLE:
-        raise RecordDamaged(f"is not a {kind} of a version known here")
+        raise CheckpointDamaged(f"is not a {kind} of a version known here")
     return fields
 
 
@@ -190,7 +181,7 @@ def _object(raw: Any, path: str) -> dict[str, Any]:
     if raw is None:
         return {}
     if not isinstance(raw, dict):
-        raise RecordDamaged(f"{path} is not an object")
+        raise CheckpointDamaged(f"{path} is not an object")
     return raw
 
 
@@ -198,12 +189,12 @@ def _list(raw: Any, path: str) -> list[Any]:
     if raw is None:
         return []
     if not isinstance(raw, list):
-        raise RecordDamaged(f"{path} is not a list")
+        raise CheckpointDamaged(f"{path} is not a list")
     return raw
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
-        raise RecordDamaged(f"{name} is not a string")
+        raise CheckpointDamaged(f"{name} is not a string")
     return value

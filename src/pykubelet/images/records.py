@@ -1,26 +1,32 @@
 """Which images were pulled here, with whose logins: so that a pod cannot use an image it could not have pulled.
 
-Before a pull the intent is written, after it the record, then the intent goes; a crash in between leaves the intent,
-which at the next start becomes a record that lets nobody in unseen. A damaged file is reported, set aside and, if its
-image is known, replaced by such a record: doubt never opens an image. All is in memory; disks are only written.
-Does not cover: the rules (access.py), the files (record_files.py).
+Covers: the rules (verification policies with their allow list, whom a record covers, how it grows) as pure functions,
+and keeping the records. Before a pull the intent is written, after it the record, then the intent is removed; a crash
+in between leaves the intent, which at the next start becomes a record that covers no pod. A damaged file is logged,
+set aside and, if its image is known, replaced by such a record: doubt never opens an image. All is in memory; files
+are read at the start only. Does not cover: the files (record_files.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections import Counter as Multiset
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, TypeVar
 
-from pykubelet.images.access import Verification, bare_name, covers, merged, of_login
-from pykubelet.images.login import Login
-from pykubelet.images.record_files import Access, PulledRecord, RecordDamaged, RecordFiles, file_name
-from pykubelet.images.reference import full_name
+from msgspec import Struct
+from msgspec.structs import replace
+
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.images.keyring import AccountOrigin, Login, SecretOrigin
+from pykubelet.images.record_files import Access, PulledRecord, RecordFiles, file_name
+from pykubelet.images.reference import InvalidReference, full_name, parse
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.files import CheckpointDamaged
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish
@@ -29,13 +35,107 @@ from pykubelet.model.runtime_status import Image
 
 logger = logging.getLogger(__name__)
 
+SECRETS_LEARNT: Final = 100
+"""From so many on, a record learns no more secrets by mere matching: namespaces that come and go must not fill it."""
+
+
+class Policy(enum.Enum):
+    """imagePullCredentialsVerificationPolicy."""
+
+    NEVER = "NeverVerify"
+    NOT_PRELOADED = "NeverVerifyPreloadedImages"
+    NOT_ALLOW_LISTED = "NeverVerifyAllowlistedImages"
+    ALWAYS = "AlwaysVerify"
+
+
+def bare_name(image: str) -> str:
+    """The image as written, without tag and digest; raises InvalidReference."""
+    found = parse(image)
+    if found.digest:
+        image = image.removesuffix(f"@{found.digest}")
+    return image.removesuffix(f":{found.tag}") if found.tag else image
+
+
+class Verification(Struct, frozen=True, kw_only=True):
+    policy: Policy = Policy.NOT_PRELOADED
+    allow_list: tuple[str, ...] = ()
+
+    def is_needed(self, image: str, *, pulled_here: bool) -> bool:
+        """`pulled_here`: an agent on this node pulled the image, or has tried to."""
+        match self.policy:
+            case Policy.NEVER:
+                return False
+            case Policy.NOT_PRELOADED:
+                return pulled_here
+            case Policy.NOT_ALLOW_LISTED:
+                return not is_allow_listed(image, self.allow_list)
+            case Policy.ALWAYS:
+                return True
+
+
+def is_allow_listed(image: str, allow_list: Iterable[str]) -> bool:
+    """Patterns are names, or prefixes that end in `/*`."""
+    try:
+        name = bare_name(image)
+    except InvalidReference:
+        name = image
+    return any(
+        name.startswith(pattern.removesuffix("*")) if pattern.endswith("/*") else name == pattern
+        for pattern in allow_list
+    )
+
+
+def of_login(login: Login | None) -> Access:
+    """What a pull with this login shows."""
+    match login.origin if login is not None else None:
+        case SecretOrigin() as secret if login is not None:
+            return Access(secrets={secret: login.fingerprint})
+        case AccountOrigin() as account:
+            return Access(accounts=frozenset({account}))
+        case _:
+            return Access(everybody=True)
+
+
+class Covered(Struct, frozen=True, kw_only=True):
+    """The pod may use the image; `learnt` is worth adding to the record."""
+
+    learnt: Access | None = None
+
+
+def covers(access: Access, logins: Sequence[Login]) -> Covered | None:
+    """Whether one of the pod's own logins is recorded, by its content or by its secret; None: it is not."""
+    has_room = len(access.secrets) < SECRETS_LEARNT
+    for login in logins:
+        if not isinstance(login.origin, SecretOrigin):
+            continue
+        known, own = access.secrets.get(login.origin), login.fingerprint
+        # Records of other kubelets may hold an empty fingerprint, which matches no content.
+        if own and own in access.secrets.values():
+            return Covered(learnt=of_login(login) if known != own and has_room else None)
+        if known is not None and has_room:
+            # The same secret with other content: accepted only while the record has room for it.
+            return Covered(learnt=of_login(login))
+    account = next((login.origin for login in logins if isinstance(login.origin, AccountOrigin)), None)
+    return Covered() if account is not None and account in access.accounts else None
+
+
+def merged(record: PulledRecord, name: str, news: Access, now: int) -> PulledRecord:
+    """The record with `news` about the image `name`; the very same object when it knew that already."""
+    known = record.access.get(name)
+    if news.is_empty or (known is not None and known.everybody):
+        return record
+    if known is None or news.everybody:
+        grown = news
+    else:
+        grown = Access(secrets={**known.secrets, **news.secrets}, accounts=known.accounts | news.accounts)
+    if grown == known:
+        return record
+    return replace(record, updated=now, access={**record.access, name: grown})
+
+
 T = TypeVar("T")
 Lookup = Callable[[], Awaitable[Sequence[Login]]]
 DISK_TIME = 60.0
-
-
-class ImageLister(Protocol):
-    async def list_images(self) -> Sequence[Image]: ...
 
 
 class RecordProblem(PykubeletError):
@@ -43,10 +143,10 @@ class RecordProblem(PykubeletError):
 
 
 class PullRecords:
-    """The `ImageAccess` that pull.py wants."""
+    """Decides whether a pod may use an image; `image` is always what the pod writes."""
 
     def __init__(
-        self, *, files: RecordFiles, images: ImageLister, verification: Verification, clock: Clock, metrics: Registry
+        self, *, files: RecordFiles, images: CriClient, verification: Verification, clock: Clock, metrics: Registry
     ) -> None:
         self._files = files
         self._images = images
@@ -67,10 +167,10 @@ class PullRecords:
         metrics.on_scrape(lambda: intents.set(len(self._intents)))
         metrics.on_scrape(lambda: records.set(len(self._records)))
 
-    # --- the seam of pull.py --------------------------------------------------------------------
+    # --- for pulls ------------------------------------------------------------------------------
 
     async def may_use(self, image: str, image_ref: str, logins: Lookup) -> bool:
-        """`image`: as the pod writes it. `logins` is asked only when it matters; its PykubeletError passes."""
+        """`logins` gives those of the pod; called only when they matter. Raises what it raises."""
         await self._open()
         record = self._records.get(image_ref)
         pulled_here = record is not None or image in self._intents
@@ -107,7 +207,7 @@ class PullRecords:
         except TimeoutError:
             raise RecordProblem(f"{_not_recorded(image)}: the disk does not answer") from None
         except asyncio.CancelledError:
-            if noted:  # whoever was going to pull is not there to say that it failed
+            if noted:  # the caller is cancelled and cannot call `failed`
                 await finish(self._ended(image), within=DISK_TIME)
             raise
 
@@ -122,9 +222,10 @@ class PullRecords:
             self._under_way[image] += 1
 
     async def pulled(self, image: str, image_ref: str, login: Login | None) -> None:
+        """The pull succeeded, with the login that worked."""
         if await self._learn(image, image_ref, of_login(login)):
             await self._ended(image)
-        # else the intent stays: better that the image counts as pulled here by nobody known
+        # else the intent stays: the image counts as pulled here, with no login known
 
     async def failed(self, image: str) -> None:
         await self._ended(image)
@@ -208,19 +309,19 @@ class PullRecords:
             await self._settle_intents(present)
             self._opened = True
 
-    def _read_all(self) -> list[tuple[Path, RecordDamaged]]:
-        damaged: list[tuple[Path, RecordDamaged]] = []
+    def _read_all(self) -> list[tuple[Path, CheckpointDamaged]]:
+        damaged: list[tuple[Path, CheckpointDamaged]] = []
         try:
             self._files.make_folders()
             for path, intent, current in self._files.intents():
-                if isinstance(intent, RecordDamaged):
+                if isinstance(intent, CheckpointDamaged):
                     damaged.append((path, intent))
                     continue
                 self._intents.add(intent)
                 if not current:
                     self._files.write_intent(intent)
             for path, record, current in self._files.records():
-                if isinstance(record, RecordDamaged):
+                if isinstance(record, CheckpointDamaged):
                     damaged.append((path, record))
                     continue
                 self._records[record.image_ref] = record
@@ -230,8 +331,8 @@ class PullRecords:
             _complain("pull records cannot be read", str(error.filename or ""), error)
         return damaged
 
-    async def _repair(self, damaged: Iterable[tuple[Path, RecordDamaged]], present: Sequence[Image]) -> None:
-        """Put damaged files aside; where a file's image is on the node, it stays closed until a pull shows a right."""
+    async def _repair(self, damaged: Iterable[tuple[Path, CheckpointDamaged]], present: Sequence[Image]) -> None:
+        """Set damaged files aside; an image whose record is lost needs a successful pull before a pod may use it."""
         owners = {file_name(name): image.id for image in present for name in (image.id, *image.tags, *image.digests)}
         for path, problem in damaged:
             try:
@@ -248,7 +349,7 @@ class PullRecords:
             logger.error("pull record is damaged and was set aside", extra=fields)
 
     async def _settle_intents(self, present: Sequence[Image]) -> None:
-        """An intent whose image is here becomes a record: it was pulled, nobody knows by whom."""
+        """An intent whose image is here becomes a record that covers no pod: the login of the pull is not known."""
         refs = {name: image.id for image in present for name in (*image.tags, *image.digests)}
         for intent in sorted(self._intents):
             ref = refs.get(intent) or refs.get(full_name(intent))

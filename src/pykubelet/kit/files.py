@@ -1,8 +1,8 @@
-"""Files that are either old or new, never half: atomic writes, and checkpoints with checksums.
+"""Files that are either old or new, never half: atomic writes, and the checkpoints of every manager.
 
-A checkpoint that is torn, altered or of another shape is reported, set aside beside its place and
-treated as absent, so that the owner rebuilds it; it never stops the agent. The checksum wraps the data
-(`{"data": …, "checksum": …}`); formats that other kubelets must read have their own writers.
+A checkpoint's owner brings the format, most of them upstream's. One rule for damage: a file that is torn, altered or
+of another shape is logged, set aside under another name and treated as absent; it is never overwritten. Owners that
+must not start without theirs (CPU and memory manager) call `read` and refuse.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
 import stat
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import finish
@@ -25,6 +25,9 @@ from pykubelet.kit.tasks import finish
 logger = logging.getLogger(__name__)
 
 WRITE_WITHIN = 60.0
+ASIDE = ".damaged"
+
+T = TypeVar("T")
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
@@ -81,94 +84,123 @@ def reopen_checked(found: int, shown: Path | str, *, folders: bool = False) -> i
     return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-class DurableFile:
-    """One file of the agent, written off the loop in the order in which its contents were put.
+class CheckpointDamaged(Exception):
+    """Why a checkpoint could not be used."""
 
-    `put` takes the whole new content and returns at once; whoever acts on it waits for `flush` first. Of contents put
-    while one is being written only the newest is written.
+
+class Checkpoint(Generic[T]):
+    """One value kept on disk across restarts.
+
+    `save_now` blocks until the value is written. `put` takes a value and returns at once; `flush` writes it off the
+    loop and returns when it is on disk. Of values put while one is being written only the newest is written.
     """
 
-    def __init__(self, path: Path, *, mode: int = 0o600) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        encode: Callable[[T], bytes],
+        decode: Callable[[bytes], T],
+        mode: int = 0o600,
+        durable: bool = True,
+    ) -> None:
+        """`decode` may raise anything for bytes it cannot use; `durable` is that of `write_atomic`."""
         self.path = path
+        self._encode = encode
+        self._decode = decode
         self._mode = mode
+        self._durable = durable
         self._data = b""
         self._put = self._written = 0
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    def put(self, data: bytes) -> None:
-        self._data = data
+    def read(self) -> T | None:
+        """The saved value; None when there is no file. CheckpointDamaged when it cannot be used."""
+        try:
+            return self._decode(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except CheckpointDamaged:
+            raise
+        except Exception as error:  # a format may fail in any way on foreign bytes
+            raise CheckpointDamaged(str(error) or repr(error)) from error
+
+    def load(self) -> T | None:
+        """The saved value; None when there is none or when it was damaged (then it is set aside)."""
+        try:
+            return self.read()
+        except CheckpointDamaged as problem:
+            extra = {"path": str(self.path), "problem": str(problem)}
+            try:
+                extra["aside"] = str(set_aside(self.path))
+            except OSError as error:  # nor can it be overwritten then: that takes a rename as well
+                logger.error("checkpoint is damaged and cannot be set aside", extra={**extra, "error": str(error)})
+            else:
+                logger.error("checkpoint is damaged and was set aside; it will be rebuilt", extra=extra)
+            return None
+
+    def save_now(self, value: T) -> None:
+        self._write_file(self._encode(value))
+
+    def put(self, value: T) -> None:
+        self._data = self._encode(value)
         self._put += 1
 
     async def flush(self) -> None:
-        """Until what was put is on disk. OSError when that cannot be, and the next call tries again."""
+        """Wait until what was put is on disk. OSError when that fails, and the next call tries again."""
         wanted = self._put
         if self._written >= wanted:
             return
-        async with self._turn:
+        async with self._lock:
             if self._written < wanted:
                 # To its end even when the caller goes: the next must not begin before.
                 await finish(self._write(), within=WRITE_WITHIN + 1)
 
     async def _write(self) -> None:
-        number, work = self._put, partial(write_atomic, self.path, self._data, mode=self._mode)
+        number, work = self._put, partial(self._write_file, self._data)
         await host_calls.run(work, name="writing a checkpoint", key=str(self.path), within=WRITE_WITHIN)
         self._written = number
 
+    def _write_file(self, data: bytes) -> None:
+        write_atomic(self.path, data, mode=self._mode, durable=self._durable)
 
-class CheckpointDamaged(Exception):
-    """Why a checkpoint could not be used."""
 
+class Envelope:
+    """JSON with the data beside its checksum, as upstream's kubelet writes it; names and checksum differ by file."""
 
-class Checkpoint:
-    """One JSON value kept on disk across restarts."""
+    def __init__(self, checksum: Callable[[Any], int], *, data: str = "data", sum: str = "checksum") -> None:
+        self._checksum = checksum
+        self._data_key = data
+        self._sum_key = sum
 
-    def __init__(self, path: Path, *, mode: int = 0o600) -> None:
-        self.path = path
-        self._mode = mode
+    def seal(self, data: object) -> bytes:
+        whole = {self._data_key: data, self._sum_key: self._checksum(data)}
+        return json.dumps(whole, separators=(",", ":")).encode()
 
-    def save(self, data: Any) -> None:
-        text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-        envelope = json.dumps({"data": text, "checksum": _checksum(text)})
-        write_atomic(self.path, envelope.encode(), mode=self._mode)
-
-    def load(self) -> Any | None:
-        """The saved value; None when there is none or when it was damaged (then it is set aside)."""
+    def open(self, raw: bytes) -> Any:
+        """The data. CheckpointDamaged when it is not what was sealed."""
         try:
-            raw = self.path.read_bytes()
-        except FileNotFoundError:
-            return None
-        try:
-            return _open(raw)
-        except CheckpointDamaged as problem:
-            aside = set_aside(self.path)
-            logger.error(
-                "checkpoint is damaged and was set aside; it will be rebuilt",
-                extra={"path": str(self.path), "aside": str(aside), "problem": str(problem)},
-            )
-            return None
-
-    def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
+            whole = json.loads(raw)
+            data, checksum = whole[self._data_key], whole[self._sum_key]
+            matches = checksum == self._checksum(data)
+        except Exception as error:  # a checksum over foreign data may fail in any way
+            raise CheckpointDamaged(f"not a checkpoint: {error!r}") from error
+        if not matches:
+            raise CheckpointDamaged("checksum does not match the data")
+        return data
 
 
 def set_aside(path: Path) -> Path:
-    """Move a damaged file beside its place under a name nobody reads; an older one is replaced."""
-    aside = path.with_name(path.name + ".damaged")
+    """Rename a damaged file to a name that is never read; an older one is replaced."""
+    aside = path.with_name(path.name + ASIDE)
     os.replace(path, aside)
     return aside
 
 
-def _open(raw: bytes) -> Any:
-    try:
-        envelope = json.loads(raw)
-        text, checksum = envelope["data"], envelope["checksum"]
-    except (ValueError, KeyError, TypeError) as problem:
-        raise CheckpointDamaged(f"not a checkpoint: {problem}") from problem
-    if not isinstance(text, str) or checksum != _checksum(text):
-        raise CheckpointDamaged("checksum does not match the data")
-    return json.loads(text)
-
-
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def copy_aside(path: Path, aside: Path) -> Path:
+    """Keep a damaged file as `aside` while `path` stays, for owners that replace it in one step."""
+    with contextlib.suppress(FileNotFoundError):
+        aside.unlink()
+    os.link(path, aside)
+    sync_folder(path.parent)
+    return aside

@@ -12,8 +12,9 @@ from pykubelet.edges import Edges
 from pykubelet.kit.tasks import Services
 from pykubelet.node.conditions import NodeConditions
 from pykubelet.node.own_node import OwnNode
-from pykubelet.node.shutdown import FILE, Leftovers, RunningPods, ShutdownManager, ShutdownRecord, Turn, turns_of
+from pykubelet.node.shutdown import FILE, Leftovers, PodEnder, ShutdownManager, ShutdownRecord, Turn, turns_of
 from pykubelet.node.shutdown_inhibitor import ShutdownWatch
+from pykubelet.pods.table import PodTable
 from pykubelet.status.sender import StatusSender
 
 
@@ -34,14 +35,17 @@ def build_shutdown(
     edges: Edges,
     *,
     conditions: NodeConditions,
-    pods: RunningPods,
+    table: PodTable,
+    ender: PodEnder,
     own: OwnNode | None,
     sender: StatusSender | None,
     api_pods: Callable[[], Iterable[Pod]],
 ) -> Shutdown:
     record = ShutdownRecord(edges.paths.root / FILE, metrics=ctx.metrics)
     record.load()
-    manager = ShutdownManager(ctx, pods=pods, record=record, conditions=conditions, own=own, sender=sender)
+    manager = ShutdownManager(
+        ctx, table=table, ender=ender, record=record, conditions=conditions, own=own, sender=sender
+    )
     enabled = ctx.settings.gates.enabled("GracefulNodeShutdown")
     turns = turns_of(ctx.settings.config.shutdown) if enabled else ()
     services = Services()
@@ -50,6 +54,6 @@ def build_shutdown(
     leftovers = None
     if edges.cluster is not None:
         leftovers = Leftovers(
-            client=edges.cluster.client, pods=api_pods, is_over=pods.is_over, shutting_down=conditions.shutting_down
+            client=edges.cluster.client, pods=api_pods, is_over=table.is_gone, shutting_down=conditions.shutting_down
         )
     return Shutdown(manager=manager, turns=turns, leftovers=leftovers, services=services)

@@ -1,7 +1,7 @@
 """What the machine has and what of it pods may use: capacity, reservations, allocatable. Pure.
 
 Covers cpu, memory, huge pages, pods and ephemeral storage, device resources on top, and the fatal check at start.
-Does not cover reading the machine (clients/host/machine.py) nor enforcing the limits (resources/cgroups.py).
+Does not cover reading the machine (clients/host/machine.py) nor enforcing the limits (cm/cgroups.py).
 """
 
 from __future__ import annotations

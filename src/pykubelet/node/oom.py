@@ -23,11 +23,11 @@ from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.life import Step
-from pykubelet.model.pod import PodUID, all_containers
+from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.stats.snapshot import CgroupNames
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class OomWatcher:
     name = "oom watcher"
 
     def __init__(
-        self, ctx: Context, guard: GuardEdges, *, cgroups: CgroupNames, pods: PodManager, statuses: PodStatusCache
+        self, ctx: Context, guard: GuardEdges, *, cgroups: CgroupNames, table: PodTable, statuses: PodStatusCache
     ) -> None:
         self._log = guard.kernel_log
         self._alarms = guard.alarms
@@ -62,7 +62,7 @@ class OomWatcher:
         self._set_score = guard.set_oom_score
         self._score = ctx.settings.config.node.oom_score_adj
         self._names = cgroups
-        self._pods = pods
+        self._table = table
         self._statuses = statuses
         self._events = ctx.events
         self._recorder = ctx.recorder
@@ -123,7 +123,7 @@ class OomWatcher:
         self._tell(victim, f"process {kill.process} (pid {kill.pid})", whose_limit(kill, victim), kill.group)
 
     def _tell(self, victim: Victim, process: str, limit: str, group: str) -> None:
-        pod = self._pods.get(PodUID(victim.uid))
+        pod = self._table.pod(victim.uid)
         if pod is None:
             return
         last, kept_back = self._told.get(victim.id, (float("-inf"), 0))
@@ -198,7 +198,7 @@ class OomWatcher:
 
     def _running_groups(self) -> Sequence[tuple[Victim, str]]:
         found = []
-        for pod in self._pods.pods():
+        for pod in self._table.pods():
             parent = self._names.pod(pod)
             uid = pod.metadata.uid or ""
             if parent is None:

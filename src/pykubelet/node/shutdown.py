@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.context import Context
-from pykubelet.kit.files import write_atomic
+from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.disruption import mark_disrupted
 from pykubelet.model.errors import ApiConflict, ApiNotFound
@@ -38,6 +38,8 @@ from pykubelet.model.pod import (
 from pykubelet.model.reasons import NORMAL
 from pykubelet.node.conditions import NodeConditions, is_ready
 from pykubelet.node.own_node import OwnNode
+from pykubelet.pods.record import StatusChange
+from pykubelet.pods.table import PodTable
 from pykubelet.settings.schema_resources import ShutdownSettings
 from pykubelet.status.sender import StatusSender
 
@@ -117,7 +119,7 @@ class ShutdownTimes(Struct, frozen=True, kw_only=True):
 
 class ShutdownRecord:
     def __init__(self, path: Path, *, metrics: Registry) -> None:
-        self._path = path
+        self._checkpoint = Checkpoint(path, encode=_encode, decode=_decode, mode=0o644)
         self._started = metrics.gauge(
             "kubelet_graceful_shutdown_start_time_seconds", "When the last orderly shutdown began, in unix seconds."
         )
@@ -127,32 +129,32 @@ class ShutdownRecord:
 
     def load(self) -> ShutdownTimes:
         """What an earlier life wrote; shown in the metrics until the next shutdown."""
-        try:
-            raw = json.loads(self._path.read_bytes())
-            times = ShutdownTimes(started=_seconds(raw["startTime"]), ended=_seconds(raw["endTime"]))
-        except FileNotFoundError:
-            return ShutdownTimes()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning(
-                "the record of the last shutdown cannot be read", extra={"path": str(self._path), "error": str(error)}
-            )
+        times = self._checkpoint.load()
+        if times is None:
             return ShutdownTimes()
         self._show(times)
         return times
 
     def save(self, times: ShutdownTimes) -> None:
         self._show(times)
-        text = json.dumps({"startTime": _text(times.started), "endTime": _text(times.ended)})
         try:
-            write_atomic(self._path, text.encode(), mode=0o644)
+            self._checkpoint.save_now(times)
         except OSError as error:
-            logger.warning(
-                "the record of this shutdown cannot be written", extra={"path": str(self._path), "error": str(error)}
-            )
+            extra = {"path": str(self._checkpoint.path), "error": str(error)}
+            logger.warning("the record of this shutdown cannot be written", extra=extra)
 
     def _show(self, times: ShutdownTimes) -> None:
         self._started.set(times.started)
         self._ended.set(times.ended)
+
+
+def _encode(times: ShutdownTimes) -> bytes:
+    return json.dumps({"startTime": _text(times.started), "endTime": _text(times.ended)}).encode()
+
+
+def _decode(raw: bytes) -> ShutdownTimes:
+    found = json.loads(raw)
+    return ShutdownTimes(started=_seconds(found["startTime"]), ended=_seconds(found["endTime"]))
 
 
 def _text(seconds: float) -> str:
@@ -172,30 +174,16 @@ REASON, MESSAGE = "Terminated", "Pod was terminated in response to imminent node
 EVENT = "Shutdown"
 LOOK_EVERY = 0.05
 
-MarkStatus = Callable[[PodStatus], None]
 
+class PodEnder(Protocol):
+    """Orders to the pods' workers; both return at once."""
 
-class RunningPods(Protocol):
-    """What the sequence needs of the pods' workers."""
-
-    def active(self) -> Sequence[Pod]:
-        """Pods that are not over yet."""
+    def end(self, pod: Pod, grace: int, mark: StatusChange) -> None:
+        """Begin to stop a pod."""
         ...
 
-    def end(self, pod: Pod, grace: int, mark: MarkStatus) -> None:
-        """Begin to stop a pod; returns at once."""
-        ...
-
-    def again(self, pod: Pod) -> None:
-        """Start a pod anew if nobody else would."""
-        ...
-
-    def is_over(self, uid: str) -> bool:
-        """Whether nothing of it is left: containers, volumes, cgroup."""
-        ...
-
-    def is_stopped(self, uid: str) -> bool:
-        """Whether none of its containers runs."""
+    def restart(self, pod: Pod) -> None:
+        """Start the pod again unless its controller creates another one."""
         ...
 
 
@@ -213,14 +201,16 @@ class ShutdownManager:
         self,
         ctx: Context,
         *,
-        pods: RunningPods,
+        table: PodTable,
+        ender: PodEnder,
         record: ShutdownRecord,
         conditions: NodeConditions,
         own: OwnNode | None = None,
         sender: StatusSender | None = None,
     ) -> None:
         """`own` and `sender` are None on a node without an API server."""
-        self._pods = pods
+        self._table = table
+        self._ender = ender
         self._record = record
         self._conditions = conditions
         self._own = own
@@ -242,12 +232,12 @@ class ShutdownManager:
         if begins:
             self._events.node_event(NORMAL, EVENT, "Shutdown manager detected shutdown event")
             self._record.save(ShutdownTimes(started=started))
-        pods = list(self._pods.active())
+        pods = [worker.pod for worker in self._table.workers() if worker.pod is not None and worker.is_active]
         logger.info("the machine goes down: stopping pods", extra={"pods": len(pods)})
         for group in groups_of(turns, pods) if turns else []:
             await self._end_group(group)
         await self._until(self._node_reported, self._clock.monotonic() + TELL_WITHIN)
-        left = [readable(pod) for pod in pods if not self._pods.is_stopped(uid_of(pod))]
+        left = [readable(pod) for pod in pods if not self._is_stopped(uid_of(pod))]
         if left:
             logger.warning("pods did not end before the machine goes down", extra={"pods": ", ".join(left)})
         self._record.save(ShutdownTimes(started=started, ended=self._clock.now()))
@@ -263,7 +253,7 @@ class ShutdownManager:
         self._events.node_event(NORMAL, EVENT, "Shutdown manager detected shutdown cancellation")
         self._conditions.set_shutting_down(False)
         for pod in self._ended.values():
-            self._pods.again(pod)
+            self._ender.restart(pod)
         self._ended.clear()
 
     async def _end_group(self, group: Group) -> None:
@@ -271,16 +261,21 @@ class ShutdownManager:
             return
         end = self._clock.monotonic() + group.turn.seconds
         for pod in group.pods:
-            self._pods.end(pod, grace_of(pod, group.turn), self._mark)
+            self._ender.end(pod, grace_of(pod, group.turn), self._mark)
             self._ended[uid_of(pod)] = pod
         logger.info(
             "stopping a class of pods",
             extra={"priority": group.turn.priority, "pods": len(group.pods), "seconds": group.turn.seconds},
         )
         uids = [uid_of(pod) for pod in group.pods]
-        await self._until(lambda: all(self._pods.is_over(uid) for uid in uids), end)
+        await self._until(lambda: all(map(self._table.is_gone, uids)), end)
         # Before the next class: the API server itself may be a pod of it.
         await self._reported(uids, max(end, self._clock.monotonic() + TELL_WITHIN))
+
+    def _is_stopped(self, uid: str) -> bool:
+        """Whether none of the pod's containers runs."""
+        worker = self._table.worker(uid)
+        return worker is None or not worker.is_active
 
     def _node_reported(self) -> bool:
         """Whether the API server has the Node as not ready."""

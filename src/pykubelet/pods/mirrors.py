@@ -8,7 +8,6 @@ server is away or the Node is not known yet. Does not cover statuses, which go t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -32,7 +31,7 @@ from pykubelet.model.pod import (
     readable,
     uid_of,
 )
-from pykubelet.pods.manager import PodManager, is_mirror_of
+from pykubelet.pods.table import PodTable, is_mirror_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,18 +64,15 @@ class MirrorPods:
         self,
         *,
         client: KubeClient,
-        pods: PodManager,
+        table: PodTable,
         api_pods: ApiPods,
         node: NodeOwner,
-        is_ending: Callable[[str], bool],
         clock: Clock,
     ) -> None:
-        """`is_ending(full_name)`: whether a static pod of that name is still on its way out."""
         self._client = client
-        self._pods = pods
+        self._table = table
         self._api_pods = api_pods
         self._node = node
-        self._is_ending = is_ending
         self._clock = clock
         self._queue: dict[str, _Try] = {}
         self._wake = Signal()
@@ -88,15 +84,15 @@ class MirrorPods:
 
     async def remove_orphans(self) -> None:
         """Delete mirrors whose static pod is gone; a chore of housekeeping."""
-        for mirror in self._pods.orphan_mirrors():
-            if not self._is_ending(full_name(mirror)):
+        for mirror in self._table.orphan_mirrors():
+            if not self._table.is_busy(full_name(mirror)):
                 await self._delete(mirror)
 
     # -- the service
 
     async def run(self) -> None:
         await self._node.wait_known()
-        for pod in self._pods.static_pods():
+        for pod in self._table.static_pods():
             self._queue.setdefault(full_name(pod), _Try())
         while True:
             wait = await self._work_through()
@@ -133,7 +129,7 @@ class MirrorPods:
 
     async def _make_equal(self, name: str) -> bool:
         """True when nothing is left to do for this name."""
-        pod = self._pods.by_full_name(name)
+        pod = self._table.by_full_name(name)
         if pod is None or not is_static(pod) or deletion_requested(pod):
             return True
         found = self._api_pods.get(name_of(pod), namespace_of(pod))

@@ -9,7 +9,7 @@ from pykubelet.edges import Edges, GuardEdges
 from pykubelet.kit.tasks import Services
 from pykubelet.model.pod_resources import limits_disk
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
@@ -30,7 +30,7 @@ def build(
     guard: GuardEdges,
     *,
     spec: NodeSpec,
-    pods: PodManager,
+    table: PodTable,
     statuses: PodStatusCache,
     volumes: VolumeManager,
 ) -> Stats:
@@ -44,7 +44,7 @@ def build(
     provider = StatsProvider(
         guard,
         cri=edges.cri,
-        pods=pods,
+        table=table,
         statuses=statuses,
         paths=edges.paths,
         clock=ctx.clock,
@@ -54,7 +54,7 @@ def build(
     )
     measured = VolumeFigures(
         meter=volumes,
-        pods=pods,
+        table=table,
         clock=ctx.clock,
         metrics=ctx.metrics,
         period=config.volumes.volume_stats_agg_period,

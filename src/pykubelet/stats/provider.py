@@ -31,7 +31,7 @@ from pykubelet.model.figures import (
     TaskFigures,
 )
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskReader, Run, StatPaths, read_host
 from pykubelet.stats.snapshot import (
     CgroupNames,
@@ -84,7 +84,7 @@ class StatsProvider:
         guard: GuardEdges,
         *,
         cri: CriClient,
-        pods: PodManager,
+        table: PodTable,
         statuses: PodStatusCache,
         paths: StatPaths,
         clock: Clock,
@@ -94,7 +94,7 @@ class StatsProvider:
         host = guard.host
         self._cgroups = guard.cgroups
         self._host = host
-        self._pods = pods
+        self._table = table
         self._statuses = statuses
         self._clock = clock
         self._settings = settings
@@ -139,7 +139,7 @@ class StatsProvider:
     async def _read_all(self, full: bool, stale_disk: bool) -> Snapshot:
         started = self._clock.monotonic()
         settings = self._settings
-        groups = pod_groups(self._pods.pods(), settings.cgroups)
+        groups = pod_groups(self._table.pods(), settings.cgroups)
         inventory = take_inventory(self._statuses, groups, self._sandbox_images)
         if full and await self._learn_images(inventory):
             inventory = take_inventory(self._statuses, groups, self._sandbox_images)
@@ -191,12 +191,12 @@ class StatsProvider:
 
     def idle(self) -> list[str]:
         """Pods of this node of which no container runs: they are in no look, and use no memory."""
-        uids = [pod.metadata.uid or "" for pod in self._pods.pods()]
+        uids = [pod.metadata.uid or "" for pod in self._table.pods()]
         return [uid for uid in uids if not self._statuses.last_known(uid).running()]
 
     async def disks(self, uids: Collection[str] | None) -> DiskFigures:
         """Disk figures of some pods, or of all, read now and without the cost of a whole look. Raises CriError."""
-        every = take_inventory(self._statuses, pod_groups(self._pods.pods(), self._settings.cgroups))
+        every = take_inventory(self._statuses, pod_groups(self._table.pods(), self._settings.cgroups))
         return await self._read_disk([pod for pod in every if uids is None or pod.uid in uids], uids)
 
     async def _read_disk(self, inventory: Sequence[PodItem], uids: Collection[str] | None = None) -> DiskFigures:

@@ -15,8 +15,8 @@ from pykubelet.model.disruption import mark_disrupted
 from pykubelet.model.life import Step
 from pykubelet.model.pod import is_static, uid_of
 from pykubelet.model.reasons import WARNING
-from pykubelet.sync.phases import Phase, PodPhases
-from pykubelet.sync.steps import StatusChange
+from pykubelet.pods.record import StatusChange
+from pykubelet.pods.table import PodTable
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 EVICTED = "Evicted"
@@ -27,11 +27,11 @@ STEP = 0.1
 
 class PodEvictor:
     def __init__(
-        self, ctx: Context, *, workers: PodWorkers, phases: PodPhases, active: Callable[[], Sequence[Pod]]
+        self, ctx: Context, *, workers: PodWorkers, table: PodTable, active: Callable[[], Sequence[Pod]]
     ) -> None:
         """`active`: pods as they were allocated."""
         self._workers = workers
-        self._phases = phases
+        self._table = table
         self._active = active
         self._events = ctx.events
         self._recorder = ctx.recorder
@@ -57,15 +57,15 @@ class PodEvictor:
 
     async def cleaned_up(self, pod: Pod, *, within: float) -> bool:
         deadline = self._clock.monotonic() + within
-        while not self._is_over(pod):
+        while not self._table.is_gone(uid_of(pod)):
             if self._clock.monotonic() >= deadline:
                 return False
             await self._clock.sleep(STEP)
         return True
 
     def _is_evicted(self, pod: Pod) -> bool:
-        state = self._phases.get(uid_of(pod))
-        return state is not None and state.evicted
+        worker = self._table.worker(uid_of(pod))
+        return worker is not None and worker.evicted
 
     def _mark(self, message: str, *, disruption: bool) -> StatusChange:
         at = self._clock.now()
@@ -77,34 +77,17 @@ class PodEvictor:
 
         return mark
 
-    def _is_over(self, pod: Pod) -> bool:
-        state = self._phases.get(uid_of(pod))
-        return state is None or self._phases.is_finished(uid_of(pod))
 
+class PodEnder:
+    """Ends pods when the node shuts down, and starts them again when the shutdown is cancelled."""
 
-class ShutdownPods:
-    """The pods' workers as the shutdown manager needs them."""
-
-    def __init__(self, *, workers: PodWorkers, phases: PodPhases) -> None:
+    def __init__(self, workers: PodWorkers) -> None:
         self._workers = workers
-        self._phases = phases
-
-    def active(self) -> Sequence[Pod]:
-        alive = (Phase.SYNCING, Phase.TERMINATING)
-        return [state.pod for state in self._phases if state.pod is not None and state.phase in alive]
 
     def end(self, pod: Pod, grace: int, mark: StatusChange) -> None:
         self._workers.update(UpdateKind.KILL, pod, KillRequest(grace_override=grace, change_status=mark))
 
-    def again(self, pod: Pod) -> None:
+    def restart(self, pod: Pod) -> None:
         """Start a static pod again; no controller would create another one."""
         if is_static(pod):
             self._workers.update(UpdateKind.CREATE, pod)
-
-    def is_over(self, uid: str) -> bool:
-        state = self._phases.get(uid)
-        return state is None or state.phase is Phase.FINISHED
-
-    def is_stopped(self, uid: str) -> bool:
-        state = self._phases.get(uid)
-        return state is None or state.phase in (Phase.TERMINATED, Phase.FINISHED)

@@ -19,9 +19,9 @@ from pykubelet.pods.admission import (
     features_of_change,
 )
 from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.record import Orphan
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.settings.gates import Gates
-from pykubelet.sync.steps import Orphan
 
 
 class Allocator(Protocol):

@@ -17,9 +17,8 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import PodUID, deletion_requested, is_static, uid_of
-from pykubelet.pods.manager import PodManager
-from pykubelet.sync.phases import Phase, PodPhases
-from pykubelet.sync.steps import Orphan
+from pykubelet.pods.record import Orphan, WorkerState
+from pykubelet.pods.table import PodTable
 from pykubelet.sync.worker import PodWorkers, UpdateKind
 
 logger = logging.getLogger(__name__)
@@ -53,8 +52,7 @@ class Housekeeping:
         self,
         *,
         sources: Ready,
-        pods: PodManager,
-        phases: PodPhases,
+        table: PodTable,
         workers: PodWorkers,
         runtime: RuntimePods,
         folders: PodFolders,
@@ -65,8 +63,7 @@ class Housekeeping:
         has_mounts: Callable[[str], bool] = lambda uid: False,
     ) -> None:
         self._sources = sources
-        self._pods = pods
-        self._phases = phases
+        self._table = table
         self._workers = workers
         self._runtime = runtime
         self._folders = folders
@@ -90,14 +87,14 @@ class Housekeeping:
 
     async def tidy(self) -> None:
         """One pass. Safe at any time once all sources are ready."""
-        self._phases.mark_synced()
-        wanted = {uid_of(pod) for pod in self._pods.pods()}
+        self._table.mark_synced()
+        wanted = {uid_of(pod) for pod in self._table.pods()}
         self._end_unwanted(wanted)
         self._forget_finished(wanted)
         self._start_missing()
         self._see_off_deleted()
         self._kill_orphans()
-        known = wanted | {state.uid for state in self._phases}
+        known = wanted | {worker.uid for worker in self._table.workers()}
         for holder in self._holders:
             holder.keep_only(known)
         self._remove_folders(known)
@@ -109,32 +106,33 @@ class Housekeeping:
 
     def _end_unwanted(self, wanted: set[PodUID]) -> None:
         """Pods removed before all sources were ready were left alone then; now they can go."""
-        for state in self._phases:
-            if state.uid not in wanted and state.phase is Phase.SYNCING and state.pod is not None:
-                self._workers.update(UpdateKind.KILL, state.pod)
+        for worker in self._table.workers():
+            if worker.uid not in wanted and worker.state is WorkerState.SYNCING and worker.pod is not None:
+                self._workers.update(UpdateKind.KILL, worker.pod)
 
     def _forget_finished(self, wanted: set[PodUID]) -> None:
-        for state in self._phases:
+        for worker in self._table.workers():
             # A rejected pod may have been stopped as an orphan: that says nothing about its own end.
-            orphan = state.pod is None
-            if state.phase is Phase.FINISHED and (state.uid not in wanted or state.restart_requested or orphan):
-                self._workers.forget(state.uid)
+            orphan = worker.pod is None
+            finished = worker.state is WorkerState.FINISHED
+            if finished and (worker.uid not in wanted or worker.restart_requested or orphan):
+                self._workers.forget(worker.uid)
 
     def _see_off_deleted(self) -> None:
         """A rejected pod has no worker; when it is deleted somebody must give back what it may hold and say so."""
-        for pod in self._pods.pods():
-            if deletion_requested(pod) and self._phases.get(uid_of(pod)) is None:
+        for pod in self._table.pods():
+            if deletion_requested(pod) and self._table.worker(uid_of(pod)) is None:
                 self._workers.update(UpdateKind.UPDATE, pod)
 
     def _start_missing(self) -> None:
         for uid in self._workers.take_restarts():
-            pod = self._pods.get(uid)
-            if pod is not None and self._phases.get(uid) is None:
+            pod = self._table.pod(uid)
+            if pod is not None and self._table.worker(uid) is None:
                 self._measure.restarted.inc("true" if is_static(pod) else "")
                 self._workers.update(UpdateKind.CREATE, pod)
 
     def _kill_orphans(self) -> None:
-        known = self._phases.uids()
+        known = self._table.uids_in_use()
         for orphan in self._runtime.running_pods():
             if orphan.uid not in known:
                 logger.info(

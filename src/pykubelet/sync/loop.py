@@ -45,12 +45,12 @@ from pykubelet.pleg.diff import (
     RuntimeEvent,
 )
 from pykubelet.pods.admission import Rejection, Verdict
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
+from pykubelet.pods.record import Room
+from pykubelet.pods.table import PodTable
 from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
 from pykubelet.sync.fresh_node import FreshNode
-from pykubelet.sync.phases import PodPhases
-from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
+from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 logger = logging.getLogger(__name__)
 
@@ -146,11 +146,10 @@ class SyncLoop:
         self,
         *,
         changes: Changes,
-        pods: PodManager,
+        table: PodTable,
         admission: Admission,
         resizes: Resizes,
         workers: PodWorkers,
-        phases: PodPhases,
         statuses: StatusStore,
         dead: DeadContainers,
         runtime: RuntimeWait,
@@ -161,11 +160,10 @@ class SyncLoop:
         metrics: Registry,
     ) -> None:
         self._changes = changes
-        self._pods = pods
+        self._table = table
         self._admission = admission
         self._resizes = resizes
         self._workers = workers
-        self._phases = phases
         self._statuses = statuses
         self._dead = dead
         self._runtime = runtime
@@ -252,9 +250,9 @@ class SyncLoop:
         """One change of one pod. If that breaks, it is told and tried again, and everybody else goes on."""
         uid, broken = uid_of(pod), self._broken.get(uid_of(pod))
         if op is not Operation.REMOVE:
-            if uid in self._phases.undecided:
+            if uid in self._table.undecided:
                 # Never admitted. One that was deleted meanwhile has a worker that sees it off, and needs no second one.
-                op = Operation.ADD if self._phases.get(uid) is None else Operation.UPDATE
+                op = Operation.ADD if self._table.worker(uid) is None else Operation.UPDATE
             elif broken is not None and (broken.op is Operation.ADD or op is Operation.RECONCILE):
                 op = broken.op  # a new status does not make up for it
         try:
@@ -263,14 +261,14 @@ class SyncLoop:
             broken = broken or _Broken(op=op, pod=pod)
             broken.op, broken.pod, broken.due = op, pod, self._clock.monotonic() + broken.backoff.next()
             self._broken[uid] = broken
-            if op is Operation.ADD and self._phases.get(uid) is None:
-                self._phases.undecided.add(uid)
+            if op is Operation.ADD and self._table.worker(uid) is None:
+                self._table.undecided.add(uid)
             self._tell_broken(uid, f"pod {op.value}", error)
             self._events.pod_event(pod, WARNING, "FailedSync", f"error handling the pod: {error}")
         else:
             self._broken.pop(uid, None)
             if not self._waits(uid):
-                self._phases.undecided.discard(uid)
+                self._table.undecided.discard(uid)
 
     def _adopt_wish(self, pod: Pod) -> None:
         try:
@@ -296,8 +294,8 @@ class SyncLoop:
             case Operation.ADD:
                 self._add(pod, judged=judged)
             case Operation.UPDATE | Operation.DELETE:
-                old = self._pods.get(uid_of(pod))
-                self._pods.put(pod)
+                old = self._table.pod(uid_of(pod))
+                self._table.put(pod)
                 self._resizes.updated(old, pod)
                 self._update(pod)
                 self._check_features(old, pod)
@@ -310,9 +308,9 @@ class SyncLoop:
 
     def judge_again(self, uid: PodUID) -> None:
         """The Node was read anew for a pod that its labels kept out."""
-        pod = self._pods.get(uid)
+        pod = self._table.pod(uid)
         if pod is None or self._was_rejected(pod):
-            self._phases.undecided.discard(uid)  # its source has it no more, or it was refused for another reason
+            self._table.undecided.discard(uid)  # its source has it no more, or it was refused for another reason
         else:
             self._apply(Operation.ADD, pod, judged=True)
 
@@ -325,20 +323,20 @@ class SyncLoop:
             return False
         self._recorder.note(uid, Step.ADMISSION, reason=rejection.reason, message="waits for the newest Node")
         self.fresh_node.add(uid)
-        self._phases.undecided.add(uid)  # neither started nor cleaned up until then
+        self._table.undecided.add(uid)  # neither started nor cleaned up until then
         return True
 
     def _add(self, pod: Pod, *, judged: bool) -> None:
         """`judged`: once already, by a Node that may have been old."""
-        self._pods.put(pod)
+        self._table.put(pod)
         if is_mirror(pod):
             self._update(pod)
             return
         uid = uid_of(pod)
         self._recorder.name_pod(uid, namespace_of(pod), name_of(pod))
         logger.info("pod added", extra={"pod": readable(pod), "uid": uid})
-        state = self._phases.get(uid)
-        if (state is None or not state.is_ending) and not is_terminal_phase(pod.status.phase):
+        worker = self._table.worker(uid)
+        if (worker is None or not worker.is_ending) and not is_terminal_phase(pod.status.phase):
             # After a restart of the agent the pod is judged by what it was promised before.
             promised = self._resizes.allocated(pod)
             verdict = self._admission.decide(promised, self._active_pods(but=uid))
@@ -359,7 +357,7 @@ class SyncLoop:
             self._events.pod_event(pod, WARNING, "FailedNodeDeclaredFeaturesCheck", text)
 
     def _update(self, pod: Pod) -> None:
-        target = self._pods.static_of(pod) if is_mirror(pod) else pod
+        target = self._table.static_of(pod) if is_mirror(pod) else pod
         if target is None:
             return
         if self.fresh_node is not None and uid_of(target) in self.fresh_node:
@@ -369,19 +367,19 @@ class SyncLoop:
             self._workers.update(UpdateKind.UPDATE, target)
 
     def _remove(self, pod: Pod) -> None:
-        self._pods.remove(pod)
+        self._table.remove(pod)
         if is_mirror(pod):
             self._update(pod)
             return
         logger.info("pod removed from its source", extra={"pod": readable(pod), "uid": uid_of(pod)})
-        if self._changes.all_ready() and self._phases.get(uid_of(pod)) is not None:
+        if self._changes.all_ready() and self._table.worker(uid_of(pod)) is not None:
             self._workers.update(UpdateKind.KILL, pod)
 
     def _reconcile(self, pod: Pod) -> None:
-        old = self._pods.get(uid_of(pod))
-        self._pods.put(pod)
+        old = self._table.pod(uid_of(pod))
+        self._table.put(pod)
         self._resizes.reconciled(old, pod)
-        target = self._pods.static_of(pod) if is_mirror(pod) else pod
+        target = self._table.static_of(pod) if is_mirror(pod) else pod
         if target is None:
             return
         if target.spec.readiness_gates:
@@ -410,7 +408,7 @@ class SyncLoop:
 
     def _was_rejected(self, pod: Pod) -> bool:
         status = self._statuses.get(uid_of(pod))
-        return self._phases.get(uid_of(pod)) is None and status is not None and status.phase == "Failed"
+        return self._table.worker(uid_of(pod)) is None and status is not None and status.phase == "Failed"
 
     def _make_room(self, verdict: Verdict) -> Room | None:
         if not verdict.victims:
@@ -446,7 +444,7 @@ class SyncLoop:
         self.handle(ProbeChanged(kind=kind, container_id=container_id, pod_uid=uid, outcome=outcome))
 
     def _probe_changed(self, event: ProbeChanged) -> None:
-        pod = self._pods.get(PodUID(event.pod_uid))
+        pod = self._table.pod(event.pod_uid)
         if pod is None:
             return
         if event.kind is not ProbeKind.LIVENESS:

@@ -18,14 +18,15 @@ from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.model.pod import ContainerKind, find_container, is_static, uses_host_network
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pleg.diff import ContainerDied
-from pykubelet.sync.phases import Phase, PodPhases, PodState
-from pykubelet.sync.steps import Orphan, PodSteps, StatusChange, SyncVerdict
+from pykubelet.pods.record import Orphan, PodWorker, StatusChange, WorkerState
+from pykubelet.pods.table import PodTable
+from pykubelet.sync.steps import PodSteps, SyncVerdict
 
 _EARLY = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0)
 _LATE = (120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0)
 START_BUCKETS = (*_EARLY, *_LATE)
 COUNT_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0)
-LIFECYCLES = {Phase.SYNCING: "sync", Phase.TERMINATING: "terminating"}
+LIFECYCLES = {WorkerState.SYNCING: "sync", WorkerState.TERMINATING: "terminating"}
 KINDS = {
     ContainerKind.REGULAR: "container",
     ContainerKind.INIT: "init_container",
@@ -35,14 +36,6 @@ STATELESS_VOLUMES = ("secret", "config_map", "downward_api", "empty_dir", "proje
 IMAGE_VOLUME_MOUNT_FAILED = "ImageVolumeMountFailed"
 """What runtimes put before the reason, as the CRI has it."""
 START_ERRORS = {Step.CREATE: "CreateContainerError", Step.START: "RunContainerError"}
-
-
-class DesiredPods(Protocol):
-    def pods(self) -> list[Pod]: ...
-
-    def mirrors(self) -> list[Pod]: ...
-
-    def __contains__(self, uid: object) -> bool: ...
 
 
 class SeenPods(Protocol):
@@ -55,15 +48,14 @@ class PodMetrics:
     def __init__(
         self,
         *,
-        pods: DesiredPods,
-        phases: PodPhases,
+        table: PodTable,
         seen: SeenPods,
         recorder: LifeRecorder,
         clock: Clock,
         metrics: Registry,
         node_name: str,
     ) -> None:
-        self._pods, self._phases, self._seen, self._recorder = pods, phases, seen, recorder
+        self._table, self._seen, self._recorder = table, seen, recorder
         self._clock = clock
         metrics.gauge("kubelet_node_name", "The node's name; always 1.", ("node",)).set(1, node_name)
         self._make_gauges(metrics)
@@ -145,23 +137,24 @@ class PodMetrics:
     # --- counted when asked ---------------------------------------------------------------------
 
     def _count(self) -> None:
-        desired = self._pods.pods()
+        desired = self._table.pods()
         self._desired.replace(_by_static(desired))
-        states = list(self._phases)
-        holding = [s.pod for s in states if s.pod is not None and s.phase in LIFECYCLES]
+        workers = self._table.workers()
+        holding = [worker.pod for worker in workers if worker.pod is not None and worker.is_active]
         self._active.replace(_by_static(holding))
-        self._mirrors.set(len(self._pods.mirrors()))
-        self._working.replace({key: float(n) for key, n in Counting(map(self._work_of, states)).items()})
+        self._mirrors.set(len(self._table.mirrors()))
+        self._working.replace({key: float(n) for key, n in Counting(map(self._work_of, workers)).items()})
         self._ephemeral.set(sum(len(pod.spec.ephemeral_containers) for pod in desired))
         seen = [self._seen.last_known(uid) for uid in self._seen.uids()]
         self._running_pods.set(sum(bool(status.ready_sandboxes()) for status in seen))
         found = Counting(each.state for status in seen for each in status.containers)
         self._containers.replace({(state.name.lower(),): float(found[state]) for state in ContainerState})
 
-    def _work_of(self, state: PodState) -> tuple[str, str, str]:
-        static = "unknown" if state.pod is None else _static(state.pod)
-        config = "runtime_only" if state.pod is None else "desired" if state.uid in self._pods else "orphan"
-        return LIFECYCLES.get(state.phase, "terminated"), config, static
+    def _work_of(self, worker: PodWorker) -> tuple[str, str, str]:
+        static = "unknown" if worker.pod is None else _static(worker.pod)
+        desired = "desired" if self._table.is_desired(worker.uid) else "orphan"
+        config = "runtime_only" if worker.pod is None else desired
+        return LIFECYCLES.get(worker.state, "terminated"), config, static
 
     # --- heard ----------------------------------------------------------------------------------
 
@@ -261,8 +254,8 @@ class PodMetrics:
             self._first_start_sli.set(seconds)
 
     def _pod(self, uid: str) -> Pod | None:
-        state = self._phases.get(uid)
-        return state.pod if state is not None else None
+        worker = self._table.worker(uid)
+        return worker.pod if worker is not None else None
 
     def _kind(self, uid: str, name: str) -> str:
         pod = self._pod(uid)

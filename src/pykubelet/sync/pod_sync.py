@@ -21,9 +21,10 @@ from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, 
 from pykubelet.model.problems import ContainerProblem, ResizeFailed
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.pods.record import Orphan, StatusChange
 from pykubelet.runtime.manager import SyncOutcome
 from pykubelet.runtime.reason_cache import ReasonCache
-from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
+from pykubelet.sync.steps import NetworkNotReady, RetryAt, SyncVerdict
 
 logger = logging.getLogger(__name__)
 

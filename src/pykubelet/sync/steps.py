@@ -5,25 +5,14 @@ Carried out in `pod_sync.py`, called by `worker.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
 
-from pykubelet.api.types import Pod, PodStatus
+from pykubelet.api.types import Pod
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.pod import PodUID
 from pykubelet.model.runtime_status import PodRuntimeStatus
-
-StatusChange = Callable[[PodStatus], None]
-
-
-class Orphan(Struct, frozen=True, kw_only=True):
-    """A pod that only the runtime knows."""
-
-    uid: PodUID
-    name: str
-    namespace: str
+from pykubelet.pods.record import Orphan, StatusChange
 
 
 class NetworkNotReady(PykubeletError):

@@ -1,4 +1,4 @@
-"""One task per pod: takes the newest update, runs the step of the pod's phase, decides when to run again.
+"""One task per pod: takes the newest update, runs the step of the worker's state, decides when to run again.
 
 `PodWorkers` is the registry. Updates are merged, never queued; a kill is never overwritten and its grace
 period only shrinks; trouble with one pod is retried with that pod's own delay and touches no other. The
@@ -12,15 +12,14 @@ import asyncio
 import enum
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.backoff import jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.log import current_pod
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
@@ -36,9 +35,9 @@ from pykubelet.model.pod import (
 )
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
-from pykubelet.sync.phases import Phase, PodPhases, PodState
-from pykubelet.sync.static_turns import StaticTurns
-from pykubelet.sync.steps import NetworkNotReady, Orphan, PodSteps, RetryAt, StatusChange, StatusSource
+from pykubelet.pods.record import Orphan, PodWorker, Room, WorkerState
+from pykubelet.pods.table import PodTable
+from pykubelet.sync.steps import NetworkNotReady, PodSteps, RetryAt, StatusSource
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +45,9 @@ RETRY_AFTER_ERROR = 10.0
 RETRY_NETWORK_NOT_READY = 1.0
 RETRY_RUNTIME_DOWN = 0.1
 RETRY_RUNTIME_DOWN_MOST = 5.0
+DELETED = "deleted"
 REPEAT_UNCHANGED = 1.0
-"""Seconds at the least between passes that ask for another one soon and find the pod as they left it."""
+"""Seconds at the least between passes that request another one soon and find the pod as they left it."""
 
 
 class UpdateKind(enum.Enum):
@@ -66,35 +66,9 @@ class KillRequest(Struct, frozen=True, kw_only=True):
     done: asyncio.Future[None] | None = None
     """Completed when no container runs any more."""
 
-
-class Room(Struct, frozen=True, kw_only=True):
-    """What pods that are ended for another one hold: it starts when they are stopped, or cannot be in their time."""
-
-    stopped: Sequence[asyncio.Future[None]]
-    patience: float
-
-
-class _Worker(Struct):
-    state: PodState
-    orphan: Orphan | None = None
-    wake: Signal = field(default_factory=Signal)
-    room: Room | None = None
-    changes: list[StatusChange] = field(default_factory=list)
-    waiters: list[asyncio.Future[None]] = field(default_factory=list)
-    last_sync: float = -1.0
-    seen: PodRuntimeStatus | None = None
-    """What the pass in flight, or the last one, started from."""
-    hurried: PodRuntimeStatus | None = None
-    """What the last pass started from if it asked for another one soon."""
-    failures: int = 0
-    scope: asyncio.Timeout | None = None
-    """Around the step in flight; expiring it cancels the step and nothing else."""
-    next_run: float | None = None
-    last_error: str = ""
-
-    def interrupt(self, now: float) -> None:
-        if self.scope is not None and not self.scope.expired():
-            self.scope.reschedule(now)
+    def complete(self) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_result(None)
 
 
 class WorkerSnapshot(Struct, frozen=True, kw_only=True):
@@ -115,7 +89,7 @@ class PodWorkers:
     def __init__(
         self,
         *,
-        phases: PodPhases,
+        table: PodTable,
         steps: PodSteps,
         statuses: StatusSource,
         events: EventSink,
@@ -124,7 +98,7 @@ class PodWorkers:
         sync_frequency: float,
         chance: random.Random | None = None,
     ) -> None:
-        self._phases = phases
+        self._table = table
         self._steps = steps
         self._statuses = statuses
         self._events = events
@@ -132,8 +106,7 @@ class PodWorkers:
         self._clock = clock
         self._sync_frequency = sync_frequency
         self._chance = chance or random.Random()
-        self._workers: dict[PodUID, _Worker] = {}
-        self._turns = StaticTurns(phases)
+        self._turns = StaticTurns(table)
         self._restarts: set[PodUID] = set()
         self._tasks = TaskSet("pod workers")
         self.on_finished: Callable[[PodUID], None] = lambda uid: None
@@ -146,84 +119,88 @@ class PodWorkers:
             await asyncio.Event().wait()
 
     async def wait_listed(self) -> None:
-        """Until it is known what runs; before that nobody can tell which pods have ended."""
+        """Until it is known what runs; before that it is unknown which pods have ended."""
         await self._statuses.listed()
 
     # --- entrance -------------------------------------------------------------------------------
 
     def update(self, kind: UpdateKind, pod: Pod, kill: KillRequest | None = None, *, after: Room | None = None) -> None:
-        """Merge one more wish for this pod into what its worker will do next.
+        """Merge one more request for this pod into what its worker will do next.
 
         A kill without a request means that the pod's source has it no more. `after`: what a new pod waits for."""
         uid = uid_of(pod)
-        state = self._phases.get(uid)
-        if state is not None and state.phase is Phase.FINISHED and state.pod is None:
-            # Stopped as an orphan because it was refused; now its source wants something: see it off in full.
-            self._phases.forget(uid)
-            state = None
-        if state is None:
-            state = self._admit(pod, kind)
-        elif state.phase is Phase.FINISHED:
+        worker = self._table.worker(uid)
+        if worker is not None and worker.state is WorkerState.FINISHED and worker.pod is None:
+            # Stopped as an orphan because it was rejected; now its source wants something: see it off in full.
+            self._table.forget_worker(uid)
+            worker = None
+        if worker is None:
+            worker = self._admit(pod, kind)
+        elif worker.state is WorkerState.FINISHED:
             if kind is UpdateKind.CREATE:
-                state.restart_requested = True
+                worker.restart_requested = True
                 self.on_finished(uid)
-            _complete(kill)
+            if kill is not None:
+                kill.complete()
             return
-        elif state.is_ending and kind is UpdateKind.CREATE:
+        elif worker.is_ending and kind is UpdateKind.CREATE:
             # The same UID was written again (a static pod with a fixed UID): start anew when this life is over.
-            state.restart_requested = True
-        worker = self._workers[uid]
+            worker.restart_requested = True
         worker.room = after or worker.room
-        if kind is not UpdateKind.KILL or state.pod is None:
-            state.pod = pod
-        self._maybe_end(worker, kind, kill)
+        if kind is not UpdateKind.KILL or worker.pod is None:
+            worker.pod = pod
+        if kind is UpdateKind.KILL:
+            self._apply_kill(worker, kill)
+        because = end_reason(worker.pod, kind, kill)
+        if because:
+            self._begin_end(worker, because, kill)
         worker.wake.set()
 
     def renew(self, pod: Pod) -> None:
         """Only the status changed in the pod's source: the next pass starts from it, and an end set there is an end."""
-        state = self._phases.get(uid_of(pod))
-        if state is None or state.phase is not Phase.SYNCING or uid_of(pod) not in self._workers:
+        worker = self._table.worker(uid_of(pod))
+        if worker is None or worker.state is not WorkerState.SYNCING:
             return
         if is_terminal_phase(pod.status.phase):
             self.update(UpdateKind.UPDATE, pod)
         else:
-            state.pod = pod
+            worker.pod = pod
 
     def kill_orphan(self, orphan: Orphan) -> None:
         """Stop a pod that no source wants and no worker knows."""
-        if self._phases.get(orphan.uid) is not None:
+        if self._table.worker(orphan.uid) is not None:
             return
-        state = PodState(orphan.uid, f"{orphan.name}_{orphan.namespace}", None, started=True, deleted=True, grace=1)
-        state.move(Phase.TERMINATING, "only the runtime knows this pod")
-        worker = _Worker(state, orphan=orphan)
+        name = f"{orphan.name}_{orphan.namespace}"
+        worker = PodWorker(orphan.uid, name, None, started=True, deleted=True, grace=1, orphan=orphan)
+        worker.move(WorkerState.TERMINATING, "only the runtime knows this pod")
         self._begin(worker, f"{orphan.namespace}/{orphan.name}")
         worker.wake.set()
 
     def sync_now(self, uid: str) -> None:
-        """Something happened to the pod outside; look at it again."""
-        worker = self._workers.get(PodUID(uid))
+        """Something happened to the pod outside: run its step again."""
+        worker = self._table.worker(uid)
         if worker is not None:
             worker.wake.set()
 
     def retry_now(self, uid: str) -> None:
         """What a failed sync waits for may have come; pods without trouble are left alone."""
-        worker = self._workers.get(PodUID(uid))
+        worker = self._table.worker(uid)
         if worker is not None and worker.last_error:
             worker.wake.set()
 
     def sync_all(self) -> None:
-        """Look at every pod again, for instance because the runtime is back."""
-        for worker in self._workers.values():
+        """Run the step of every pod again, for instance because the runtime is back."""
+        for worker in self._table.workers():
             worker.wake.set()
 
     def forget(self, uid: str) -> None:
         """Drop a finished pod from memory."""
-        state = self._phases.get(uid)
-        if state is not None and state.phase is Phase.FINISHED:
-            if state.restart_requested:
-                self._restarts.add(state.uid)
-                self.on_restart(state.uid)
-            self._phases.forget(uid)
+        worker = self._table.worker(uid)
+        if worker is not None and worker.state is WorkerState.FINISHED:
+            if worker.restart_requested:
+                self._restarts.add(worker.uid)
+                self.on_restart(worker.uid)
+            self._table.forget_worker(uid)
             self._recorder.note(uid, Step.CLEANUP, reason="Forgotten")
 
     def take_restarts(self) -> set[PodUID]:
@@ -234,80 +211,68 @@ class PodWorkers:
     def snapshot(self) -> Mapping[str, WorkerSnapshot]:
         now = self._clock.monotonic()
         return {
-            worker.state.uid: WorkerSnapshot(
-                uid=worker.state.uid,
-                pod=worker.state.full_name,
-                phase=worker.state.phase.value,
+            worker.uid: WorkerSnapshot(
+                uid=worker.uid,
+                pod=worker.full_name,
+                phase=worker.state.value,
                 failures=worker.failures,
                 last_error=worker.last_error,
                 next_run_in=None if worker.next_run is None else max(0.0, worker.next_run - now),
-                story=tuple(f"{phase.value}: {because}" for phase, because in worker.state.story),
+                story=tuple(f"{state.value}: {because}" for state, because in worker.history),
             )
-            for worker in self._workers.values()
+            for worker in self._table.workers()
+            if worker.state is not WorkerState.FINISHED
         }
 
     # --- merging updates ------------------------------------------------------------------------
 
-    def _admit(self, pod: Pod, kind: UpdateKind) -> PodState:
-        state = PodState(uid_of(pod), full_name(pod), pod)
-        worker = _Worker(state)
+    def _admit(self, pod: Pod, kind: UpdateKind) -> PodWorker:
+        worker = PodWorker(uid_of(pod), full_name(pod), pod)
         ended = is_terminal_phase(pod.status.phase) and not is_static(pod) and kind is not UpdateKind.KILL
-        if ended and self._statuses.is_down(state.uid):
-            # It ended in an earlier life of this agent: only give back what it may still hold.
-            state.started = True
-            state.deleted = deletion_requested(pod)
-            state.move(Phase.TERMINATED, "already ended when first seen")
+        if ended and self._statuses.is_down(worker.uid):
+            # It ended in an earlier life of this agent: only release what it may still hold.
+            worker.started = True
+            worker.deleted = deletion_requested(pod)
+            worker.move(WorkerState.TERMINATED, "already ended when first seen")
         if is_static(pod):
-            self._turns.queue(state)
+            self._turns.queue(worker)
         self._begin(worker, readable(pod))
-        return state
+        return worker
 
-    def _begin(self, worker: _Worker, pod_name: str) -> None:
-        self._phases.add(worker.state)
-        self._workers[worker.state.uid] = worker
+    def _begin(self, worker: PodWorker, pod_name: str) -> None:
+        self._table.add_worker(worker)
         self._tasks.spawn(self._work(worker, pod_name), name=f"pod {pod_name}")
 
-    def _maybe_end(self, worker: _Worker, kind: UpdateKind, kill: KillRequest | None) -> None:
-        state = worker.state
-        pod = state.pod
-        assert pod is not None
-        because = ""
-        if deletion_requested(pod):
-            state.deleted = True
-            because = "deleted"
-        elif is_terminal_phase(pod.status.phase) and not is_static(pod):
-            because = f"phase {pod.status.phase}"
-        elif kind is UpdateKind.KILL:
-            because = "evicted" if kill and kill.evicted else "no longer wanted"
-        if kind is UpdateKind.KILL:
-            state.evicted = state.evicted or bool(kill and kill.evicted)
-            state.deleted = state.deleted or kill is None
-            if kill is not None:
-                if kill.change_status is not None:
-                    worker.changes.append(kill.change_status)
-                if kill.done is not None:
-                    if state.phase in (Phase.TERMINATED, Phase.FINISHED):
-                        _complete(kill)
-                    else:
-                        worker.waiters.append(kill.done)
-        if not because:
+    def _apply_kill(self, worker: PodWorker, kill: KillRequest | None) -> None:
+        if kill is None:
+            worker.deleted = True
             return
-        shorter = state.shorten_grace(kill.grace_override if kill else None)
-        if state.phase is Phase.SYNCING:
-            state.move(Phase.TERMINATING, because)
+        worker.evicted = worker.evicted or kill.evicted
+        if kill.change_status is not None:
+            worker.changes.append(kill.change_status)
+        if not worker.is_active:
+            kill.complete()
+        elif kill.done is not None:
+            worker.waiters.append(kill.done)
+
+    def _begin_end(self, worker: PodWorker, because: str, kill: KillRequest | None) -> None:
+        if because == DELETED:
+            worker.deleted = True
+        shorter = worker.shorten_grace(kill.grace_override if kill else None)
+        if worker.state is WorkerState.SYNCING:
+            worker.move(WorkerState.TERMINATING, because)
             worker.interrupt(self._clock.monotonic())
-        elif state.phase is Phase.TERMINATING and shorter:
+        elif worker.state is WorkerState.TERMINATING and shorter:
             worker.interrupt(self._clock.monotonic())
 
     # --- the worker's loop ----------------------------------------------------------------------
 
-    async def _work(self, worker: _Worker, pod_name: str) -> None:
+    async def _work(self, worker: PodWorker, pod_name: str) -> None:
         current_pod.set(pod_name)
-        state = worker.state
-        self._recorder.note(state.uid, Step.SEEN)
+        self._recorder.note(worker.uid, Step.SEEN)
         await worker.wake.wait()
         try:
-            while state.phase is not Phase.FINISHED:
+            while worker.state is not WorkerState.FINISHED:
                 try:
                     delay = await self._run_once(worker)
                 except Exception as error:
@@ -315,32 +280,29 @@ class PodWorkers:
                 worker.next_run = None if delay is None else self._clock.monotonic() + delay
                 if delay is None or delay > 0:
                     await worker.wake.wait(at_most=delay)
+            worker.next_run = worker.runtime_status = worker.hurried = None
         finally:
-            for waiter in worker.waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self._workers.pop(state.uid, None)
-            for uid in self._turns.leave(state):
+            worker.stopped()
+            for uid in self._turns.leave(worker):
                 self.sync_now(uid)
         try:
-            self.on_finished(state.uid)
+            self.on_finished(worker.uid)
         except Exception as error:  # this pod's trouble, never the node's; housekeeping comes by anyway
             logger.exception("the end of a pod cannot be handled")
-            self._recorder.fail(state.uid, Step.CLEANUP, reason=type(error).__name__, message=str(error))
+            self._recorder.fail(worker.uid, Step.CLEANUP, reason=type(error).__name__, message=str(error))
 
-    async def _run_once(self, worker: _Worker) -> float | None:
-        """Run the step of the current phase once; seconds until the next run, None to wait for news."""
-        state = worker.state
-        if not state.started:
-            if self._turns.has_turn(state):
+    async def _run_once(self, worker: PodWorker) -> float | None:
+        """Run the step of the current state once; seconds until the next run, None to wait for news."""
+        if not worker.started:
+            if self._turns.has_turn(worker):
                 # Also when it is to end: an earlier life of this agent may have started it.
-                state.started = True
-            elif state.is_ending:
-                state.move(Phase.FINISHED, "ended before it ever started")
+                worker.started = True
+            elif worker.is_ending:
+                worker.move(WorkerState.FINISHED, "ended before it ever started")
                 return 0
             else:
                 return None
-        phase = state.phase
+        state = worker.state
         try:
             async with asyncio.timeout(None) as scope:
                 worker.scope = scope
@@ -359,31 +321,31 @@ class PodWorkers:
             worker.last_sync = self._clock.monotonic()
         worker.failures = 0
         worker.last_error = ""
-        if state.phase is not phase:
+        if worker.state is not state:
             return 0
         resync = jittered(self._sync_frequency, source=self._chance)
         return self._paced(worker, resync if due is None else min(due, resync))
 
-    def _paced(self, worker: _Worker, delay: float) -> float:
-        """A pass may ask for another one at once, but not again and again while nothing changes."""
+    def _paced(self, worker: PodWorker, delay: float) -> float:
+        """A pass may request another one at once, but not again and again while nothing changes."""
         before, worker.hurried = worker.hurried, None
-        if delay < REPEAT_UNCHANGED and worker.seen is not None:
-            worker.hurried = worker.seen
-            if before is not None and before.shows_the_same(worker.seen):
+        if delay < REPEAT_UNCHANGED and worker.runtime_status is not None:
+            worker.hurried = worker.runtime_status
+            if before is not None and before.shows_the_same(worker.runtime_status):
                 return REPEAT_UNCHANGED
         return delay
 
-    def _after_error(self, worker: _Worker, error: Exception) -> float:
-        """This pod's trouble, never the node's: say it, keep it for `explain`, try again later."""
+    def _after_error(self, worker: PodWorker, error: Exception) -> float:
+        """This pod's trouble, never the node's: log it, keep it for `explain`, try again later."""
         worker.failures += 1
         text = str(error) or type(error).__name__
         news = text != worker.last_error
         worker.last_error = text
-        self._recorder.fail(worker.state.uid, Step.SYNC, reason=type(error).__name__, message=text)
+        self._recorder.fail(worker.uid, Step.SYNC, reason=type(error).__name__, message=text)
         logger.log(
             logging.WARNING if news else logging.DEBUG,
             "pod sync failed, will retry",
-            extra={"phase": worker.state.phase.value, "failures": worker.failures, "error": text},
+            extra={"phase": worker.state.value, "failures": worker.failures, "error": text},
             exc_info=not isinstance(error, PykubeletError),
         )
         if isinstance(error, RuntimeDown):
@@ -391,37 +353,34 @@ class PodWorkers:
         base = RETRY_NETWORK_NOT_READY if isinstance(error, NetworkNotReady) else RETRY_AFTER_ERROR
         return jittered(base, source=self._chance)
 
-    async def _step(self, worker: _Worker) -> float | None:
-        """Do what the phase asks for; seconds until something is due, if it knows."""
-        state = worker.state
+    async def _step(self, worker: PodWorker) -> float | None:
+        """Do what the state asks for; seconds until something is due, if it knows."""
         if worker.orphan is not None:
             await self._steps.terminating_orphan(worker.orphan)
             worker.orphan = None
-            if state.pod is None:
-                state.move(Phase.FINISHED, "orphan stopped")
+            if worker.pod is None:
+                worker.move(WorkerState.FINISHED, "orphan stopped")
             else:  # its source spoke up meanwhile
-                state.move(Phase.TERMINATED, "nothing runs any more")
+                worker.move(WorkerState.TERMINATED, "nothing runs any more")
             return None
-        if worker.room is not None and state.phase is Phase.SYNCING:
+        if worker.room is not None and worker.state is WorkerState.SYNCING:
             await self._wait_for_room(worker, worker.room)
-        pod = state.pod
+        pod = worker.pod
         assert pod is not None
-        seen = worker.seen = await self._fresh(pod, worker.last_sync)
-        if state.phase is Phase.SYNCING:
-            verdict = await self._steps.sync(pod, seen)
-            if verdict.ended and state.phase is Phase.SYNCING:
-                state.shorten_grace(None)
-                state.move(Phase.TERMINATING, "reached its end")
+        status = worker.runtime_status = await self._fresh(pod, worker.last_sync)
+        if worker.state is WorkerState.SYNCING:
+            verdict = await self._steps.sync(pod, status)
+            if verdict.ended and worker.state is WorkerState.SYNCING:
+                worker.shorten_grace(None)
+                worker.move(WorkerState.TERMINATING, "reached its end")
             return verdict.again_in
-        if state.phase is Phase.TERMINATING:
-            await self._steps.terminating(pod, seen, state.grace or 1, worker.changes)
-            state.move(Phase.TERMINATED, "nothing runs any more")
-            for waiter in worker.waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-        elif state.phase is Phase.TERMINATED:
-            await self._steps.terminated(pod, seen)
-            state.move(Phase.FINISHED, "everything given back")
+        if worker.state is WorkerState.TERMINATING:
+            await self._steps.terminating(pod, status, worker.grace or 1, worker.changes)
+            worker.move(WorkerState.TERMINATED, "nothing runs any more")
+            worker.stopped()
+        elif worker.state is WorkerState.TERMINATED:
+            await self._steps.terminated(pod, status)
+            worker.move(WorkerState.FINISHED, "everything given back")
         return None
 
     async def _fresh(self, pod: Pod, than: float) -> PodRuntimeStatus:
@@ -433,14 +392,55 @@ class PodWorkers:
             self._events.pod_event(pod, WARNING, "FailedSync", f"error determining status: {error}")
             raise
 
-    async def _wait_for_room(self, worker: _Worker, room: Room) -> None:
-        with self._recorder.step(worker.state.uid, Step.ADMISSION, "room"):
+    async def _wait_for_room(self, worker: PodWorker, room: Room) -> None:
+        with self._recorder.step(worker.uid, Step.ADMISSION, "room"):
             _, late = await asyncio.wait(room.stopped, timeout=room.patience)
         if late:
             logger.warning("pods that were to make room do not end in time", extra={"pods": len(late)})
         worker.room = None
 
 
-def _complete(kill: KillRequest | None) -> None:
-    if kill is not None and kill.done is not None and not kill.done.done():
-        kill.done.set_result(None)
+def end_reason(pod: Pod, kind: UpdateKind, kill: KillRequest | None) -> str:
+    """Why the pod is to end; empty when it is not."""
+    if deletion_requested(pod):
+        return DELETED
+    if is_terminal_phase(pod.status.phase) and not is_static(pod):
+        return f"phase {pod.status.phase}"
+    if kind is UpdateKind.KILL:
+        return "evicted" if kill and kill.evicted else "no longer wanted"
+    return ""
+
+
+class StaticTurns:
+    """Static pods of one name run one at a time, in the order they came."""
+
+    def __init__(self, table: PodTable) -> None:
+        self._table = table
+        self._queues: dict[str, list[PodUID]] = {}
+
+    def queue(self, worker: PodWorker) -> None:
+        self._queues.setdefault(worker.full_name, []).append(worker.uid)
+
+    def has_turn(self, worker: PodWorker) -> bool:
+        """Whether no pod of the same name is before it; always so for a pod that never queued."""
+        turns = self._queues.get(worker.full_name)
+        if turns is None or worker.uid not in turns:
+            return True
+        for uid in turns:
+            if uid == worker.uid:
+                return True
+            other = self._table.worker(uid)
+            if other is not None and (other.started or not other.is_ending):
+                return False
+        return True
+
+    def leave(self, worker: PodWorker) -> list[PodUID]:
+        """The pod is done; returns those of its name that have yet to start."""
+        turns = self._queues.get(worker.full_name)
+        if turns is None or worker.uid not in turns:
+            return []
+        turns.remove(worker.uid)
+        if not turns:
+            del self._queues[worker.full_name]
+        waiting = (self._table.worker(uid) for uid in turns)
+        return [other.uid for other in waiting if other is not None and not other.started]

@@ -13,10 +13,9 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.life import LifeRecorder
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.settings.gates import known_gates
 from pykubelet.settings.settings import Settings
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.pod_metrics import PodMetrics
 
 HELP = {
@@ -31,12 +30,11 @@ STAGES = {"Alpha": "ALPHA", "Beta": "BETA", "GA": "", "Deprecated": "DEPRECATED"
 
 
 def count_pods(
-    node_name: str, edges: Edges, *, pods: PodManager, phases: PodPhases, cache: PodStatusCache, recorder: LifeRecorder
+    node_name: str, edges: Edges, *, table: PodTable, cache: PodStatusCache, recorder: LifeRecorder
 ) -> PodMetrics:
     """Who makes it also lets it hear the runtime's news (`ended`)."""
     return PodMetrics(
-        pods=pods,
-        phases=phases,
+        table=table,
         seen=cache,
         recorder=recorder,
         clock=edges.clock,

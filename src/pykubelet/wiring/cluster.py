@@ -20,7 +20,6 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
 from pykubelet.clients.kube.csi_objects import KubeCsiObjects
 from pykubelet.clients.kube.dra_objects import KubeClaimObjects
-from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.objects import DEFAULT_TTL, ObjectListener, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
@@ -29,7 +28,7 @@ from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.watch import Query
 from pykubelet.edges import ClusterEdges
-from pykubelet.images.accounts import ApiServiceAccounts
+from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -45,20 +44,19 @@ from pykubelet.node.lease import LeaseKeeper
 from pykubelet.node.listers import RuntimeClasses, ServiceLister
 from pykubelet.node.own_node import NodeAttachments, OwnNode
 from pykubelet.node.status import NodeReporter, ReportTiming, StartupTimes
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.manager import RuntimeHandlers
 from pykubelet.runtime.spec.collaborators import NoReferences, References
 from pykubelet.settings.settings import Settings
-from pykubelet.sources.api import ApiSource, bound_to
-from pykubelet.sources.mux import PodSets
+from pykubelet.sources.mux import Deliver
+from pykubelet.sources.remote import ApiSource, bound_to
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender, belongs, uid_here
 from pykubelet.sync.absent import NoAddresses, NoMirrors, NoReferencesHeld, OneHandler
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.sync.status_maker import NodeAddresses
@@ -79,12 +77,9 @@ class LocalParts(Struct, frozen=True, kw_only=True):
     cri: CriClient
     runtime: RuntimeView
     statuses: StatusManager
-    pods: PodManager
-    phases: PodPhases
-    sets: PodSets
+    table: PodTable
+    sets: Deliver
     events: EventSink
-    sent_events: ApiEvents
-    """The part of `events` that talks to the API server."""
     clock: Clock
     metrics: Registry
 
@@ -162,7 +157,7 @@ class Cluster(Struct, kw_only=True):
     objects: ReferenceWatcher
     """Its listeners hear which pods' objects changed."""
     tokens: TokenManager
-    accounts: ApiServiceAccounts
+    accounts: ServiceAccounts
     claims: ClaimReader
     runtime_classes: RuntimeClasses
     csi_objects: KubeCsiObjects
@@ -238,11 +233,6 @@ def object_ttl(node: Node | None) -> float:
     return float(text) if text.isdigit() else DEFAULT_TTL
 
 
-def api_events(edges: ClusterEdges, *, clock: Clock, node_name: str, metrics: Registry) -> ApiEvents:
-    """The sink that tells the API server; a service too, among the first to start."""
-    return ApiEvents(kube=edges.events, clock=clock, node_name=node_name, metrics=metrics)
-
-
 def assemble_cluster(
     settings: Settings, edges: ClusterEdges, local: LocalParts, hooks: NodeHooks | None = None
 ) -> Cluster:
@@ -287,7 +277,7 @@ def assemble_cluster(
         client=client,
         api_pods=api_pods,
         make_patch=pod_status_patch,
-        could_run=lambda uid: local.phases.could_have_running_containers(uid) or cluster.holds_claims(uid),
+        could_run=lambda uid: local.table.could_have_running_containers(uid) or cluster.holds_claims(uid),
         clock=clock,
         metrics=local.metrics,
     )
@@ -305,10 +295,9 @@ def assemble_cluster(
     local.statuses.listen(sender.changed)
     mirrors = MirrorPods(
         client=client,
-        pods=local.pods,
+        table=local.table,
         api_pods=api_pods,
         node=own,
-        is_ending=lambda full_name: _is_ending(local.phases, full_name),
         clock=clock,
     )
     services = ServiceLister(Reflector(client=client, query=Query(kind=Service), clock=clock))
@@ -345,7 +334,7 @@ def assemble_cluster(
         references=ClusterReferences(objects=objects, services=services),
         objects=objects,
         tokens=tokens,
-        accounts=ApiServiceAccounts(client=edges.client, tokens=tokens),
+        accounts=ServiceAccounts(client=edges.client, tokens=tokens),
         claims=claims,
         runtime_classes=classes,
         csi_objects=csi_objects,
@@ -355,7 +344,7 @@ def assemble_cluster(
         attachments=attachments,
         api_pods=api_pods,
         fresh_node=fresh_node,
-        sinks=[local.sent_events, sender],
+        sinks=[sender],
         managers=[
             *(
                 node_watch,
@@ -374,7 +363,7 @@ def assemble_cluster(
             *_rotation(edges, name, clock, local.metrics),
             *serving_rotation(settings, own, kube=client, clock=clock, metrics=local.metrics),
         ],
-        sources=[ApiSource(feed=api_pods, node=own, sets=local.sets)],
+        sources=[ApiSource(sets=api_pods.sets, wait_node_known=own.wait_known, deliver=local.sets)],
         chores=[mirrors.remove_orphans],
     )
     return cluster
@@ -458,7 +447,3 @@ def _reporter(
 def _heartbeat_timeout(settings: Settings) -> float:
     node = settings.config.node
     return min(node.node_status_update_frequency, float(node.node_lease_duration_seconds))
-
-
-def _is_ending(phases: PodPhases, full_name: str) -> bool:
-    return any(state.full_name == full_name and state.phase is not Phase.FINISHED for state in phases)

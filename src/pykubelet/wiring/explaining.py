@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pykubelet.clients.kube.port import Unreadable
 from pykubelet.edges import Edges
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.explain.service import Explainer
 from pykubelet.explain.told import WhyNotReady
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.status.manager import StatusManager
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
@@ -23,13 +22,12 @@ from pykubelet.volumes.manager import VolumeManager
 def explaining(
     edges: Edges,
     *,
-    pods: PodManager,
-    phases: PodPhases,
+    table: PodTable,
     statuses: StatusManager,
     workers: PodWorkers,
     recorder: LifeRecorder,
     volumes: VolumeManager,
-    remembered: LocalEvents,
+    remembered: EventBroadcaster,
     events: EventSink,
     cache: PodStatusCache,
     runtime: RuntimeState,
@@ -41,8 +39,8 @@ def explaining(
         return [each for each in cluster.client.unreadable.now() if each.kind == "Pod"] if cluster is not None else []
 
     explainer = Explainer(
-        pods=pods,
-        states=phases,
+        pods=table,
+        states=table,
         status=statuses.get,
         seen=cache.last_known,
         lives=recorder,

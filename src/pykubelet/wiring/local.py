@@ -11,25 +11,25 @@ from msgspec import Struct
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import Unreadable
 from pykubelet.edges import Edges
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.explain.service import Explainer
 from pykubelet.model.pod import AnyContainer
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.pleg.relist import Pleg
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.stop import Stopper
 from pykubelet.server.local import LocalRoutes
 from pykubelet.server.restart import InPlaceRestart
 from pykubelet.server.routing import Route
 from pykubelet.settings.settings import Settings
 from pykubelet.status.manager import StatusManager
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.runtime_state import RuntimeState
 
 
 class LocalNeeds(Struct, frozen=True, kw_only=True):
     explainer: Explainer
-    phases: PodPhases
+    table: PodTable
     statuses: StatusManager
-    events: LocalEvents
+    events: EventBroadcaster
     runtime: RuntimeState
     pleg: Pleg
     stopper: Stopper
@@ -40,8 +40,8 @@ class LocalNeeds(Struct, frozen=True, kw_only=True):
 
 def local_routes(settings: Settings, edges: Edges, needs: LocalNeeds) -> list[Route]:
     def is_ending(uid: str) -> bool:
-        state = needs.phases.get(uid)
-        return state is not None and state.is_ending
+        worker = needs.table.worker(uid)
+        return worker is not None and worker.is_ending
 
     def unreadable() -> Sequence[Unreadable]:
         return edges.cluster.client.unreadable.now() if edges.cluster is not None else ()

@@ -14,50 +14,45 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod
+from pykubelet.cm import cpu_manager, cpu_state, memory_manager, memory_state
+from pykubelet.cm.cpu_manager import StaticCpus, reserved_cpus
+from pykubelet.cm.cpu_state import CpuState
+from pykubelet.cm.cpuset_reconciler import CpusetKeeper, RunningContainer
+from pykubelet.cm.errors import PinningProblem
+from pykubelet.cm.memory_manager import StaticMemory, kept_memory
+from pykubelet.cm.memory_state import MemoryState
+from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.policy_options import CPU_FIELD, CpuOptions, cpu_options, topology_options
+from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.topology_manager import NONE, HintProvider, Merger, TopologyManager
 from pykubelet.edges import Edges
 from pykubelet.model.assigned import Assigned
-from pykubelet.model.pod import AnyContainer, PodUID
+from pykubelet.model.pod import AnyContainer
 from pykubelet.model.pod_resources import CPU
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.topology import Topology, flat_topology
 from pykubelet.node.capacity import eviction_reserve, machine_capacity, reserved
-from pykubelet.pinning import cpu_policy, cpu_state, memory_policy, memory_state
-from pykubelet.pinning.cpu_policy import StaticCpus, reserved_cpus
-from pykubelet.pinning.cpu_state import CpuState
-from pykubelet.pinning.hints import HintProvider
-from pykubelet.pinning.manager import PinningManager
-from pykubelet.pinning.memory_policy import StaticMemory
-from pykubelet.pinning.memory_state import MemoryState
-from pykubelet.pinning.memory_tables import kept_memory
-from pykubelet.pinning.merge import NONE, Merger
-from pykubelet.pinning.metrics import PinningMetrics
-from pykubelet.pinning.options import CPU_FIELD, CpuOptions, cpu_options, topology_options
-from pykubelet.pinning.problems import PinningProblem
-from pykubelet.pinning.reconcile import CpusetKeeper, RunningContainer
-from pykubelet.pinning.topology_manager import TopologyManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.diff import ContainerStarted, RuntimeEvent
 from pykubelet.pods.admission import Rejection
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.collaborators import DeviceResources, Granted, NoDevices
 from pykubelet.settings.cpu_list import parse_cpu_list
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
-from pykubelet.sync.phases import PodPhases
 
 
 class KnownPods(Struct, frozen=True, kw_only=True):
     """Implements pinning.manager.Pods."""
 
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     ready: Callable[[], bool]
 
     def may_run(self, uid: str) -> bool:
-        return self.phases.could_have_running_containers(uid)
+        return self.table.could_have_running_containers(uid)
 
     def is_wanted(self, uid: str) -> bool:
-        return self.pods.get(PodUID(uid)) is not None
+        return self.table.is_desired(uid)
 
     def sources_ready(self) -> bool:
         return self.ready()
@@ -120,8 +115,7 @@ def pinning_parts(
     settings: Settings,
     edges: Edges,
     *,
-    pods: PodManager,
-    phases: PodPhases,
+    table: PodTable,
     cache: PodStatusCache,
     sources_ready: Callable[[], bool],
 ) -> PinningParts:
@@ -134,13 +128,13 @@ def pinning_parts(
     books = _Books.at(root, settings, pod_level=pod_level)
     cpus = _cpus(settings, topology, kept_amounts(settings, edges), books.cpus, metrics, pod_level=pod_level)
     memory: StaticMemory | None = None
-    if chosen.memory_manager_policy == memory_policy.STATIC:
+    if chosen.memory_manager_policy == memory_manager.STATIC:
         kept = kept_memory(topology, chosen.reserved_memory, kept_amounts(settings, edges))
         memory = StaticMemory(topology=topology, kept=kept, state=books.memory, metrics=metrics, pod_level=pod_level)
     providers: list[HintProvider] = [each for each in (cpus, memory) if each is not None]
     keeper = CpusetKeeper(
         cri=edges.cri,
-        running=lambda: _running(cache, phases) if cpus is not None else (),
+        running=lambda: _running(cache, table) if cpus is not None else (),
         cpus_of=books.cpus.owned_or_shared,
         period=chosen.cpu_manager_reconcile_period if cpus is not None else 0.0,
     )
@@ -157,7 +151,7 @@ def pinning_parts(
             pod_level=pod_level,
         ),
         keeper=keeper,
-        pods=KnownPods(pods=pods, phases=phases, ready=sources_ready),
+        pods=KnownPods(table=table, ready=sources_ready),
         pod_level=pod_level,
     )
     return PinningParts(manager=manager, keeper=keeper, allocator=AllocationCheck(manager))
@@ -198,7 +192,7 @@ def _cpus(
     pod_level: bool,
 ) -> StaticCpus | None:
     chosen = settings.config.managers
-    if chosen.cpu_manager_policy != cpu_policy.STATIC:
+    if chosen.cpu_manager_policy != cpu_manager.STATIC:
         if chosen.cpu_manager_policy_options:
             raise PinningProblem(f"{CPU_FIELD}: cpuManagerPolicy {chosen.cpu_manager_policy} has no options")
         return None
@@ -229,9 +223,9 @@ def _merger(settings: Settings, topology: Topology) -> Merger:
     return Merger(policy=chosen.topology_manager_policy, nodes=nodes, distances=distances)
 
 
-def _running(cache: PodStatusCache, phases: PodPhases) -> Iterator[RunningContainer]:
+def _running(cache: PodStatusCache, table: PodTable) -> Iterator[RunningContainer]:
     for uid in cache.uids():
-        if phases.get(uid) is None:
+        if table.worker(uid) is None:
             continue
         for each in cache.last_known(uid).containers:
             if each.state is ContainerState.RUNNING:

@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceStatus
-from pykubelet.devices.manager import DeviceManager
-from pykubelet.dra.manager import DraManager, has_claims
+from pykubelet.cm.device_manager import DeviceManager
+from pykubelet.cm.dra_manager import DraManager, has_claims
+from pykubelet.cm.plugin_manager import PluginHandler, PluginManager
+from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.edges import Edges
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import Service, TaskSet
@@ -27,13 +29,10 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import all_containers, uid_of
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
-from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.plugins.manager import PluginHandler, PluginManager
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.collaborators import DeviceResources
-from pykubelet.sync.phases import PodPhases
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.csi.drivers import CsiDrivers, CsiTimes, LimitsKeeper
 from pykubelet.volumes.csi.plugin import CsiVolumes
@@ -78,7 +77,7 @@ class PluginParts(Struct, frozen=True, kw_only=True):
     drivers: CsiDrivers | None = None
     devices: DeviceManager | None = None
     claims: DraManager | None = None
-    pods: PodManager
+    table: PodTable
     managers: list[Service] = field(default_factory=list)
     chores: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """For housekeeping."""
@@ -91,7 +90,7 @@ class PluginParts(Struct, frozen=True, kw_only=True):
         return [self.csi] if self.csi is not None else []
 
     def _retry_claims(self, workers: PodWorkers) -> None:
-        for pod in self.pods.pods():
+        for pod in self.table.pods():
             if has_claims(pod):
                 workers.retry_now(uid_of(pod))
 
@@ -107,7 +106,7 @@ class PluginParts(Struct, frozen=True, kw_only=True):
 
     def assigned(self) -> Assigned:
         found = Assigned(devices=self.devices) if self.devices is not None else Assigned()
-        return replace(found, claims=ClaimShares(self.claims, self.pods)) if self.claims is not None else found
+        return replace(found, claims=ClaimShares(self.claims, self.table)) if self.claims is not None else found
 
     def amounts(self) -> DeviceAmounts:
         return amounts_of(self.devices) if self.devices is not None else NO_DEVICES
@@ -160,15 +159,14 @@ def plugin_parts(
     cluster: Cluster | None,
     *,
     node_name: str,
-    pods: PodManager,
-    phases: PodPhases,
+    table: PodTable,
     cache: PodStatusCache,
     events: ClaimSink,
     recorder: LifeRecorder,
     sources_ready: Callable[[], bool],
 ) -> PluginParts:
     if edges.plugins is None:
-        return PluginParts(pods=pods)
+        return PluginParts(table=table)
     metrics = edges.metrics
     folder = edges.paths.device_plugins
     devices = DeviceManager(
@@ -210,7 +208,7 @@ def plugin_parts(
             recorder=recorder,
         )
         handlers["DRAPlugin"] = claims.drivers
-        sweeps = Sweeps([csi.sweep, partial(claims.sweep, phases.could_have_running_containers)])
+        sweeps = Sweeps([csi.sweep, partial(claims.sweep, table.could_have_running_containers)])
         managers += [claims, sweeps]
         chores.append(sweeps.soon)
     manager = PluginManager(
@@ -226,7 +224,7 @@ def plugin_parts(
         drivers=drivers,
         devices=devices,
         claims=claims,
-        pods=pods,
+        table=table,
         managers=managers,
         chores=chores,
         finders=[manager, edges.plugins.device_registry(folder, devices.take)],

@@ -6,7 +6,7 @@ only store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,29 +16,32 @@ from pykubelet.api.types import Container, Pod, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import CgroupHost, Machine, Slices
+from pykubelet.cm.allocation import Admission, Allocations
+from pykubelet.cm.allocation_state import ACTUATED_FILE, ALLOCATED_FILE, ResourceLedger
+from pykubelet.cm.cgroup_limits import CgroupRules, add_protection_metrics
+from pykubelet.cm.cgroups import OwnGroup, PodCgroups
+from pykubelet.cm.node_allocatable import (
+    PIDS,
+    Enforcement,
+    NodeAllocatable,
+    NodeAmounts,
+    NodeLimits,
+    pods_limits,
+    reserved_groups,
+)
+from pykubelet.cm.resize import ResizeConditions, ResizeRules
+from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.user_namespaces import Handlers, PodUserNamespaces, id_range
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
-from pykubelet.model.pod import PodUID, uid_of
 from pykubelet.node.capacity import machine_capacity, quantities, reserved
-from pykubelet.pinning.manager import PinningManager
-from pykubelet.pods.manager import PodManager
-from pykubelet.resources.allocation import Admission, Allocations
-from pykubelet.resources.cgroups import PodCgroups
-from pykubelet.resources.ledger import ACTUATED_FILE, ALLOCATED_FILE, ResourceLedger
-from pykubelet.resources.node_allocatable import NodeAllocatable, NodeLimits
-from pykubelet.resources.node_limits import PIDS, Enforcement, NodeAmounts, pods_limits, reserved_groups
-from pykubelet.resources.own_group import OwnGroup
-from pykubelet.resources.pod_limits import CgroupRules, add_protection_metrics
-from pykubelet.resources.resize_conditions import ResizeConditions
-from pykubelet.resources.resize_rules import ResizeRules
-from pykubelet.resources.userns import Handlers, PodUserNamespaces, id_range
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.resize import PodResizer
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resources import swap_limit
 from pykubelet.settings.settings import Settings
-from pykubelet.sync.phases import Phase, PodPhases
 from pykubelet.sync.runtime_state import RuntimeState
 
 
@@ -55,19 +58,6 @@ class ResourceParts(Struct, frozen=True, kw_only=True):
         return [self.allocations, self.cgroups, self.node, self.own]
 
 
-class ActivePods(Struct, frozen=True, kw_only=True):
-    """Pods that hold resources on this node: accepted and not yet ended, as their sources have them."""
-
-    pods: PodManager
-    phases: PodPhases
-
-    def __call__(self) -> Iterable[Pod]:
-        for pod in self.pods.pods():
-            state = self.phases.get(uid_of(pod))
-            if state is not None and state.phase in (Phase.SYNCING, Phase.TERMINATING):
-                yield pod
-
-
 class Surroundings(Struct, frozen=True, kw_only=True):
     """What the parts are made from."""
 
@@ -78,8 +68,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """Where systemd keeps the cgroups; None with plain cgroupfs."""
     machine: Machine
     paths: NodePaths
-    pods: PodManager
-    phases: PodPhases
+    table: PodTable
     admission: Admission
     handlers: Handlers
     sources_ready: Callable[[], bool]
@@ -100,8 +89,8 @@ def resource_parts(settings: Settings, spec: NodeSpec, around: Surroundings) -> 
         actuated=actuated,
         conditions=ResizeConditions(clock=clock, metrics=metrics),
         admission=around.admission,
-        active=ActivePods(pods=around.pods, phases=around.phases),
-        desired=lambda uid: around.pods.get(PodUID(uid)),
+        active=around.table.active_pods,
+        desired=around.table.pod,
         sources_ready=around.sources_ready,
         rules=resize_rules(settings, spec),
         events=around.events,

@@ -8,9 +8,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from pykubelet.clients.http.hooks import HookCaller
+from pykubelet.context import Context
 from pykubelet.edges import Edges
+from pykubelet.images.build import Images
+from pykubelet.images.build import build as build_images
 from pykubelet.images.gc import wanted_images
-from pykubelet.images.parts import ImageParts, image_parts
 from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.memory import give_back
@@ -20,6 +22,7 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover
 from pykubelet.runtime.gc_plan import GcPolicy
@@ -32,7 +35,6 @@ from pykubelet.runtime.spec.collaborators import References
 from pykubelet.runtime.start import ContainerStarter
 from pykubelet.runtime.stop import Stopper
 from pykubelet.settings.settings import Settings
-from pykubelet.sync.phases import PodPhases
 
 
 class PodLook(Protocol):
@@ -42,6 +44,7 @@ class PodLook(Protocol):
 class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     """What the runtime parts take from the rest of the agent."""
 
+    ctx: Context
     specs: PodSpecBuilder
     handlers: RuntimeHandlers
     resizer: Resizer
@@ -51,7 +54,7 @@ class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     results: ProbeResults
     cache: PodStatusCache
     look: PodLook
-    phases: PodPhases
+    table: PodTable
     events: EventSink
     recorder: LifeRecorder
     metrics: Registry
@@ -59,7 +62,7 @@ class RuntimeNeeds(Struct, frozen=True, kw_only=True):
 
 class RuntimeParts(Struct, frozen=True, kw_only=True):
     manager: RuntimeManager
-    images: ImageParts
+    images: Images
     remover: ContainerRemover
     backoff: CrashBackoff
     stopper: Stopper
@@ -81,17 +84,13 @@ def crash_backoff(settings: Settings) -> CrashBackoff:
 
 def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> RuntimeParts:
     clock, cri, events, recorder = edges.clock, edges.cri, needs.events, needs.recorder
-    images = image_parts(
-        settings,
-        root=edges.paths.root,
-        cri=cri,
-        clock=clock,
-        events=events,
-        life=recorder,
-        metrics=needs.metrics,
-        references=needs.references,
+    images = build_images(
+        needs.ctx,
+        cri,
+        edges.paths.root,
+        secrets=needs.references,
         accounts=needs.accounts,
-        also_used=lambda: wanted_images(s.pod for s in needs.phases if s.pod is not None and not s.is_ending),
+        also_used=lambda: wanted_images(w.pod for w in needs.table.workers() if w.pod is not None and not w.is_ending),
     )
 
     async def pod_ip(uid: str) -> str:
@@ -146,7 +145,7 @@ def container_gc(
     edges: Edges,
     side: RuntimeParts,
     *,
-    phases: PodPhases,
+    table: PodTable,
     cache: PodStatusCache,
     events: EventSink,
     sources_ready: Callable[[], bool],
@@ -155,7 +154,7 @@ def container_gc(
     return ContainerGc(
         cri=edges.cri,
         remover=side.remover,
-        fate=phases,
+        fate=table,
         statuses=cache,
         sources_ready=sources_ready,
         events=events,
@@ -163,5 +162,5 @@ def container_gc(
         pod_logs=edges.paths.pod_logs,
         container_logs=edges.paths.container_logs,
         policy=GcPolicy(min_age=keep.min_age, max_per_container=keep.max_per_container, max_total=keep.max_total),
-        busy=phases.any_terminating,
+        busy=table.any_terminating,
     )

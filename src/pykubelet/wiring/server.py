@@ -16,7 +16,7 @@ from pykubelet.kit.tasks import Service
 from pykubelet.model.assigned import Assigned
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
-from pykubelet.pods.manager import PodManager
+from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.server.app import NodeServer, ServerViews
 from pykubelet.server.configz import Explain
@@ -33,7 +33,7 @@ from pykubelet.sync.runtime_state import RuntimeState
 
 
 class ServerNeeds(Struct, frozen=True, kw_only=True):
-    pods: PodManager
+    table: PodTable
     statuses: StatusManager
     cache: PodStatusCache
     pleg: Pleg
@@ -64,7 +64,7 @@ def server_parts(settings: Settings, edges: Edges, serve: ServeEdges, needs: Ser
     node_name = settings.node_name(edges.machine.hostname)
     stats = _stats(settings, edges, serve, needs, node_name)
     views = ServerViews(
-        pods=needs.pods,
+        pods=needs.table,
         status=needs.statuses.get,
         seen=needs.cache.last_known,
         runtime=edges.cri,

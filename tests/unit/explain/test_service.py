@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,11 +37,11 @@ class World:
     def pods(self) -> list[Pod]:
         return self.wanted
 
-    def get(self, uid: str) -> State | None:
+    def worker(self, uid: str) -> State | None:
         return next((s for s in self.states if s.pod is not None and uid_of(s.pod) == uid), None)
 
-    def __iter__(self) -> Iterator[State]:
-        return iter(self.states)
+    def workers(self) -> list[State]:
+        return self.states
 
     def snapshot(self) -> dict[str, Worker]:
         return {"uid-gone": Worker(phase="terminating")}

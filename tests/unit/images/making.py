@@ -1,4 +1,4 @@
-"""What tests of images are made of: pods, secrets, an event sink that remembers."""
+"""What tests of images are made of: pods, secrets and logins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from pykubelet.api.types import LocalObjectReference, ObjectMeta, Pod, PodSpec, Secret
-from pykubelet.images.login import Entry, Login, SecretOrigin
+from pykubelet.images.keyring import Entry, Login, SecretOrigin
 
 
 def a_pod(name: str = "web", *, secrets: tuple[str, ...] = (), account: str | None = None) -> Pod:
@@ -31,16 +31,3 @@ def raw_secret(name: str, text: bytes, *, form: str = "dockerconfigjson", type_:
 def secret_login(name: str, password: str = "p", *, uid: str | None = None) -> Login:
     origin = SecretOrigin(namespace="default", name=name, uid=uid or f"uid-{name}")
     return Login(entry=Entry(username="u", password=password), origin=origin)
-
-
-class Events:
-    def __init__(self) -> None:
-        self.pods: list[tuple[str, str]] = []
-        self.node: list[tuple[str, str]] = []
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.pods.append((reason, message))
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        assert kind == "Warning"
-        self.node.append((reason, message))

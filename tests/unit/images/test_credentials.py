@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import Pod, Secret
-from pykubelet.images.credentials import BadPullSecret, NoPullSecrets, ReferencedPullSecrets, RegistryCredentials
-from pykubelet.images.docker_config import DockerConfig, NodeDockerConfig
-from pykubelet.images.login import AccountOrigin, Entry, SecretOrigin
+from pykubelet.images.credentials import BadPullSecret, PullSecrets, RegistryCredentials
+from pykubelet.images.keyring import AccountOrigin, DockerConfig, Entry, NodeDockerConfig, SecretOrigin
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import ApiDown
-from tests.unit.images.making import Events, a_pod, a_secret, raw_secret
+from tests.fakes.recorded_events import RecordedEvents
+from tests.unit.images.making import a_pod, a_secret, raw_secret
 
 
 class Store:
@@ -39,10 +39,10 @@ class Plugin:
 
 
 def credentials(
-    folder: Path, *secrets: Secret, plugins: Sequence[Plugin] = (), events: Events | None = None
+    folder: Path, *secrets: Secret, plugins: Sequence[Plugin] = (), events: RecordedEvents | None = None
 ) -> RegistryCredentials:
     return RegistryCredentials(
-        secrets=ReferencedPullSecrets(reader=Store(*secrets), events=events or Events()),
+        secrets=PullSecrets(reader=Store(*secrets), events=events or RecordedEvents()),
         node=NodeDockerConfig(root_dir=folder, working_dir=folder, home=None, clock=LoopClock()),
         plugins=plugins,
     )
@@ -75,7 +75,7 @@ async def test_short_names_mean_docker_hub(tmp_path: Path) -> None:
 
 
 async def test_missing_secrets_are_told_and_done_without(tmp_path: Path) -> None:
-    events = Events()
+    events = RecordedEvents()
     there = a_secret("there", {"r.io": {"username": "u"}})
     found = await credentials(tmp_path, there, events=events).lookup(
         a_pod(secrets=("gone", "", "there", "unreachable")), "r.io/a:1"
@@ -110,10 +110,10 @@ async def test_a_malformed_secret_fails_the_pull_without_being_quoted(
 
 
 async def test_without_an_api_server_there_are_no_secrets() -> None:
-    assert await NoPullSecrets().of(a_pod(secrets=("x",))) == ()
+    assert await PullSecrets(reader=None, events=RecordedEvents()).of(a_pod(secrets=("x",))) == ()
 
 
 async def test_a_secret_named_many_times_is_read_once(tmp_path: Path) -> None:
     store = Store(a_secret("there", {"r.io": {"username": "u"}}))
-    secrets = ReferencedPullSecrets(reader=store, events=Events())
+    secrets = PullSecrets(reader=store, events=RecordedEvents())
     assert [s.metadata.name for s in await secrets.of(a_pod(secrets=("there",) * 1000))] == ["there"]

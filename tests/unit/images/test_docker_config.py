@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.images.docker_config import DockerConfigError, NodeDockerConfig, read_config_json, read_dockercfg
-from pykubelet.images.login import Entry
+from pykubelet.images.keyring import DockerConfigError, Entry, NodeDockerConfig, read_config_json, read_dockercfg
 from pykubelet.kit.clock import LoopClock
 
 

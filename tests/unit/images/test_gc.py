@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import Container, ImageVolumeSource, ObjectMeta, Pod, PodSpec, Volume
-from pykubelet.images.gc import ImageGc, ImageGcFailed, wanted_images
-from pykubelet.images.gc_plan import DiskUsage, ImageGcPolicy
+from pykubelet.images.gc import DiskUsage, ImageGc, ImageGcFailed, ImageGcPolicy, wanted_images
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.runtime_status import FilesystemUsage, ImageFilesystems
 from pykubelet.wire import cri_pb2
+from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
-from tests.unit.images.making import Events
+from tests.fakes.recorded_events import RecordedEvents
 
 CAPACITY = 1000
 
@@ -41,7 +41,7 @@ class Bench:
     def __init__(self, **policy: Any) -> None:
         self.clock = LoopClock()
         self.cri = Runtime(self.clock)
-        self.events = Events()
+        self.events = RecordedEvents()
         self.records = Records()
         self.metrics = Registry()
         self.other_bytes = 0
@@ -49,11 +49,9 @@ class Bench:
         self.disk_problem: OSError | None = None
         self.capacity = CAPACITY
         self.gc = ImageGc(
-            cri=self.cri,
+            a_context(clock=self.clock, events=self.events, metrics=self.metrics),
+            self.cri,
             policy=ImageGcPolicy(**policy),
-            events=self.events,
-            clock=self.clock,
-            metrics=self.metrics,
             records=self.records,
             also_used=lambda: self.also_used,
             disk=self.disk,
@@ -70,7 +68,7 @@ class Bench:
         """An image that came a second after the others."""
         await self.clock.sleep(1)
         image = self.cri.add_image(name, size_bytes=size, pinned=pinned)
-        await self.gc._look()
+        await self.gc._detect()
         return image.id
 
     async def container(self, name: str, image: str) -> str:
@@ -101,7 +99,7 @@ async def test_the_least_recently_used_go_until_the_low_threshold() -> None:
     container = await bench.container("p", "r.io/used:1")
     once = await bench.image("r.io/once:1", 100)
     gone = await bench.container("q", "r.io/once:1")
-    await bench.gc._look()
+    await bench.gc._detect()
     first = await bench.image("r.io/first:1", 50)
     second = await bench.image("r.io/second:1", 60)
     await bench.image("r.io/third:1", 390)

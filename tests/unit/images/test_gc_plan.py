@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.images.gc_plan import (
+from pykubelet.images.gc import (
     DiskUsage,
     ImageGcPolicy,
-    SeenImage,
+    ImageRecord,
     Stays,
     bytes_to_free,
+    detected,
     explain,
-    looked,
     old_enough,
     readable_size,
     removable,
@@ -24,8 +24,8 @@ GIB = 1 << 30
 NOW = 10_000.0
 
 
-def seen(id: str, *, first: float = 0.0, used: float = 0.0, pinned: bool = False, size: int = 1) -> SeenImage:
-    return SeenImage(id=id, size_bytes=size, pinned=pinned, first_seen=first, last_used=used)
+def seen(id: str, *, first: float = 0.0, used: float = 0.0, pinned: bool = False, size: int = 1) -> ImageRecord:
+    return ImageRecord(id=id, size_bytes=size, pinned=pinned, first_detected=first, last_used=used)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_order_of_removal() -> None:
         (seen("a", used=NOW - 500), NOW - 100, False),
     ],
 )
-def test_age(image: SeenImage, started: float, goes: bool) -> None:
+def test_age(image: ImageRecord, started: float, goes: bool) -> None:
     found = too_old([image], ImageGcPolicy(max_age=100), now=NOW, started=started)
     assert bool(found) is goes
     assert too_old([image], ImageGcPolicy(max_age=0), now=NOW, started=started) == []
@@ -84,7 +84,7 @@ def test_looking_keeps_what_was_known() -> None:
         Image(id="c", tags=("registry.k8s.io/pause:3.9",)),
         Image(id="d", pinned=True),
     ]
-    assert looked(known, images, {"r.io/b@sha256:x"}, NOW) == {
+    assert detected(known, images, {"r.io/b@sha256:x"}, NOW) == {
         "a": seen("a", first=1, used=2, size=5),
         "b": seen("b", first=NOW, used=NOW, size=7),
         "c": seen("c", first=NOW, pinned=True, size=0),  # sandboxes need it, though older runtimes do not say so

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from pykubelet.images.keyring import Keyring, is_docker_hub, key_of, matches
-from pykubelet.images.login import Entry, Login
+from pykubelet.images.keyring import Entry, Keyring, Login, is_docker_hub, key_of, matches
 
 
 @pytest.mark.parametrize(

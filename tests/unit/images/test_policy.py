@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.images.policy import Choice, choose, effective_policy, looks_first
+from pykubelet.images.pull import Choice, choose, effective_policy, looks_first
 from pykubelet.images.reference import parse
 
 SHA = "sha256:" + "a" * 64

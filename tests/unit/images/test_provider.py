@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import ObjectMeta, Pod, ServiceAccount
-from pykubelet.images.login import AccountOrigin, Entry
+from pykubelet.images.keyring import AccountOrigin, Entry
 from pykubelet.images.provider import (
     CredentialProvider,
     HostPrograms,

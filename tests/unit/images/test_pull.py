@@ -7,37 +7,24 @@ from collections.abc import Sequence
 import pytest
 
 from pykubelet.api.types import ObjectMeta, Pod
-from pykubelet.images.login import Entry, Login
-from pykubelet.images.pull import ImageError, ImagePuller, Lookup, PullSettings, explain_pull_error
+from pykubelet.images.keyring import Entry, Login
+from pykubelet.images.pull import ImageError, ImagePuller, PullSettings, explain_pull_error
+from pykubelet.images.records import Lookup
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.life import LifeRecorder, Outcome, Step
 from pykubelet.wire import cri_pb2
+from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
+from tests.fakes.recorded_events import RecordedEvents
 
 PATH = "spec.containers{app}"
 
 
 def a_pod(name: str = "web") -> Pod:
     return Pod(metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", annotations={"a": "b"}))
-
-
-class Events:
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str, str]] = []
-        self.paths: set[str] = set()
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.seen.append((kind, reason, message))
-        self.paths.add(field_path)
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        raise AssertionError("no node events here")
-
-    def reasons(self) -> list[str]:
-        return [reason for _, reason, _ in self.seen]
 
 
 class Logins:
@@ -79,18 +66,15 @@ class Bench:
     ) -> None:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock)
-        self.events = Events()
+        self.events = RecordedEvents()
         self.life = LifeRecorder(self.clock)
         self.metrics = Registry()
         self.puller = ImagePuller(
-            cri=self.cri,
-            clock=self.clock,
-            events=self.events,
-            life=self.life,
+            a_context(clock=self.clock, events=self.events, recorder=self.life, metrics=self.metrics),
+            self.cri,
             settings=settings or PullSettings(),
-            credentials=logins,
-            access=guard,
-            metrics=self.metrics,
+            credentials=logins or Logins(),
+            records=guard,
         )
 
     async def ensure(self, image: str, policy: str | None = "IfNotPresent", pod: str = "web") -> str:

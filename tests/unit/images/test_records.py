@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.images.access import Policy, Verification
-from pykubelet.images.login import AccountOrigin, Entry, Login, SecretOrigin
+from pykubelet.images.keyring import AccountOrigin, Entry, Login, SecretOrigin
 from pykubelet.images.record_files import Access, PulledRecord, RecordFiles, file_name
-from pykubelet.images.records import PullRecords, RecordProblem
+from pykubelet.images.records import Policy, PullRecords, RecordProblem, Verification
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown

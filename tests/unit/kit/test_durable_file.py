@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pykubelet.kit import files
-from pykubelet.kit.files import DurableFile, write_atomic
+from pykubelet.kit.files import Checkpoint, write_atomic
 
 
 class SlowDisk:
@@ -45,7 +45,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
 
 @pytest.mark.real_loop
 async def test_the_loop_goes_on_and_the_newest_content_is_last(tmp_path: Path, disk: SlowDisk) -> None:
-    file = DurableFile(tmp_path / "state")
+    file = Checkpoint(tmp_path / "state", encode=bytes, decode=bytes)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         file.put(b"1")
         first = group.create_task(file.flush())
@@ -65,7 +65,7 @@ async def test_the_loop_goes_on_and_the_newest_content_is_last(tmp_path: Path, d
 
 @pytest.mark.real_loop
 async def test_a_cancelled_writer_lets_nobody_pass(tmp_path: Path, disk: SlowDisk) -> None:
-    file = DurableFile(tmp_path / "state")
+    file = Checkpoint(tmp_path / "state", encode=bytes, decode=bytes)
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         file.put(b"1")
         first = group.create_task(file.flush())
@@ -83,7 +83,7 @@ async def test_a_cancelled_writer_lets_nobody_pass(tmp_path: Path, disk: SlowDis
 
 @pytest.mark.real_loop
 async def test_a_refused_write_is_told_and_tried_again(tmp_path: Path, disk: SlowDisk) -> None:
-    file = DurableFile(tmp_path / "state")
+    file = Checkpoint(tmp_path / "state", encode=bytes, decode=bytes)
     disk.gate.set()
     disk.fails = True
     file.put(b"1")

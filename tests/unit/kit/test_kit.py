@@ -14,7 +14,7 @@ import pytest
 from pykubelet.kit import log
 from pykubelet.kit.backoff import Backoff, BackoffTable
 from pykubelet.kit.clock import LoopClock
-from pykubelet.kit.files import Checkpoint, write_atomic
+from pykubelet.kit.files import write_atomic
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import ServiceStopped, TaskSet, both, finish, gather_all, running
@@ -206,30 +206,6 @@ def test_atomic_write_replaces_and_sets_the_mode(tmp_path: Path) -> None:
     assert path.read_bytes() == b"two"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda raw: raw[: len(raw) // 2],
-        lambda raw: b"",
-        lambda raw: raw.replace(b"web", b"wob"),
-        lambda raw: b"\x00\xff" * 20,
-        lambda raw: b'{"data": 5, "checksum": ""}',
-        lambda raw: b"[]",
-    ],
-)
-def test_a_damaged_checkpoint_is_set_aside_and_counts_as_absent(tmp_path: Path, damage: object) -> None:
-    checkpoint = Checkpoint(tmp_path / "state")
-    checkpoint.save({"pods": ["web"]})
-    assert checkpoint.load() == {"pods": ["web"]}
-    raw = checkpoint.path.read_bytes()
-    checkpoint.path.write_bytes(damage(raw))  # type: ignore[operator]
-    assert checkpoint.load() is None
-    assert (tmp_path / "state.damaged").exists()
-    assert checkpoint.load() is None
-    checkpoint.save({"pods": []})
-    assert checkpoint.load() == {"pods": []}
 
 
 async def test_loop_clock_moves_with_the_loop() -> None:

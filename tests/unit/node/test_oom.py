@@ -7,11 +7,10 @@ import pytest
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import AlarmRefused
 from pykubelet.edges import GuardEdges
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.pod import PodUID
 from pykubelet.model.runtime_status import PodRuntimeStatus
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.node.oom import Kill, OomWatcher, Victim, find_victim, whose_limit
 from pykubelet.stats.snapshot import CgroupNames
 from tests.builders import a_container_status, a_context, a_pod, a_runtime_status
@@ -24,7 +23,7 @@ class Known:
     def __init__(self, pod: Pod, status: PodRuntimeStatus) -> None:
         self._pod, self.status = pod, status
 
-    def get(self, uid: PodUID) -> Pod | None:
+    def pod(self, uid: str) -> Pod | None:
         return self._pod if self._pod.metadata.uid == uid else None
 
     def pods(self) -> list[Pod]:
@@ -59,11 +58,11 @@ class Bed:
         self.clock, self.log, self.groups = LoopClock(), FakeKernelLog(), Groups()
         pod = a_pod("web")
         self.known = Known(pod, a_runtime_status(pod, containers=[a_container_status(pod, "app", id=ID)]))
-        self.events = LocalEvents(clock=self.clock, node_name="n1")
+        self.events = EventBroadcaster(clock=self.clock, node_name="n1")
         self.scores: list[int] = []
         guard = GuardEdges(cgroups=self.groups, host=None, kernel_log=self.log, set_oom_score=self.score)
-        ctx = a_context(self.clock, events=self.events)
-        self.watcher = OomWatcher(ctx, guard, cgroups=CgroupNames(), pods=self.known, statuses=self.known)
+        ctx = a_context(clock=self.clock, events=self.events)
+        self.watcher = OomWatcher(ctx, guard, cgroups=CgroupNames(), table=self.known, statuses=self.known)
         self.refuses = False
 
     def score(self, value: int) -> None:

@@ -33,7 +33,8 @@ def test_a_damaged_file_is_told_and_counts_as_none(tmp_path: Path, text: str, ca
     file = tmp_path / "state"
     file.write_text(text)
     assert ShutdownRecord(file, metrics=Registry()).load() == ShutdownTimes()
-    assert "cannot be read" in caplog.text
+    assert [each.message for each in caplog.records] == ["checkpoint is damaged and was set aside; it will be rebuilt"]
+    assert file.with_name("state.damaged").read_text() == text
 
 
 def test_a_disk_that_refuses_does_not_stop_the_shutdown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

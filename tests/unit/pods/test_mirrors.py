@@ -8,10 +8,11 @@ from pykubelet.clients.kube.watch import Query
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import Forbidden
-from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION
+from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, full_name, uid_of
 from pykubelet.node.own_node import OwnNode
-from pykubelet.pods.manager import PodManager
 from pykubelet.pods.mirrors import MirrorPods, mirror_for
+from pykubelet.pods.record import PodWorker, WorkerState
+from pykubelet.pods.table import PodTable
 from tests.builders import a_pod
 from tests.fakes.fake_kube import FakeKube
 
@@ -21,22 +22,20 @@ class Bed:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
         self.own = OwnNode("box")
-        self.pods = PodManager()
-        self.ending: set[str] = set()
+        self.table = PodTable()
         self.api_pods = Reflector(client=self.kube, query=Query(kind=Pod), clock=self.clock, on_set=self._pair)
         self.mirrors = MirrorPods(
             client=self.kube,
-            pods=self.pods,
+            table=self.table,
             api_pods=self.api_pods,
             node=self.own,
-            is_ending=lambda name: name in self.ending,
             clock=self.clock,
         )
 
     def _pair(self, pods: Any) -> None:
-        for gone in self.pods.mirrors():
-            self.pods.remove(gone)
-        self.pods.put_all(pods)
+        for gone in self.table.mirrors():
+            self.table.remove(gone)
+        self.table.put_all(pods)
 
     def running(self) -> Any:
         return running(self.api_pods, self.mirrors)
@@ -46,9 +45,9 @@ class Bed:
 
     def static(self, version: str = "v1") -> Pod:
         pod = a_pod("web-box", static=True, uid=version, node_name="box", labels={"a": "b"})
-        for old in self.pods.static_pods():
-            self.pods.remove(old)
-        self.pods.put(pod)
+        for old in self.table.static_pods():
+            self.table.remove(old)
+        self.table.put(pod)
         return pod
 
     @property
@@ -158,11 +157,12 @@ async def test_mirrors_without_their_pod_are_removed_when_it_has_ended() -> None
     static = bed.static()
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.pods.remove(static)
-        bed.ending.add("web-box_default")
+        bed.table.remove(static)
+        worker = PodWorker(uid_of(static), full_name(static), static, state=WorkerState.TERMINATED)
+        bed.table.add_worker(worker)
         await bed.mirrors.remove_orphans()
         assert bed.shown is not None
-        bed.ending.clear()
+        worker.move(WorkerState.FINISHED, "test")
         await bed.mirrors.remove_orphans()
         assert bed.shown is None
 

@@ -138,7 +138,7 @@ class NoVolumes:
 
 
 def no_volumes(clock: Clock) -> VolumeFigures:
-    return VolumeFigures(meter=NoVolumes(), pods=NoVolumes(), clock=clock, metrics=Registry())
+    return VolumeFigures(meter=NoVolumes(), table=NoVolumes(), clock=clock, metrics=Registry())
 
 
 class Bed:
@@ -161,7 +161,7 @@ class Bed:
         self.provider = StatsProvider(
             guard,
             cri=self.runtime,
-            pods=self,
+            table=self,
             statuses=self,
             paths=self.paths,
             clock=self.clock,

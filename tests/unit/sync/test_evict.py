@@ -7,14 +7,15 @@ from typing import cast
 import pytest
 
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.manager import EvictionOrder
 from pykubelet.eviction.ranking import EvictionText
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.life import Step
 from pykubelet.model.pod import full_name, uid_of
-from pykubelet.node.local_events import LocalEvents
+from pykubelet.pods.record import PodWorker, WorkerState
+from pykubelet.pods.table import PodTable
 from pykubelet.sync.evict import PodEvictor
-from pykubelet.sync.phases import Phase, PodPhases, PodState
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 from tests.builders import a_context, a_pod
 
@@ -42,16 +43,16 @@ class Workers:
 class Bed:
     def __init__(self, *, obeys: bool = True) -> None:
         self.clock = LoopClock()
-        self.workers, self.phases = Workers(obeys=obeys), PodPhases()
-        self.events = LocalEvents(clock=self.clock, node_name="n1")
-        ctx = a_context(self.clock, events=self.events)
+        self.workers, self.table = Workers(obeys=obeys), PodTable()
+        self.events = EventBroadcaster(clock=self.clock, node_name="n1")
+        ctx = a_context(clock=self.clock, events=self.events)
         self.recorder = ctx.recorder
         self.pod = a_pod("web")
         self.active = [self.pod]
-        self.state = PodState(uid_of(self.pod), full_name(self.pod), self.pod)
-        self.phases.add(self.state)
+        self.worker = PodWorker(uid_of(self.pod), full_name(self.pod), self.pod)
+        self.table.add_worker(self.worker)
         self.evictor = PodEvictor(
-            ctx, workers=cast(PodWorkers, self.workers), phases=self.phases, active=lambda: self.active
+            ctx, workers=cast(PodWorkers, self.workers), table=self.table, active=lambda: self.active
         )
 
     def told(self, reason: str) -> list[str]:
@@ -85,9 +86,9 @@ async def test_waiting_until_everything_is_back() -> None:
     bed = Bed()
     assert not await bed.evictor.cleaned_up(bed.pod, within=30)
     assert bed.clock.monotonic() >= 30
-    bed.state.move(Phase.FINISHED, "test")
+    bed.worker.move(WorkerState.FINISHED, "test")
     assert await bed.evictor.cleaned_up(bed.pod, within=30)
-    bed.phases.forget(bed.state.uid)
+    bed.table.forget_worker(bed.worker.uid)
     assert await bed.evictor.cleaned_up(bed.pod, within=30)
 
 
@@ -95,5 +96,5 @@ def test_a_pod_that_was_evicted_is_no_candidate() -> None:
     bed = Bed()
     bed.active.append(a_pod("other"))
     assert bed.evictor.candidates() == bed.active
-    bed.state.evicted = True
+    bed.worker.evicted = True
     assert bed.evictor.candidates() == bed.active[1:]

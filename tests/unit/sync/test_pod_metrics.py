@@ -14,8 +14,8 @@ from pykubelet.model.pod import PodUID, uid_of
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.diff import ContainerDied, ContainerStarted
-from pykubelet.pods.manager import PodManager
-from pykubelet.sync.phases import Phase, PodPhases, PodState
+from pykubelet.pods.record import PodWorker, WorkerState
+from pykubelet.pods.table import PodTable
 from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
 from pykubelet.sync.steps import SyncVerdict
 from tests.builders import a_container, a_pod, a_sandbox_status
@@ -24,15 +24,9 @@ from tests.builders import a_container, a_pod, a_sandbox_status
 class World:
     def __init__(self) -> None:
         self.clock, self.metrics = LoopClock(), Registry()
-        self.recorder, self.phases, self.pods, self.cache = (
-            LifeRecorder(self.clock),
-            PodPhases(),
-            PodManager(),
-            PodStatusCache(),
-        )
+        self.recorder, self.table, self.cache = LifeRecorder(self.clock), PodTable(), PodStatusCache()
         self.subject = PodMetrics(
-            pods=self.pods,
-            phases=self.phases,
+            table=self.table,
             seen=self.cache,
             recorder=self.recorder,
             clock=self.clock,
@@ -40,11 +34,11 @@ class World:
             node_name="n1",
         )
 
-    def add(self, pod: Pod) -> PodState:
-        self.pods.put(pod)
-        state = PodState(uid=uid_of(pod), full_name="", pod=pod)
-        self.phases.add(state)
-        return state
+    def add(self, pod: Pod) -> PodWorker:
+        self.table.put(pod)
+        worker = PodWorker(uid=uid_of(pod), full_name="", pod=pod)
+        self.table.add_worker(worker)
+        return worker
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
         """By label values, in the order of label names."""
@@ -58,8 +52,8 @@ async def test_pods_and_containers_are_counted_when_asked() -> None:
     pod = a_pod("a", containers=[a_container("main")], ephemeral=[])
     world.add(pod)
     ending = world.add(a_pod("b", static=True))
-    ending.move(Phase.TERMINATING, "told to")
-    world.phases.add(PodState(uid=PodUID("uid-c"), full_name="", pod=None))
+    ending.move(WorkerState.TERMINATING, "told to")
+    world.table.add_worker(PodWorker(uid=PodUID("uid-c"), full_name="", pod=None))
     running = ContainerStatus(id="1", name="main", state=ContainerState.RUNNING)
     ended = ContainerStatus(id="0", name="main", state=ContainerState.EXITED)
     world.cache.set(

@@ -12,14 +12,15 @@ from datetime import UTC, datetime
 import pytest
 
 from pykubelet.api.types import Pod
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
-from pykubelet.node.local_events import LocalEvents
-from pykubelet.sync.phases import Phase, PodPhases
+from pykubelet.pods.record import WorkerState
+from pykubelet.pods.table import PodTable
 from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
 from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
 
@@ -91,13 +92,13 @@ class Statuses:
 class Bench:
     def __init__(self) -> None:
         self.clock = LoopClock()
-        self.phases = PodPhases()
+        self.table = PodTable()
         self.steps = Steps(self.clock)
         self.statuses = Statuses()
-        self.events = LocalEvents(clock=self.clock, node_name="node1")
+        self.events = EventBroadcaster(clock=self.clock, node_name="node1")
         self.finished: list[str] = []
         self.workers = PodWorkers(
-            phases=self.phases,
+            table=self.table,
             steps=self.steps,
             statuses=self.statuses,
             events=self.events,
@@ -128,8 +129,8 @@ async def test_a_pod_lives_and_ends_through_the_three_steps() -> None:
         await bench.clock.sleep(1)
         assert bench.what() == ["sync web", "kill web 10", "killed web", "terminated web"]
         assert bench.finished == ["u1"]
-        state = bench.phases.get("u1")
-        assert state is not None and state.deleted and state.phase is Phase.FINISHED
+        state = bench.table.worker("u1")
+        assert state is not None and state.deleted and state.state is WorkerState.FINISHED
 
 
 async def test_updates_while_syncing_are_merged_into_one_more_run() -> None:
@@ -270,7 +271,7 @@ async def test_a_pod_that_ends_by_itself_is_terminated_but_not_deleted() -> None
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(1)
         assert bench.what() == ["sync web", "kill web 30", "killed web", "terminated web"]
-        state = bench.phases.get("u1")
+        state = bench.table.worker("u1")
         assert state is not None and not state.deleted
         bench.workers.update(UpdateKind.UPDATE, a_pod())
         await bench.clock.sleep(1)
@@ -350,7 +351,7 @@ async def test_who_asked_for_a_kill_learns_when_nothing_runs_any_more() -> None:
         bench.workers.update(UpdateKind.KILL, a_pod(), request)
         await done
         assert round(bench.clock.monotonic() - begun) == 3
-        state = bench.phases.get("u1")
+        state = bench.table.worker("u1")
         assert state is not None and state.evicted and not state.deleted
         assert len(bench.steps.statuses) == 1
         again = asyncio.get_running_loop().create_future()
@@ -375,7 +376,7 @@ async def test_an_orphan_is_killed_once_and_forgotten() -> None:
         await bench.clock.sleep(1)
         assert bench.what() == ["kill orphan lost"]
         bench.workers.forget("lost")
-        assert bench.phases.get("lost") is None
+        assert bench.table.worker("lost") is None
 
 
 async def test_a_deadline_brings_the_next_run_forward() -> None:

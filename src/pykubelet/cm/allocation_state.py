@@ -1,0 +1,115 @@
+"""Resources held by pods, kept across restarts in the file format of upstream's kubelet, both ways.
+
+One ledger is what was admitted (`allocated_pods_state`), another what was put into force
+(`actuated_pods_state`). Changes are remembered at once and written by `flush`; when to flush is the owner's
+business. What a damaged file held is rebuilt from the pods as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pykubelet.api.types import ResourceRequirements
+from pykubelet.kit.files import Checkpoint, Envelope
+from pykubelet.kit.go_text import fnv1a_32
+from pykubelet.model.held_resources import HeldResources
+
+ALLOCATED_FILE = "allocated_pods_state"
+ACTUATED_FILE = "actuated_pods_state"
+
+
+class ResourceLedger:
+    """Reads its file when first asked. `on_change` is told that something waits for a flush."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Not synced to disk: a killed agent loses nothing, and after a power cut no container runs any more.
+        self._checkpoint = Checkpoint(path, encode=encode, decode=decode, durable=False)
+        self.on_change: Callable[[], None] = lambda: None
+        self._loaded: dict[str, HeldResources] | None = None
+        self._dirty = False
+
+    @property
+    def _entries(self) -> dict[str, HeldResources]:
+        if self._loaded is None:
+            self._loaded = self._checkpoint.load() or {}
+        return self._loaded
+
+    def get(self, uid: str) -> HeldResources | None:
+        return self._entries.get(uid)
+
+    def put(self, uid: str, held: HeldResources) -> None:
+        if self._entries.get(uid) != held:
+            self._entries[uid] = held
+            self._changed()
+
+    def put_container(self, uid: str, name: str, resources: ResourceRequirements) -> None:
+        held = self._entries.get(uid) or HeldResources()
+        self.put(uid, HeldResources(containers={**held.containers, name: resources}, pod=held.pod))
+
+    def put_pod_level(self, uid: str, resources: ResourceRequirements | None) -> None:
+        held = self._entries.get(uid) or HeldResources()
+        self.put(uid, HeldResources(containers=held.containers, pod=resources))
+
+    def drop(self, uid: str) -> None:
+        if self._entries.pop(uid, None) is not None:
+            self._changed()
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        wanted = set(uids)
+        for uid in [uid for uid in self._entries if uid not in wanted]:
+            self.drop(uid)
+
+    def flush(self) -> None:
+        """Write what changed; OSError when the disk refuses, and then it is still to be written."""
+        if self._dirty:
+            self._checkpoint.save_now(self._entries)
+            self._dirty = False
+
+    def _changed(self) -> None:
+        self._dirty = True
+        self.on_change()
+
+
+# --- the file ---------------------------------------------------------------------------------------------
+
+
+def encode(entries: dict[str, HeldResources]) -> bytes:
+    rows = {
+        uid: {
+            "ContainerResources": {name: msgspec.to_builtins(each) for name, each in held.containers.items()},
+            "PodLevelResources": None if held.pod is None else msgspec.to_builtins(held.pod),
+        }
+        for uid, held in entries.items()
+    }
+    return ENVELOPE.seal(json.dumps({"entries": rows} if rows else {}, separators=(",", ":")))
+
+
+def decode(raw: bytes) -> dict[str, HeldResources]:
+    """Raises CheckpointDamaged, or any error for entries of another shape."""
+    rows = json.loads(ENVELOPE.open(raw)).get("entries") or {}
+    return {uid: _held(row) for uid, row in rows.items()}
+
+
+def _held(row: dict[str, Any]) -> HeldResources:
+    pod_level = row.get("PodLevelResources")
+    return HeldResources(
+        containers={
+            name: msgspec.convert(each, ResourceRequirements)
+            for name, each in (row.get("ContainerResources") or {}).items()
+        },
+        pod=None if pod_level is None else msgspec.convert(pod_level, ResourceRequirements),
+    )
+
+
+def checksum(text: str) -> int:
+    """As upstream computes it: FNV-1a of the text with its Go type in front."""
+    return fnv1a_32(f"(string){text}")
+
+
+ENVELOPE = Envelope(checksum)

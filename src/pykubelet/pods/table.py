@@ -1,0 +1,241 @@
+"""The table of all pods: one record per UID, indexes by name, and the questions asked about pods.
+
+A record is there while any of its parts is. Mirror pods are API objects that stand for a static pod, with UIDs of
+their own: they are kept beside the records, paired by name. Until the first housekeeping pass (`mark_synced`) not
+every source has been read, so questions about unknown pods are answered in the way that removes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pykubelet.api.types import Pod
+from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, PodUID, full_name, is_mirror, is_static, uid_of
+from pykubelet.pods.record import PodRecord, PodWorker, WorkerState
+
+
+class PodTable:
+    def __init__(self) -> None:
+        self._records: dict[str, PodRecord] = {}
+        self._desired: dict[str, PodRecord] = {}
+        """Records of pods that a source has, in the order they were added."""
+        self._names: dict[str, PodRecord] = {}
+        self._mirrors: dict[str, Pod] = {}
+        self._mirror_names: dict[str, PodUID] = {}
+        self._synced = False
+        self.undecided: set[PodUID] = set()
+        """Pods whose admission failed or waits: neither started nor cleaned up until it is decided. The loop's."""
+
+    def get(self, uid: str) -> PodRecord | None:
+        return self._records.get(uid)
+
+    def __iter__(self) -> Iterator[PodRecord]:
+        return iter(list(self._records.values()))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def _record(self, uid: PodUID) -> PodRecord:
+        record = self._records.get(uid)
+        if record is None:
+            record = self._records[uid] = PodRecord(uid)
+        return record
+
+    def _drop_if_empty(self, record: PodRecord) -> None:
+        if record.is_empty:
+            self._records.pop(record.uid, None)
+
+    # --- desired pods; written by the sync loop -------------------------------------------------
+
+    def put(self, pod: Pod) -> None:
+        """Add a pod or mirror, or replace the one of the same UID."""
+        if is_mirror(pod):
+            self._put_mirror(pod)
+            return
+        record = self._record(uid_of(pod))
+        if record.pod is not None and full_name(record.pod) != full_name(pod):
+            self._unname(record, full_name(record.pod))  # a fixed UID given to another name
+            del self._desired[record.uid]
+        record.pod = pod
+        self._desired[record.uid] = record
+        self._names[full_name(pod)] = record
+
+    def put_all(self, pods: Iterable[Pod]) -> None:
+        for pod in pods:
+            self.put(pod)
+
+    def remove(self, pod: Pod) -> None:
+        """Forget a desired pod or mirror. Unknown ones are fine; a newer pod of the same name stays."""
+        if is_mirror(pod):
+            self._remove_mirror(uid_of(pod))
+            return
+        record = self._desired.pop(uid_of(pod), None)
+        if record is None or record.pod is None:
+            return
+        name = full_name(record.pod)
+        record.pod = None
+        self._unname(record, name)
+        self._drop_if_empty(record)
+
+    def _unname(self, record: PodRecord, name: str) -> None:
+        if self._names.get(name) is not record:
+            return
+        del self._names[name]
+        # Two UIDs of one name can overlap for a moment; the one that is left is found by the name.
+        for other in self._desired.values():
+            if other is not record and other.pod is not None and full_name(other.pod) == name:
+                self._names[name] = other
+                return
+
+    def pods(self) -> list[Pod]:
+        """All desired pods without mirrors, in the order they were added."""
+        return [record.pod for record in self._desired.values() if record.pod is not None]
+
+    def static_pods(self) -> list[Pod]:
+        return [pod for pod in self.pods() if is_static(pod)]
+
+    def pod(self, uid: str) -> Pod | None:
+        """The pod as its source has it."""
+        record = self._desired.get(uid)
+        return record.pod if record is not None else None
+
+    def is_desired(self, uid: str) -> bool:
+        return uid in self._desired
+
+    def by_full_name(self, name: str) -> Pod | None:
+        record = self._names.get(name)
+        return record.pod if record is not None else None
+
+    def by_name(self, namespace: str, name: str) -> Pod | None:
+        return self.by_full_name(f"{name}_{namespace}")
+
+    # --- mirrors; written by the sync loop ------------------------------------------------------
+
+    def _put_mirror(self, mirror: Pod) -> None:
+        uid, name = uid_of(mirror), full_name(mirror)
+        old = self._mirrors.get(uid)
+        if old is not None and full_name(old) != name:
+            self._remove_mirror(uid)
+        self._mirrors[uid] = mirror
+        self._mirror_names[name] = uid
+
+    def _remove_mirror(self, uid: str) -> None:
+        mirror = self._mirrors.pop(uid, None)
+        if mirror is None:
+            return
+        name = full_name(mirror)
+        if self._mirror_names.get(name) == uid:
+            del self._mirror_names[name]
+            left = next((each for each in self._mirrors.values() if full_name(each) == name), None)
+            if left is not None:
+                self._mirror_names[name] = uid_of(left)
+
+    def mirrors(self) -> list[Pod]:
+        return list(self._mirrors.values())
+
+    def mirror_of(self, pod: Pod) -> Pod | None:
+        """The mirror that has the name of this static pod."""
+        uid = self._mirror_names.get(full_name(pod))
+        return self._mirrors.get(uid) if uid is not None else None
+
+    def static_of(self, mirror: Pod) -> Pod | None:
+        """The static pod that this mirror stands for."""
+        return self.by_full_name(full_name(mirror))
+
+    def orphan_mirrors(self) -> list[Pod]:
+        """Mirrors whose static pod is gone."""
+        return [self._mirrors[uid] for name, uid in self._mirror_names.items() if name not in self._names]
+
+    def translate(self, uid: PodUID) -> PodUID:
+        """The UID the agent works with: that of the static pod if a mirror's was given."""
+        mirror = self._mirrors.get(uid)
+        pod = self.static_of(mirror) if mirror is not None else None
+        return uid_of(pod) if pod is not None else uid
+
+    def api_uid(self, pod: Pod) -> PodUID | None:
+        """The UID the API server knows the pod by; None for a static pod that has no mirror yet."""
+        if not is_static(pod):
+            return uid_of(pod)
+        mirror = self.mirror_of(pod)
+        return uid_of(mirror) if mirror is not None else None
+
+    # --- workers; written by the pod workers ----------------------------------------------------
+
+    def add_worker(self, worker: PodWorker) -> None:
+        self._record(worker.uid).worker = worker
+
+    def forget_worker(self, uid: str) -> None:
+        record = self._records.get(uid)
+        if record is not None:
+            record.worker = None
+            self._drop_if_empty(record)
+
+    def worker(self, uid: str) -> PodWorker | None:
+        record = self._records.get(uid)
+        return record.worker if record is not None else None
+
+    def workers(self) -> list[PodWorker]:
+        return [record.worker for record in self._records.values() if record.worker is not None]
+
+    def is_busy(self, full_name: str) -> bool:
+        """Whether a pod of that name has a worker that is not finished."""
+        return any(w.full_name == full_name and w.state is not WorkerState.FINISHED for w in self.workers())
+
+    def mark_synced(self) -> None:
+        """Every source has been read: a pod without a worker is unwanted from now on."""
+        self._synced = True
+
+    def uids_in_use(self) -> set[str]:
+        """Pods that may hold something."""
+        return {*(worker.uid for worker in self.workers()), *self.undecided}
+
+    def active_pods(self) -> list[Pod]:
+        """Desired pods that hold resources on this node: accepted and not yet ended."""
+        found = []
+        for record in self._desired.values():
+            if record.pod is not None and record.worker is not None and record.worker.is_active:
+                found.append(record.pod)
+        return found
+
+    def any_terminating(self) -> bool:
+        return any(worker.state is WorkerState.TERMINATING for worker in self.workers())
+
+    def could_have_running_containers(self, uid: str) -> bool:
+        worker = self.worker(uid)
+        return not self._is_unwanted(uid) if worker is None else worker.is_active
+
+    def should_remove_content(self, uid: str) -> bool:
+        """Whether logs, containers and volumes of the pod are of no further use."""
+        worker = self.worker(uid)
+        if worker is None:
+            return self._is_unwanted(uid)
+        if worker.restart_requested:
+            return False  # the next life under this UID goes on counting from this one
+        return not worker.is_active and (worker.evicted or worker.deleted)
+
+    def should_remove_runtime(self, uid: str) -> bool:
+        worker = self.worker(uid)
+        return self._is_unwanted(uid) if worker is None else not worker.is_active
+
+    def is_gone(self, uid: str) -> bool:
+        """Whether nothing of the pod is left: it has no worker, or a finished one."""
+        worker = self.worker(uid)
+        return worker is None or worker.state is WorkerState.FINISHED
+
+    def is_finished(self, uid: str) -> bool:
+        worker = self.worker(uid)
+        return self._is_unwanted(uid) if worker is None else worker.state is WorkerState.FINISHED
+
+    def _is_unwanted(self, uid: str) -> bool:
+        """Whether a pod without a worker is one that no source wants, as far as the agent knows."""
+        return self._synced and PodUID(uid) not in self.undecided
+
+
+def is_mirror_of(mirror: Pod, pod: Pod) -> bool:
+    """Same name, and the mirror was made from exactly this version of the static pod."""
+    made_from = mirror.metadata.annotations.get(MIRROR_ANNOTATION)
+    return (
+        made_from is not None
+        and full_name(mirror) == full_name(pod)
+        and made_from == pod.metadata.annotations.get(HASH_ANNOTATION, "")
+    )
