@@ -8,13 +8,15 @@ sinks, so that the last news still reach whoever listens. Pods keep running: onl
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
+from pykubelet import api_server
 from pykubelet.api.types import Pod
+from pykubelet.clients.kube.patch import pod_status_patch
 from pykubelet.cm.allocation import POD_TERMINATED
 from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
@@ -24,12 +26,14 @@ from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction import build as eviction
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import Service, running
+from pykubelet.kit.tasks import Services
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
-from pykubelet.node.build import build_shutdown
+from pykubelet.node.build import NodeSources, build_shutdown
+from pykubelet.node.build import build as build_node
 from pykubelet.node.conditions import NodeConditions
 from pykubelet.node.oom import OomWatcher
+from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.relist import Pleg
@@ -37,6 +41,7 @@ from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
+from pykubelet.reactions import connect
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
@@ -45,11 +50,13 @@ from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.server.shutdown import ShutdownRoutes
 from pykubelet.settings.settings import Settings
-from pykubelet.signals import NodeConditionsChanged
+from pykubelet.signals import NodeStatusChanged
 from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
+from pykubelet.sources.remote import ApiSource
 from pykubelet.stats import build as stats
 from pykubelet.status.manager import StatusManager
+from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
@@ -64,15 +71,8 @@ from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
-from pykubelet.wiring.cluster import (
-    Cluster,
-    LocalParts,
-    NodeHooks,
-    assemble_cluster,
-    standalone_seams,
-)
+from pykubelet.wiring.certificates import certificate_services
 from pykubelet.wiring.explaining import explaining
-from pykubelet.wiring.identity import initial_info
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
@@ -87,8 +87,7 @@ logger = logging.getLogger(__name__)
 class Node(Struct, kw_only=True):
     """The assembled agent: what runs, and what others may look at."""
 
-    services: list[list[Service]] = field(default_factory=list)
-    """Groups in the order they start; they stop in reverse."""
+    services: Services
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
@@ -105,7 +104,6 @@ class Node(Struct, kw_only=True):
     extensions: PluginParts
     shutdown: ShutdownManager
     explainer: Explainer
-    cluster: Cluster | None = None
     server: NodeServer | None = None
 
 
@@ -132,29 +130,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    cluster: Cluster | None = None
-    if edges.cluster is not None:
-        parts = LocalParts(
-            machine=edges.machine,
-            cri=cri,
-            runtime=runtime_state,
-            statuses=statuses,
-            table=table,
-            sets=mux.deliver,
-            events=events,
-            clock=clock,
-            metrics=metrics,
-        )
-        hooks_of_node = NodeHooks(
-            pressures=conditions.pressures,
-            runtime_problems=pleg.problems,
-            other_problems=conditions.problems,
-            volumes_in_use=lambda: volumes.volumes_in_use(),
-            devices=lambda: extensions.amounts(),
-            reset_extended=lambda: extensions.has_no_history(),
-        )
-        cluster = assemble_cluster(settings, edges.cluster, parts, hooks_of_node)
-    seams = cluster.seams if cluster is not None else standalone_seams()
+    api = (
+        api_server.connect(ctx, edges.cluster, table)
+        if edges.cluster is not None
+        else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
+    )
     spec = node_spec(
         settings,
         edges.machine,
@@ -165,16 +145,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
-        return runtime_state.conditions.supports_recursive_read_only(seams.handlers.handler_now(pod))
+        return runtime_state.conditions.supports_recursive_read_only(api.runtime_classes.handler_now(pod))
 
     def node_now() -> NodeInfo:
-        known = cluster.node_info(local) if cluster is not None else with_features(local, runtime_state)
-        return extensions.with_devices(known)
+        return extensions.with_devices(api.node_info(local))
 
     local = initial_info(settings, edges.machine, spec.allocatable)
     extensions = plugin_parts(
         edges,
-        cluster,
+        api,
         node_name=node_name,
         table=table,
         cache=cache,
@@ -190,7 +169,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
         metrics=metrics,
-        objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
+        objects=replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
         rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
     pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
@@ -215,7 +194,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             paths=edges.paths,
             table=table,
             admission=admission,
-            handlers=seams.handlers,
+            handlers=api.runtime_classes,
             sources_ready=mux.all_ready,
             host_ids=edges.host_ids,
             pinning=pinning.manager,
@@ -229,9 +208,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         images=cri,
         volumes=volumes,
-        references=seams.references,
+        references=api.references,
         events=events,
-        addresses=told_addresses(settings, edges, seams),
+        addresses=told_addresses(settings, edges, api),
         user_namespaces=held.user_namespaces,
         devices=pinning.devices(extensions.granted()),
     )
@@ -241,10 +220,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         RuntimeNeeds(
             ctx=ctx,
             specs=specs,
-            handlers=seams.handlers,
+            handlers=api.runtime_classes,
             resizer=held.resizer,
-            references=seams.references,
-            accounts=cluster.accounts if cluster is not None else None,
+            references=api.references,
+            accounts=api.accounts,
             image_volumes=image_volumes,
             results=results,
             cache=cache,
@@ -274,7 +253,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         reasons=reasons,
         folders=edges.folders,
         logs=LogFiles(),
-        addresses=seams.addresses,
+        addresses=api.node,
         resizes=held.allocations,
         events=events,
         clock=clock,
@@ -293,8 +272,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         cgroups=held.cgroups,
         resizes=held.allocations,
         id_ranges=held.user_namespaces,
-        mirrors=seams.mirrors,
-        references=seams.held,
+        mirrors=api.mirrors,
+        references=api.registered,
         network=runtime_state,
         folders=edges.folders,
         reasons=reasons,
@@ -312,16 +291,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    shutdown = build_shutdown(
-        ctx,
-        edges,
-        conditions=conditions,
-        table=table,
-        ender=PodEnder(workers),
-        own=cluster.own if cluster is not None else None,
-        sender=cluster.sender if cluster is not None else None,
-        api_pods=cluster.api_pods.all if cluster is not None else tuple,
-    )
     gc = container_gc(settings, edges, side, table=table, cache=cache, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
@@ -337,11 +306,34 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         tidy=lambda: housekeeping.soon(),
         metrics=metrics,
+        fresh_node=api.fresh_node,
     )
+    sender: StatusSender | None = None
+    if edges.cluster is not None and api.pods is not None:
+        sender = StatusSender(
+            statuses=statuses,
+            client=edges.cluster.client,
+            api_pods=api.pods,
+            make_patch=pod_status_patch,
+            could_run=lambda uid: table.could_have_running_containers(uid) or extensions.holds_claims(uid),
+            clock=clock,
+            metrics=metrics,
+        )
+    statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
         await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
 
+    shutdown = build_shutdown(
+        ctx,
+        edges,
+        conditions=conditions,
+        table=table,
+        ender=PodEnder(workers),
+        own=api.node,
+        sender=sender,
+        api_pods=api.pods.all if api.pods is not None else tuple,
+    )
     housekeeping = Housekeeping(
         sources=mux,
         table=table,
@@ -349,7 +341,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         runtime=RunningPods(cache),
         folders=edges.folders,
         holders=[
-            *([cluster.sender] if cluster is not None else []),
+            *([sender] if sender is not None else []),
             statuses,
             probes,
             maker,
@@ -364,7 +356,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             remove_orphan_cgroups,
             pinning.sweep,
             shutdown.sweep,
-            *(cluster.chores if cluster is not None else []),
+            *api.chores,
             *extensions.chores,
         ],
         metrics=metrics,
@@ -383,18 +375,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers.on_restart = statuses.begin_anew
     statuses.listen(probes.container_changed)
 
-    def object_changed(kind: str, namespace: str, name: str, uids: Sequence[str]) -> None:
-        volumes.object_changed(kind, namespace, name)
-        for uid in uids:
-            workers.retry_now(uid)
-
     volumes.on_mounted = workers.sync_now
-    extensions.join(volumes, workers, pinning.manager, cluster)
+    extensions.join(volumes, workers, pinning.manager, ctx)
     volumes.on_released = lambda uid: housekeeping.soon()
-    if cluster is not None:
-        cluster.join(loop, object_changed)
-        reporter = cluster.reporter
-        ctx.signals.subscribe(NodeConditionsChanged, lambda signal: reporter.soon())
     pleg.listen(loop.handle)
     pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
@@ -403,18 +386,39 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     def runtime_back() -> None:
         loop.handle(RuntimeBack())
-        if cluster is not None:
-            cluster.reporter.soon()
+        ctx.signals.publish(NodeStatusChanged())
 
     runtime_state.on_back = runtime_back
-    services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
-        [
+    services = Services(
+        sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
+        managers=[
             *(*held.services, *shutdown.services.managers, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
-        [loop, *sources.services.producers, *extensions.finders],
-    ]
+        producers=[loop, *sources.services.producers, *extensions.finders],
+    )
+    services.add(api.services)
+    connect(ctx, loop=loop, workers=workers, volumes=volumes, statuses=statuses, sender=sender)
+    if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
+        csi = api.storage.node
+        node_sources = NodeSources(
+            runtime=runtime_state,
+            pressures=conditions.pressures,
+            devices=extensions.amounts,
+            reset_extended=extensions.has_no_history,
+            volumes_in_use=volumes.volumes_in_use,
+            volumes_reported=api.storage.attachments.reported,
+            runtime_problems=pleg.problems,
+            other_problems=lambda: [*conditions.problems(), *csi.problems()],
+        )
+        reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
+        ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
+        services.add(reporting.services)
+        services.sinks.append(sender)
+        services.managers += certificate_services(ctx, edges.cluster, api.node)
+        services.producers.append(
+            ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
+        )
     explainer = explaining(
         edges,
         table=table,
@@ -441,7 +445,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             images=side.images.gc,
         )
         oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table, statuses=cache)
-        services[1].extend([*usage.services.managers, *evicting.services.managers, oom])
+        services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
         shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
         local_needs = LocalNeeds(
@@ -472,10 +476,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             assigned=pinning.assigned(extensions.assigned()),
         )
         serving = server_parts(settings, edges, edges.serve, needs)
-        services[-1].extend(serving.services)
+        services.producers += serving.services
         server = serving.server
     return Node(
-        services=cluster.joined(services) if cluster is not None else services,
+        services=services,
         table=table,
         workers=workers,
         statuses=statuses,
@@ -492,7 +496,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         extensions=extensions,
         shutdown=shutdown.manager,
         explainer=explainer,
-        cluster=cluster,
         server=server,
     )
 
@@ -504,6 +507,5 @@ async def live(node: Node) -> AsyncIterator[None]:
     node.extensions.open()
     if node.server is not None:
         node.server.open()
-    first, second, third = node.services
-    async with running(*first), running(*second), running(*third):
+    async with node.services.running():
         yield

@@ -1,3 +1,42 @@
 """Which signal causes what: every connection between subsystems that is not a plain call, in one place."""
 
 from __future__ import annotations
+
+from pykubelet.context import Context
+from pykubelet.model.pod import PodUID, is_mirror
+from pykubelet.signals import ApiPodObserved, NodeRead, ObjectChanged
+from pykubelet.status.manager import StatusManager
+from pykubelet.status.sender import StatusSender, uid_here
+from pykubelet.sync.loop import SyncLoop
+from pykubelet.sync.worker import PodWorkers
+from pykubelet.volumes.manager import VolumeManager
+
+
+def connect(
+    ctx: Context,
+    *,
+    loop: SyncLoop,
+    workers: PodWorkers,
+    volumes: VolumeManager,
+    statuses: StatusManager,
+    sender: StatusSender | None,
+) -> None:
+    on = ctx.signals.subscribe
+
+    def object_changed(changed: ObjectChanged) -> None:
+        volumes.object_changed(changed.kind, changed.namespace, changed.name)
+        for uid in changed.uids:
+            workers.retry_now(uid)
+
+    def api_pod_observed(observed: ApiPodObserved) -> None:
+        if is_mirror(observed.change.object):
+            # First, or the sender would overwrite what the mirror remembers of the time before a restart.
+            statuses.mirror_seen(uid_here(observed.change.object))
+        if sender is not None:
+            sender.observed(observed.change)
+
+    on(ObjectChanged, object_changed)
+    on(ApiPodObserved, api_pod_observed)
+    on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
+    if sender is not None:
+        statuses.listen(sender.changed)

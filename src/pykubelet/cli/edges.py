@@ -43,9 +43,9 @@ from pykubelet.model.errors import CriError, Unimplemented
 from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
 from pykubelet.node.capacity import machine_capacity, reservation_problem, reserved
-from pykubelet.settings.problems import SettingsError
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.settings import Settings
-from pykubelet.settings.validate_host import HostFacts, host_problems
+from pykubelet.settings.validate import HostFacts, host_problems
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from pykubelet.kit.tasks import both, gather_all, running
 from pykubelet.model.container_keys import termination_grace_of
 from pykubelet.model.errors import CriError
 from pykubelet.pods.record import WorkerState
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import LoadedSettings, load_settings
-from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.sources.manifests import file_loader
 from pykubelet.sources.static import MergedSets, StaticSource
@@ -218,7 +218,7 @@ def watch_paths(node: Node, settings: Settings, edges: Edges, paths: Sequence[Pa
         )
         for number, path in enumerate(paths)
     ]
-    group = node.services[-1]
+    group = node.services.producers
     group[:] = [service for service in group if not isinstance(service, StaticSource)] + list(own)
     return merged
 

@@ -23,8 +23,7 @@ from pykubelet.cm.requests import container_cpus, containers_of, is_run_to_end, 
 from pykubelet.cm.topology_manager import Hint, Hints, Mask, masks, nodes_of
 from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import CPU, has_pod_level_resources
-from pykubelet.model.topology import NO_CPUS, Cpus, Topology
-from pykubelet.settings.cpu_list import format_cpu_list
+from pykubelet.model.topology import NO_CPUS, Cpus, Topology, format_cpu_list
 
 STATIC: Final = "static"
 NO_CHOICE: Final[Hints] = {}

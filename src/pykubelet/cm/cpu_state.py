@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from pykubelet.cm.state_checkpoint import CheckpointedState, CheckpointFile
 from pykubelet.kit.go_text import go_map
-from pykubelet.model.topology import NO_CPUS, Cpus
-from pykubelet.settings.cpu_list import format_cpu_list, parse_cpu_list
+from pykubelet.model.topology import NO_CPUS, Cpus, format_cpu_list, parse_cpu_list
 
 STATE_FILE: Final = "cpu_manager_state"
 

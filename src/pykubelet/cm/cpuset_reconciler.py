@@ -17,8 +17,7 @@ from pykubelet.cm.errors import NotWritten
 from pykubelet.kit.limits import Once
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
-from pykubelet.model.topology import Cpus
-from pykubelet.settings.cpu_list import format_cpu_list
+from pykubelet.model.topology import Cpus, format_cpu_list
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)

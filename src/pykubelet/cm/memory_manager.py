@@ -20,7 +20,7 @@ from pykubelet.cm.topology_manager import Hint, Hints, mask_of, masks, nodes_of
 from pykubelet.model.pod import is_sidecar, uid_of
 from pykubelet.model.pod_resources import MEMORY, has_pod_level_resources
 from pykubelet.model.topology import Topology
-from pykubelet.settings.values import MemoryReservation
+from pykubelet.settings.flag_forms import MemoryReservation
 
 # --- arithmetic: the table of an empty machine, taking a block, giving it back --------------------------------
 # A node is used either alone or always together with the same others (its cells), so that the memory of a container

@@ -29,8 +29,7 @@ from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.model.pod_resources import has_pod_level_resources
-from pykubelet.model.topology import NO_CPUS, Cpus
-from pykubelet.settings.cpu_list import format_cpu_list
+from pykubelet.model.topology import NO_CPUS, Cpus, format_cpu_list
 
 logger = logging.getLogger(__name__)
 

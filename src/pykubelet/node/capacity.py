@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from pykubelet.api.quantity import Quantity
 from pykubelet.clients.host.port import Machine
 from pykubelet.model.pod_resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS, is_extended
-from pykubelet.settings.cpu_list import parse_cpu_list
+from pykubelet.model.topology import parse_cpu_list
 from pykubelet.settings.schema_resources import CgroupSettings, ReservationSettings
 from pykubelet.settings.thresholds import Threshold
 

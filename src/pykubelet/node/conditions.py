@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from pykubelet.api.types import NodeCondition, NodeStatus
 from pykubelet.kit.clock import utc
-from pykubelet.signals import NodeConditionsChanged, Signals
+from pykubelet.signals import NodeStatusChanged, Signals
 
 MEMORY_PRESSURE: Final = "MemoryPressure"
 DISK_PRESSURE: Final = "DiskPressure"
@@ -60,14 +60,14 @@ class NodeConditions:
     def set_pressures(self, pressures: tuple[str, ...]) -> None:
         if pressures != self._pressures:
             self._pressures = pressures
-            self._signals.publish(NodeConditionsChanged())
+            self._signals.publish(NodeStatusChanged())
 
     def shutting_down(self) -> bool:
         return self._shutting_down
 
     def set_shutting_down(self, shutting_down: bool) -> None:
         self._shutting_down = shutting_down
-        self._signals.publish(NodeConditionsChanged())
+        self._signals.publish(NodeStatusChanged())
 
     def problems(self) -> Sequence[str]:
         """Return why the node is not ready."""

@@ -205,10 +205,10 @@ class ShutdownManager:
         ender: PodEnder,
         record: ShutdownRecord,
         conditions: NodeConditions,
-        own: OwnNode | None = None,
+        own: OwnNode,
         sender: StatusSender | None = None,
     ) -> None:
-        """`own` and `sender` are None on a node without an API server."""
+        """`sender` is None on a node without an API server; `own` is never known there."""
         self._table = table
         self._ender = ender
         self._record = record
@@ -279,7 +279,7 @@ class ShutdownManager:
 
     def _node_reported(self) -> bool:
         """Whether the API server has the Node as not ready."""
-        node = self._own.node if self._own is not None else None
+        node = self._own.node
         return node is None or not is_ready(node.status)
 
     async def _reported(self, uids: Sequence[str], end: float) -> None:

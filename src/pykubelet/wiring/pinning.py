@@ -30,14 +30,13 @@ from pykubelet.model.assigned import Assigned
 from pykubelet.model.pod import AnyContainer
 from pykubelet.model.pod_resources import CPU
 from pykubelet.model.runtime_status import ContainerState
-from pykubelet.model.topology import Topology, flat_topology
+from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
 from pykubelet.node.capacity import eviction_reserve, machine_capacity, reserved
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.diff import ContainerStarted, RuntimeEvent
 from pykubelet.pods.admission import Rejection
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.collaborators import DeviceResources, Granted, NoDevices
-from pykubelet.settings.cpu_list import parse_cpu_list
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
 

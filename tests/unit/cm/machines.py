@@ -11,8 +11,7 @@ from pykubelet.cm.cpu_state import CpuState
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.topology import Cpu, Cpus, NumaNode, Topology
-from pykubelet.settings.cpu_list import parse_cpu_list
+from pykubelet.model.topology import Cpu, Cpus, NumaNode, Topology, parse_cpu_list
 from tests.builders import a_container, a_pod
 
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from pykubelet.cm.requests import containers_of
 from pykubelet.cm.topology_manager import NO_HINT, Hint, mask_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.topology import Topology
-from pykubelet.settings.values import MemoryReservation
+from pykubelet.settings.flag_forms import MemoryReservation
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.unit.cm.machines import GIB, a_machine, guaranteed, owner, whole
 
