@@ -18,12 +18,15 @@ from pykubelet import api_server
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.patch import pod_status_patch
 from pykubelet.cm.allocation import POD_TERMINATED
+from pykubelet.cm.container_resources import ContainerResourceSource
+from pykubelet.cm.node_spec import node_spec
 from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction import build as eviction
+from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
@@ -46,7 +49,6 @@ from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import PodSpecBuilder
-from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.server.shutdown import ShutdownRoutes
 from pykubelet.settings.settings import Settings
@@ -61,7 +63,6 @@ from pykubelet.sync.evict import PodEnder, PodEvictor
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import RuntimeBack, SyncLoop
-from pykubelet.sync.node_facts import node_spec
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -72,7 +73,6 @@ from pykubelet.volumes.manager import VolumeManager
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.certificates import certificate_services
-from pykubelet.wiring.explaining import explaining
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
@@ -135,13 +135,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         if edges.cluster is not None
         else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
     )
-    spec = node_spec(
-        settings,
-        edges.machine,
-        edges.paths,
-        cgroup_driver=edges.cgroup_driver,
-        in_cluster=edges.cluster is not None,
-    )
+    spec = node_spec(settings, edges)
     image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
@@ -212,7 +206,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         addresses=told_addresses(settings, edges, api),
         user_namespaces=held.user_namespaces,
-        devices=pinning.devices(extensions.granted()),
+        devices=ContainerResourceSource(pinning.manager, extensions.devices, extensions.claims),
     )
     side = runtime_parts(
         settings,
@@ -235,18 +229,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         ),
     )
     started = clock.now()
-    probes = ProbeManager(
-        cri=cri,
-        network=edges.network,
-        statuses=statuses,
-        results=results,
-        events=events,
-        recorder=recorder,
-        clock=clock,
-        expand_command=expand_command,
-        started=started,
-        recalls=recalls,
-    )
+    probes = ProbeManager(ctx, cri=cri, network=edges.network, status=statuses.get, results=results, started=started)
     maker = PodStatusMaker(
         told=statuses,
         probes=results,
@@ -419,16 +402,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         services.producers.append(
             ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
         )
-    explainer = explaining(
-        edges,
+    explainer = explain_build.build(
+        ctx,
+        edges.cluster.client if edges.cluster is not None else None,
         table=table,
         statuses=statuses,
-        workers=workers,
-        recorder=recorder,
-        volumes=volumes,
-        remembered=events,
-        events=events,
         cache=cache,
+        reasons=reasons,
+        volumes=volumes,
         runtime=runtime_state,
     )
     server: NodeServer | None = None

@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.patch import node_status_patch
+from pykubelet.cm.capacity import DeviceAmounts
 from pykubelet.context import Context
 from pykubelet.edges import ClusterEdges, Edges
 from pykubelet.kit.tasks import Services
 from pykubelet.node.addresses import AddressFinder, provided_node_ip
-from pykubelet.node.capacity import DeviceAmounts
 from pykubelet.node.conditions import NodeConditions
 from pykubelet.node.facts import FactsGatherer, ImageList, RuntimeView
 from pykubelet.node.lease import LeaseKeeper

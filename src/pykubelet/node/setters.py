@@ -26,9 +26,9 @@ from pykubelet.api.types import (
     QuantityValue,
 )
 from pykubelet.clients.host.port import Machine
+from pykubelet.cm.capacity import NO_DEVICES, DeviceAmounts, allocatable, with_devices
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import RuntimeHandler
-from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts, allocatable, with_devices
 from pykubelet.node.conditions import PRESSURES, READY, TRUE, conditions, find_condition
 
 
@@ -41,7 +41,7 @@ class NodeFacts:
     """None when they could not be found: what the Node has stays."""
     capacity: Mapping[str, Quantity]
     """Of the machine itself, without devices."""
-    kept: Sequence[Mapping[str, Quantity]] = ()
+    kept: Mapping[str, Quantity] = field(default_factory=dict)
     """What is taken off the capacity."""
     devices: DeviceAmounts = NO_DEVICES
     runtime: str = ""
@@ -66,7 +66,7 @@ def node_status(old: NodeStatus, facts: NodeFacts) -> NodeStatus:
     capacity = with_devices(
         _parsed(old.capacity), facts.capacity, facts.devices.capacity, removed=facts.devices.removed
     )
-    usable = {**allocatable(capacity, *facts.kept), **facts.devices.allocatable}
+    usable = {**allocatable(capacity, facts.kept), **facts.devices.allocatable}
     return msgspec.structs.replace(
         old,
         addresses=old.addresses if facts.addresses is None else list(facts.addresses),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.context import Context
 from pykubelet.edges import Edges, GuardEdges
 from pykubelet.kit.tasks import Services
 from pykubelet.model.pod_resources import limits_disk
 from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.volumes import VolumeFigures

@@ -180,7 +180,7 @@ async def test_pods_with_limits_are_measured_more_often_and_even_where_measuring
     meter = FakeMeter(clock)
     volumes = VolumeFigures(
         meter=meter,
-        pods=Pods("a", "limited"),
+        table=Pods("a", "limited"),
         clock=clock,
         metrics=Registry(),
         period=0,

@@ -6,13 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod, PodCondition, PodStatus
-from pykubelet.explain.causes import CAUSES
-from pykubelet.explain.explain import GAP, PASSING, explain
-from pykubelet.explain.told import TOLD_STATES, WhyNotReady, event_text
+from pykubelet.explain.conditions import REPORTED_STATES, WhyNotReady, event_text
+from pykubelet.explain.explain import CAUSES, GAP, PASSING, explain
 from pykubelet.explain.view import Explanation
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.life import LifeEntry, LifeRecorder, Step
-from tests.builders import NOW, a_pod, at
+from tests.builders import NOW, a_context, a_pod, at
 from tests.unit.explain.making import crashed, ended, entry, facts, failed, only, running, waiting
 
 UNREADY = "containers with unready status: [app]"
@@ -30,9 +29,9 @@ class Told:
         found = recorder.life("uid-web")
         assert found is not None
         found.entries.extend(life)
-        self.why = WhyNotReady(explaining=self, lives=recorder, events=self)
+        self.why = WhyNotReady(a_context(events=self, recorder=recorder), self)
 
-    def explain_told(self, pod: Pod, status: PodStatus) -> Explanation:
+    def explain_status(self, pod: Pod, status: PodStatus) -> Explanation:
         self.looks += 1
         return explain(replace(facts(pod=pod, life=self._life), status=status))
 
@@ -112,7 +111,7 @@ def test_a_brief_does_not_change_from_one_try_to_the_next() -> None:
 def test_every_cause_that_is_told_has_a_brief_of_its_own() -> None:
     for cause in CAUSES:
         assert PASSING.isdisjoint(GAP.findall(cause.brief)), cause.id
-        if cause.state in TOLD_STATES and not cause.brief:
+        if cause.state in REPORTED_STATES and not cause.brief:
             stable = [line for line in cause.chain if PASSING.isdisjoint(GAP.findall(line))]
             assert len(stable) == len(cause.chain), f"{cause.id}: what matters is in lines that change; give it a brief"
 

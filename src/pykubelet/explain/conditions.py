@@ -1,9 +1,9 @@
-"""What is wrong with a pod, in its own status and events: the table's words where kubectl and dashboards show them.
+"""The cause of a pod that is not ready, in its own conditions and events.
 
 A pod that is not ready has upstream's complaint as the message of its Ready and ContainersReady conditions
-(`containers with unready status: [app]`); behind it comes the cause in one sentence. Each cause is told once as an
-event, too. Only sentences that stay the same while the trouble does are used: a status is sent when it changes. Pods
-that are merely starting, that end or that have failed for good keep what upstream says.
+(`containers with unready status: [app]`); behind it comes the cause in one sentence. Each cause is published once as
+an event, too. Only sentences that stay the same while the trouble does are used: a status is sent when it changes.
+Pods that are merely starting, that end or that have failed for good keep upstream's texts.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final, Protocol
 import msgspec
 
 from pykubelet.api.types import ContainerStatus, Pod, PodCondition, PodStatus
+from pykubelet.context import Context
 from pykubelet.explain.cause import State
 from pykubelet.explain.view import CauseView, Explanation
 from pykubelet.kit.limits import Once
-from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeEntry, Outcome, PodLife
+from pykubelet.model.life import LifeEntry, Outcome
 from pykubelet.model.pod import deletion_requested, uid_of
 from pykubelet.model.reasons import CONTAINERS_READY, POD_READY, WARNING
 
 EXPLAINED: Final = "Explained"
 NOT_READY: Final = "ContainersNotReady"
 """The reason of conditions that say which containers are not ready; closed readiness gates have another."""
-TOLD_STATES: Final = (State.STUCK, State.RESTARTING, State.NOT_READY)
+REPORTED_STATES: Final = (State.STUCK, State.RESTARTING, State.NOT_READY)
 ON_THE_WAY: Final = (None, "", "ContainerCreating", "PodInitializing")
 MOST_CAUSES = 3
 LONGEST = 1000
@@ -33,43 +33,37 @@ LONGEST = 1000
 REMEMBERED = 2000
 
 
-class Explaining(Protocol):
-    def explain_told(self, pod: Pod, status: PodStatus) -> Explanation:
-        """As if this status had been told already; without looking into logs."""
-        ...
-
-
-class Lives(Protocol):
-    def life(self, uid: str, /) -> PodLife | None: ...
+class StatusExplainer(Protocol):
+    def explain_status(self, pod: Pod, status: PodStatus) -> Explanation: ...
 
 
 class WhyNotReady:
-    """Called with each status before it is told (status/manager.py)."""
+    """Called with each status before it is reported (status/manager.py)."""
 
-    def __init__(self, *, explaining: Explaining, lives: Lives, events: EventSink) -> None:
-        self._explaining = explaining
-        self._lives = lives
-        self._events = events
-        self._reported: Once[tuple[str, str, str]] = Once(REMEMBERED)
+    def __init__(self, ctx: Context, explainer: StatusExplainer) -> None:
+        self._explainer = explainer
+        self._recorder = ctx.recorder
+        self._events = ctx.events
+        self._published: Once[tuple[str, str, str]] = Once(REMEMBERED)
 
     def __call__(self, pod: Pod, status: PodStatus) -> PodStatus:
         if deletion_requested(pod) or not any(_complains(condition) for condition in status.conditions):
             return status
-        life = self._lives.life(uid_of(pod))
-        if not worth_a_look(status, life.entries if life is not None else ()):
+        life = self._recorder.life(uid_of(pod))
+        if not has_trouble(status, life.entries if life is not None else ()):
             return status
-        causes = [view for view in self._explaining.explain_told(pod, status).causes if view.state in TOLD_STATES]
+        causes = [view for view in self._explainer.explain_status(pod, status).causes if view.state in REPORTED_STATES]
         if not causes:
             return status
         for view in causes:
-            self._tell(pod, view)
+            self._publish(pod, view)
         why = "; ".join(dict.fromkeys(view.brief for view in causes[:MOST_CAUSES]))[:LONGEST]
         return msgspec.structs.replace(
             status, conditions=[_with_why(each, why) if _complains(each) else each for each in status.conditions]
         )
 
-    def _tell(self, pod: Pod, view: CauseView) -> None:
-        if self._reported.is_new((uid_of(pod), view.id, view.subject)):
+    def _publish(self, pod: Pod, view: CauseView) -> None:
+        if self._published.is_new((uid_of(pod), view.id, view.subject)):
             self._events.pod_event(pod, WARNING, EXPLAINED, event_text(view))
 
 
@@ -78,14 +72,14 @@ def event_text(view: CauseView) -> str:
     return f"{text}. You can: {view.advice[0]}" if view.advice else text
 
 
-def worth_a_look(status: PodStatus, life: Sequence[LifeEntry]) -> bool:
+def has_trouble(status: PodStatus, life: Sequence[LifeEntry]) -> bool:
     """Whether anything went wrong at all: pods on their way are many, and explaining each step of theirs costs."""
-    told = (*status.init_container_statuses, *status.container_statuses)
-    return any(_went_wrong(each) for each in told) or any(entry.outcome is Outcome.FAILED for entry in life)
+    containers = (*status.init_container_statuses, *status.container_statuses)
+    return any(_went_wrong(each) for each in containers) or any(entry.outcome is Outcome.FAILED for entry in life)
 
 
-def _went_wrong(told: ContainerStatus) -> bool:
-    state, before = told.state, told.last_state
+def _went_wrong(status: ContainerStatus) -> bool:
+    state, before = status.state, status.last_state
     if state is not None and state.waiting is not None and state.waiting.reason not in ON_THE_WAY:
         return True
     ends = [each.terminated for each in (state, before) if each is not None and each.terminated is not None]

@@ -1,31 +1,10 @@
-"""What a finder gives: the facts of one trouble, from which the texts of the table are made. And words for times.
-
-Pure. Does not say what is wrong in sentences; the table in causes.py does.
-"""
+"""Texts for times, counts, steps of a pod's life and first lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from msgspec import Struct, field
-
-from pykubelet.explain.facts import PodFacts
-
-
-class Finding(Struct, frozen=True, kw_only=True):
-    subject: str = ""
-    """Container or volume it is about; empty for the whole pod."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """What the texts of the table are filled with."""
-    since: float | None = None
-    next_in: float | None = None
-    """Seconds until the agent acts again by itself; None = it waits for something to happen."""
-    evidence: Sequence[str] = ()
-    """Lines somebody else wrote: a log, a probe's output."""
-
-
-Finder = Callable[[PodFacts], Sequence[Finding]]
+from pykubelet.model.life import Step
 
 
 def span(seconds: float) -> str:
@@ -66,3 +45,30 @@ def times(count: int) -> str:
 def first_line(text: str, limit: int = 300) -> str:
     line = text.strip().split("\n", 1)[0].strip()
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def step_text(step: Step, subject: str) -> str:
+    text = STEP_TEXTS[step]
+    return f"{text} ({subject})" if subject else text
+
+
+STEP_TEXTS = {
+    Step.SEEN: "the agent saw it",
+    Step.ADMISSION: "admission",
+    Step.CGROUP: "making its cgroup",
+    Step.VOLUMES: "mounting volumes",
+    Step.CLAIMS: "getting its devices and claims",
+    Step.SANDBOX: "making the sandbox",
+    Step.PULL: "getting the image",
+    Step.CREATE: "creating the container",
+    Step.START: "starting the container",
+    Step.HOOK: "running a hook",
+    Step.PROBE: "probing",
+    Step.EXIT: "a container ended",
+    Step.BACKOFF: "waiting before the next start",
+    Step.OOM: "the kernel killed a process",
+    Step.EVICTION: "eviction",
+    Step.KILL: "stopping",
+    Step.CLEANUP: "giving back what it held",
+    Step.SYNC: "bringing it to what its spec says",
+}
