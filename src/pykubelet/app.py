@@ -69,7 +69,8 @@ from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
-from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.build import Volumes
+from pykubelet.volumes.build import build as build_volumes
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.certificates import certificate_services
@@ -79,7 +80,6 @@ from pykubelet.wiring.plugins import PluginParts, plugin_parts
 from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
-from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class Node(Struct, kw_only=True):
     probes: ProbeManager
     housekeeping: Housekeeping
     pinning: PinningManager
+    volumes: Volumes
     extensions: PluginParts
     shutdown: ShutdownManager
     explainer: Explainer
@@ -145,26 +146,22 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         return extensions.with_devices(api.node_info(local))
 
     local = initial_info(settings, edges.machine, spec.allocatable)
+    volumes = build_volumes(
+        ctx,
+        edges,
+        replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
+        node=node_now,
+        supports_recursive_read_only=recursive_read_only,
+    )
     extensions = plugin_parts(
         edges,
         api,
-        node_name=node_name,
+        volumes=volumes,
         table=table,
         cache=cache,
         events=events,
         recorder=recorder,
         sources_ready=mux.all_ready,
-    )
-    volumes = VolumeManager(
-        more_plugins=extensions.volumes,
-        mounts=edges.mounts,
-        paths=edges.paths,
-        clock=clock,
-        events=events,
-        recorder=recorder,
-        metrics=metrics,
-        objects=replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
-        rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
     pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
     admission = AdmissionGate(
@@ -201,7 +198,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         node=spec,
         folders=edges.folders,
         images=cri,
-        volumes=volumes,
+        volumes=volumes.manager,
         references=api.references,
         events=events,
         addresses=told_addresses(settings, edges, api),
@@ -250,7 +247,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         look=pleg,
         maker=maker,
         statuses=statuses,
-        volumes=volumes,
+        volumes=volumes.manager,
         probes=probes,
         cgroups=held.cgroups,
         resizes=held.allocations,
@@ -305,7 +302,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
 
     shutdown = build_shutdown(
         ctx,
@@ -330,7 +327,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             maker,
             side.images.puller,
             image_volumes,
-            volumes,
+            volumes.manager,
             held.allocations,
             held.user_namespaces,
         ],
@@ -343,7 +340,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *extensions.chores,
         ],
         metrics=metrics,
-        has_mounts=volumes.has_mounts,
+        has_mounts=volumes.manager.has_mounts,
     )
 
     def finished(uid: str) -> None:
@@ -358,9 +355,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers.on_restart = statuses.begin_anew
     statuses.listen(probes.container_changed)
 
-    volumes.on_mounted = workers.sync_now
-    extensions.join(volumes, workers, pinning.manager, ctx)
-    volumes.on_released = lambda uid: housekeeping.soon()
+    extensions.join(workers, pinning.manager, ctx)
     pleg.listen(loop.handle)
     pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
@@ -375,13 +370,21 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     services = Services(
         sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         managers=[
-            *(*held.services, *shutdown.services.managers, *extensions.managers, volumes, workers, probes, gc),
-            *(side.images.gc, log_rotation(settings, edges), housekeeping),
+            *(*held.services, *shutdown.services.managers, *extensions.managers, *volumes.services.managers),
+            *(workers, probes, gc, side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
         producers=[loop, *sources.services.producers, *extensions.finders],
     )
     services.add(api.services)
-    connect(ctx, loop=loop, workers=workers, volumes=volumes, statuses=statuses, sender=sender)
+    connect(
+        ctx,
+        loop=loop,
+        workers=workers,
+        volumes=volumes.manager,
+        housekeeping=housekeeping,
+        statuses=statuses,
+        sender=sender,
+    )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
         node_sources = NodeSources(
@@ -389,7 +392,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             pressures=conditions.pressures,
             devices=extensions.amounts,
             reset_extended=extensions.has_no_history,
-            volumes_in_use=volumes.volumes_in_use,
+            volumes_in_use=volumes.manager.volumes_in_use,
             volumes_reported=api.storage.attachments.reported,
             runtime_problems=pleg.problems,
             other_problems=lambda: [*conditions.problems(), *csi.problems()],
@@ -409,12 +412,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         statuses=statuses,
         cache=cache,
         reasons=reasons,
-        volumes=volumes,
+        volumes=volumes.manager,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
     if edges.guard is not None:
-        usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, statuses=cache, volumes=volumes)
+        usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, statuses=cache, volumes=volumes.manager)
         evicting = eviction.build(
             ctx,
             edges,
@@ -474,6 +477,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         probes=probes,
         housekeeping=housekeeping,
         pinning=pinning.manager,
+        volumes=volumes,
         extensions=extensions,
         shutdown=shutdown.manager,
         explainer=explainer,
