@@ -49,14 +49,17 @@ from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import PodSpecBuilder
+from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
-from pykubelet.server.shutdown import ShutdownRoutes
+from pykubelet.server.build import Served
+from pykubelet.server.local import ShutdownRoutes
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeStatusChanged
 from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.remote import ApiSource
 from pykubelet.stats import build as stats
+from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
@@ -74,12 +77,10 @@ from pykubelet.volumes.build import build as build_volumes
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.certificates import certificate_services
-from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
 from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
-from pykubelet.wiring.server import ServerNeeds, server_parts
 
 logger = logging.getLogger(__name__)
 
@@ -431,37 +432,35 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table, statuses=cache)
         services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
-        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
-        local_needs = LocalNeeds(
-            explainer=explainer,
-            table=table,
-            statuses=statuses,
-            events=events,
-            runtime=runtime_state,
-            pleg=pleg,
-            stopper=side.stopper,
-            started=started,
-            forgive=side.backoff.forget,
+        source = NodeStatsSource(
+            provider=usage.provider,
+            volumes=usage.volumes,
+            machine=edges.machine,
+            node_name=node_name,
+            version=settings.kubernetes_version,
+            cpu_layout=edges.serve.node_stats.cpu_layout(),
+            disk_names=edges.serve.node_stats.device_name,
         )
-        needs = ServerNeeds(
+        source.add_instruments(metrics, cgroup_version=edges.serve.cgroup_stats.version)
+        served = Served(
             table=table,
             statuses=statuses,
             cache=cache,
             pleg=pleg,
-            runtime=runtime_state,
+            runtime_state=runtime_state,
             probes=probes,
-            metrics=metrics,
-            provider=usage.provider,
-            volume_figures=usage.volumes,
-            started=started,
-            explain=explainer,
-            local_routes=[*local_routes(settings, edges, local_needs), *shutdown_routes],
-            active=table.active_pods,
+            stats=source,
+            explainer=explainer,
+            events=events,
+            stopper=side.stopper,
+            forget_crashes=side.backoff.forget,
             assigned=pinning.assigned(extensions.assigned()),
+            started=started,
         )
-        serving = server_parts(settings, edges, edges.serve, needs)
-        services.producers += serving.services
-        server = serving.server
+        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
+        serving = server_build.build(ctx, edges, edges.serve, served, shutdown_routes)
+        services.add(serving.services)
+        server = serving.node_server
     return Node(
         services=services,
         table=table,
