@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -23,37 +22,26 @@ from pykubelet.model.stats import (
     CgroupDetail,
     CgroupUsage,
     DiskCounters,
+    Figures,
     FolderUsage,
     FsUsage,
-    Measurement,
     NetworkCounters,
     ProcessCounts,
     TaskCounts,
 )
+from pykubelet.pleg.cache import PodStatusCache
 
 NO_IMAGES: Mapping[str, str] = MappingProxyType({})
 
 
-class RuntimeStatuses(Protocol):
-    """What the runtime last reported about pods."""
-
-    def uids(self) -> tuple[str, ...]: ...
-
-    def last_known(self, uid: str) -> PodRuntimeStatus: ...
-
-
-class KnownPods(Protocol):
-    def pods(self) -> list[Pod]: ...
-
-
-class ContainerItem(Measurement, frozen=True, kw_only=True):
+class ContainerItem(Figures, frozen=True, kw_only=True):
     id: str
     name: str
     image: str = ""
     created_ns: int = 0
 
 
-class PodItem(Measurement, frozen=True, kw_only=True):
+class PodItem(Figures, frozen=True, kw_only=True):
     uid: str
     name: str
     namespace: str
@@ -66,7 +54,7 @@ class PodItem(Measurement, frozen=True, kw_only=True):
     containers: tuple[ContainerItem, ...] = ()
 
 
-class GroupNames(Struct, frozen=True, kw_only=True):
+class CgroupNames(Struct, frozen=True, kw_only=True):
     """Where cgroups are on this node."""
 
     root: str = "/"
@@ -91,7 +79,7 @@ class GroupNames(Struct, frozen=True, kw_only=True):
 
 
 def take_inventory(
-    statuses: RuntimeStatuses, groups: dict[str, str | None], images: Mapping[str, str] = NO_IMAGES
+    statuses: PodStatusCache, groups: dict[str, str | None], images: Mapping[str, str] = NO_IMAGES
 ) -> tuple[PodItem, ...]:
     """`groups` is uid to cgroup of every pod this node wants; others are on their way out and not reported. `images`
     is sandbox to image."""
@@ -104,7 +92,7 @@ def take_inventory(
     return tuple(found)
 
 
-def pod_groups(pods: Iterable[Pod], names: GroupNames) -> dict[str, str | None]:
+def pod_groups(pods: Iterable[Pod], names: CgroupNames) -> dict[str, str | None]:
     return {pod.metadata.uid or "": names.pod(pod) for pod in pods}
 
 
@@ -129,7 +117,7 @@ def pod_item(status: PodRuntimeStatus, group: str | None, images: Mapping[str, s
     )
 
 
-class Group(Measurement, frozen=True, kw_only=True):
+class Group(Figures, frozen=True, kw_only=True):
     """A cgroup with what is known about it."""
 
     path: str
@@ -141,14 +129,14 @@ class Group(Measurement, frozen=True, kw_only=True):
     created_ns: int = 0
 
 
-class WritableLayer(Measurement, frozen=True, kw_only=True):
+class WritableLayer(Figures, frozen=True, kw_only=True):
     time_ns: int
     used: int
     inodes: int | None
     mountpoint: str
 
 
-class ContainerFigures(Measurement, frozen=True, kw_only=True):
+class ContainerFigures(Figures, frozen=True, kw_only=True):
     item: ContainerItem
     group: Group
     layer: WritableLayer | None = None
@@ -156,7 +144,7 @@ class ContainerFigures(Measurement, frozen=True, kw_only=True):
     processes: ProcessCounts | None = None
 
 
-class PodFigures(Measurement, frozen=True, kw_only=True):
+class PodFigures(Figures, frozen=True, kw_only=True):
     item: PodItem
     group: Group
     sandbox: Group | None = None
@@ -167,7 +155,7 @@ class PodFigures(Measurement, frozen=True, kw_only=True):
     etc_hosts: FolderUsage | None = None
 
 
-class RuntimeFs(Measurement, frozen=True, kw_only=True):
+class RuntimeFs(Figures, frozen=True, kw_only=True):
     """A filesystem of the runtime: what the runtime says it uses, and the whole of it."""
 
     time_ns: int
@@ -177,7 +165,7 @@ class RuntimeFs(Measurement, frozen=True, kw_only=True):
     whole: FsUsage | None = None
 
 
-class NodeFigures(Measurement, frozen=True, kw_only=True):
+class NodeFigures(Figures, frozen=True, kw_only=True):
     boot_seconds: int
     root: Group
     system: dict[str, Group]
@@ -195,7 +183,7 @@ class NodeFigures(Measurement, frozen=True, kw_only=True):
     """Of every mountpoint that writable layers are on."""
 
 
-class Snapshot(Measurement, frozen=True, kw_only=True):
+class Snapshot(Figures, frozen=True, kw_only=True):
     time_ns: int
     full: bool
     """False: CPU and memory only."""

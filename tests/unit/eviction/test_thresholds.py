@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pykubelet.eviction.stats import MemorySignal, NodeSignals
 from pykubelet.eviction.thresholds import (
     Layout,
     Observation,
@@ -19,7 +20,7 @@ from pykubelet.eviction.thresholds import (
     reclaims,
     shown,
 )
-from pykubelet.model.stats import FsUsage, MemorySignal, NodeSignals, TaskCounts
+from pykubelet.model.stats import FsUsage, TaskCounts
 from tests.unit.eviction.making import GIB, MIB, a_threshold, seen
 
 
