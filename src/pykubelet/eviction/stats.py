@@ -18,7 +18,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.tasks import both
 from pykubelet.model.errors import CriError
-from pykubelet.model.stats import Figures, FsUsage, TaskCounts
+from pykubelet.model.stats import FsUsage, Measurement, TaskCounts
 from pykubelet.stats.build import Stats
 from pykubelet.stats.disk import DiskFigures
 from pykubelet.stats.provider import ROOT
@@ -32,7 +32,7 @@ VOLUMES_WITHIN = 2.0
 """Seconds that measuring all volumes may take before a pod is chosen; of the others the last figures have to do."""
 
 
-class MemorySignal(Figures, frozen=True, kw_only=True):
+class MemorySignal(Measurement, frozen=True, kw_only=True):
     time_ns: int
     available: int
     capacity: int
@@ -41,7 +41,7 @@ class MemorySignal(Figures, frozen=True, kw_only=True):
     """With the file pages the kernel would drop first: what it compares its own alarms with."""
 
 
-class NodeSignals(Figures, frozen=True, kw_only=True):
+class NodeSignals(Measurement, frozen=True, kw_only=True):
     """None: not to be had on this host, which means no pressure is ever seen there."""
 
     memory: MemorySignal | None = None
@@ -69,7 +69,7 @@ class NodeSignals(Figures, frozen=True, kw_only=True):
         return fs is not None and self.node_fs is not None and fs.device != self.node_fs.device
 
 
-class ContainerUse(Figures, frozen=True, kw_only=True):
+class ContainerUse(Measurement, frozen=True, kw_only=True):
     memory: int | None = None
     """Working set."""
     layer: int = 0
@@ -78,7 +78,7 @@ class ContainerUse(Figures, frozen=True, kw_only=True):
     logs_inodes: int = 0
 
 
-class PodUse(Figures, frozen=True, kw_only=True):
+class PodUse(Measurement, frozen=True, kw_only=True):
     memory: int | None = None
     processes: int = 0
     containers: dict[str, ContainerUse]

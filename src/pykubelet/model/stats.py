@@ -1,6 +1,6 @@
-"""Measurements of cgroups, disks and interfaces as the host gives them, and the signals and usage that eviction reads.
+"""Measurements of cgroups, disks and interfaces as the host gives them.
 
-Made by clients/host and stats. None always means "the host does not report it".
+Made by clients/host, read by stats and eviction. None always means "the host does not report it".
 Structs rather than dataclasses: a scrape makes hundreds of them, and these cost a tenth.
 Bytes are bytes, times are nanoseconds, wall times are unix nanoseconds.
 """
@@ -186,61 +186,3 @@ class DiskCounters(Measurement, frozen=True, kw_only=True):
     in_progress: int
     io_ms: int
     weighted_io_ms: int
-
-
-class MemorySignal(Measurement, frozen=True, kw_only=True):
-    time_ns: int
-    available: int
-    capacity: int
-    working_set: int
-    usage: int = 0
-    """With the file pages the kernel would drop first: what it compares its own alarms with."""
-
-
-class NodeSignals(Measurement, frozen=True, kw_only=True):
-    """None: not to be had on this host, which means no pressure is ever seen there."""
-
-    memory: MemorySignal | None = None
-    allocatable_memory: MemorySignal | None = None
-    """Limit and working set of the group above all pods; None when it has no limit."""
-    node_fs: FsUsage | None = None
-    image_fs: FsUsage | None = None
-    container_fs: FsUsage | None = None
-    tasks: TaskCounts | None = None
-
-    @property
-    def pids_available(self) -> int | None:
-        return self.tasks.limit - self.tasks.tasks if self.tasks is not None else None
-
-    @property
-    def has_own_image_fs(self) -> bool:
-        return self._apart(self.image_fs)
-
-    @property
-    def has_own_container_fs(self) -> bool:
-        """Writable layers are not on the node's filesystem."""
-        return self._apart(self.container_fs)
-
-    def _apart(self, fs: FsUsage | None) -> bool:
-        return fs is not None and self.node_fs is not None and fs.device != self.node_fs.device
-
-
-class ContainerUse(Measurement, frozen=True, kw_only=True):
-    memory: int | None = None
-    """Working set."""
-    layer: int = 0
-    layer_inodes: int = 0
-    logs: int = 0
-    logs_inodes: int = 0
-
-
-class PodUse(Measurement, frozen=True, kw_only=True):
-    memory: int | None = None
-    processes: int = 0
-    containers: dict[str, ContainerUse]
-    volumes: int = 0
-    """Bytes of the local volumes that lie on the node's disk."""
-    volumes_inodes: int = 0
-    other: int = 0
-    """Pod-level logs and the hosts file."""
-    other_inodes: int = 0

@@ -22,9 +22,9 @@ from pykubelet.model.stats import (
     CgroupDetail,
     CgroupUsage,
     DiskCounters,
-    Figures,
     FolderUsage,
     FsUsage,
+    Measurement,
     NetworkCounters,
     ProcessCounts,
     TaskCounts,
@@ -34,14 +34,14 @@ from pykubelet.pleg.cache import PodStatusCache
 NO_IMAGES: Mapping[str, str] = MappingProxyType({})
 
 
-class ContainerItem(Figures, frozen=True, kw_only=True):
+class ContainerItem(Measurement, frozen=True, kw_only=True):
     id: str
     name: str
     image: str = ""
     created_ns: int = 0
 
 
-class PodItem(Figures, frozen=True, kw_only=True):
+class PodItem(Measurement, frozen=True, kw_only=True):
     uid: str
     name: str
     namespace: str
@@ -117,7 +117,7 @@ def pod_item(status: PodRuntimeStatus, group: str | None, images: Mapping[str, s
     )
 
 
-class Group(Figures, frozen=True, kw_only=True):
+class Group(Measurement, frozen=True, kw_only=True):
     """A cgroup with what is known about it."""
 
     path: str
@@ -129,14 +129,14 @@ class Group(Figures, frozen=True, kw_only=True):
     created_ns: int = 0
 
 
-class WritableLayer(Figures, frozen=True, kw_only=True):
+class WritableLayer(Measurement, frozen=True, kw_only=True):
     time_ns: int
     used: int
     inodes: int | None
     mountpoint: str
 
 
-class ContainerFigures(Figures, frozen=True, kw_only=True):
+class ContainerFigures(Measurement, frozen=True, kw_only=True):
     item: ContainerItem
     group: Group
     layer: WritableLayer | None = None
@@ -144,7 +144,7 @@ class ContainerFigures(Figures, frozen=True, kw_only=True):
     processes: ProcessCounts | None = None
 
 
-class PodFigures(Figures, frozen=True, kw_only=True):
+class PodFigures(Measurement, frozen=True, kw_only=True):
     item: PodItem
     group: Group
     sandbox: Group | None = None
@@ -155,7 +155,7 @@ class PodFigures(Figures, frozen=True, kw_only=True):
     etc_hosts: FolderUsage | None = None
 
 
-class RuntimeFs(Figures, frozen=True, kw_only=True):
+class RuntimeFs(Measurement, frozen=True, kw_only=True):
     """A filesystem of the runtime: what the runtime says it uses, and the whole of it."""
 
     time_ns: int
@@ -165,7 +165,7 @@ class RuntimeFs(Figures, frozen=True, kw_only=True):
     whole: FsUsage | None = None
 
 
-class NodeFigures(Figures, frozen=True, kw_only=True):
+class NodeFigures(Measurement, frozen=True, kw_only=True):
     boot_seconds: int
     root: Group
     system: dict[str, Group]
@@ -183,7 +183,7 @@ class NodeFigures(Figures, frozen=True, kw_only=True):
     """Of every mountpoint that writable layers are on."""
 
 
-class Snapshot(Figures, frozen=True, kw_only=True):
+class Snapshot(Measurement, frozen=True, kw_only=True):
     time_ns: int
     full: bool
     """False: CPU and memory only."""
