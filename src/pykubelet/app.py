@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from pykubelet import reactions
 from pykubelet.api.types import Pod
 from pykubelet.context import Context
 from pykubelet.edges import Edges
@@ -28,8 +29,7 @@ from pykubelet.node.event_fan import EventFan
 from pykubelet.node.local_events import LocalEvents
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pinning.manager import PinningManager
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.relist import Pleg
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
@@ -44,9 +44,9 @@ from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
-from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
+from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
-from pykubelet.sync.loop import RuntimeBack, SyncLoop
+from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.node_facts import node_spec
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
@@ -89,7 +89,6 @@ class Node(Struct, kw_only=True):
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
-    cache: PodStatusCache
     events: LocalEvents
     recorder: LifeRecorder
     runtime: RuntimeState
@@ -122,13 +121,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
+    recorder, table, results = ctx.recorder, PodTable(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
     board, reasons = PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     mux = make_mux(settings, edges, events)
-    pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
+    pleg = Pleg(cri=cri, table=table, clock=clock, signals=ctx.signals, source=edges.event_source, metrics=metrics)
     shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
     cluster: Cluster | None = None
     if edges.cluster is not None and sent_events is not None:
@@ -176,7 +175,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         cluster,
         node_name=node_name,
         table=table,
-        cache=cache,
         events=events,
         recorder=recorder,
         sources_ready=mux.all_ready,
@@ -192,7 +190,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
         rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
-    pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
+    pinning = pinning_parts(settings, edges, table=table, sources_ready=mux.all_ready)
     admission = AdmissionGate(
         node=node_now,
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
@@ -246,7 +244,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             accounts=cluster.accounts if cluster is not None else None,
             image_volumes=image_volumes,
             results=results,
-            cache=cache,
             look=pleg,
             table=table,
             events=events,
@@ -305,13 +302,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers = PodWorkers(
         table=table,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
-        statuses=WorkerStatuses(pleg=pleg, cache=cache),
+        pleg=pleg,
         events=events,
         recorder=recorder,
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, table=table, cache=cache, events=events, sources_ready=mux.all_ready)
+    gc = container_gc(settings, edges, side, table=table, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
         admission=admission,
@@ -335,7 +332,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         sources=mux,
         table=table,
         workers=workers,
-        runtime=RunningPods(cache),
         folders=edges.folders,
         holders=[
             *([cluster.sender] if cluster is not None else []),
@@ -383,15 +379,18 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     if cluster is not None:
         cluster.join(loop, object_changed)
         board.on_change = cluster.reporter.soon
-    pleg.listen(loop.handle)
-    pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
+    reactions.connect(
+        ctx.signals,
+        loop=loop,
+        pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
+        cpus=pinning,
+    )
     add_agent_metrics(metrics, settings)
-    pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
     shutdown.bind(workers, cluster, edges.cluster.client if edges.cluster is not None else None)
 
     def runtime_back() -> None:
-        loop.handle(RuntimeBack())
+        workers.sync_all()
         if cluster is not None:
             cluster.reporter.soon()
 
@@ -413,14 +412,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         volumes=volumes,
         remembered=local_events,
         events=events,
-        cache=cache,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
     if edges.guard is not None:
         guard_needs = GuardNeeds(
             table=table,
-            cache=cache,
             volumes=volumes,
             workers=workers,
             containers=gc,
@@ -449,7 +446,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         needs = ServerNeeds(
             table=table,
             statuses=statuses,
-            cache=cache,
             pleg=pleg,
             runtime=runtime_state,
             probes=probes,
@@ -470,7 +466,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         table=table,
         workers=workers,
         statuses=statuses,
-        cache=cache,
         events=local_events,
         recorder=recorder,
         runtime=runtime_state,

@@ -6,10 +6,13 @@ a handler must be quick and must not wait. Signals carry no state of their own: 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from msgspec import Struct
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound="Signal")
 
@@ -24,6 +27,40 @@ class PodSignal(Signal, frozen=True):
     uid: str
 
 
+# --- runtime (PLEG) ---------------------------------------------------------------------------------
+
+
+class RuntimeSignal(PodSignal, frozen=True, kw_only=True):
+    """A container or sandbox is not as it was at the last inspection."""
+
+    container_id: str
+    """A sandbox's id when `sandbox` is true."""
+    name: str = ""
+    """The container's name; empty for sandboxes."""
+    sandbox: bool = False
+    requested: bool = False
+    """Found by an inspection that the pod's worker requested, which therefore has the new status in hand."""
+
+
+class ContainerStarted(RuntimeSignal, frozen=True, kw_only=True):
+    pass
+
+
+class ContainerDied(RuntimeSignal, frozen=True, kw_only=True):
+    pass
+
+
+class ContainerRemoved(RuntimeSignal, frozen=True, kw_only=True):
+    pass
+
+
+class InspectionRecovered(PodSignal, frozen=True):
+    """A pod that could not be inspected was inspected again, and nothing else changed."""
+
+
+RuntimeEvent = ContainerStarted | ContainerDied | ContainerRemoved | InspectionRecovered
+
+
 class Signals:
     """Delivers each published signal to the subscribers of its class."""
 
@@ -35,4 +72,7 @@ class Signals:
 
     def publish(self, signal: Signal) -> None:
         for handler in self._handlers.get(type(signal), ()):
-            handler(signal)
+            try:
+                handler(signal)
+            except Exception:  # the handler's trouble alone: neither the publisher nor other handlers suffer
+                logger.exception("a signal cannot be handled", extra={"signal": repr(signal)})

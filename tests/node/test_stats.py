@@ -87,10 +87,10 @@ class Seen:
                     return
                 await clock.sleep(0.2)
 
-    def uids(self) -> tuple[str, ...]:
-        return tuple(self.statuses)
+    def runtime_statuses(self) -> list[PodRuntimeStatus]:
+        return list(self.statuses.values())
 
-    def last_known(self, uid: str) -> PodRuntimeStatus:
+    def runtime_status(self, uid: str) -> PodRuntimeStatus:
         return self.statuses[uid]
 
     def pods(self) -> list[Pod]:

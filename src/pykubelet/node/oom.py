@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
@@ -26,7 +26,8 @@ from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
-from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.model.runtime_status import ContainerState
+from pykubelet.pods.table import PodTable
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +39,6 @@ COUNT_PERIOD: Final = 10.0
 COUNT_WITHIN: Final = 60.0
 QUIET: Final = 5.0
 """Seconds for which further kills in one container are only counted."""
-
-
-class KnownPods(Protocol):
-    def pod(self, uid: str) -> Pod | None: ...
-
-    def pods(self) -> list[Pod]: ...
-
-
-class Statuses(Protocol):
-    def uids(self) -> tuple[str, ...]: ...
-
-    def last_known(self, uid: str) -> PodRuntimeStatus: ...
 
 
 class Victim(Struct, frozen=True, kw_only=True):
@@ -76,8 +65,7 @@ class OomWatcher:
         groups: CgroupReader,
         pods_group: str,
         group_of: Callable[[Pod], str | None],
-        pods: KnownPods,
-        statuses: Statuses,
+        table: PodTable,
         events: EventSink,
         recorder: LifeRecorder,
         clock: Clock,
@@ -88,8 +76,7 @@ class OomWatcher:
         self._groups = groups
         self._pods_group = pods_group
         self._group_of = group_of
-        self._pods = pods
-        self._statuses = statuses
+        self._table = table
         self._events = events
         self._recorder = recorder
         self._clock = clock
@@ -141,7 +128,7 @@ class OomWatcher:
         if kill.limit == "/":
             text = f"System OOM encountered, victim process: {kill.process}, pid: {kill.pid}"
             self._events.node_event(WARNING, SYSTEM_REASON, text)
-        victim = find_victim(kill.group, self._statuses)
+        victim = find_victim(kill.group, self._table)
         if victim is not None:
             tasks.spawn(self._tell_later(kill, victim), name=f"oom {kill.pid}")
 
@@ -150,7 +137,7 @@ class OomWatcher:
         self._tell(victim, f"process {kill.process} (pid {kill.pid})", whose_limit(kill, victim), kill.group)
 
     def _tell(self, victim: Victim, process: str, limit: str, group: str) -> None:
-        pod = self._pods.pod(victim.uid)
+        pod = self._table.pod(victim.uid)
         if pod is None:
             return
         last, kept_back = self._told.get(victim.id, (float("-inf"), 0))
@@ -175,7 +162,7 @@ class OomWatcher:
         )
 
     def _lives_on(self, victim: Victim, group: str) -> bool:
-        seen = self._statuses.last_known(victim.uid)
+        seen = self._table.runtime_status(victim.uid)
         runs = any(each.id == victim.id and each.state is ContainerState.RUNNING for each in seen.containers)
         return runs and (bool(self._groups.processes(group)) if self._groups.exists(group) else not group)
 
@@ -225,24 +212,24 @@ class OomWatcher:
 
     def _running_groups(self) -> Sequence[tuple[Victim, str]]:
         found = []
-        for pod in self._pods.pods():
+        for pod in self._table.pods():
             parent = self._group_of(pod)
             uid = pod.metadata.uid or ""
             if parent is None:
                 continue
-            for each in self._statuses.last_known(uid).running():
+            for each in self._table.runtime_status(uid).running():
                 group = self._groups.locate(parent, each.id)
                 if group is not None:
                     found.append((Victim(uid=uid, container=each.name, id=each.id), group))
         return found
 
 
-def find_victim(group: str, statuses: Statuses) -> Victim | None:
+def find_victim(group: str, table: PodTable) -> Victim | None:
     """The container whose id the path of the group holds; None for groups that are no container's."""
-    for uid in statuses.uids():
-        for each in statuses.last_known(uid).containers:
+    for status in table.runtime_statuses():
+        for each in status.containers:
             if each.id and each.id in group:
-                return Victim(uid=uid, container=each.name, id=each.id)
+                return Victim(uid=status.uid, container=each.name, id=each.id)
     return None
 
 

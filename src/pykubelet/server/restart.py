@@ -28,7 +28,7 @@ class CannotRestart(PykubeletError):
 
 
 class Look(Protocol):
-    async def refresh(self, uid: str, *, asked: bool) -> PodRuntimeStatus: ...
+    async def inspect(self, uid: str, *, requested: bool) -> PodRuntimeStatus: ...
 
 
 class ContainerStopper(Protocol):
@@ -58,7 +58,7 @@ class InPlaceRestart:
             raise CannotRestart(404, f"pod {readable(pod)} has no container {container}")
         if self._is_ending(uid_of(pod)):
             raise CannotRestart(409, f"pod {readable(pod)} is ending")
-        seen = await self._look.refresh(uid_of(pod), asked=False)
+        seen = await self._look.inspect(uid_of(pod), requested=False)
         chosen = [one for run in seen.running() if (one := _stopping(pod, run, container)) is not None]
         if not chosen:
             what = f"container {container} of pod {readable(pod)} does not run"

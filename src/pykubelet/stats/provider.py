@@ -191,7 +191,7 @@ class StatsProvider:
     def idle(self) -> list[str]:
         """Pods of this node of which no container runs: they are in no look, and use no memory."""
         uids = [pod.metadata.uid or "" for pod in self._pods.pods()]
-        return [uid for uid in uids if not self._statuses.last_known(uid).running()]
+        return [uid for uid in uids if not self._statuses.runtime_status(uid).running()]
 
     async def disks(self, uids: Collection[str] | None) -> DiskFigures:
         """Disk figures of some pods, or of all, read now and without the cost of a whole look. Raises CriError."""

@@ -7,7 +7,7 @@ host's network are left out: they would be the machine's, once more for every su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -37,9 +37,9 @@ NO_IMAGES: Mapping[str, str] = MappingProxyType({})
 class RuntimeStatuses(Protocol):
     """What the runtime last reported about pods."""
 
-    def uids(self) -> tuple[str, ...]: ...
+    def runtime_statuses(self) -> Sequence[PodRuntimeStatus]: ...
 
-    def last_known(self, uid: str) -> PodRuntimeStatus: ...
+    def runtime_status(self, uid: str) -> PodRuntimeStatus: ...
 
 
 class KnownPods(Protocol):
@@ -96,9 +96,9 @@ def take_inventory(
     """`groups` is uid to cgroup of every pod this node wants; others are on their way out and not reported. `images`
     is sandbox to image."""
     found = []
-    for uid in statuses.uids():
-        if uid in groups:
-            item = pod_item(statuses.last_known(uid), groups[uid], images)
+    for status in statuses.runtime_statuses():
+        if status.uid in groups:
+            item = pod_item(status, groups[status.uid], images)
             if item is not None:
                 found.append(item)
     return tuple(found)

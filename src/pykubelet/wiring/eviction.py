@@ -21,7 +21,6 @@ from pykubelet.kit.tasks import Service
 from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.node.oom import OomWatcher, OwnScore
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.resources.allocation import Allocations
 from pykubelet.runtime.gc import ContainerGc
@@ -39,7 +38,6 @@ from pykubelet.volumes.manager import VolumeManager
 
 class GuardNeeds(Struct, frozen=True, kw_only=True):
     table: PodTable
-    cache: PodStatusCache
     volumes: VolumeManager
     workers: PodWorkers
     containers: ContainerGc
@@ -79,8 +77,7 @@ def guard_parts(settings: Settings, edges: Edges, guard: GuardEdges, needs: Guar
         groups=guard.cgroups,
         pods_group=groups.pods(),
         group_of=groups.pod,
-        pods=needs.table,
-        statuses=needs.cache,
+        table=needs.table,
         events=needs.events,
         recorder=needs.recorder,
         clock=edges.clock,
@@ -103,7 +100,7 @@ def _provider(
         host=guard.host,
         cri=edges.cri,
         pods=needs.table,
-        statuses=needs.cache,
+        statuses=needs.table,
         paths=edges.paths,
         clock=edges.clock,
         settings=StatsSettings(groups=groups, system_groups={name: group for name, group in named.items() if group}),

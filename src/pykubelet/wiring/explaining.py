@@ -10,7 +10,6 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.node.local_events import LocalEvents
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.status.manager import StatusManager
@@ -29,7 +28,6 @@ def explaining(
     volumes: VolumeManager,
     remembered: LocalEvents,
     events: EventSink,
-    cache: PodStatusCache,
     runtime: RuntimeState,
 ) -> Explainer:
     """What answers `explain`. From now on statuses say why their pods are not ready."""
@@ -42,7 +40,7 @@ def explaining(
         pods=table,
         states=table,
         status=statuses.get,
-        seen=cache.last_known,
+        seen=table.runtime_status,
         lives=recorder,
         workers=workers,
         events=remembered,

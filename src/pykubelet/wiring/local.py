@@ -14,7 +14,7 @@ from pykubelet.edges import Edges
 from pykubelet.explain.service import Explainer
 from pykubelet.model.pod import AnyContainer
 from pykubelet.node.local_events import LocalEvents
-from pykubelet.pleg.relist import Pleg
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.stop import Stopper
 from pykubelet.server.local import LocalRoutes

@@ -28,7 +28,6 @@ from pykubelet.model.pod import all_containers, uid_of
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
 from pykubelet.pinning.manager import PinningManager
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.plugins.manager import PluginHandler, PluginManager
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
@@ -160,7 +159,6 @@ def plugin_parts(
     *,
     node_name: str,
     table: PodTable,
-    cache: PodStatusCache,
     events: ClaimSink,
     recorder: LifeRecorder,
     sources_ready: Callable[[], bool],
@@ -176,7 +174,7 @@ def plugin_parts(
         clock=edges.clock,
         metrics=metrics,
         recorder=recorder,
-        is_running=lambda uid, container: _is_running(cache, uid, container),
+        is_running=lambda uid, container: _is_running(table, uid, container),
     )
     handlers: dict[str, PluginHandler] = {"DevicePlugin": devices}
     managers: list[Service] = [devices]
@@ -232,7 +230,7 @@ def plugin_parts(
     )
 
 
-def _is_running(cache: PodStatusCache, uid: str, container: str) -> bool:
+def _is_running(table: PodTable, uid: str, container: str) -> bool:
     return any(
-        each.name == container and each.state is ContainerState.RUNNING for each in cache.last_known(uid).containers
+        each.name == container and each.state is ContainerState.RUNNING for each in table.runtime_status(uid).containers
     )

@@ -14,8 +14,7 @@ from pykubelet.edges import Edges, ServeEdges
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.assigned import Assigned
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.relist import Pleg
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.server.app import NodeServer, ServerViews
@@ -35,7 +34,6 @@ from pykubelet.sync.runtime_state import RuntimeState
 class ServerNeeds(Struct, frozen=True, kw_only=True):
     table: PodTable
     statuses: StatusManager
-    cache: PodStatusCache
     pleg: Pleg
     runtime: RuntimeState
     probes: ProbeManager
@@ -66,7 +64,7 @@ def server_parts(settings: Settings, edges: Edges, serve: ServeEdges, needs: Ser
     views = ServerViews(
         pods=needs.table,
         status=needs.statuses.get,
-        seen=needs.cache.last_known,
+        seen=needs.table.runtime_status,
         runtime=edges.cri,
         metrics=needs.metrics,
         probe_metrics=needs.probes.metrics.expose,
