@@ -153,7 +153,8 @@ class NodeHarness:
         self._node = assemble(self.settings, edges)
         guard_against_spinning(self._node)
         # The file source is replaced by `deliver`: inotify has no place in jumping time.
-        self._node.services[-1] = [s for s in self._node.services[-1] if s.name in ("sync-loop", "source-api")]
+        producers = self._node.services.producers
+        producers[:] = [each for each in producers if each.name in ("sync-loop", "source-api")]
         await self._stack.enter_async_context(live(self._node))
         self.deliver()
 

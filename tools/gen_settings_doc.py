@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 from pykubelet.settings.decode import Origin, default_config, encode_config
-from pykubelet.settings.flags import IGNORED_FLAGS, KEPT_FLAGS, all_flags
+from pykubelet.settings.flags import IGNORED_FLAGS, KEPT_FLAGS, TITLES, all_flags, shown_default
 from pykubelet.settings.gates import known_gates
-from pykubelet.settings.help import TITLES, shown_default
 from pykubelet.settings.kinds import ListOf, Nested
 from pykubelet.settings.schema import GROUPS, SettingRef, all_settings
 

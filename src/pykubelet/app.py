@@ -8,33 +8,38 @@ sinks, so that the last news still reach whoever listens. Pods keep running: onl
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from pykubelet import reactions
+from pykubelet import api_server
 from pykubelet.api.types import Pod
+from pykubelet.clients.kube.patch import pod_status_patch
+from pykubelet.cm.allocation import POD_TERMINATED
+from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
+from pykubelet.events import build as events_build
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.pressure import PressureBoard
+from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import Service, running
-from pykubelet.model.events import AnnotatedSink
+from pykubelet.kit.tasks import Services
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
-from pykubelet.node.event_fan import EventFan
-from pykubelet.node.local_events import LocalEvents
+from pykubelet.node.build import NodeSources
+from pykubelet.node.build import build as build_node
+from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
-from pykubelet.pinning.manager import PinningManager
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
-from pykubelet.resources.allocation import POD_TERMINATED
+from pykubelet.reactions import connect
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
@@ -42,8 +47,12 @@ from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
+from pykubelet.signals import NodeStatusChanged
+from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
+from pykubelet.sources.remote import ApiSource
 from pykubelet.status.manager import StatusManager
+from pykubelet.status.sender import StatusSender
 from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
@@ -57,17 +66,8 @@ from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
-from pykubelet.wiring.cluster import (
-    Cluster,
-    LocalParts,
-    NodeHooks,
-    api_events,
-    assemble_cluster,
-    standalone_seams,
-)
+from pykubelet.wiring.certificates import certificate_services
 from pykubelet.wiring.eviction import GuardNeeds, guard_parts
-from pykubelet.wiring.explaining import explaining
-from pykubelet.wiring.identity import initial_info
 from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
@@ -75,7 +75,6 @@ from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
-from pykubelet.wiring.sources import make_mux, make_sources
 from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
@@ -84,12 +83,11 @@ logger = logging.getLogger(__name__)
 class Node(Struct, kw_only=True):
     """The assembled agent: what runs, and what others may look at."""
 
-    services: list[list[Service]] = field(default_factory=list)
-    """Groups in the order they start; they stop in reverse."""
+    services: Services
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
-    events: LocalEvents
+    events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
     pleg: Pleg
@@ -101,18 +99,16 @@ class Node(Struct, kw_only=True):
     extensions: PluginParts
     shutdown: ShutdownManager
     explainer: Explainer
-    cluster: Cluster | None = None
     server: NodeServer | None = None
 
 
 def assemble(settings: Settings, edges: Edges) -> Node:
     config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
-    local_events = LocalEvents(clock=clock, node_name=node_name)
-    sent_events = (
-        api_events(edges.cluster, clock=clock, node_name=node_name, metrics=metrics) if edges.cluster else None
+    event_parts = events_build.build(
+        edges.cluster.events if edges.cluster is not None else None, clock=clock, node_name=node_name, metrics=metrics
     )
-    events: AnnotatedSink = EventFan(local_events, sent_events) if sent_events is not None else local_events
+    events = event_parts.recorder
     ctx = Context(
         settings=settings,
         node_name=node_name,
@@ -126,33 +122,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses = StatusManager(clock=clock, recalls=recalls)
     board, reasons = PressureBoard(), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
-    mux = make_mux(settings, edges, events)
+    sources = sources_build.build(ctx, edges)
+    mux = sources.mux
     pleg = Pleg(cri=cri, table=table, clock=clock, signals=ctx.signals, source=edges.event_source, metrics=metrics)
     shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
-    cluster: Cluster | None = None
-    if edges.cluster is not None and sent_events is not None:
-        parts = LocalParts(
-            machine=edges.machine,
-            cri=cri,
-            runtime=runtime_state,
-            statuses=statuses,
-            table=table,
-            sets=mux,
-            events=events,
-            sent_events=sent_events,
-            clock=clock,
-            metrics=metrics,
-        )
-        hooks_of_node = NodeHooks(
-            pressures=board.held,
-            runtime_problems=pleg.problems,
-            other_problems=shutdown.manager.problems,
-            volumes_in_use=lambda: volumes.volumes_in_use(),
-            devices=lambda: extensions.amounts(),
-            reset_extended=lambda: extensions.has_no_history(),
-        )
-        cluster = assemble_cluster(settings, edges.cluster, parts, hooks_of_node)
-    seams = cluster.seams if cluster is not None else standalone_seams()
+    api = (
+        api_server.connect(ctx, edges.cluster, table)
+        if edges.cluster is not None
+        else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
+    )
     spec = node_spec(
         settings,
         edges.machine,
@@ -163,16 +141,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
-        return runtime_state.conditions.supports_recursive_read_only(seams.handlers.handler_now(pod))
+        return runtime_state.conditions.supports_recursive_read_only(api.runtime_classes.handler_now(pod))
 
     def node_now() -> NodeInfo:
-        known = cluster.node_info(local) if cluster is not None else with_features(local, runtime_state)
-        return extensions.with_devices(known)
+        return extensions.with_devices(api.node_info(local))
 
     local = initial_info(settings, edges.machine, spec.allocatable)
     extensions = plugin_parts(
         edges,
-        cluster,
+        api,
         node_name=node_name,
         table=table,
         events=events,
@@ -187,7 +164,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
         metrics=metrics,
-        objects=replace(seams.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
+        objects=replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
         rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
     pinning = pinning_parts(settings, edges, table=table, sources_ready=mux.all_ready)
@@ -212,7 +189,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             paths=edges.paths,
             table=table,
             admission=admission,
-            handlers=seams.handlers,
+            handlers=api.runtime_classes,
             sources_ready=mux.all_ready,
             host_ids=edges.host_ids,
             pinning=pinning.manager,
@@ -226,9 +203,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         images=cri,
         volumes=volumes,
-        references=seams.references,
+        references=api.references,
         events=events,
-        addresses=told_addresses(settings, edges, seams),
+        addresses=told_addresses(settings, edges, api),
         user_namespaces=held.user_namespaces,
         devices=pinning.devices(extensions.granted()),
     )
@@ -238,10 +215,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         RuntimeNeeds(
             ctx=ctx,
             specs=specs,
-            handlers=seams.handlers,
+            handlers=api.runtime_classes,
             resizer=held.resizer,
-            references=seams.references,
-            accounts=cluster.accounts if cluster is not None else None,
+            references=api.references,
+            accounts=api.accounts,
             image_volumes=image_volumes,
             results=results,
             look=pleg,
@@ -270,7 +247,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         reasons=reasons,
         folders=edges.folders,
         logs=LogFiles(),
-        addresses=seams.addresses,
+        addresses=api.node,
         resizes=held.allocations,
         events=events,
         clock=clock,
@@ -289,8 +266,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         cgroups=held.cgroups,
         resizes=held.allocations,
         id_ranges=held.user_namespaces,
-        mirrors=seams.mirrors,
-        references=seams.held,
+        mirrors=api.mirrors,
+        references=api.registered,
         network=runtime_state,
         folders=edges.folders,
         reasons=reasons,
@@ -323,7 +300,20 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         tidy=lambda: housekeeping.soon(),
         metrics=metrics,
+        fresh_node=api.fresh_node,
     )
+    sender: StatusSender | None = None
+    if edges.cluster is not None and api.pods is not None:
+        sender = StatusSender(
+            statuses=statuses,
+            client=edges.cluster.client,
+            api_pods=api.pods,
+            make_patch=pod_status_patch,
+            could_run=lambda uid: table.could_have_running_containers(uid) or extensions.holds_claims(uid),
+            clock=clock,
+            metrics=metrics,
+        )
+    statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
         await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
@@ -334,7 +324,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         folders=edges.folders,
         holders=[
-            *([cluster.sender] if cluster is not None else []),
+            *([sender] if sender is not None else []),
             statuses,
             probes,
             maker,
@@ -349,7 +339,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             remove_orphan_cgroups,
             pinning.sweep,
             shutdown.sweep,
-            *(cluster.chores if cluster is not None else []),
+            *api.chores,
             *extensions.chores,
         ],
         metrics=metrics,
@@ -368,50 +358,65 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers.on_restart = statuses.begin_anew
     statuses.listen(probes.container_changed)
 
-    def object_changed(kind: str, namespace: str, name: str, uids: Sequence[str]) -> None:
-        volumes.object_changed(kind, namespace, name)
-        for uid in uids:
-            workers.retry_now(uid)
-
     volumes.on_mounted = workers.sync_now
-    extensions.join(volumes, workers, pinning.manager, cluster)
+    extensions.join(volumes, workers, pinning.manager, ctx)
     volumes.on_released = lambda uid: housekeeping.soon()
-    if cluster is not None:
-        cluster.join(loop, object_changed)
-        board.on_change = cluster.reporter.soon
-    reactions.connect(
-        ctx.signals,
-        loop=loop,
-        pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
-        cpus=pinning,
-    )
+    board.on_change = lambda: ctx.signals.publish(NodeStatusChanged())
     add_agent_metrics(metrics, settings)
     results.listen(loop.probe_result)
-    shutdown.bind(workers, cluster, edges.cluster.client if edges.cluster is not None else None)
+    shutdown.bind(workers, api, sender, ctx)
 
     def runtime_back() -> None:
         workers.sync_all()
-        if cluster is not None:
-            cluster.reporter.soon()
+        ctx.signals.publish(NodeStatusChanged())
 
     runtime_state.on_back = runtime_back
-    services: list[list[Service]] = [
-        [runtime_state, pleg, pinning.manager, side.stopper],
-        [
+    services = Services(
+        sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
+        managers=[
             *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
             *(side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
-        [loop, *make_sources(settings, edges, mux, events), *extensions.finders],
-    ]
-    explainer = explaining(
-        edges,
+        producers=[loop, *sources.services.producers, *extensions.finders],
+    )
+    services.add(api.services)
+    connect(
+        ctx,
+        loop=loop,
+        workers=workers,
+        volumes=volumes,
+        statuses=statuses,
+        sender=sender,
+        pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
+        cpus=pinning,
+    )
+    if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
+        csi = api.storage.node
+        node_sources = NodeSources(
+            runtime=runtime_state,
+            pressures=board.held,
+            devices=extensions.amounts,
+            reset_extended=extensions.has_no_history,
+            volumes_in_use=volumes.volumes_in_use,
+            volumes_reported=api.storage.attachments.reported,
+            runtime_problems=pleg.problems,
+            other_problems=lambda: [*shutdown.manager.problems(), *csi.problems()],
+        )
+        reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
+        ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
+        services.add(reporting.services)
+        services.sinks.append(sender)
+        services.managers += certificate_services(ctx, edges.cluster, api.node)
+        services.producers.append(
+            ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
+        )
+    explainer = explain_build.build(
+        ctx,
+        edges.cluster.client if edges.cluster is not None else None,
         table=table,
         statuses=statuses,
-        workers=workers,
-        recorder=recorder,
+        reasons=reasons,
         volumes=volumes,
-        remembered=local_events,
-        events=events,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
@@ -430,13 +435,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             metrics=metrics,
         )
         guard = guard_parts(settings, edges, edges.guard, guard_needs)
-        services[1].extend(guard.services)
+        services.managers += guard.services
     if edges.serve is not None and edges.guard is not None:
         local_needs = LocalNeeds(
             explainer=explainer,
             table=table,
             statuses=statuses,
-            events=local_events,
+            events=events,
             runtime=runtime_state,
             pleg=pleg,
             stopper=side.stopper,
@@ -459,14 +464,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             assigned=pinning.assigned(extensions.assigned()),
         )
         serving = server_parts(settings, edges, edges.serve, needs)
-        services[-1].extend(serving.services)
+        services.producers += serving.services
         server = serving.server
     return Node(
-        services=cluster.joined(services) if cluster is not None else services,
+        services=services,
         table=table,
         workers=workers,
         statuses=statuses,
-        events=local_events,
+        events=events,
         recorder=recorder,
         runtime=runtime_state,
         pleg=pleg,
@@ -478,7 +483,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         extensions=extensions,
         shutdown=shutdown.manager,
         explainer=explainer,
-        cluster=cluster,
         server=server,
     )
 
@@ -490,6 +494,5 @@ async def live(node: Node) -> AsyncIterator[None]:
     node.extensions.open()
     if node.server is not None:
         node.server.open()
-    first, second, third = node.services
-    async with running(*first), running(*second), running(*third):
+    async with node.services.running():
         yield

@@ -6,7 +6,7 @@ from msgspec import Struct, field
 
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.events import AnnotatedSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.life import LifeRecorder
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import Signals
@@ -16,7 +16,7 @@ class Context(Struct, frozen=True, kw_only=True):
     settings: Settings
     node_name: str
     clock: Clock
-    events: AnnotatedSink
+    events: EventRecorder
     recorder: LifeRecorder
     metrics: Registry
     signals: Signals = field(default_factory=Signals)

@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
-from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered, Signals
+from pykubelet.context import Context
+from pykubelet.model.pod import PodUID, is_mirror
+from pykubelet.signals import (
+    ApiPodObserved,
+    ContainerDied,
+    ContainerStarted,
+    InspectionRecovered,
+    NodeRead,
+    ObjectChanged,
+)
+from pykubelet.status.manager import StatusManager
+from pykubelet.status.sender import StatusSender, uid_here
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_metrics import PodMetrics
+from pykubelet.sync.worker import PodWorkers
+from pykubelet.volumes.manager import VolumeManager
 from pykubelet.wiring.pinning import PinningParts
 
 
-def connect(signals: Signals, *, loop: SyncLoop, pod_metrics: PodMetrics, cpus: PinningParts) -> None:
-    """Subscribe all handlers, in the order in which they are called."""
-    signals.subscribe(ContainerDied, loop.container_died)
-    signals.subscribe(ContainerDied, pod_metrics.container_died)
-    signals.subscribe(ContainerStarted, loop.container_started)
-    signals.subscribe(ContainerStarted, cpus.container_started)
-    signals.subscribe(InspectionRecovered, loop.inspection_recovered)
+def connect(
+    ctx: Context,
+    *,
+    loop: SyncLoop,
+    workers: PodWorkers,
+    volumes: VolumeManager,
+    statuses: StatusManager,
+    sender: StatusSender | None,
+    pod_metrics: PodMetrics,
+    cpus: PinningParts,
+) -> None:
+    on = ctx.signals.subscribe
+
+    def object_changed(changed: ObjectChanged) -> None:
+        volumes.object_changed(changed.kind, changed.namespace, changed.name)
+        for uid in changed.uids:
+            workers.retry_now(uid)
+
+    def api_pod_observed(observed: ApiPodObserved) -> None:
+        if is_mirror(observed.change.object):
+            # First, or the sender would overwrite what the mirror remembers of the time before a restart.
+            statuses.mirror_seen(uid_here(observed.change.object))
+        if sender is not None:
+            sender.observed(observed.change)
+
+    on(ContainerDied, loop.container_died)
+    on(ContainerDied, pod_metrics.container_died)
+    on(ContainerStarted, loop.container_started)
+    on(ContainerStarted, cpus.container_started)
+    on(InspectionRecovered, loop.inspection_recovered)
+    on(ObjectChanged, object_changed)
+    on(ApiPodObserved, api_pod_observed)
+    on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
+    if sender is not None:
+        statuses.listen(sender.changed)

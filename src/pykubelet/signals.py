@@ -7,10 +7,13 @@ a handler must be quick and must not wait. Signals carry no state of their own: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
+
+from pykubelet.api.types import Pod
+from pykubelet.clients.kube.port import Change
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,31 @@ class InspectionRecovered(PodSignal, frozen=True):
     """A pod that could not be inspected was inspected again, and nothing else changed."""
 
 
-RuntimeEvent = ContainerStarted | ContainerDied | ContainerRemoved | InspectionRecovered
+# --- the API server ---------------------------------------------------------------------------------
+
+
+class NodeStatusChanged(Signal, frozen=True):
+    """Something that the Node's status shows has changed."""
+
+
+class ObjectChanged(Signal, frozen=True):
+    """An object of the API server that pods refer to was first read, came, changed or went."""
+
+    kind: str
+    namespace: str
+    name: str
+    uids: Sequence[str] = ()
+    """Pods that refer to it."""
+
+
+class ApiPodObserved(Signal, frozen=True):
+    """The API server showed a pod of this node, possibly a mirror."""
+
+    change: Change[Pod]
+
+
+class NodeRead(PodSignal, frozen=True):
+    """The Node was read anew for a pod that its labels would have kept out."""
 
 
 class Signals:

@@ -35,13 +35,14 @@ from pykubelet.certs.pem import Pair, Wanted
 from pykubelet.certs.rotation import CertificateRotation, RotationSeams
 from pykubelet.certs.signing import CLIENT_SIGNER
 from pykubelet.clients.kube.client import RestKubeClient
-from pykubelet.clients.kube.events import ApiEvents
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, load_kubeconfig
 from pykubelet.clients.kube.objects import ObjectUnavailable, ReferenceWatcher
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.clients.kube.watch import Query
+from pykubelet.events.broadcaster import EventBroadcaster
+from pykubelet.events.sink import ApiEventSink
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
@@ -129,14 +130,15 @@ async def test_events_are_told_and_counted(cluster: Cluster) -> None:
     admin_config = load_kubeconfig(cluster.admin_kubeconfig)
     node_config = load_kubeconfig(cluster.node_kubeconfig(NODE))
     async with logged_in(admin_config) as admin, logged_in(node_config) as node, a_node_with_a_pod(admin, node) as pod:
-        events = ApiEvents(kube=node, clock=CLOCK, node_name=NODE, metrics=Registry())
-        async with running(events):
+        sink = ApiEventSink(kube=node, clock=CLOCK, node_name=NODE, metrics=Registry())
+        events = EventBroadcaster(clock=CLOCK, node_name=NODE, sink=sink)
+        async with running(sink):
             for _ in range(3):
                 events.pod_event(pod, "Normal", "Pulled", "hello", field_path="spec.containers{main}")
             for index in range(12):
                 events.pod_event(pod, "Warning", "Failed", f"message {index}")
             events.node_event("Normal", "Starting", "Starting kubelet.")
-            await until(lambda: events.snapshot()["sent"] == 16)
+            await until(lambda: sink.snapshot()["sent"] == 16)
         selector = f"involvedObject.uid={pod.metadata.uid}"
         found = (await admin.list(Event, "default", field_selector=selector)).items
         assert [(each.reason, each.count) for each in found if each.reason == "Pulled"] == [("Pulled", 3)]

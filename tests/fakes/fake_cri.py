@@ -8,7 +8,7 @@ Does not cover: real processes, streams behind the exec and attach URLs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from pykubelet.clients.cri.port import CgroupDriver, CriClient
 from pykubelet.kit.clock import Clock
@@ -150,11 +150,6 @@ class FakeCri(FakeContainers):
         await self._enter("list_images", name=image or "")
         return self._listed(image)
 
-    async def stream_images(self, image: str | None = None) -> AsyncGenerator[Image, None]:
-        await self._enter("stream_images", name=image or "")
-        for item in self._listed(image):
-            yield item
-
     async def pull_image(
         self,
         spec: cri_pb2.ImageSpec,
@@ -190,25 +185,11 @@ class FakeCri(FakeContainers):
 
     # -- the port: figures
 
-    async def container_stats(self, container_id: str) -> cri_pb2.ContainerStats:
-        await self._enter("container_stats", **self._about(container_id))
-        return self._stats_of(self._running(container_id, "failed to fetch metrics for task: "))
-
     async def list_container_stats(
         self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
     ) -> Sequence[cri_pb2.ContainerStats]:
         await self._enter("list_container_stats", id=id or "", pod_uid=pod_uid or "")
         return [self._stats_of(c) for c in self._select(pod_uid, id, sandbox_id, running_only=True)]
-
-    async def stream_container_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
-    ) -> AsyncGenerator[cri_pb2.ContainerStats, None]:
-        for stats in await self.list_container_stats(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id):
-            yield stats
-
-    async def pod_sandbox_stats(self, sandbox_id: str) -> cri_pb2.PodSandboxStats:
-        await self._enter("pod_sandbox_stats", id=sandbox_id)
-        return self._pod_stats(self._known_sandbox(sandbox_id))
 
     async def list_pod_sandbox_stats(
         self, *, pod_uid: str | None = None, id: str | None = None
@@ -218,23 +199,9 @@ class FakeCri(FakeContainers):
         ready = [s for s in self.sandboxes.values() if s.id in wanted and s.state is SandboxState.READY]
         return [self._pod_stats(box) for box in ready]
 
-    async def stream_pod_sandbox_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None
-    ) -> AsyncGenerator[cri_pb2.PodSandboxStats, None]:
-        for stats in await self.list_pod_sandbox_stats(pod_uid=pod_uid, id=id):
-            yield stats
-
-    async def list_metric_descriptors(self) -> Sequence[cri_pb2.MetricDescriptor]:
-        await self._enter("list_metric_descriptors")
-        return [cri_pb2.MetricDescriptor(name="container_fake", help="always 1", label_keys=["id"])]
-
     async def list_pod_sandbox_metrics(self) -> Sequence[cri_pb2.PodSandboxMetrics]:
         await self._enter("list_pod_sandbox_metrics")
         return [cri_pb2.PodSandboxMetrics(pod_sandbox_id=id) for id in self.sandboxes]
-
-    async def stream_pod_sandbox_metrics(self) -> AsyncGenerator[cri_pb2.PodSandboxMetrics, None]:
-        for metrics in await self.list_pod_sandbox_metrics():
-            yield metrics
 
     # -- inside
 

@@ -8,7 +8,7 @@ Does not cover: stats (fake_cri.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pykubelet.model.errors import CallTimedOut, CriError, CriNotFound, ExecTimedOut, RuntimeDown, Unimplemented
@@ -216,18 +216,6 @@ class FakeContainers(FakeSandboxes):
         args = {"sandbox_id": sandbox_id, "running_only": running_only}
         await self._enter("list_containers", id=id or "", pod_uid=pod_uid or "", args=args)
         return [_record(c) for c in self._select(pod_uid, id, sandbox_id, running_only)]
-
-    async def stream_containers(
-        self,
-        *,
-        pod_uid: str | None = None,
-        id: str | None = None,
-        sandbox_id: str | None = None,
-        running_only: bool = False,
-    ) -> AsyncGenerator[ContainerRecord, None]:
-        await self._enter("stream_containers", id=id or "", pod_uid=pod_uid or "")
-        for container in self._select(pod_uid, id, sandbox_id, running_only):
-            yield _record(container)
 
     async def update_container_resources(
         self,

@@ -123,13 +123,6 @@ class FakeSandboxes(FaultGate):
         await self._enter("list_pod_sandboxes", id=id or "", pod_uid=pod_uid or "", args=args)
         return self._sandbox_records(pod_uid, id, ready_only)
 
-    async def stream_pod_sandboxes(
-        self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
-    ) -> AsyncGenerator[SandboxRecord, None]:
-        await self._enter("stream_pod_sandboxes", id=id or "", pod_uid=pod_uid or "")
-        for record in self._sandbox_records(pod_uid, id, ready_only):
-            yield record
-
     async def update_pod_sandbox_resources(
         self,
         sandbox_id: str,

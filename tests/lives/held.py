@@ -12,8 +12,8 @@ from msgspec import Struct
 ALLOWED = frozenset(
     {
         "LifeRecorder",  # tells what happened to the last pods, bounded in number
-        "LocalEvents",
-        "ApiEvents",
+        "EventBroadcaster",
+        "ApiEventSink",
         "WhyNotReady",
         "Registry",
         "ReasonCache",

@@ -14,13 +14,13 @@ import pytest
 from pykubelet.api.types import Pod, ResourceRequirements
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.host.cgroups import CgroupTree
+from pykubelet.cm.allocation_state import ResourceLedger
+from pykubelet.cm.cgroup_limits import CgroupRules
+from pykubelet.cm.cgroups import PodCgroups
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_limits import CgroupLimits
 from pykubelet.model.held_resources import effect_of
-from pykubelet.resources.cgroups import PodCgroups
-from pykubelet.resources.ledger import ResourceLedger
-from pykubelet.resources.pod_limits import CgroupRules
 from pykubelet.runtime.plan_values import ContainerResize, PodPlan
 from pykubelet.runtime.resize import PodResizer, ResizeProblem
 from pykubelet.runtime.spec.node import NodeSpec

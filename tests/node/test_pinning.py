@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pykubelet.settings.cpu_list import format_cpu_list, parse_cpu_list
+from pykubelet.model.topology import format_cpu_list, parse_cpu_list
 from pykubelet.wire import podresources_v1_pb2
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.cluster import go_programs

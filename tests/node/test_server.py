@@ -28,9 +28,9 @@ from pykubelet.clients.cri.port import (
     POD_NAMESPACE_LABEL,
     POD_UID_LABEL,
 )
+from pykubelet.clients.http.spdy import SpdyConnection, SpdyStream
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.server.spdy import SpdyConnection, SpdyStream
 from pykubelet.wire import cri_pb2 as cri
 from tests.bed.certificates import Pair
 from tests.bed.runtime import BUSYBOX, TESTSERVER, BedContainerd

@@ -25,7 +25,7 @@ from tests.scenarios.cluster_node import a_cluster_node
 
 
 def loop_of(node: NodeHarness) -> Any:
-    (loop,) = [each for each in node.node.services[-1] if isinstance(each, SyncLoop)]
+    (loop,) = [each for each in node.node.services.producers if isinstance(each, SyncLoop)]
     return loop
 
 

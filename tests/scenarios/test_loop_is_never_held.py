@@ -45,15 +45,14 @@ from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.reading import read_object
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.watch import Query
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.http import HttpProblem
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.sources.loading import file_loader, url_loader
-from pykubelet.sources.manifests import MAX_BYTES
+from pykubelet.sources.manifests import MAX_BYTES, file_loader, url_loader
+from pykubelet.sources.remote import UrlSource
 from pykubelet.sources.static import StaticSource
-from pykubelet.sources.url import UrlSource
 from tests.builders import a_container, a_pod
 from tests.clock_loop import AutojumpLoop
 from tests.deep import deep
@@ -214,7 +213,7 @@ async def probing(request: Any) -> None:
     try:
         await ShortCalls().get(request, timeout=20, max_body=10 * 1024)
     except HttpProblem as problem:
-        LocalEvents(clock=LoopClock(), node_name="n").pod_event(a_pod(), "Warning", "Unhealthy", str(problem))
+        EventBroadcaster(clock=LoopClock(), node_name="n").pod_event(a_pod(), "Warning", "Unhealthy", str(problem))
 
 
 def large_manifest(kind: str) -> bytes:
@@ -237,7 +236,7 @@ async def test_manifests(tmp_path: Path, source: str, kind: str) -> None:
                 path=tmp_path,
                 check_period=20,
                 load=file_loader("node1"),
-                sets=sets,
+                deliver=sets.deliver,
                 events=HeardEvents(),
                 clock=clock,
                 open_watch=ScriptedWatch().open,
@@ -252,7 +251,7 @@ async def test_manifests(tmp_path: Path, source: str, kind: str) -> None:
                 check_period=20,
                 load=url_loader("node1"),
                 fetch=ScriptedFetch(Fetched(status=200, body=body)),
-                sets=sets,
+                deliver=sets.deliver,
                 events=HeardEvents(),
                 clock=clock,
             )
@@ -280,7 +279,7 @@ def folders(root: Path) -> DiskFolders:
 
 @pytest.mark.parametrize("size", [2_000, 400_000, 10_000_000])
 async def test_texts_in_events(size: int) -> None:
-    events = LocalEvents(clock=LoopClock(), node_name="n")
+    events = EventBroadcaster(clock=LoopClock(), node_name="n")
     with measured_steps() as steps:
         for _ in range(5):
             events.pod_event(a_pod(), "Warning", "Unhealthy", "\u00e4" * size)

@@ -12,8 +12,8 @@ from pykubelet.api.types import Node, Pod, Taint
 from pykubelet.kit.clock import utc
 from pykubelet.model.errors import ApiDown
 from pykubelet.model.pod import uid_of
-from pykubelet.sync.loop import SyncLoop
-from pykubelet.wiring.identity import initial_info
+from pykubelet.node.register import initial_info
+from pykubelet.sync.fresh_node import FreshNode
 from tests.builders import a_pod
 from tests.harness import MACHINE, NodeHarness, a_node
 from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node
@@ -120,10 +120,9 @@ async def test_a_pod_seen_off_while_the_node_is_being_read_does_not_live_again(t
     """It stays in the API for its finalizer, and changes there once more before the answer comes."""
     async with a_cluster_node(tmp_path) as node:
         await node.until(node.is_ready)
-        (loop,) = [each for each in node.node.services[-1] if isinstance(each, SyncLoop)]
+        (fresh_node,) = [each for each in node.node.services.managers if isinstance(each, FreshNode)]
         answered = asyncio.Event()
-        assert loop.fresh_node is not None
-        loop.fresh_node._read = answered.wait  # type: ignore[assignment]
+        fresh_node._read = answered.wait  # type: ignore[assignment]
         pod = node.bind("unwanted", node_selector={"rack": "no"})
         pod = node.change(pod, finalizers=["example.com/hold"])
         await node.clock.sleep(1)

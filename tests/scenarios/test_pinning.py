@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import Pod, ResourceRequirements
+from pykubelet.cm.errors import PinningProblem
 from pykubelet.model.runtime_status import ContainerState
-from pykubelet.pinning.problems import PinningProblem
 from tests.builders import a_container, a_pod
 from tests.harness import NodeHarness, a_node
 

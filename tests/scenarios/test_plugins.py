@@ -24,8 +24,8 @@ from pykubelet.api.types import (
     ResourceResourceClaim,
 )
 from pykubelet.clients.plugins.port import DeviceRegistration, Handed, PluginInfo, TakeDevicePlugin
-from pykubelet.devices.manager import DeviceManager
-from pykubelet.dra.manager import DraManager
+from pykubelet.cm.device_manager import DeviceManager
+from pykubelet.cm.dra_manager import DraManager
 from pykubelet.edges import PluginEdges
 from pykubelet.kit.tasks import Service
 from tests.builders import a_container

@@ -149,7 +149,7 @@ async def test_a_hook_of_a_stop_that_was_given_up_does_not_count_for_the_end(tmp
     async with a_cluster_node(tmp_path) as node:
         node.cri.program(SLOW, name="app")
         await a_running_pod(node, grace=60, containers=[a_container(lifecycle=exec_hook())])
-        (stopper,) = [each for each in node.node.services[0] if isinstance(each, Stopper)]
+        (stopper,) = [each for each in node.node.services.sinks if isinstance(each, Stopper)]
         shown, seen = node.shown(), node.cri.container("app")
         assert shown is not None
         status = await node.cri.container_status(seen.id)

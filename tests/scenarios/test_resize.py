@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from pykubelet.api.types import ContainerResizePolicy, Pod, PodCondition, ResourceRequirements
+from pykubelet.cm.allocation_state import decode
 from pykubelet.model.cgroup_limits import CgroupLimits
 from pykubelet.model.errors import CriError, Unimplemented
-from pykubelet.resources.ledger import decode
 from tests.builders import a_container, a_sidecar
 from tests.fakes.fake_cri_values import Behaviour
 from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node

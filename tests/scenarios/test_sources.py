@@ -14,7 +14,7 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.operations import Operation
 from pykubelet.model.pod import SEEN_ANNOTATION, Source, is_static, name_of
-from pykubelet.sources.loading import file_loader
+from pykubelet.sources.manifests import file_loader
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.static import StaticSource
 from tests.unit.sources.doubles import HeardEvents, manifest
@@ -31,7 +31,12 @@ class Node:
         clock = SystemClock()
         self.mux = PodMux(sources=[Source.FILE], events=self.events, clock=clock)
         self.source = StaticSource(
-            path=path, check_period=20, load=file_loader("node"), sets=self.mux, events=self.events, clock=clock
+            path=path,
+            check_period=20,
+            load=file_loader("node"),
+            deliver=self.mux.deliver,
+            events=self.events,
+            clock=clock,
         )
         self.running: dict[str, str] = {}
         self.story: list[tuple[str, str]] = []

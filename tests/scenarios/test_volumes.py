@@ -114,7 +114,7 @@ async def test_folders_of_a_csi_volume_that_hang_are_waited_for(
             await bed.node.clock.sleep(0.005)
         monkeypatch.setattr(plugin, "FOLDERS_WITHIN", 30.0)
         second = tasks.spawn(manager.wait_mounted(two), name="second")
-        while not second.done() and not any("not come back" in each for each in manager.problems("uid-two")):
+        while not second.done() and not any("not come back" in each.text for each in manager.problems("uid-two")):
             await bed.node.clock.sleep(0.005)
         gate.set()
         await second

@@ -56,14 +56,6 @@ class InvalidManifest(ManifestError):
         return f"{one_line(self.origin)}: {shown}" + (f"; and {more} more" if more > 0 else "")
 
 
-def load_pod_manifest(data: bytes | BinaryIO, *, origin: str, warnings: ManifestWarnings | None = None) -> Pod:
-    """The one Pod of a manifest, defaulted and valid; InvalidManifest with every problem otherwise."""
-    pods = load_pods(data, origin=origin, warnings=warnings)
-    if len(pods) != 1:
-        raise InvalidManifest([_at("items", f"must be exactly one Pod, not {len(pods)}")], origin=origin)
-    return pods[0]
-
-
 def load_pods(data: bytes | BinaryIO, *, origin: str, warnings: ManifestWarnings | None = None) -> list[Pod]:
     """The Pods of a manifest that holds a Pod or a PodList, defaulted and valid."""
     read = _read_pods(_only_document(data, origin), origin, warnings)

@@ -102,18 +102,8 @@ class Quantity:
     def nano_value(self) -> int:
         return self._nano
 
-    def as_float(self) -> float:
-        """Nearest float; infinite when too large for one."""
-        try:
-            return self._nano / NANO
-        except OverflowError:
-            return math.inf if self._nano > 0 else -math.inf
-
     def is_zero(self) -> bool:
         return self._nano == 0
-
-    def with_format(self, format_: Format) -> "Quantity":
-        return Quantity(self._nano, format_)
 
     def __add__(self, other: "Quantity") -> "Quantity":
         if not isinstance(other, Quantity):

@@ -107,13 +107,6 @@ def from_nanoseconds(nanoseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
 
-def whole_second(moment: datetime) -> datetime:
-    """The moment in UTC without its fraction: what a metav1.Time field will hold after a round trip."""
-    if moment.utcoffset() is None:
-        raise TimeError(f"time {moment.isoformat()}: has no time zone")
-    return moment.astimezone(UTC).replace(microsecond=0)
-
-
 def parse_duration(text: str) -> float:
     """Seconds of a Go duration such as 1m20s."""
     return parse_duration_ns(text) / _SECOND

@@ -20,8 +20,8 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.memory import freeze_start_up, limit_arenas
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import PykubeletError
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import PrintAndExit, load_settings
-from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -197,7 +197,7 @@ def _volumes(pod: Pod) -> Iterator[str]:
 
 
 def probe_text(probe: Probe) -> str:
-    from pykubelet.explain.find_container import asks
+    from pykubelet.explain.container_causes import asks
 
     return (
         f"{asks(probe)} delay={probe.initial_delay_seconds or 0}s timeout={probe.timeout_seconds or 1}s "

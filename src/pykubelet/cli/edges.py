@@ -12,7 +12,7 @@ from typing import Protocol
 from pykubelet.cli.local_socket import forget_old_socket, local_socket
 from pykubelet.cli.systemd import connected_slices, logind_for
 from pykubelet.clients.cri.client import GrpcCriClient
-from pykubelet.clients.cri.metrics import operation_metrics
+from pykubelet.clients.cri.connection import operation_metrics
 from pykubelet.clients.cri.port import CgroupDriver, EventSource
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.cgroups import CgroupTree
@@ -43,9 +43,9 @@ from pykubelet.model.errors import CriError, Unimplemented
 from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
 from pykubelet.node.capacity import machine_capacity, reservation_problem, reserved
-from pykubelet.settings.problems import SettingsError
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.settings import Settings
-from pykubelet.settings.validate_host import HostFacts, host_problems
+from pykubelet.settings.validate import HostFacts, host_problems
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from pykubelet.cli.client import NodeClient, path_of
 from pykubelet.cli.options import bare_pod, container_option, namespace_option, on_node, pod_argument
 from pykubelet.cli.pods import container_of, find_on
 from pykubelet.cli.streaming import EXEC_PROTOCOL, exit_status, read_all, spdy
+from pykubelet.clients.http.spdy import SpdyStream
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.pod import name_of
-from pykubelet.server.spdy import SpdyStream
 
 BLOCK = 16 * 1024
 

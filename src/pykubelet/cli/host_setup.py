@@ -18,7 +18,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.programs import Finished, run_program
 from pykubelet.kit.tasks import Service
 from pykubelet.node.iptables_chains import WITHIN, IptablesChains
-from pykubelet.settings.problems import SettingsError
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
-from pykubelet.settings.environment import EnvironmentSettings
+from pykubelet.settings.settings import EnvironmentSettings
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from pykubelet.cli.options import bare_pod, namespace_option, on_node, pod_argum
 from pykubelet.cli.pods import find_on
 from pykubelet.cli.problems import CommandFailed
 from pykubelet.cli.streaming import BLOCK, FORWARD_PROTOCOL, read_all, spdy
+from pykubelet.clients.http.spdy import SpdyConnection, SpdyStream
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.pod import name_of
-from pykubelet.server.spdy import SpdyConnection, SpdyStream
 
 
 @click.command("port-forward", short_help="reach a port of a pod from here")

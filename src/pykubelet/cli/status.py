@@ -14,7 +14,7 @@ from pykubelet.cli.options import DEFAULT_STATE, sockets
 from pykubelet.cli.pods import list_pods, status_text
 from pykubelet.cli.problems import NO_AGENT, CommandFailed
 from pykubelet.cli.up_state import UpState
-from pykubelet.explain.findings import span
+from pykubelet.explain.texts import span
 
 
 @click.command("status", short_help="say whether an agent runs here, and how its pods are")

@@ -15,8 +15,10 @@ import msgspec
 
 from pykubelet.cli.client import NodeClient, Target
 from pykubelet.cli.problems import CommandFailed
+from pykubelet.clients.http.http1 import read_body, read_upgrade_head
+from pykubelet.clients.http.spdy import SpdyConnection, SpdyStream
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.server.spdy import SpdyConnection, SpdyStream
+from pykubelet.model.http import HttpProblem
 
 CONNECT_TIMEOUT = 10.0
 BLOCK = 64 * 1024
@@ -64,18 +66,12 @@ async def _upgrade(
     try:
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
         await writer.drain()
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        status = int(head[0].split(" ")[1])
+        _, status, headers = await read_upgrade_head(reader)
         if status != 101:
-            raise CommandFailed(await _body(reader, head) or f"the node answered {status}")
-    except (OSError, asyncio.IncompleteReadError, ValueError, IndexError) as error:
+            body = await read_body(reader, headers, BLOCK)
+            raise CommandFailed(body.decode(errors="replace").strip() or f"the node answered {status}")
+    except (OSError, HttpProblem) as error:
         raise CommandFailed(f"the node broke off: {error}") from error
-
-
-async def _body(reader: asyncio.StreamReader, head: Sequence[str]) -> str:
-    pairs = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-    length = int(pairs.get("content-length") or 0)
-    return (await reader.readexactly(length)).decode(errors="replace").strip()
 
 
 def exit_status(raw: bytes) -> int:

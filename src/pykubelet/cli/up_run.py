@@ -35,12 +35,11 @@ from pykubelet.kit.tasks import both, gather_all, running
 from pykubelet.model.container_keys import termination_grace_of
 from pykubelet.model.errors import CriError
 from pykubelet.pods.record import WorkerState
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import LoadedSettings, load_settings
-from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
-from pykubelet.sources.loading import file_loader
-from pykubelet.sources.merged import MergedSets
-from pykubelet.sources.static import StaticSource
+from pykubelet.sources.manifests import file_loader
+from pykubelet.sources.static import MergedSets, StaticSource
 from pykubelet.standalone.cleanup import note_pod_groups, remove_pod_groups, unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.images import BUSYBOX, PAUSE, TESTSERVER, build, import_images
@@ -207,19 +206,19 @@ def make_runtime(state: UpState, clock: Clock) -> PrivateContainerd:
 
 def watch_paths(node: Node, settings: Settings, edges: Edges, paths: Sequence[Path]) -> MergedSets:
     """One source for each path, all of them together the pods of the files."""
-    merged = MergedSets(node.mux, len(paths))
+    merged = MergedSets(node.mux.deliver, len(paths))
     own = [
         StaticSource(
             path=path,
             check_period=settings.config.sources.file_check_frequency,
             load=file_loader(settings.node_name(edges.machine.hostname)),
-            sets=merged.part(number),
+            deliver=merged.part(number),
             events=node.events,
             clock=edges.clock,
         )
         for number, path in enumerate(paths)
     ]
-    group = node.services[-1]
+    group = node.services.producers
     group[:] = [service for service in group if not isinstance(service, StaticSource)] + list(own)
     return merged
 

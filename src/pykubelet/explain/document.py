@@ -1,6 +1,6 @@
-"""docs/troubleshooting.md, made from the table of causes: `python -m pykubelet.explain.document > docs/…`.
+"""docs/troubleshooting.md, made from the causes: `python -m pykubelet.explain.document > docs/…`.
 
-A test compares the file with this, so that the page never says anything else than the node does.
+A test compares the file with this, so that the page and the node never differ.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from pykubelet.explain.cause import Cause, State
-from pykubelet.explain.causes import CAUSES
+from pykubelet.explain.explain import CAUSES
 
 HEAD = """# Troubleshooting
 
@@ -49,7 +49,7 @@ PLACES = {
 
 
 def shown(text: str) -> str:
-    """A text of the table with its gaps named."""
+    """A text of a cause with its gaps named."""
     filled = re.sub(r"\{(\w+)\}", lambda gap: PLACES.get(gap[1], gap[1].upper()), text)
     return " ".join(filled.split())
 

@@ -1,14 +1,12 @@
-"""Everything that is known about one pod at one moment, as one frozen value, and small questions about it.
+"""Everything known about one pod at one moment, as one frozen value, and small questions about it.
 
-The input of `explain`; whoever has the parts (service.py) fills it, tests write it down. Pure: nothing here waits,
-reads or asks. Does not judge; that is done by the finders behind the table in causes.py.
+The input of `explain`, filled by service.py. Pure. Does not judge; that is done by the finders of the causes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
 
 from msgspec import Struct, field
 
@@ -23,51 +21,9 @@ from pykubelet.model.pod import (
     name_of,
     namespace_of,
 )
+from pykubelet.model.problems import ContainerProblem, VolumeFailed
 from pykubelet.model.runtime_status import PodRuntimeStatus
-
-
-class WorkerView(Protocol):
-    """What the pod's worker says about itself (sync/worker.py)."""
-
-    @property
-    def phase(self) -> str: ...
-
-    @property
-    def failures(self) -> int: ...
-
-    @property
-    def last_error(self) -> str: ...
-
-    @property
-    def next_run_in(self) -> float | None: ...
-
-    @property
-    def story(self) -> tuple[str, ...]: ...
-
-
-class EventView(Protocol):
-    """One event of the pod (node/local_events.py)."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def message(self) -> str: ...
-
-    @property
-    def field_path(self) -> str: ...
-
-    @property
-    def first(self) -> float: ...
-
-    @property
-    def last(self) -> float: ...
-
-    @property
-    def count(self) -> int: ...
+from pykubelet.pods.record import PodWorker, WorkerState
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
@@ -88,11 +44,12 @@ def no_log(container: str, previous: bool) -> Sequence[str]:
 
 
 class ContainerFacts(Struct, frozen=True, kw_only=True):
-    """One container of the spec beside what is told about it."""
+    """One container of the spec and its status."""
 
     kind: ContainerKind
     spec: AnyContainer
-    told: ContainerStatus | None
+    status: ContainerStatus | None
+    """As the pod's status reports it."""
 
     @property
     def name(self) -> str:
@@ -100,7 +57,7 @@ class ContainerFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> ContainerStateWaiting | None:
-        return self.told.state.waiting if self.told is not None and self.told.state is not None else None
+        return self.status.state.waiting if self.status is not None and self.status.state is not None else None
 
     @property
     def waiting_reason(self) -> str:
@@ -112,37 +69,40 @@ class ContainerFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def running_since(self) -> float | None:
-        state = self.told.state if self.told is not None else None
+        state = self.status.state if self.status is not None else None
         return seconds(state.running.started_at) if state is not None and state.running is not None else None
 
     @property
     def is_running(self) -> bool:
-        return self.told is not None and self.told.state is not None and self.told.state.running is not None
+        return self.status is not None and self.status.state is not None and self.status.state.running is not None
 
     @property
     def ended(self) -> ContainerStateTerminated | None:
         """How it ended, if it is not running."""
-        return self.told.state.terminated if self.told is not None and self.told.state is not None else None
+        return self.status.state.terminated if self.status is not None and self.status.state is not None else None
 
     @property
     def last_end(self) -> ContainerStateTerminated | None:
         """How its newest finished run ended."""
-        last = self.told.last_state if self.told is not None else None
+        last = self.status.last_state if self.status is not None else None
         return self.ended or (last.terminated if last is not None else None)
 
     @property
     def restarts(self) -> int:
-        return (self.told.restart_count if self.told is not None else 0) or 0
+        return (self.status.restart_count if self.status is not None else 0) or 0
 
 
 class PodFacts(Struct, frozen=True, kw_only=True):
     pod: Pod
     status: PodStatus
     life: Sequence[LifeEntry] = ()
-    worker: WorkerView | None = None
-    volume_problems: Sequence[str] = ()
-    events: Sequence[EventView] = ()
-    seen: PodRuntimeStatus | None = None
+    worker: PodWorker | None = None
+    next_run_in: float | None = None
+    """Seconds until the worker's next pass; None when it waits for something to happen."""
+    failures: Mapping[str, ContainerProblem] = field(default_factory=dict)
+    """Why containers could not be started when that was last tried, by name."""
+    volume_problems: Sequence[VolumeFailed] = ()
+    runtime: PodRuntimeStatus | None = None
     node: NodeFacts = field(default_factory=NodeFacts)
     unreadable: str = ""
     """Why the pod as the API server has it now cannot be read; what is known then is an older version, or its name."""
@@ -175,20 +135,20 @@ class PodFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def is_ending(self) -> bool:
-        ending = self.worker is not None and self.worker.phase in ("terminating", "terminated")
+        ending = self.worker is not None and self.worker.state in (WorkerState.TERMINATING, WorkerState.TERMINATED)
         return ending or (deletion_requested(self.pod) and self.phase not in ("Succeeded", "Failed"))
 
     # --- containers -----------------------------------------------------------------------------
 
     def containers(self) -> Iterator[ContainerFacts]:
         status = self.status
-        told = {
+        statuses = {
             ContainerKind.INIT: {each.name: each for each in status.init_container_statuses},
             ContainerKind.REGULAR: {each.name: each for each in status.container_statuses},
             ContainerKind.EPHEMERAL: {each.name: each for each in status.ephemeral_container_statuses},
         }
         for kind, spec in all_containers(self.pod):
-            yield ContainerFacts(kind=kind, spec=spec, told=told[kind].get(spec.name))
+            yield ContainerFacts(kind=kind, spec=spec, status=statuses[kind].get(spec.name))
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -218,17 +178,6 @@ class PodFacts(Struct, frozen=True, kw_only=True):
                 break
             since = entry.at
         return since
-
-    def event(self, *reasons: str, container: str = "") -> EventView | None:
-        """The newest event with one of these reasons, of that container if one is named."""
-        for event in reversed(self.events):
-            if event.reason in reasons and (not container or f"{{{container}}}" in event.field_path):
-                return event
-        return None
-
-    @property
-    def next_run_in(self) -> float | None:
-        return self.worker.next_run_in if self.worker is not None else None
 
 
 def seconds(moment: datetime | None) -> float | None:

@@ -59,21 +59,9 @@ COMMAND_SIGN: Final = re.compile(
     re.IGNORECASE,
 )
 OBJECT_SIGN: Final = re.compile(
-    r"(?P<kind>configmap|secret|persistentvolumeclaim|serviceaccount) \"?(?P<name>[\w./-]+)\"? not found"
-    r"|couldn't find key (?P<key>\S+) in (?P<holder>.+)"
-    r"|references non-existent (?P<what>\w+) key",
-    re.IGNORECASE,
+    r"(?P<kind>configmap|secret|persistentvolumeclaim|serviceaccount) \"?(?P<name>[\w./-]+)\"? not found", re.IGNORECASE
 )
-UNMOUNTED_SIGN: Final = re.compile(
-    r"^volume (?P<name>[^:]+): (?P<problem>.*?)(?:, (?P<tries>\d+)\w+ try)?(?P<rest>, .*)?$"
-)
-NEXT_SIGN: Final = re.compile(r"next in (\d+) s")
-BACKOFF_SIGN: Final = re.compile(r"back-off (?P<delay>[\dhms.]+) restarting")
-RESOURCE_SIGN: Final = re.compile(
-    r"resource: (?P<resource>[^,]+), requested: (?P<requested>-?\d+), used: (?P<used>-?\d+), "
-    r"capacity: (?P<capacity>-?\d+)"
-)
-PREEMPTION_SIGN: Final = re.compile(r"\(res: (?P<resource>[^,]+), q: (?P<missing>\d+)\)")
+"""As API servers and storage drivers say it; what this agent misses itself, its problems name."""
 
 
 def is_network_trouble(text: str) -> bool:
@@ -85,20 +73,9 @@ def is_command_trouble(text: str) -> bool:
 
 
 def missing_object(text: str) -> str:
-    """`configmap web` or `key K in ConfigMap default/web`; empty when nothing is said to be missing."""
+    """`configmap web`; empty when nothing is said to be missing."""
     found = OBJECT_SIGN.search(text[:MOST_READ])
-    if found is None:
-        return ""
-    if found["kind"]:
-        return f"{found['kind'].lower()} {found['name']}"
-    if found["key"]:
-        return f"key {found['key']} in {found['holder'].strip()}"
-    return f"a key of {found['what']}"
-
-
-def next_try(text: str) -> float | None:
-    found = NEXT_SIGN.search(text[-MOST_READ:])
-    return float(found[1]) if found else None
+    return f"{found['kind'].lower()} {found['name']}" if found is not None else ""
 
 
 EXIT_CODES: Final = {
@@ -116,7 +93,7 @@ EXIT_CODES: Final = {
 }
 
 
-def exit_words(code: int) -> str:
+def exit_text(code: int) -> str:
     known = EXIT_CODES.get(code)
     if known is None and 128 < code < 160:
         known = f"ended by signal {code - 128}"

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from pykubelet.explain.cause import State
-from pykubelet.explain.findings import clock_time, first_line, span
+from pykubelet.explain.texts import clock_time, first_line, span
 
 
 class CauseView(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from pykubelet.api.codec import ManifestError, load_yaml_documents
 from pykubelet.api.times import TimeError, parse_duration
 from pykubelet.api.validation.names import qualified_name
 from pykubelet.images.keyring import locate
-from pykubelet.settings.problems import SettingsError, hint
+from pykubelet.settings.errors import SettingsError, hint
 
 KIND: Final = "CredentialProviderConfig"
 GROUP: Final = "kubelet.config.k8s.io"

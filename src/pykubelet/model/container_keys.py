@@ -2,7 +2,7 @@
 
 They are upstream's, to the letter: whichever kubelet runs next adopts, counts and kills the containers
 by them, even when the pod itself is gone. Covers their names, writing them, and reading them back.
-Does not cover the rest of a container's configuration (runtime/spec.py).
+Does not cover the rest of a container's configuration (runtime/spec/).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from pykubelet.api.types import ContainerPort, LifecycleHandler, Pod
+from pykubelet.api.types import Pod
 from pykubelet.kit.go_text import fnv1a_32
 from pykubelet.model.pod import AnyContainer, name_of, namespace_of, uid_of
 from pykubelet.model.runtime_status import ContainerRecord, ContainerStatus
@@ -90,10 +90,6 @@ def restart_count_of(status: ContainerStatus | ContainerRecord) -> int:
     return _number(status, RESTART_COUNT_KEY) or 0
 
 
-def termination_message_path_of(status: ContainerStatus) -> str:
-    return status.annotations.get(TERMINATION_MESSAGE_PATH_KEY, "")
-
-
 def falls_back_to_logs(status: ContainerStatus) -> bool:
     """Whether the end of the log serves as termination message of this ended container."""
     policy = status.annotations.get(TERMINATION_MESSAGE_POLICY_KEY, "")
@@ -106,36 +102,6 @@ def deletion_grace_of(status: ContainerStatus | ContainerRecord) -> int | None:
 
 def termination_grace_of(status: ContainerStatus | ContainerRecord) -> int | None:
     return _number(status, TERMINATION_GRACE_KEY)
-
-
-def pre_stop_of(status: ContainerStatus | ContainerRecord) -> LifecycleHandler | None:
-    """The hook written at creation; a text that cannot be read counts as no hook, so that killing goes on."""
-    text = status.annotations.get(PRE_STOP_KEY)
-    if not text:
-        return None
-    try:
-        return msgspec.json.decode(text, type=LifecycleHandler)
-    except msgspec.DecodeError:
-        return None
-
-
-def ports_of(status: ContainerStatus | ContainerRecord) -> list[ContainerPort]:
-    """The ports written at creation, for hooks that name one; unreadable text counts as none."""
-    text = status.annotations.get(PORTS_KEY)
-    if not text:
-        return []
-    try:
-        return msgspec.json.decode(text, type=list[ContainerPort])
-    except msgspec.DecodeError:
-        return []
-
-
-def pod_uid_of(status: ContainerStatus | ContainerRecord) -> str:
-    return status.labels.get(POD_UID_LABEL, "")
-
-
-def container_name_of(status: ContainerStatus | ContainerRecord) -> str:
-    return status.labels.get(CONTAINER_NAME_LABEL, "")
 
 
 def _number(status: ContainerStatus | ContainerRecord, key: str) -> int | None:

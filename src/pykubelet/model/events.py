@@ -1,35 +1,19 @@
-"""Events as values, and the seam through which components tell them.
+"""The port through which components record events, in the words of client-go's EventRecorder.
 
-Who listens (the API server, a local store, the log) is decided where the agent is wired. An event
-names the object it is about and, for containers, the field path upstream uses.
+Where events go (memory, log, API server) is decided in `events/`. For containers an event names the field path that
+upstream uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from pykubelet.api.types import PersistentVolumeClaim, Pod
 
 
-class EventSink(Protocol):
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        """Tell something about a pod. `kind` is Normal or Warning. Never blocks and never fails."""
-        ...
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        """Tell something about this node."""
-        ...
-
-
-class ClaimSink(EventSink, Protocol):
-    """One that hears of claims as well."""
-
-    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None: ...
-
-
-class AnnotatedSink(Protocol):
-    """An EventSink that takes annotations of an event as well."""
+class EventRecorder(Protocol):
+    """Records that something happened. `kind` is Normal or Warning. Never blocks and never fails."""
 
     def pod_event(
         self,
@@ -42,6 +26,13 @@ class AnnotatedSink(Protocol):
         annotations: Mapping[str, str] | None = None,
     ) -> None: ...
 
-    def node_event(self, kind: str, reason: str, message: str) -> None: ...
+    def node_event(self, kind: str, reason: str, message: str) -> None:
+        """Record an event about this node."""
+        ...
 
     def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None: ...
+
+
+EventSink: TypeAlias = EventRecorder
+ClaimSink: TypeAlias = EventRecorder
+AnnotatedSink: TypeAlias = EventRecorder

@@ -1,7 +1,7 @@
 """Resources a pod was promised or that are in force for it, apart from what its spec asks for now.
 
 A resize changes the spec first; what was admitted (allocated) and what was put into force (actuated) follow.
-Pure: comparing, taking from a pod, putting back into one. Keeping them on disk is `resources/ledger.py`.
+Pure: comparing, taking from a pod, putting back into one. Keeping them on disk is `cm/allocation_state.py`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Where a machine's CPUs and memory sit: threads in cores, cores in sockets and NUMA nodes, caches they share.
 
-Values only, read by `clients/host/topology.py` and used by everything that pins. CPUs that are offline are not in
-it. Sets of CPUs are plain frozensets of their numbers; `settings/cpu_list.py` reads and writes them as text.
+Values only, read by `clients/host/topology.py` and used by the CPU, memory and topology managers. CPUs that are
+offline are not in it. Sets of CPUs are plain frozensets of their numbers; as text they are lists such as `0-3,8,10-11`,
+the form the kernel and the configuration use.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,3 +106,37 @@ def flat_topology(cpus: int, memory_bytes: int, hugepages: tuple[tuple[int, int]
         cpus=tuple(Cpu(id=each, core=each, socket=0, numa=0, cache=0) for each in range(cpus)),
         nodes=(NumaNode(id=0, memory_bytes=memory_bytes, hugepages=hugepages, distances=(10,)),),
     )
+
+
+# More than any kernel is built for; keeps a typing error from filling the memory.
+MAX_CPU = 65535
+
+_PART = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """The CPU numbers in the text; raises ValueError that says which part is wrong."""
+    cpus: set[int] = set()
+    if not text:
+        return frozenset()
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part[:40]!r} is not a CPU number or a range such as 0-3")
+        first = int(match[1])
+        last = int(match[2]) if match[2] else first
+        if last < first or last > MAX_CPU:
+            raise ValueError(f"{part!r} is not a range of CPU numbers up to {MAX_CPU}")
+        cpus.update(range(first, last + 1))
+    return frozenset(cpus)
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """The shortest text for these CPUs: {0, 1, 2, 5} -> 0-2,5."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,7 +1,7 @@
 """What the machine has and what of it pods may use: capacity, reservations, allocatable. Pure.
 
 Covers cpu, memory, huge pages, pods and ephemeral storage, device resources on top, and the fatal check at start.
-Does not cover reading the machine (clients/host/machine.py) nor enforcing the limits (resources/cgroups.py).
+Does not cover reading the machine (clients/host/machine.py) nor enforcing the limits (cm/cgroups.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from pykubelet.api.quantity import Quantity
 from pykubelet.clients.host.port import Machine
 from pykubelet.model.pod_resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS, is_extended
-from pykubelet.settings.cpu_list import parse_cpu_list
+from pykubelet.model.topology import parse_cpu_list
 from pykubelet.settings.schema_resources import CgroupSettings, ReservationSettings
 from pykubelet.settings.thresholds import Threshold
 

@@ -11,9 +11,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct, field
 
+from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Node, NodeSpec, NodeStatus, ObjectMeta, Taint
+from pykubelet.clients.host.port import Machine
 from pykubelet.model.pod_resources import is_extended
-from pykubelet.settings.values import NodeTaint
+from pykubelet.pods.predicates import NodeInfo
+from pykubelet.settings.flag_forms import NodeTaint
+from pykubelet.settings.settings import Settings
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 OS_LABELS = ("kubernetes.io/os", "beta.kubernetes.io/os")
@@ -116,3 +120,29 @@ def with_platform_labels(labels: Mapping[str, str], identity: NodeIdentity) -> d
 
 def _reset(amounts: Mapping[str, str | int | float]) -> dict[str, str | int | float]:
     return {name: "0" if is_extended(name) else amount for name, amount in amounts.items()}
+
+
+def node_identity(settings: Settings, machine: Machine, *, provided_ip: str = "") -> NodeIdentity:
+    config, name = settings.config, settings.node_name(machine.hostname)
+    return NodeIdentity(
+        name=name,
+        hostname=name,
+        architecture=machine.architecture,
+        labels=settings.flags.node_labels,
+        taints=config.node.register_with_taints,
+        provider_id=config.node.provider_id,
+        external_cloud=settings.flags.cloud_provider == "external",
+        controller_attaches=config.volumes.enable_controller_attach_detach,
+        provided_ip=provided_ip,
+    )
+
+
+def initial_info(settings: Settings, machine: Machine, allocatable: Mapping[str, Quantity]) -> NodeInfo:
+    """What pods are judged by until the Node is known: the Node as it would be registered."""
+    identity = node_identity(settings, machine)
+    return NodeInfo(
+        name=identity.name,
+        labels=initial_labels(identity),
+        taints=initial_taints(identity),
+        allocatable=allocatable,
+    )

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 
 from aiohttp import WSMsgType, web
 
+from pykubelet.clients.http.spdy import SpdyConnection, SpdyError, SpdyStream
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.server.calls import Refused, Upgraded
 from pykubelet.server.proxy import BLOCK, Idle, RuntimeStream, open_stream
-from pykubelet.server.spdy import SpdyConnection, SpdyError, SpdyStream
 from pykubelet.server.streams import CHANNELS_V5, TUNNEL_PROTOCOL
 
 logger = logging.getLogger(__name__)

@@ -16,15 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from pykubelet.clients.http.http1 import read_body, read_upgrade_head
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.http import HttpProblem
 from pykubelet.server.auth import without_credentials
 from pykubelet.server.calls import Refused
 
 logger = logging.getLogger(__name__)
 
 BLOCK = 64 * 1024
-MAX_HEAD = 64 * 1024
 MAX_ERROR_BODY = 64 * 1024
 DIAL_TIMEOUT = 10.0
 ANSWER_TIMEOUT = 60.0
@@ -96,52 +97,14 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head:
         async with asyncio.timeout(ANSWER_TIMEOUT):
             writer.write(head)
             await writer.drain()
-            answer = await reader.readuntil(b"\r\n\r\n")
-            if len(answer) > MAX_HEAD:
-                raise asyncio.LimitOverrunError("head too long", len(answer))
-            status, headers = parse_head(answer)
-            stream = RuntimeStream(status=status, head=answer, headers=headers, reader=reader, writer=writer)
+            answer, status, headers = await read_upgrade_head(reader)
+            stream = RuntimeStream(status=status, head=answer, headers=dict(headers), reader=reader, writer=writer)
             if status != 101:
-                stream.body = await _error_body(reader, headers)
+                stream.body = await read_body(reader, headers, MAX_ERROR_BODY)
             return stream
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
+    except (OSError, TimeoutError, HttpProblem) as error:
         logger.error("the runtime's streaming server gave no usable answer", extra={"error": str(error)})
         raise Refused(502, f"the runtime's streaming server gave no usable answer: {error}") from error
-
-
-def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Status and headers (names in lower case). Raises ValueError."""
-    first, *lines = head.decode("latin-1").split("\r\n")
-    protocol, status, *_ = first.split(" ", 2)
-    if not protocol.startswith("HTTP/1."):
-        raise ValueError(f"not HTTP: {first[:60]!r}")
-    pairs = (line.partition(":") for line in lines if line)
-    return int(status), {name.strip().lower(): value.strip() for name, _, value in pairs}
-
-
-async def _error_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
-    length = headers.get("content-length")
-    if length is not None:
-        return await reader.readexactly(min(int(length), MAX_ERROR_BODY))
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        return await _chunked_body(reader)
-    body = bytearray()
-    while len(body) < MAX_ERROR_BODY and (block := await reader.read(BLOCK)):
-        body += block
-    return bytes(body[:MAX_ERROR_BODY])
-
-
-async def _chunked_body(reader: asyncio.StreamReader) -> bytes:
-    body = bytearray()
-    while len(body) < MAX_ERROR_BODY:
-        size = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
-        if size == 0:
-            break
-        body += await reader.readexactly(min(size, MAX_ERROR_BODY))
-        if size > MAX_ERROR_BODY:
-            break
-        await reader.readexactly(2)
-    return bytes(body[:MAX_ERROR_BODY])
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from pykubelet.settings.errors import hint
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.kinds import (
     PATH,
@@ -25,7 +26,6 @@ from pykubelet.settings.kinds import (
     WrongValue,
     describe,
 )
-from pykubelet.settings.problems import hint
 from pykubelet.settings.schema import GROUPS, KubeletConfig, settings_of, with_value
 from pykubelet.settings.schema_resources import DEFAULT_EVICTION_HARD
 

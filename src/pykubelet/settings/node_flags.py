@@ -10,9 +10,9 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.flag_forms import LABELS
 from pykubelet.settings.kinds import BOOL, DURATION, INT32, PATH, STRING, STRING_MAP, setting
-from pykubelet.settings.problems import SettingsError
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 

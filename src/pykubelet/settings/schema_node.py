@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pykubelet.settings.flag_forms import GATES, HEADERS, TAINTS, VMODULE
+from pykubelet.settings.flag_forms import GATES, HEADERS, TAINTS, VMODULE, NodeTaint, VModuleItem
 from pykubelet.settings.kinds import (
     BOOL,
     DURATION,
@@ -27,7 +27,6 @@ from pykubelet.settings.kinds import (
     nested,
     setting,
 )
-from pykubelet.settings.values import NodeTaint, VModuleItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

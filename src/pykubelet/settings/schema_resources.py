@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pykubelet.settings.flag_forms import LANGLE_MAP, ONE_PAIR, RESERVED_MEMORY
+from pykubelet.settings.flag_forms import LANGLE_MAP, ONE_PAIR, RESERVED_MEMORY, MemoryReservation, PriorityGracePeriod
 from pykubelet.settings.kinds import (
     BOOL,
     DURATION,
@@ -24,7 +24,6 @@ from pykubelet.settings.kinds import (
     nested,
     setting,
 )
-from pykubelet.settings.values import MemoryReservation, PriorityGracePeriod
 
 # Linux hard eviction thresholds; they apply only through a configuration file (see decode.py).
 DEFAULT_EVICTION_HARD = {

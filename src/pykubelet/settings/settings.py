@@ -1,20 +1,96 @@
-"""The one object that holds everything the agent was told at its start.
+"""All settings of the agent in one value, with the release it stands for and the environment variables it reads.
 
-Made by load.py, taken apart by app.py: each manager is handed only the group it needs.
-Does not cover where the values came from.
+Made by load.py. Installers read `kubelet --version` and expect exactly `Kubernetes vX.Y.Z`, so that line carries
+nothing else. Does not cover: where the values came from, acting on the environment.
 """
 
 from __future__ import annotations
 
+import platform
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pykubelet.settings.decode import encode_config
-from pykubelet.settings.environment import EnvironmentSettings
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.node_flags import IPAddress, NodeFlags, node_name
 from pykubelet.settings.schema import KubeletConfig
-from pykubelet.settings.versions import KUBERNETES_VERSION
+
+KUBERNETES_VERSION = "v1.36.4"
+PYKUBELET_VERSION = "0.1.0"
+
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+
+
+def version_text() -> str:
+    """The answer to --version."""
+    return f"Kubernetes {KUBERNETES_VERSION}"
+
+
+def raw_version_text() -> str:
+    """The answer to --version=raw: every part named, then our own version on a line of its own."""
+    major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
+    machine = platform.machine()
+    parts = {
+        "Major": major,
+        "Minor": minor,
+        "GitVersion": KUBERNETES_VERSION,
+        "GitCommit": "",
+        "GitTreeState": "",
+        "BuildDate": "",
+        "GoVersion": "",
+        "Compiler": f"{platform.python_implementation()} {platform.python_version()}",
+        "Platform": f"linux/{_MACHINES.get(machine, machine)}",
+    }
+    inside = ", ".join(f'{name}:"{value}"' for name, value in parts.items())
+    return f"version.Info{{{inside}}}\npykubelet {PYKUBELET_VERSION}"
+
+
+def is_same_release(text: str) -> bool:
+    """Whether --version=TEXT names this release, possibly with a build suffix such as v1.36.4+lab."""
+    return re.fullmatch(re.escape(KUBERNETES_VERSION) + r"([-+][0-9A-Za-z.+-]{1,100})?", text) is not None
+
+
+MICROSECOND = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSettings:
+    """What the process was started with."""
+
+    notify_socket: str = ""
+    """NOTIFY_SOCKET: where systemd wants to hear that the agent is ready."""
+    watchdog_timeout: float | None = None
+    """WATCHDOG_USEC in seconds: systemd ends a process that is silent for longer."""
+    disable_http2: bool = False
+    """DISABLE_HTTP2 is not empty."""
+    https_proxy: str = ""
+    no_proxy: str = ""
+
+
+def read_environment(environ: Mapping[str, str], *, process_id: int) -> tuple[EnvironmentSettings, list[str]]:
+    """The settings and every problem."""
+    problems = []
+    timeout: float | None = None
+    text = environ.get("WATCHDOG_USEC", "")
+    # WATCHDOG_PID set for another process means that the watchdog is not ours.
+    meant = environ.get("WATCHDOG_PID", "") in ("", str(process_id))
+    if text and meant:
+        if text.isascii() and text.isdigit() and len(text) <= 18:
+            timeout = int(text) * MICROSECOND
+            if timeout <= 1:
+                problems.append(f"WATCHDOG_USEC: {text} must be more than one second")
+        else:
+            problems.append(f"WATCHDOG_USEC: {text[:40]!r} is not a number of microseconds")
+    settings = EnvironmentSettings(
+        notify_socket=environ.get("NOTIFY_SOCKET", ""),
+        watchdog_timeout=timeout,
+        disable_http2=bool(environ.get("DISABLE_HTTP2")),
+        https_proxy=environ.get("HTTPS_PROXY") or environ.get("https_proxy", ""),
+        no_proxy=environ.get("NO_PROXY") or environ.get("no_proxy", ""),
+    )
+    return settings, problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

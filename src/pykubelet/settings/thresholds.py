@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pykubelet.api.quantity import Quantity
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.kinds import WrongValue, duration_of, quantity_of
-from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.schema_resources import EvictionSettings
 
 SIGNALS = frozenset(

@@ -8,18 +8,21 @@ hold pods of the same name, the first by file name wins. Does not watch and neve
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from pykubelet.api.manifest import SHOWN_PROBLEMS, InvalidManifest
+from pykubelet.api.manifest import SHOWN_PROBLEMS, InvalidManifest, ManifestWarnings, load_static_pods
 from pykubelet.api.types import Pod
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import full_name
+
+logger = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 10 * 1024 * 1024
 BIG_BYTES: Final = 128 * 1024
@@ -29,6 +32,7 @@ SETTLE_SECONDS: Final = 0.1
 """How long a replaced or conflicting file may be in flux: editors save by renaming files around."""
 
 LoadPod = Callable[[bytes, str], Pod]
+LoadPods = Callable[[bytes, str], Sequence[Pod]]
 Signature = tuple[int, int, int, int]
 
 
@@ -37,7 +41,7 @@ class UnreadableManifest(PykubeletError):
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """Something people must hear once. An empty text says that an earlier problem is over."""
+    """A problem to report once. An empty text says that an earlier problem is over."""
 
     path: str
     text: str
@@ -136,8 +140,8 @@ class ManifestFiles:
 
     # -- changes
 
-    def look(self, name: str, *, force: bool = False) -> Reading | None:
-        """What must be read because it changed or was bad before; `force` reads in any case.
+    def inspect(self, name: str, *, force: bool = False) -> Reading | None:
+        """Return what must be read because it changed or was bad before; `force` reads in any case.
 
         The caller runs `Reading.load`, in a thread if it is big, and brings the outcome to `apply`.
         """
@@ -237,10 +241,10 @@ class ManifestFiles:
                 winners[key] = (name, file)
             elif file.since + SETTLE_SECONDS <= now:
                 conflicts[name] = holder
-        self._tell_conflicts(conflicts)
+        self._report_conflicts(conflicts)
         return [file.pod for _, file in sorted(winners.values(), key=lambda pair: pair[0]) if file.pod is not None]
 
-    def _tell_conflicts(self, conflicts: dict[str, str]) -> None:
+    def _report_conflicts(self, conflicts: dict[str, str]) -> None:
         for name, holder in conflicts.items():
             file = self._files[name]
             if self._conflicts.get(name) != holder and file.pod is not None:
@@ -286,7 +290,7 @@ def read_manifest(path: Path) -> bytes:
 
 
 def in_one_line(error: Exception) -> str:
-    """What went wrong, without the name of the file: that is told beside it."""
+    """What went wrong, without the name of the file, which is reported beside it."""
     if isinstance(error, InvalidManifest):
         shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
         more = len(error.problems) - len(shown)
@@ -294,3 +298,37 @@ def in_one_line(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"cannot be read: {error.strerror or error}"
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or type(error).__name__
+
+
+def file_loader(node_name: str, *, may_refer: bool = False) -> LoadPod:
+    """Make what reads the one pod of a manifest file. `may_refer`: to objects of the API server."""
+
+    def load(data: bytes, origin: str) -> Pod:
+        warnings: ManifestWarnings = []
+        pods = load_static_pods(
+            data, node_name=node_name, source="file", origin=origin, warnings=warnings, may_refer=may_refer
+        )
+        _log_unknown_fields(warnings, origin)
+        return pods[0]
+
+    return load
+
+
+def url_loader(node_name: str, *, may_refer: bool = False) -> LoadPods:
+    """Make what reads the pods of an answer from a URL."""
+
+    def load(data: bytes, origin: str) -> Sequence[Pod]:
+        warnings: ManifestWarnings = []
+        pods = load_static_pods(
+            data, node_name=node_name, source="http", origin=origin, warnings=warnings, may_refer=may_refer
+        )
+        _log_unknown_fields(warnings, origin)
+        return pods
+
+    return load
+
+
+def _log_unknown_fields(warnings: ManifestWarnings, origin: str) -> None:
+    if warnings:
+        shown = "; ".join(str(warning) for warning in warnings)
+        logger.warning("manifest has unknown fields, which are ignored", extra={"path": origin, "fields": shown})

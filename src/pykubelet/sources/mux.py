@@ -3,7 +3,7 @@
 A source hands over its complete set with `deliver`; the sync loop takes the changes with `next_changes`.
 Only the newest set of each source is kept until then, and which pods were missing in a set before it, so memory
 is bounded, no source ever waits for the loop and nothing is lost. Also keeps which sources are ready. Does not
-cover where sets come from (static.py, url.py, api.py) nor what a change causes (sync/loop.py).
+cover where sets come from (static.py, remote.py) nor what a change causes (sync/loop.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +18,7 @@ from msgspec import Struct
 from pykubelet.api.times import format_nano_time
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.operations import Operation, PodsChanged
 from pykubelet.model.pod import (
     MIRROR_ANNOTATION,
@@ -43,10 +42,8 @@ LOCAL_ANNOTATIONS = frozenset((SOURCE_ANNOTATION, MIRROR_ANNOTATION, SEEN_ANNOTA
 """Annotations of this agent's own: never compared, and kept when a pod changes."""
 
 
-class PodSets(Protocol):
-    """What a source needs of the merge."""
-
-    def deliver(self, source: Source, pods: Sequence[Pod]) -> None: ...
+Deliver = Callable[[Source, Sequence[Pod]], None]
+"""Takes the complete set of pods of one source."""
 
 
 class _Known(Struct):
@@ -69,7 +66,7 @@ class PodMux:
         self,
         *,
         sources: Iterable[Source],
-        events: EventSink,
+        events: EventRecorder,
         clock: Clock,
         filtered: Callable[[Pod], Pod] | None = None,
     ) -> None:
@@ -81,7 +78,7 @@ class PodMux:
         self._known: dict[Source, dict[PodUID, _Known]] = {}
         self._pending: dict[Source, tuple[Pod, ...]] = {}
         self._missed: dict[Source, set[PodUID]] = {}
-        """Known pods that a set nobody took yet did not have: they ended, even if a later set has them again."""
+        """Known pods missing from a set that was not taken yet: they ended, even if a later set has them again."""
         self._filled = asyncio.Event()
         self._ready: set[Source] = set()
         self._refused: dict[Source, frozenset[tuple[str, str]]] = {}
@@ -116,7 +113,7 @@ class PodMux:
         """The loop has handled a change of this source: its pods are known from here on."""
         self._ready.add(source)
 
-    # -- everybody
+    # -- any reader
 
     def seen(self, source: Source) -> bool:
         """Whether the source's first set has been merged."""

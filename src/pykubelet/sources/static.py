@@ -3,13 +3,14 @@
 Reacts to a finished write within milliseconds; a burst of files is handled as it comes in, the first pods
 being delivered while later files are still read. A full scan every `check_period` is the safety net. The
 first delivery always follows a complete scan, so a running pod is never taken for an orphan. What a file
-holds is decided in manifests.py, what happened to it is told by watch.py.
+holds is decided in manifests.py, what happened to it comes from watch.py.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +20,11 @@ from pykubelet.api.types import Pod
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import Source, readable
 from pykubelet.model.reasons import WARNING
 from pykubelet.sources.manifests import BIG_BYTES, LOAD_WITHIN, LoadPod, ManifestFiles, Problem, is_manifest_name
-from pykubelet.sources.mux import FAILED_VALIDATION, PodSets
+from pykubelet.sources.mux import FAILED_VALIDATION, Deliver
 from pykubelet.sources.watch import FileEvent, FolderWatch, Happened, OpenWatch, open_inotify
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ SLICE_SECONDS: Final = 0.01
 """Files read for longer than this are delivered before the next ones are read."""
 CREATED_PATIENCE: Final = 1.0
 WRITER_PATIENCE: Final = 10.0
-"""A file somebody is writing is left alone until it is closed, or nothing was written for so long."""
+"""A file that is being written is left alone until it is closed, or nothing was written for so long."""
 
 
 class StaticSourceSnapshot(Struct, frozen=True, kw_only=True):
@@ -51,17 +52,17 @@ class StaticSource:
         path: Path,
         check_period: float,
         load: LoadPod,
-        sets: PodSets,
-        events: EventSink,
+        deliver: Deliver,
+        events: EventRecorder,
         clock: Clock,
         open_watch: OpenWatch = open_inotify,
     ) -> None:
         self._period = check_period
-        self._sets = sets
+        self._deliver_set = deliver
         self._events = events
         self._clock = clock
         self._open_watch = open_watch
-        self._files = ManifestFiles(path, load, self._tell)
+        self._files = ManifestFiles(path, load, self._report)
         self._being_written: dict[str, float] = {}
         self._delivered: list[Pod] | None = None
         self._watching = False
@@ -93,13 +94,13 @@ class StaticSource:
         )
 
     async def rescan(self) -> None:
-        """Look at every file once and deliver. Nothing is delivered when the folder cannot be listed."""
+        """Inspect every file once and deliver. Nothing is delivered when the folder cannot be listed."""
         names = self._files.list_names()
         if names is None:
             return
         self._files.forget_absent(names)
         now = self._clock.monotonic()
-        await self._look([name for name in names if self._being_written.get(name, 0.0) <= now], force=False)
+        await self._read([name for name in names if self._being_written.get(name, 0.0) <= now], force=False)
         self._deliver()
 
     # -- following
@@ -169,7 +170,7 @@ class StaticSource:
             changed[name] = None
         # With a loss in the batch everything is delivered together: a pod that merely moved to
         # another file must not be seen to vanish in between.
-        await self._look(list(changed), force=True, deliver_early=not lost)
+        await self._read(list(changed), force=True, deliver_early=not lost)
         # A file that was deleted and is there again, all in one batch, ended its pod all the same.
         back = {id(pod) for name in deleted if (pod := self._files.pod_in(name)) is not None}
         if back:
@@ -206,10 +207,10 @@ class StaticSource:
         self._being_written[name] = until
         self._files.await_return(name, until)
 
-    async def _look(self, names: Sequence[str], *, force: bool, deliver_early: bool = False) -> None:
+    async def _read(self, names: Sequence[str], *, force: bool, deliver_early: bool = False) -> None:
         now = begun = self._clock.monotonic()
         for name in names:
-            reading = self._files.look(name, force=force)
+            reading = self._files.inspect(name, force=force)
             if reading is None:
                 continue
             big = reading.size > BIG_BYTES
@@ -232,11 +233,11 @@ class StaticSource:
         if old is not None and len(old) == len(pods) and all(a is b for a, b in zip(old, pods, strict=True)):
             return
         self._delivered = pods
-        self._sets.deliver(Source.FILE, pods)
+        self._deliver_set(Source.FILE, pods)
 
-    # -- telling
+    # -- reporting
 
-    def _tell(self, problem: Problem) -> None:
+    def _report(self, problem: Problem) -> None:
         if not problem.text:
             logger.info("manifest problem is over", extra={"path": problem.path})
             return
@@ -253,3 +254,30 @@ class StaticSource:
             self._events.pod_event(problem.pod, WARNING, FAILED_VALIDATION, message)
         else:
             self._events.node_event(WARNING, FAILED_VALIDATION, message)
+
+
+class MergedSets:
+    """Several manifest paths as one source: passes on the union of their pods, in the order of the paths.
+
+    The first delivery waits until every path has been read: a running pod must never be taken for an orphan only
+    because its file comes second.
+    """
+
+    def __init__(self, deliver: Deliver, count: int) -> None:
+        self._deliver_set = deliver
+        self._parts: list[tuple[Pod, ...] | None] = [None] * count
+        self._closed = False
+
+    def part(self, number: int) -> Deliver:
+        """What the source of path `number` delivers to."""
+        return partial(self._deliver_part, number)
+
+    def _deliver_part(self, number: int, source: Source, pods: Sequence[Pod]) -> None:
+        self._parts[number] = tuple(pods)
+        if not self._closed and all(part is not None for part in self._parts):
+            self._deliver_set(source, [pod for part in self._parts for pod in part or ()])
+
+    def close(self) -> None:
+        """Take all pods away for good, whatever the files say: they are stopped by their grace period."""
+        self._closed = True
+        self._deliver_set(Source.FILE, [])

@@ -1,8 +1,8 @@
-"""Telling at once what happens to the files of a folder, through inotify.
+"""Watches the files of a folder through inotify.
 
 Translates kernel events into a few of our own. Follows a folder, or one file through its folder; while the
 path does not exist, follows the nearest folder above it. Does not read files (manifests.py) and promises
-nothing about completeness: whoever uses it scans again now and then.
+nothing about completeness: its users scan again now and then.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class StatusManager:
         self.explained: Callable[[Pod, PodStatus], PodStatus] = lambda pod, status: status
         """Adds to a status why the pod is not ready; set where the agent is wired."""
 
-        self.shown: Callable[[Pod], PodStatus] = lambda pod: pod.status
+        self.status_of: Callable[[Pod], PodStatus] = lambda pod: pod.status
         """What the API server shows of a pod, for a static one of its mirror; set where the agent is wired."""
 
     def listen(self, listener: Callable[[str], None]) -> None:
@@ -151,7 +151,7 @@ class StatusManager:
         """With what the mirror of a static pod remembers of the agent's life before; others carry it themselves."""
         if not self._recalls or not is_static(pod):
             return status
-        return recalled(pod, status, self.shown(pod), self._heard.get(uid_of(pod), ()), self._clock.now())
+        return recalled(pod, status, self.status_of(pod), self._heard.get(uid_of(pod), ()), self._clock.now())
 
     def _hear(self, uid: str, probe: ProbeAbout, told: ToldStatus | None) -> None:
         """Remember that the probe has spoken, and forget those of containers that were replaced."""

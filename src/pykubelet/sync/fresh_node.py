@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from pykubelet.context import Context
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.pod import PodUID
+from pykubelet.signals import NodeRead
 
 
 class FreshNode:
     name = "fresh-node"
 
-    def __init__(self, *, read: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, ctx: Context, *, read: Callable[[], Awaitable[None]]) -> None:
         """`read` has the Node renewed for all, or gives up; it never raises."""
+        self._signals = ctx.signals
         self._read = read
         self._waiting: set[PodUID] = set()
         self._filled = Signal()
-        self.judge: Callable[[PodUID], None] = lambda uid: None
-        """Called for each pod that waited, when the Node was read."""
 
     def add(self, uid: PodUID) -> None:
         self._waiting.add(uid)
@@ -39,4 +40,4 @@ class FreshNode:
             await self._read()
             for uid in sorted(waiting):
                 self._waiting.discard(uid)
-                self.judge(uid)
+                self._signals.publish(NodeRead(uid))

@@ -106,7 +106,7 @@ class Resizes(Protocol):
 
 class StatusStore(Protocol):
     @property
-    def shown(self) -> Callable[[Pod], PodStatus]:
+    def status_of(self) -> Callable[[Pod], PodStatus]:
         """What the API server shows of a pod."""
         ...
 
@@ -144,7 +144,9 @@ class SyncLoop:
         clock: Clock,
         tidy: Callable[[], None],
         metrics: Registry,
+        fresh_node: FreshNode | None = None,
     ) -> None:
+        """`fresh_node`: with an API server, where pods that only the Node's labels keep out wait for a newer Node."""
         self._changes = changes
         self._table = table
         self._admission = admission
@@ -158,8 +160,7 @@ class SyncLoop:
         self._clock = clock
         self._tidy = tidy
         self._broken: dict[PodUID, _Broken] = {}
-        self.fresh_node: FreshNode | None = None
-        """With an API server: pods that only the Node's labels keep out wait here for a newer Node."""
+        self._fresh_node = fresh_node
         self._preemptions = metrics.counter(
             "kubelet_preemptions",
             "Pods ended for critical ones, by the resource these were short of.",
@@ -293,13 +294,13 @@ class SyncLoop:
 
     def _waits(self, uid: PodUID) -> bool:
         """Whether the pod waits for the newest Node."""
-        return self.fresh_node is not None and uid in self.fresh_node
+        return self._fresh_node is not None and uid in self._fresh_node
 
     def _waits_for_node(self, uid: PodUID, rejection: Rejection, judged: bool) -> bool:
-        if judged or self.fresh_node is None or not rejection.may_pass_on_fresh_node:
+        if judged or self._fresh_node is None or not rejection.may_pass_on_fresh_node:
             return False
         self._recorder.note(uid, Step.ADMISSION, reason=rejection.reason, message="waits for the newest Node")
-        self.fresh_node.add(uid)
+        self._fresh_node.add(uid)
         self._table.undecided.add(uid)  # neither started nor cleaned up until then
         return True
 
@@ -337,7 +338,7 @@ class SyncLoop:
         target = self._table.static_of(pod) if is_mirror(pod) else pod
         if target is None:
             return
-        if self.fresh_node is not None and uid_of(target) in self.fresh_node:
+        if self._fresh_node is not None and uid_of(target) in self._fresh_node:
             return  # it is judged soon, as it is then
         # A rejected pod has no worker and needs none, until it is deleted: then somebody must see it off.
         if not self._was_rejected(target) or deletion_requested(target):
@@ -372,7 +373,7 @@ class SyncLoop:
         logger.warning(
             "pod rejected", extra={"pod": readable(pod), "reason": rejection.reason, "why": rejection.message}
         )
-        before = self._statuses.shown(pod)
+        before = self._statuses.status_of(pod)
         status = PodStatus(
             phase="Failed",
             reason=rejection.reason,

@@ -14,7 +14,7 @@ from pykubelet.api.pod_resources import Amounts
 from pykubelet.api.types import Pod, PodCondition, PodStatus, QuantityValue, ResourceRequirements, ResourceStatus
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.clock import Clock
-from pykubelet.model.container_keys import TERMINATION_MESSAGE_PATH_KEY, TERMINATION_MESSAGE_POLICY_KEY
+from pykubelet.model.container_keys import TERMINATION_MESSAGE_PATH_KEY, falls_back_to_logs
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import all_containers, is_terminal_phase, uid_of
 from pykubelet.model.pod_resources import pod_limits, pod_requests
@@ -172,8 +172,7 @@ class PodStatusMaker:
         place = path if path.startswith("/") else f"/{path}"
         host = next((m.host_path for m in status.mounts if path and m.container_path == place), "")
         text = self._folders.read_tail(Path(host), MESSAGE_LIMIT_BYTES).decode(errors="replace") if host else ""
-        falls_back = status.annotations.get(TERMINATION_MESSAGE_POLICY_KEY) == "FallbackToLogsOnError"
-        if not text and falls_back and status.exit_code != 0 and status.reason != "ContainerCannotRun":
+        if not text and falls_back_to_logs(status):
             text = self._logs.tail(Path(status.log_path), lines=LOG_FALLBACK_LINES, limit_bytes=LOG_FALLBACK_BYTES)
         return text
 

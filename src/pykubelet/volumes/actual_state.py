@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pykubelet.api.types import Pod
+from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
+from pykubelet.model.problems import VolumeFailed
 from pykubelet.volumes.desired_state import ObjectKey, Use
 from pykubelet.volumes.spec import VolumeSpec
 
@@ -53,6 +55,8 @@ class VolumeEntry:
     refreshed_at: float = 0.0
     failures: int = 0
     problem: str = ""
+    missing: str = ""
+    """The object for which it waits and that does not exist."""
     next_try: float = 0.0
     begun_at: float | None = None
     """When the operation under way began; None when none is."""
@@ -81,7 +85,7 @@ class VolumeEntry:
 
     def wait_for(self, whom: str) -> None:
         """Whom the operation under way waits for; shown until it ends."""
-        self.problem = whom
+        self.problem, self.missing = whom, ""
 
     def retry_now(self) -> None:
         """Something changed for the better: forget the wait."""
@@ -93,26 +97,23 @@ class VolumeEntry:
         """Nobody wants it any more; an operation waiting for the API server is cut short."""
         self.pod = None
         self.stale = False
-        self.problem = ""
+        self.problem, self.missing = "", ""
         self.retry_now()
         if self.scope is not None:
             self.scope.reschedule(0)
 
 
-def tell(entry: VolumeEntry, now: float) -> str:
-    """`volume cfg: configmap default/web not found, 3rd try, next in 4 s`"""
-    text = f"volume {entry.name}: {entry.problem or 'not finished'}"
-    if entry.failures:
-        text += f", {ordinal(entry.failures)} try"
-    if entry.begun_at is not None:
-        return f"{text}, trying for {now - entry.begun_at:.0f} s"
-    return f"{text}, next in {max(0.0, entry.next_try - now):.0f} s" if entry.problem else text
-
-
-def ordinal(number: int) -> str:
-    if number % 100 in (11, 12, 13):
-        return f"{number}th"
-    return f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(number % 10, 'th')}"
+def failure_of(entry: VolumeEntry, clock: Clock) -> VolumeFailed:
+    """Why the volume is not as wanted, with times of the wall clock."""
+    since_boot = clock.now() - clock.monotonic()
+    return VolumeFailed(
+        volume=entry.name,
+        text=entry.problem,
+        missing=entry.missing,
+        attempts=entry.failures,
+        since=None if entry.begun_at is None else since_boot + entry.begun_at,
+        retry_at=None if entry.begun_at is not None else since_boot + entry.next_try,
+    )
 
 
 @dataclass(slots=True, eq=False)

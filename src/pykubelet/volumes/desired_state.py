@@ -138,7 +138,8 @@ async def resolve_claim(
     namespace, name = namespace_of(pod), claim_name(pod, use.volume)
     claim = await claims.claim(namespace, name)
     if claim is None:
-        raise ClaimProblem(f"persistentvolumeclaim {namespace}/{name} not found")
+        missing = f"persistentvolumeclaim {namespace}/{name}"
+        raise ClaimProblem(f"{missing} not found", missing=missing)
     _check_claim(pod, use, claim)
     volume_name = claim.spec.volume_name or ""
     volume = await claims.volume(volume_name)

@@ -8,6 +8,11 @@ from pykubelet.model.errors import PykubeletError
 class VolumeProblem(PykubeletError):
     """A volume cannot be had, at least now. The text names what is missing."""
 
+    def __init__(self, text: str, *, missing: str = "") -> None:
+        super().__init__(text)
+        self.missing = missing
+        """The object, or the key in it, that the volume needs and that does not exist."""
+
 
 class ClaimProblem(VolumeProblem):
     """The persistent volume claim behind a volume cannot be used yet."""

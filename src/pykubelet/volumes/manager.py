@@ -21,7 +21,8 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
-from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, VolumeTable, tell
+from pykubelet.model.problems import VolumeFailed
+from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, VolumeTable, failure_of
 from pykubelet.volumes.desired_state import ObjectKey, Use, objects_of, wanted_volumes
 from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.mounts import MountBuilder
@@ -211,7 +212,8 @@ class VolumeManager:
         while left := missing():
             now = self._clock.monotonic()
             if now >= deadline:
-                raise VolumesNotReady(f"{what}: " + "; ".join(tell(entry, now) for entry in left))
+                texts = (failure_of(entry, self._clock).describe(self._clock.now()) for entry in left)
+                raise VolumesNotReady(f"{what}: " + "; ".join(texts))
             await record.wait_change(deadline - now)
 
     def _want(self, pod: Pod) -> PodVolumes | None:
@@ -340,11 +342,11 @@ class VolumeManager:
                 names.update(entry.spec.attached or (plugin.attached_as(entry.spec),))
         return sorted(names - {""})
 
-    def problems(self, uid: str) -> list[str]:
-        """Why volumes of the pod are not as wanted, one sentence each."""
+    def problems(self, uid: str) -> list[VolumeFailed]:
+        """Why volumes of the pod are not as wanted."""
         record = self._table.pods.get(uid)
-        now = self._clock.monotonic()
-        return [tell(entry, now) for entry in record.entries.values() if entry.problem] if record else []
+        entries = record.entries.values() if record is not None else ()
+        return [failure_of(entry, self._clock) for entry in entries if entry.problem]
 
     async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
         return await self._builder.mounts_for(pod, container, env)

@@ -25,7 +25,7 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.life import Step as LifeStep
 from pykubelet.model.pod import namespace_of
 from pykubelet.model.reasons import WARNING
-from pykubelet.volumes.actual_state import State, Step, VolumeEntry, VolumeTable, tell
+from pykubelet.volumes.actual_state import State, Step, VolumeEntry, VolumeTable, failure_of
 from pykubelet.volumes.desired_state import ObjectKey, claim_name, fs_user, nested_folders, resolve_claim
 from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects
@@ -348,13 +348,14 @@ class Reconciler:
         if entry.failures:
             logger.info("volume is fine now", extra={"volume": entry.name, "uid": entry.uid, "was": entry.problem})
         entry.state = State.ABSENT if step is Step.UNMOUNT else State.MOUNTED
-        entry.failures, entry.problem, entry.next_try = 0, "", 0.0
+        entry.failures, entry.problem, entry.missing, entry.next_try = 0, "", "", 0.0
         entry.refreshed_at = self._clock.monotonic()
         self._measure(entry, step, began, "success")
 
     def _failed(self, entry: VolumeEntry, step: Step, error: Exception, began: float) -> None:
         entry.failures += 1
         entry.problem = str(error) or type(error).__name__
+        entry.missing = error.missing if isinstance(error, VolumeProblem) else ""
         delay = min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(entry.failures - 1, 16))
         entry.next_try = self._clock.monotonic() + delay
         if step is Step.REFRESH:
@@ -368,8 +369,10 @@ class Reconciler:
         if step is Step.UNMOUNT and entry.wanted:
             entry.retry_now()  # wanted again meanwhile: what could not be taken away is set up again
         elif entry.pod is not None:
+            problem = failure_of(entry, self._clock)
+            text = problem.describe(self._clock.now() - (self._clock.monotonic() - began))
             self._recorder.fail(
-                entry.uid, LifeStep.VOLUMES, entry.name, reason="FailedMount", message=tell(entry, began)
+                entry.uid, LifeStep.VOLUMES, entry.name, reason="FailedMount", message=text, cause=problem
             )
             reason = RESIZE_FAILED if _grows_later(entry, error) else "FailedMount"
             self._events.pod_event(entry.pod, WARNING, reason, _event_text(entry, error))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from pykubelet.api_server import ApiServer
 from pykubelet.edges import Edges
 from pykubelet.node.addresses import LocalAddresses
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.runtime.spec.collaborators import NodeAddresses
 from pykubelet.settings.settings import Settings
 from pykubelet.sync.runtime_state import RuntimeState
-from pykubelet.wiring.cluster import Seams
 
 
 def with_features(local: NodeInfo, runtime: RuntimeState) -> NodeInfo:
@@ -18,8 +18,8 @@ def with_features(local: NodeInfo, runtime: RuntimeState) -> NodeInfo:
     return replace(local, supplemental_groups_policy=bool(runtime.conditions.supplemental_groups_policy))
 
 
-def told_addresses(settings: Settings, edges: Edges, seams: Seams) -> NodeAddresses:
+def told_addresses(settings: Settings, edges: Edges, api: ApiServer) -> NodeAddresses:
     """Containers learn the node's address even where no Node exists; statuses, as upstream, do not."""
     if edges.cluster is not None or edges.host_network is None:
-        return seams.addresses
+        return api.node
     return LocalAddresses(network=edges.host_network, node_ips=settings.node_ips, clock=edges.clock)

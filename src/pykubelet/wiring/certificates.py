@@ -16,6 +16,8 @@ from pykubelet.certs.rotation import CertificateRotation, RotationSeams
 from pykubelet.certs.serving import SERVING_PREFIX, wanted_for_serving
 from pykubelet.certs.signing import CLIENT_SIGNER, SERVING_SIGNER
 from pykubelet.clients.kube.port import KubeClient
+from pykubelet.context import Context
+from pykubelet.edges import ClusterEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.node.addresses import parsed_address
@@ -77,3 +79,12 @@ def wanted_for(node: Node | None) -> Wanted | None:
         dns=[text for kind, text, is_ip in told if kind in NAME_KINDS and not (is_ip and kind == "Hostname")],
         ips=[text for kind, text, is_ip in told if kind in ADDRESS_KINDS and is_ip],
     )
+
+
+def certificate_services(ctx: Context, edges: ClusterEdges, own: OwnNode) -> list[CertificateRotation]:
+    found = []
+    if edges.certificates is not None:
+        seams = RotationSeams(kube=edges.client, files=edges.certificates, clock=ctx.clock, metrics=ctx.metrics)
+        found.append(client_rotation(seams, own.name, renew=edges.renew, locked_out=edges.locked_out))
+    found += serving_rotation(ctx.settings, own, kube=edges.client, clock=ctx.clock, metrics=ctx.metrics)
+    return found

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod, ResourceHealth, ResourceStatus
 from pykubelet.clients.plugins.port import Handed
-from pykubelet.devices.books import DevicesRefused
-from pykubelet.devices.manager import DeviceManager
-from pykubelet.dra.manager import DraManager
+from pykubelet.cm.device_manager import DeviceManager
+from pykubelet.cm.device_state import DevicesRefused
+from pykubelet.cm.dra_manager import DraManager
+from pykubelet.cm.errors import Refused
+from pykubelet.cm.topology_manager import Hint, Hints, masks
 from pykubelet.model.assigned import ClaimShare
 from pykubelet.model.pod import AnyContainer, all_containers
 from pykubelet.node.capacity import DeviceAmounts
-from pykubelet.pinning.hints import Hint, Hints, masks
-from pykubelet.pinning.problems import Refused
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.collaborators import Granted
 from pykubelet.wire import cri_pb2

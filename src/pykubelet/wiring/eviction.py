@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
+from pykubelet.cm.allocation import Allocations
 from pykubelet.edges import Edges, GuardEdges
 from pykubelet.eviction.local_storage import StorageLimits, limits_disk
 from pykubelet.eviction.manager import EvictionManager, EvictionRules
@@ -22,7 +23,6 @@ from pykubelet.model.events import AnnotatedSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.node.oom import OomWatcher, OwnScore
 from pykubelet.pods.table import PodTable
-from pykubelet.resources.allocation import Allocations
 from pykubelet.runtime.gc import ContainerGc
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.settings.settings import Settings

@@ -11,9 +11,9 @@ from msgspec import Struct
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import Unreadable
 from pykubelet.edges import Edges
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.explain.service import Explainer
 from pykubelet.model.pod import AnyContainer
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.stop import Stopper
@@ -29,7 +29,7 @@ class LocalNeeds(Struct, frozen=True, kw_only=True):
     explainer: Explainer
     table: PodTable
     statuses: StatusManager
-    events: LocalEvents
+    events: EventBroadcaster
     runtime: RuntimeState
     pleg: Pleg
     stopper: Stopper

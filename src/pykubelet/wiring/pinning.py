@@ -14,30 +14,26 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod
+from pykubelet.cm import cpu_manager, cpu_state, memory_manager, memory_state
+from pykubelet.cm.cpu_manager import StaticCpus, reserved_cpus
+from pykubelet.cm.cpu_state import CpuState
+from pykubelet.cm.cpuset_reconciler import CpusetKeeper, RunningContainer
+from pykubelet.cm.errors import PinningProblem
+from pykubelet.cm.memory_manager import StaticMemory, kept_memory
+from pykubelet.cm.memory_state import MemoryState
+from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.policy_options import CPU_FIELD, CpuOptions, cpu_options, topology_options
+from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.topology_manager import NONE, HintProvider, Merger, TopologyManager
 from pykubelet.edges import Edges
 from pykubelet.model.assigned import Assigned
 from pykubelet.model.pod import AnyContainer
 from pykubelet.model.pod_resources import CPU
-from pykubelet.model.topology import Topology, flat_topology
+from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
 from pykubelet.node.capacity import eviction_reserve, machine_capacity, reserved
-from pykubelet.pinning import cpu_policy, cpu_state, memory_policy, memory_state
-from pykubelet.pinning.cpu_policy import StaticCpus, reserved_cpus
-from pykubelet.pinning.cpu_state import CpuState
-from pykubelet.pinning.hints import HintProvider
-from pykubelet.pinning.manager import PinningManager
-from pykubelet.pinning.memory_policy import StaticMemory
-from pykubelet.pinning.memory_state import MemoryState
-from pykubelet.pinning.memory_tables import kept_memory
-from pykubelet.pinning.merge import NONE, Merger
-from pykubelet.pinning.metrics import PinningMetrics
-from pykubelet.pinning.options import CPU_FIELD, CpuOptions, cpu_options, topology_options
-from pykubelet.pinning.problems import PinningProblem
-from pykubelet.pinning.reconcile import CpusetKeeper, RunningContainer
-from pykubelet.pinning.topology_manager import TopologyManager
 from pykubelet.pods.admission import Rejection
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.collaborators import DeviceResources, Granted, NoDevices
-from pykubelet.settings.cpu_list import parse_cpu_list
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
 from pykubelet.signals import ContainerStarted
@@ -127,7 +123,7 @@ def pinning_parts(
     books = _Books.at(root, settings, pod_level=pod_level)
     cpus = _cpus(settings, topology, kept_amounts(settings, edges), books.cpus, metrics, pod_level=pod_level)
     memory: StaticMemory | None = None
-    if chosen.memory_manager_policy == memory_policy.STATIC:
+    if chosen.memory_manager_policy == memory_manager.STATIC:
         kept = kept_memory(topology, chosen.reserved_memory, kept_amounts(settings, edges))
         memory = StaticMemory(topology=topology, kept=kept, state=books.memory, metrics=metrics, pod_level=pod_level)
     providers: list[HintProvider] = [each for each in (cpus, memory) if each is not None]
@@ -191,7 +187,7 @@ def _cpus(
     pod_level: bool,
 ) -> StaticCpus | None:
     chosen = settings.config.managers
-    if chosen.cpu_manager_policy != cpu_policy.STATIC:
+    if chosen.cpu_manager_policy != cpu_manager.STATIC:
         if chosen.cpu_manager_policy_options:
             raise PinningProblem(f"{CPU_FIELD}: cpuManagerPolicy {chosen.cpu_manager_policy} has no options")
         return None

@@ -15,8 +15,12 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceStatus
-from pykubelet.devices.manager import DeviceManager
-from pykubelet.dra.manager import DraManager, has_claims
+from pykubelet.api_server import ApiServer
+from pykubelet.cm.device_manager import DeviceManager
+from pykubelet.cm.dra_manager import DraManager, has_claims
+from pykubelet.cm.plugin_manager import PluginHandler, PluginManager
+from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import Service, TaskSet
@@ -27,18 +31,16 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import all_containers, uid_of
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
-from pykubelet.pinning.manager import PinningManager
-from pykubelet.plugins.manager import PluginHandler, PluginManager
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.spec.collaborators import DeviceResources
+from pykubelet.signals import NodeStatusChanged
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.csi.drivers import CsiDrivers, CsiTimes, LimitsKeeper
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CSI
-from pykubelet.wiring.cluster import Cluster
 from pykubelet.wiring.devices import ClaimShares, DeviceHints, HandedDevices, amounts_of, health_statuses
 
 logger = logging.getLogger(__name__)
@@ -107,6 +109,10 @@ class PluginParts(Struct, frozen=True, kw_only=True):
         found = Assigned(devices=self.devices) if self.devices is not None else Assigned()
         return replace(found, claims=ClaimShares(self.claims, self.table)) if self.claims is not None else found
 
+    def holds_claims(self, uid: str) -> bool:
+        """Whether dynamic resources of the pod must still be given back."""
+        return self.claims is not None and self.claims.holds(uid)
+
     def amounts(self) -> DeviceAmounts:
         return amounts_of(self.devices) if self.devices is not None else NO_DEVICES
 
@@ -129,9 +135,7 @@ class PluginParts(Struct, frozen=True, kw_only=True):
             found += self.claims.health_of(pod, own) if own is not None else []
         return found
 
-    def join(
-        self, volumes: VolumeManager, workers: PodWorkers, pinning: PinningManager, cluster: Cluster | None
-    ) -> None:
+    def join(self, volumes: VolumeManager, workers: PodWorkers, pinning: PinningManager, ctx: Context) -> None:
         """Volumes that failed for want of their driver are tried again when it comes; devices tell of themselves."""
         drivers, csi, devices = self.drivers, self.csi, self.devices
         if drivers is not None and csi is not None:
@@ -143,19 +147,16 @@ class PluginParts(Struct, frozen=True, kw_only=True):
             drivers.on_registered = registered
         if self.claims is not None:
             self.claims.on_health = workers.sync_now
-            if cluster is not None:
-                cluster.holds_claims = self.claims.holds
             self.claims.drivers.on_registered = lambda: self._retry_claims(workers)
         if devices is not None:
             devices.on_health = workers.sync_now
-            if cluster is not None:
-                devices.on_capacity = cluster.reporter.soon
+            devices.on_capacity = lambda: ctx.signals.publish(NodeStatusChanged())
             pinning.add_provider(DeviceHints(devices=devices, nodes=self.numa_nodes))
 
 
 def plugin_parts(
     edges: Edges,
-    cluster: Cluster | None,
+    api: ApiServer,
     *,
     node_name: str,
     table: PodTable,
@@ -182,12 +183,12 @@ def plugin_parts(
     csi: CsiVolumes | None = None
     drivers: CsiDrivers | None = None
     claims: DraManager | None = None
-    if cluster is not None:
+    if api.storage is not None and api.resource_claims is not None:
         times = CsiTimes(clock=edges.clock, metrics=metrics)
-        drivers = CsiDrivers(connect=edges.plugins.csi, node=cluster.csi_node, times=times)
+        drivers = CsiDrivers(connect=edges.plugins.csi, node=api.storage.node, times=times)
         csi = CsiVolumes(
             drivers=drivers,
-            objects=cluster.csi_objects,
+            objects=api.storage.objects,
             mounts=edges.mounts,
             paths=edges.paths,
             node_name=node_name,
@@ -195,11 +196,11 @@ def plugin_parts(
             clock=edges.clock,
         )
         handlers["CSIPlugin"] = drivers
-        managers.append(LimitsKeeper(drivers=drivers, objects=cluster.csi_objects, clock=edges.clock))
+        managers.append(LimitsKeeper(drivers=drivers, objects=api.storage.objects, clock=edges.clock))
         claims = DraManager(
             root=edges.paths.root,
             connect=edges.plugins.dra,
-            objects=cluster.resource_claims,
+            objects=api.resource_claims,
             events=events,
             clock=edges.clock,
             metrics=metrics,

@@ -16,23 +16,28 @@ from pykubelet.api.types import Container, Pod, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import CgroupHost, Machine, Slices
+from pykubelet.cm.allocation import Admission, Allocations
+from pykubelet.cm.allocation_state import ACTUATED_FILE, ALLOCATED_FILE, ResourceLedger
+from pykubelet.cm.cgroup_limits import CgroupRules, add_protection_metrics
+from pykubelet.cm.cgroups import OwnGroup, PodCgroups
+from pykubelet.cm.node_allocatable import (
+    PIDS,
+    Enforcement,
+    NodeAllocatable,
+    NodeAmounts,
+    NodeLimits,
+    pods_limits,
+    reserved_groups,
+)
+from pykubelet.cm.resize import ResizeConditions, ResizeRules
+from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.user_namespaces import Handlers, PodUserNamespaces, id_range
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
 from pykubelet.node.capacity import machine_capacity, quantities, reserved
-from pykubelet.pinning.manager import PinningManager
 from pykubelet.pods.table import PodTable
-from pykubelet.resources.allocation import Admission, Allocations
-from pykubelet.resources.cgroups import PodCgroups
-from pykubelet.resources.ledger import ACTUATED_FILE, ALLOCATED_FILE, ResourceLedger
-from pykubelet.resources.node_allocatable import NodeAllocatable, NodeLimits
-from pykubelet.resources.node_limits import PIDS, Enforcement, NodeAmounts, pods_limits, reserved_groups
-from pykubelet.resources.own_group import OwnGroup
-from pykubelet.resources.pod_limits import CgroupRules, add_protection_metrics
-from pykubelet.resources.resize_conditions import ResizeConditions
-from pykubelet.resources.resize_rules import ResizeRules
-from pykubelet.resources.userns import Handlers, PodUserNamespaces, id_range
 from pykubelet.runtime.resize import PodResizer
 from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resources import swap_limit

@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
-from pykubelet.clients.kube.port import KubeClient
+from pykubelet.api_server import ApiServer
+from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
@@ -24,8 +25,9 @@ from pykubelet.pods.table import PodTable
 from pykubelet.server.routing import Route
 from pykubelet.server.shutdown import ShutdownRoutes
 from pykubelet.settings.settings import Settings
+from pykubelet.signals import NodeStatusChanged
+from pykubelet.status.sender import StatusSender
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
-from pykubelet.wiring.cluster import Cluster
 
 
 class WorkerPods:
@@ -62,14 +64,16 @@ class ShutdownParts(Struct, kw_only=True):
     routes: list[Route]
     """For the local socket."""
     pods: WorkerPods
-    cluster: Cluster | None = None
+    ctx: Context | None = None
+    api: ApiServer | None = None
+    sender: StatusSender | None = None
     leftovers: Leftovers | None = None
 
-    def bind(self, workers: PodWorkers, cluster: Cluster | None, client: KubeClient | None) -> None:
-        self.pods.workers, self.cluster = workers, cluster
-        if cluster is not None and client is not None:
+    def bind(self, workers: PodWorkers, api: ApiServer, sender: StatusSender | None, ctx: Context) -> None:
+        self.pods.workers, self.api, self.sender, self.ctx = workers, api, sender, ctx
+        if api.client is not None and api.pods is not None:
             self.leftovers = Leftovers(
-                client=client, pods=cluster.api_pods.all, is_over=self.pods.is_over, shutting_down=self.is_on
+                client=api.client, pods=api.pods.all, is_over=self.pods.is_over, shutting_down=self.is_on
             )
 
     async def sweep(self) -> None:
@@ -81,15 +85,15 @@ class ShutdownParts(Struct, kw_only=True):
         return self.manager.shutting_down
 
     def tell_node(self) -> None:
-        if self.cluster is not None:
-            self.cluster.reporter.soon()
+        if self.ctx is not None:
+            self.ctx.signals.publish(NodeStatusChanged())
 
     def node_told(self) -> bool:
-        node = self.cluster.own.node if self.cluster is not None else None
+        node = self.api.node.node if self.api is not None else None
         return node is None or not is_ready(node.status)
 
     def untold(self, uids: Collection[str]) -> Collection[str]:
-        return self.cluster.sender.unsent(uids) if self.cluster is not None else ()
+        return self.sender.unsent(uids) if self.sender is not None else ()
 
 
 def shutdown_parts(

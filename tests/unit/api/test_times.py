@@ -19,7 +19,6 @@ from pykubelet.api.times import (
     parse_nano_time,
     parse_time,
     to_nanoseconds,
-    whole_second,
 )
 
 NOON = datetime(2024, 5, 1, 12, 0, 0, tzinfo=UTC)
@@ -77,16 +76,11 @@ def test_formats() -> None:
 
 
 def test_a_time_without_zone_or_outside_the_calendar_is_refused() -> None:
-    for refuse in (format_time, to_nanoseconds, whole_second):
+    for refuse in (format_time, to_nanoseconds):
         with pytest.raises(TimeError, match="no time zone"):
             refuse(datetime(2024, 5, 1))
     with pytest.raises(TimeError, match="outside"):
         format_time(10**30)
-
-
-def test_whole_second() -> None:
-    moment = datetime(2024, 5, 1, 14, 0, 0, 999, tzinfo=timezone(timedelta(hours=2)))
-    assert whole_second(moment) == NOON and whole_second(moment).tzinfo is UTC
 
 
 @given(moments)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cli.host_setup import set_up_host
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import LoadedSettings, load_settings
-from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 from tests.unit.clients.host.test_kernel_tunables import a_kernel
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, Image, PodRuntimeStatus
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.runtime.stop import StopOrder, Stopping
 from pykubelet.server.calls import Answer, Call, Refused
 from pykubelet.server.local import LocalRoutes
@@ -81,7 +81,7 @@ class World:
     def __init__(self, *pods: Pod, ending: Sequence[str] = ()) -> None:
         self.known = list(pods)
         self.clock = LoopClock()
-        self.events = LocalEvents(clock=self.clock, node_name="node1")
+        self.events = EventBroadcaster(clock=self.clock, node_name="node1")
         self.images = FakeImages()
         self.stops = Stops(running("app"))
         self.routes = LocalRoutes(

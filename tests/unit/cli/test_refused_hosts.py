@@ -11,8 +11,8 @@ from pykubelet.cli.edges import cgroup_driver, refuse_host
 from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import Unimplemented
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import LoadedSettings, load_settings
-from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.settings import Settings
 from tests.harness import MACHINE
 

@@ -13,7 +13,7 @@ from pykubelet.cli.up import check_paths
 from pykubelet.cli.up_state import UpState
 from pykubelet.cli.up_view import PlainView, Row
 from pykubelet.model.pod import Source, name_of
-from pykubelet.sources.merged import MergedSets
+from pykubelet.sources.static import MergedSets
 from pykubelet.standalone.daemon import Daemon, process_start
 from tests.builders import a_pod
 
@@ -29,20 +29,20 @@ class Sets:
 
 def test_several_paths_are_one_set_that_is_first_told_when_all_are_read() -> None:
     sets = Sets()
-    merged = MergedSets(sets, 2)
-    merged.part(1).deliver(Source.FILE, [a_pod("b")])
+    merged = MergedSets(sets.deliver, 2)
+    merged.part(1)(Source.FILE, [a_pod("b")])
     assert sets.delivered == []
-    merged.part(0).deliver(Source.FILE, [a_pod("a")])
-    merged.part(1).deliver(Source.FILE, [])
+    merged.part(0)(Source.FILE, [a_pod("a")])
+    merged.part(1)(Source.FILE, [])
     assert sets.delivered == [["a", "b"], ["a"]]
 
 
 def test_closed_means_no_pods_whatever_comes() -> None:
     sets = Sets()
-    merged = MergedSets(sets, 1)
-    merged.part(0).deliver(Source.FILE, [a_pod("a")])
+    merged = MergedSets(sets.deliver, 1)
+    merged.part(0)(Source.FILE, [a_pod("a")])
     merged.close()
-    merged.part(0).deliver(Source.FILE, [a_pod("a"), a_pod("b")])
+    merged.part(0)(Source.FILE, [a_pod("a"), a_pod("b")])
     assert sets.delivered == [["a"], []]
 
 

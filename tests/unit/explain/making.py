@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pykubelet.api.times import parse_duration
 from pykubelet.api.types import (
     Container,
     ContainerState,
@@ -23,27 +24,18 @@ from pykubelet.explain.explain import explain
 from pykubelet.explain.facts import PodFacts
 from pykubelet.explain.view import CauseView, Explanation
 from pykubelet.model.life import LifeEntry, Outcome, Step
+from pykubelet.model.pod import uid_of
+from pykubelet.model.problems import ContainerProblem, CrashLoop, CreateFailed
+from pykubelet.pods.record import PodWorker, WorkerState
 from tests.builders import NOW, a_container, a_pod, at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    phase: str = "syncing"
+    state: WorkerState = WorkerState.SYNCING
     failures: int = 0
     last_error: str = ""
     next_run_in: float | None = None
-    story: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    kind: str = "Warning"
-    reason: str = ""
-    message: str = ""
-    field_path: str = ""
-    first: float = NOW
-    last: float = NOW
-    count: int = 1
 
 
 def entry(
@@ -87,8 +79,26 @@ def running(
     return ContainerStatus(name=name, image="busybox:1", image_id="", ready=ready, started=started, state=state, **more)
 
 
+def failures_of(statuses: Sequence[ContainerStatus]) -> dict[str, ContainerProblem]:
+    """The problems with which those containers wait."""
+    found: dict[str, ContainerProblem] = {}
+    for status in statuses:
+        waits = status.state.waiting if status.state is not None else None
+        end = status.last_state.terminated if status.last_state is not None else None
+        if waits is None:
+            continue
+        name, reason, text = status.name or "", waits.reason or "", waits.message or ""
+        if reason == "CrashLoopBackOff" and end is not None and end.finished_at is not None:
+            delay = parse_duration(text.split()[1])
+            due = end.finished_at.timestamp() + delay
+            found[name] = CrashLoop(container=name, pod="web_default(uid-web)", delay=delay, retry_at=due)
+        else:
+            found[name] = CreateFailed(container=name, reason=reason, text=text)
+    return found
+
+
 def facts(
-    *told: ContainerStatus,
+    *statuses: ContainerStatus,
     pod: Pod | None = None,
     containers: Sequence[Container] | None = None,
     phase: str = "Pending",
@@ -96,6 +106,7 @@ def facts(
     reason: str | None = None,
     message: str | None = None,
     init: Sequence[ContainerStatus] = (),
+    worker: Worker | None = None,
     **more: Any,
 ) -> PodFacts:
     """Facts about pod `web`; every container of the spec is called `app` unless said otherwise."""
@@ -109,10 +120,15 @@ def facts(
         message=message,
         start_time=at(NOW - 60),
         conditions=conditions,
-        container_statuses=list(told),
+        container_statuses=list(statuses),
         init_container_statuses=list(init),
     )
-    return replace(PodFacts(pod=pod, status=status, now=NOW), **more)
+    known = PodFacts(pod=pod, status=status, failures=failures_of((*statuses, *init)), now=NOW)
+    if worker is not None:
+        made = PodWorker(uid_of(pod), "web_default", pod, worker.state)
+        made.failures, made.last_error = worker.failures, worker.last_error
+        known = replace(known, worker=made, next_run_in=worker.next_run_in)
+    return replace(known, **more)
 
 
 def only(about: PodFacts) -> CauseView:

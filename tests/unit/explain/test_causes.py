@@ -1,4 +1,4 @@
-"""One case for every row of the table: from facts to the right cause, in words that name what matters."""
+"""One case for every cause: from facts to the right one, with texts that name what matters."""
 
 from __future__ import annotations
 
@@ -21,13 +21,21 @@ from pykubelet.api.types import (
 )
 from pykubelet.api.types import ContainerStatus as ToldStatus
 from pykubelet.explain.cause import State
-from pykubelet.explain.causes import CAUSES
-from pykubelet.explain.explain import explain
+from pykubelet.explain.explain import CAUSES, explain
 from pykubelet.explain.facts import NodeFacts, PodFacts
 from pykubelet.model.life import LifeEntry, Step
+from pykubelet.model.problems import (
+    CreateFailed,
+    KillCause,
+    NotAdmitted,
+    SandboxFailed,
+    Shortage,
+    VolumeFailed,
+)
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.pods.record import WorkerState
 from tests.builders import NOW, a_container, a_pod, ns
-from tests.unit.explain.making import Event, Worker, begun, crashed, ended, entry, facts, failed, running, waiting
+from tests.unit.explain.making import Worker, begun, crashed, ended, entry, facts, failed, running, waiting
 
 GATE = PodReadinessGate(condition_type="example.com/up")
 PROBE = Probe(http_get=HTTPGetAction(path="/healthz", port=8080), period_seconds=5, failure_threshold=3)
@@ -53,21 +61,27 @@ def pull(text: str, reason: str = "ImagePullBackOff") -> PodFacts:
     )
 
 
-def volume(text: str) -> PodFacts:
+def volume(text: str, **more: Any) -> PodFacts:
     return facts(
         waiting("ContainerCreating"),
         life=[failed(Step.VOLUMES, "cfg", "old", ago=40), failed(Step.VOLUMES, "cfg", "new")],
-        volume_problems=[text],
+        volume_problems=[VolumeFailed(volume="cfg", text=text, **more)],
     )
 
 
-def rejected(reason: str, message: str) -> PodFacts:
-    life = [failed(Step.ADMISSION, "", message, reason=reason)]
+def rejected(reason: str, message: str, short_of: Shortage | None = None) -> PodFacts:
+    cause = NotAdmitted(reason=reason, text=message, short_of=short_of)
+    life = [failed(Step.ADMISSION, "", message, reason=reason, cause=cause)]
     return facts(phase="Failed", reason=reason, message=f"Pod was rejected: {message}", life=life)
 
 
+def sandbox_failed(text: str) -> LifeEntry:
+    cause = SandboxFailed(text=text)
+    return failed(Step.SANDBOX, "", cause.message, cause=cause)
+
+
 def ending(*life: LifeEntry, **more: Any) -> PodFacts:
-    return facts(running(), phase="Running", worker=Worker(phase="terminating"), life=life, grace=30, **more)
+    return facts(running(), phase="Running", worker=Worker(state=WorkerState.TERMINATING), life=life, grace=30, **more)
 
 
 def probing(kind: str, **told: Any) -> PodFacts:
@@ -80,7 +94,7 @@ def stopped(end: ContainerStateTerminated) -> ToldStatus:
     return ToldStatus(name="app", image=IMAGE, image_id="", ready=False, state=ToldState(terminated=end))
 
 
-def seen_out_of_memory() -> PodRuntimeStatus:
+def out_of_memory() -> PodRuntimeStatus:
     run = ContainerStatus(id="1", name="app", state=ContainerState.RUNNING, reason="OOMKilled", started_at=ns(NOW - 50))
     return PodRuntimeStatus(uid="uid-web", containers=(run,))
 
@@ -133,9 +147,9 @@ CASES = [
         "stopping-volumes",
         facts(
             phase="Running",
-            worker=Worker(phase="terminated"),
+            worker=Worker(state=WorkerState.TERMINATED),
             life=[begun(Step.CLEANUP, ago=15)],
-            volume_problems=["volume data: device is busy, 2nd try, next in 3 s"],
+            volume_problems=[VolumeFailed(volume="data", text="device is busy", attempts=2, retry_at=NOW + 3)],
         ),
         ("still holds volumes", "device is busy"),
         since=NOW - 15,
@@ -144,7 +158,9 @@ CASES = [
         "stopping-failed",
         facts(
             phase="Running",
-            worker=Worker(phase="terminating", last_error="containers still run after the kill: app", next_run_in=4.0),
+            worker=Worker(
+                state=WorkerState.TERMINATING, last_error="containers still run after the kill: app", next_run_in=4.0
+            ),
         ),
         ("still run after the kill: app", "again in 4 s"),
         next_in=4.0,
@@ -152,7 +168,11 @@ CASES = [
     Case("stopping", ending(), ("no longer wanted",)),
     Case(
         "node-short",
-        rejected("OutOfcpu", "Node didn't have enough resource: cpu, requested: 64000, used: 500, capacity: 2000"),
+        rejected(
+            "OutOfcpu",
+            "Node didn't have enough resource: cpu, requested: 64000, used: 500, capacity: 2000",
+            Shortage(resource="cpu", missing=62500, requested=64000, free=1500, capacity=2000),
+        ),
         ("too little cpu", "asks for 64 cores and 1.5 cores of 2 cores are free", "not tried again"),
     ),
     Case(
@@ -203,26 +223,26 @@ CASES = [
     ),
     Case(
         "object-missing",
-        volume("volume cfg: configmap default/web not found, 3rd try, next in 4 s"),
+        volume("configmap default/web not found", missing="configmap default/web", attempts=3, retry_at=NOW + 4.2),
         ("volume cfg needs configmap default/web, which does not exist", "again in 4 s"),
         since=NOW - 40,
         next_in=4.0,
     ),
     Case(
         "mount-stuck",
-        volume("volume cfg: not finished, trying for 95 s"),
+        volume("not finished", since=NOW - 95),
         ("volume cfg: not finished", "other pods are not affected"),
     ),
     Case(
         "mount-failing",
-        volume("volume cfg: hostPath type check failed: /srv is not a directory, 2nd try, next in 1 s"),
+        volume("hostPath type check failed: /srv is not a directory", attempts=2, retry_at=NOW + 1),
         ("/srv is not a directory", "again in 1 s"),
         next_in=1.0,
     ),
     Case(
         "sandbox-network",
         facts(
-            life=[failed(Step.SANDBOX, "", 'Failed to create pod sandbox: plugin type="bridge" failed (add): no IP')],
+            life=[sandbox_failed('plugin type="bridge" failed (add): no IP')],
             worker=Worker(next_run_in=8.0),
         ),
         ("network plugin failed", "no IP", "again in 8 s"),
@@ -231,7 +251,7 @@ CASES = [
     Case(
         "sandbox-failed",
         facts(
-            life=[failed(Step.SANDBOX, "", "Failed to create pod sandbox: pause image is missing")],
+            life=[sandbox_failed("pause image is missing")],
             worker=Worker(next_run_in=8.0),
         ),
         ("cannot make its sandbox: pause image is missing",),
@@ -277,6 +297,9 @@ CASES = [
         "config-missing",
         facts(
             waiting("CreateContainerConfigError", 'secret "db" not found'),
+            failures={
+                "app": CreateFailed(container="app", reason="CreateContainerConfigError", text="…", missing="secret db")
+            },
             life=[failed(Step.CREATE, "app", "x", ago=8)],
             worker=Worker(next_run_in=3.0),
         ),
@@ -325,14 +348,7 @@ CASES = [
             running(ago=5, restart_count=1, last_state=crashed(ended(137)).last_state),
             phase="Running",
             ready=True,
-            events=[
-                Event(
-                    reason="Killing",
-                    message="Stopping container app: a restart was asked for",
-                    field_path="spec.containers{app}",
-                    last=NOW - 14,
-                )
-            ],
+            life=[entry(Step.KILL, "app", ago=14, cause=KillCause.RESTART_REQUESTED)],
         ),
         ("somebody asked for it", "--previous"),
     ),
@@ -353,14 +369,9 @@ CASES = [
             running(ago=5, restart_count=2, last_state=crashed(ended(143)).last_state),
             containers=[a_container(liveness_probe=PROBE)],
             phase="Running",
-            life=[failed(Step.PROBE, "app/liveness", "connection refused", ago=14)],
-            events=[
-                Event(
-                    reason="Killing",
-                    message="Container app failed liveness probe, will be restarted",
-                    field_path="spec.containers{app}",
-                    last=NOW - 14,
-                )
+            life=[
+                failed(Step.PROBE, "app/liveness", "connection refused", ago=14),
+                entry(Step.KILL, "app", ago=14, cause=KillCause.LIVENESS),
             ],
         ),
         ("restarted twice", "GET http://the pod:8080/healthz", "failed 3 times in a row", "saw: connection refused"),
@@ -402,7 +413,7 @@ CASES = [
     ),
     Case(
         "memory-child",
-        facts(running(), phase="Running", ready=True, seen=seen_out_of_memory()),
+        facts(running(), phase="Running", ready=True, runtime=out_of_memory()),
         ("a process inside it was killed by the kernel", "its memory limit is not set"),
     ),
     Case(

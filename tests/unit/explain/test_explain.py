@@ -6,9 +6,10 @@ from pathlib import Path
 
 from pykubelet.explain.document import troubleshooting
 from pykubelet.explain.facts import NodeFacts
-from pykubelet.explain.findings import span
+from pykubelet.explain.texts import span
 from pykubelet.explain.view import Explanation
 from pykubelet.model.life import Step
+from pykubelet.model.problems import NotAdmitted, Shortage
 from tests.builders import NOW, a_container, a_pod
 from tests.unit.explain.making import (
     Worker,
@@ -107,7 +108,9 @@ def test_the_timeline_has_durations_and_repeats() -> None:
 
 def test_a_critical_pod_that_found_no_victim_is_told_what_is_missing() -> None:
     message = "Pod was rejected: … no set of running pods found to reclaim resources: [(res: cpu, q: 4998000), ]"
-    life = [failed(Step.ADMISSION, "", message, reason="UnexpectedAdmissionError")]
+    short_of = Shortage(resource="cpu", missing=4998000, preempting=True)
+    cause = NotAdmitted(reason="UnexpectedAdmissionError", text=message, short_of=short_of)
+    life = [failed(Step.ADMISSION, "", message, reason=cause.reason, cause=cause)]
     view = only(facts(phase="Failed", reason="UnexpectedAdmissionError", message=message, life=life))
     assert view.id == "node-short"
     assert "too little cpu: 4998 cores are missing" in view.chain[1]

@@ -11,45 +11,36 @@ from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import uid_of
+from pykubelet.model.problems import ContainerProblem, VolumeFailed
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
-from tests.builders import a_pod
-from tests.unit.explain.making import Event, Worker, crashed, ended
-
-
-@dataclass
-class State:
-    pod: Pod | None
-    grace: int | None = 30
-    is_ending: bool = False
+from pykubelet.pods.record import PodWorker, WorkerState
+from pykubelet.pods.table import PodTable
+from tests.builders import a_context, a_pod
+from tests.unit.explain.making import crashed, ended
 
 
 @dataclass
 class World:
     """Everything an explainer asks, in one object."""
 
-    wanted: list[Pod] = field(default_factory=list)
-    states: list[State] = field(default_factory=list)
-    told: dict[str, PodStatus] = field(default_factory=dict)
+    table: PodTable = field(default_factory=PodTable)
+    reported: dict[str, PodStatus] = field(default_factory=dict)
     up: bool = True
-    runs: tuple[ContainerStatus, ...] = ()
-    asked_logs: list[Path] = field(default_factory=list)
 
-    def pods(self) -> list[Pod]:
-        return self.wanted
+    def want(self, pod: Pod) -> Pod:
+        self.table.put(pod)
+        return pod
 
-    def worker(self, uid: str) -> State | None:
-        return next((s for s in self.states if s.pod is not None and uid_of(s.pod) == uid), None)
+    def work(self, pod: Pod, state: WorkerState = WorkerState.SYNCING) -> None:
+        self.table.add_worker(PodWorker(uid_of(pod), "", pod, state, grace=30))
 
-    def workers(self) -> list[State]:
-        return self.states
+    def get(self, uid: str) -> PodStatus | None:
+        return self.reported.get(uid)
 
-    def snapshot(self) -> dict[str, Worker]:
-        return {"uid-gone": Worker(phase="terminating")}
+    def of_pod(self, uid: str, containers: list[str]) -> dict[str, ContainerProblem]:
+        return {}
 
-    def of_pod(self, uid: str) -> Sequence[Event]:
-        return []
-
-    def problems(self, uid: str) -> Sequence[str]:
+    def problems(self, uid: str) -> Sequence[VolumeFailed]:
         return []
 
     def is_up(self) -> bool:
@@ -61,46 +52,41 @@ class World:
     def network_problem(self) -> str:
         return ""
 
-    def tail(self, path: Path, *, lines: int, limit_bytes: int) -> str:
-        self.asked_logs.append(path)
-        return "first\n\nsecond\r\n"
-
     def explainer(self, recorder: LifeRecorder) -> Explainer:
         return Explainer(
-            pods=self,
-            states=self,
-            status=self.told.get,
-            seen=lambda uid: PodRuntimeStatus(uid=uid, containers=self.runs),
-            lives=recorder,
-            workers=self,
-            events=self,
-            runtime=self,
-            logs=self,
-            clock=LoopClock(),
+            a_context(recorder=recorder),
+            table=self.table,
+            statuses=self,
+            reasons=self,
             volumes=self,
+            runtime=self,
         )
 
 
-async def test_a_crash_is_told_with_the_end_of_the_right_log() -> None:
+async def test_a_crash_is_told_with_the_end_of_the_right_log(tmp_path: Path) -> None:
     clock = LoopClock()
     recorder = LifeRecorder(clock)
     recorder.note("uid-web", Step.SEEN)
-    world = World(
-        wanted=[a_pod()], told={"uid-web": PodStatus(phase="Running", container_statuses=[crashed(ended(1))])}
+    world = World(reported={"uid-web": PodStatus(phase="Running", container_statuses=[crashed(ended(1))])})
+    world.want(a_pod())
+    new, old = tmp_path / "1.log", tmp_path / "0.log"
+    new.write_text("".join(f"2026-01-02T03:04:05.6Z stdout F {line}\n" for line in ("first", "", "second\r")))
+    old.write_text("2026-01-02T03:04:04.6Z stdout F before\n")
+    runs = (
+        ContainerStatus(id="2", name="app", state=ContainerState.EXITED, log_path=str(new)),
+        ContainerStatus(id="1", name="app", state=ContainerState.EXITED, log_path=str(old)),
     )
-    world.runs = (
-        ContainerStatus(id="2", name="app", state=ContainerState.EXITED, log_path="/log/app/1.log"),
-        ContainerStatus(id="1", name="app", state=ContainerState.EXITED, log_path="/log/app/0.log"),
-    )
+    world.table.observe(PodRuntimeStatus(uid="uid-web", containers=runs), {})
     found = world.explainer(recorder)("default", "web")
     assert found is not None
     assert found["causes"][0]["evidence"] == ("first", "second")
-    assert world.asked_logs == [Path("/log/app/1.log")]
     assert [moment["step"] for moment in found["timeline"]] == ["seen"]
 
 
 async def test_a_pod_whose_source_gave_it_up_is_found_while_it_ends() -> None:
-    world = World(states=[State(a_pod("gone"), is_ending=True), State(a_pod("other"))])
+    world = World()
+    world.work(a_pod("gone"), WorkerState.TERMINATING)
+    world.work(a_pod("other"))
     explainer = world.explainer(LifeRecorder(LoopClock()))
     assert [pod.metadata.name for pod in explainer.pods()] == ["gone"]
     found = explainer("default", "gone")
@@ -109,8 +95,9 @@ async def test_a_pod_whose_source_gave_it_up_is_found_while_it_ends() -> None:
 
 
 async def test_names_and_strangers() -> None:
-    static = a_pod("web-node1", static=True, node_name="node1")
-    explainer = World(wanted=[static]).explainer(LifeRecorder(LoopClock()))
+    world = World()
+    static = world.want(a_pod("web-node1", static=True, node_name="node1"))
+    explainer = world.explainer(LifeRecorder(LoopClock()))
     assert explainer.find("default", "web") is static
     assert explainer.find("default", "web-node1") is static
     assert explainer.find("other", "web") is None
@@ -118,7 +105,8 @@ async def test_names_and_strangers() -> None:
 
 
 async def test_a_runtime_that_is_away_is_told_even_without_words() -> None:
-    world = World(wanted=[a_pod()], up=False)
+    world = World(up=False)
+    world.want(a_pod())
     found = world.explainer(LifeRecorder(LoopClock()))("default", "web")
     assert found is not None
     assert found["causes"][0]["id"] == "runtime-down"

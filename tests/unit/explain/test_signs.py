@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pykubelet.explain.signs import exit_words, image_trouble, is_command_trouble, is_network_trouble, missing_object
+from pykubelet.explain.signs import exit_text, image_trouble, is_command_trouble, is_network_trouble, missing_object
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,6 @@ def test_pull_errors(text: str, kind: str) -> None:
         ('secret "db" not found', "secret db"),
         ("configmap default/web not found", "configmap default/web"),
         ("persistentvolumeclaim default/data not found", "persistentvolumeclaim default/data"),
-        ("couldn't find key PORT in ConfigMap default/web", "key PORT in ConfigMap default/web"),
         ("permission denied", ""),
     ],
 )
@@ -52,9 +51,9 @@ def test_runtime_errors() -> None:
 
 
 def test_exit_codes() -> None:
-    assert exit_words(137) == "exit code 137, it was killed (SIGKILL)"
-    assert exit_words(3) == "exit code 3"
-    assert exit_words(141) == "exit code 141, ended by signal 13"
+    assert exit_text(137) == "exit code 137, it was killed (SIGKILL)"
+    assert exit_text(3) == "exit code 3"
+    assert exit_text(141) == "exit code 141, ended by signal 13"
 
 
 def test_only_the_beginning_of_a_text_is_searched() -> None:
@@ -63,5 +62,5 @@ def test_only_the_beginning_of_a_text_is_searched() -> None:
     assert image_trouble("repository " * 100_000) == "other"
     assert not is_command_trouble("exec: " * 100_000)
     assert not is_network_trouble("failed to load " * 100_000)
-    assert missing_object("couldn't find key " * 100_000) == ""
+    assert missing_object("secret a " * 100_000) == ""
     assert time.process_time() - began < 2.0

@@ -13,8 +13,8 @@ from pykubelet.images.credentials import SecretReader
 from pykubelet.images.gc import ImageGcPolicy
 from pykubelet.images.pull import ImageError
 from pykubelet.kit.clock import LoopClock
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import LoadedSettings, load_settings
-from pykubelet.settings.problems import SettingsError
 from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.recorded_events import RecordedEvents

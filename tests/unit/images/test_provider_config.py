@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pykubelet.images.provider_config import ProviderSpec, TokenAttributes, load_providers
-from pykubelet.settings.problems import SettingsError
+from pykubelet.settings.errors import SettingsError
 
 V1 = "credentialprovider.kubelet.k8s.io/v1"
 GOOD = {"name": "one", "apiVersion": V1, "matchImages": ["*.r.io"], "defaultCacheDuration": "10m"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pykubelet.api.types import ContainerPort, ExecAction, Lifecycle, LifecycleHandler
@@ -33,12 +34,13 @@ def test_what_is_written_can_be_read_back() -> None:
     status = a_container_status(pod, "app", ContainerState.EXITED, restarts=3, exit_code=1)
     assert not keys.definition_changed(container, status)
     assert keys.restart_count_of(status) == 3
-    assert keys.termination_message_path_of(status) == "/dev/end"
+    assert status.annotations[keys.TERMINATION_MESSAGE_PATH_KEY] == "/dev/end"
     assert keys.falls_back_to_logs(status)
     assert keys.deletion_grace_of(status) == 7 and keys.termination_grace_of(status) == 7
-    assert keys.pre_stop_of(status) == hook
-    assert [port.container_port for port in keys.ports_of(status)] == [80]
-    assert keys.pod_uid_of(status) == "uid-web" and keys.container_name_of(status) == "app"
+    assert msgspec.json.decode(status.annotations[keys.PRE_STOP_KEY], type=LifecycleHandler) == hook
+    [port] = msgspec.json.decode(status.annotations[keys.PORTS_KEY], type=list[ContainerPort])
+    assert port.container_port == 80
+    assert status.labels[keys.POD_UID_LABEL] == "uid-web" and status.labels[keys.CONTAINER_NAME_LABEL] == "app"
 
 
 def test_what_is_not_set_is_not_written() -> None:
@@ -53,10 +55,9 @@ def test_what_is_not_set_is_not_written() -> None:
 
 
 def test_a_container_of_someone_else_reads_as_empty() -> None:
-    odd = {keys.RESTART_COUNT_KEY: "many", keys.PRE_STOP_KEY: "{", keys.PORTS_KEY: "x", keys.DELETION_GRACE_KEY: ""}
+    odd = {keys.RESTART_COUNT_KEY: "many", keys.DELETION_GRACE_KEY: ""}
     status = ContainerStatus(id="x", name="x", annotations=odd)
     assert keys.restart_count_of(status) == 0
-    assert keys.pre_stop_of(status) is None and keys.ports_of(status) == []
     assert keys.deletion_grace_of(status) is None and keys.hash_of(status) == ""
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.clients.host.port import AlarmRefused
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.runtime_status import PodRuntimeStatus
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.node.oom import Kill, OomWatcher, OwnScore, Victim, find_victim, whose_limit
 from pykubelet.pods.table import PodTable
 from tests.builders import a_container_status, a_pod, a_runtime_status
@@ -42,7 +42,7 @@ class Bed:
         self.table = PodTable()
         self.table.put(pod)
         self.show(a_runtime_status(pod, containers=[a_container_status(pod, "app", id=ID)]))
-        self.events = LocalEvents(clock=self.clock, node_name="n1")
+        self.events = EventBroadcaster(clock=self.clock, node_name="n1")
         self.scores: list[int] = []
         self.watcher = OomWatcher(
             log=self.log,

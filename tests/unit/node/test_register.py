@@ -4,7 +4,7 @@ from typing import Any
 
 from pykubelet.api.types import Node, NodeStatus, ObjectMeta
 from pykubelet.node.register import NodeIdentity, adopt, initial_node
-from pykubelet.settings.values import NodeTaint
+from pykubelet.settings.flag_forms import NodeTaint
 
 ATTACH = "volumes.kubernetes.io/controller-managed-attach-detach"
 

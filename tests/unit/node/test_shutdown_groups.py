@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.node.shutdown import CRITICAL, Turn, grace_of, groups_of, turns_of, two_turns, whole_time
+from pykubelet.settings.flag_forms import PriorityGracePeriod
 from pykubelet.settings.schema_resources import ShutdownSettings
-from pykubelet.settings.values import PriorityGracePeriod
 from tests.builders import a_pod
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pykubelet.settings.errors import SettingsError
+from pykubelet.settings.flag_forms import MemoryReservation, NodeTaint, VModuleItem
 from pykubelet.settings.flags import all_flags, parse_flags
-from pykubelet.settings.problems import SettingsError
-from pykubelet.settings.values import MemoryReservation, NodeTaint, VModuleItem
 
 
 @pytest.mark.parametrize(

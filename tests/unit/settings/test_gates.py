@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.settings.gates import Gates, gate_problems, known_gates, make_gates
-from pykubelet.settings.problems import SettingsError
+from pykubelet.settings.gates import Gates, gate_problems, known_gates
 
 
 @pytest.mark.parametrize(
@@ -48,12 +47,6 @@ def test_a_gate_needs_others() -> None:
 def test_defaults_have_no_problems() -> None:
     assert gate_problems({}) == []
     assert {gate.default for gate in known_gates().values() if gate.stage == "Alpha"} == {False}
-
-
-def test_make_gates_raises_with_all() -> None:
-    with pytest.raises(SettingsError) as caught:
-        make_gates({"A": True, "B": True})
-    assert len(caught.value.problems) == 2
 
 
 def test_gates_on_their_way_out_warn() -> None:

@@ -8,9 +8,9 @@ from copy import deepcopy
 from typing import Any
 
 from pykubelet.settings.decode import Origin, default_config, encode_config
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.flags import all_flags
 from pykubelet.settings.load import LoadedSettings, load_settings
-from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.schema import API_VERSION, KIND, all_settings
 from tests.unit.settings.loading import MAIN, load_files
 

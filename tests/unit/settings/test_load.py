@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.settings.files import find_drop_ins, merge_patch
-from pykubelet.settings.load import LoadedSettings, PrintAndExit, load_settings
-from pykubelet.settings.problems import SettingsError
+from pykubelet.settings.errors import SettingsError
+from pykubelet.settings.load import LoadedSettings, PrintAndExit, find_drop_ins, load_settings, merge_patch
 from tests.unit.settings.loading import DROP_INS, HEADER, MAIN, config_of, load, load_files, problems_of
 
 

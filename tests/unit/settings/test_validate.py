@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pykubelet.settings.schema import KubeletConfig
-from pykubelet.settings.validate import node_label_problems
-from pykubelet.settings.validate_host import HostFacts, host_problems
+from pykubelet.settings.validate import HostFacts, host_problems, node_label_problems
 from tests.unit.settings.loading import config_of, load, problems_of
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.settings.cpu_list import format_cpu_list, parse_cpu_list
+from pykubelet.model.topology import format_cpu_list, parse_cpu_list
+from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.node_flags import NodeFlags, node_name, parse_node_ips
-from pykubelet.settings.problems import SettingsError
 from pykubelet.settings.schema_resources import EvictionSettings
 from pykubelet.settings.schema_runtime import ContainerLogSettings
+from pykubelet.settings.settings import PYKUBELET_VERSION, version_text
 from pykubelet.settings.thresholds import eviction_thresholds
-from pykubelet.settings.versions import PYKUBELET_VERSION, version_text
 
 
 def test_thresholds_carry_grace_and_reclaim() -> None:

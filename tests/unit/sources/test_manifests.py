@@ -7,13 +7,13 @@ import pytest
 
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import name_of
-from pykubelet.sources.loading import file_loader
 from pykubelet.sources.manifests import (
     MAX_BYTES,
     SETTLE_SECONDS,
     ManifestFiles,
     Problem,
     UnreadableManifest,
+    file_loader,
     read_manifest,
 )
 from tests.unit.sources.doubles import manifest
@@ -42,7 +42,7 @@ class Bed:
         return self.pods(now)
 
     def look(self, name: str, *, now: float = LATER, force: bool = False) -> None:
-        reading = self.files.look(name, force=force)
+        reading = self.files.inspect(name, force=force)
         if reading is not None:
             self.files.apply(name, reading.load(), now)
 
@@ -243,7 +243,7 @@ def test_links_are_complete_when_they_appear(bed: Bed, how: str) -> None:
 
 def test_a_file_that_vanishes_before_it_is_read_is_gone(bed: Bed) -> None:
     bed.write("a.yaml", manifest("a"))
-    reading = bed.files.look("a.yaml")
+    reading = bed.files.inspect("a.yaml")
     assert reading is not None
     (bed.path / "a.yaml").unlink()
     bed.files.apply("a.yaml", reading.load(), LATER)

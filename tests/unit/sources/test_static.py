@@ -11,8 +11,7 @@ from pykubelet.api.types import Pod
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.pod import Source
-from pykubelet.sources.loading import file_loader
-from pykubelet.sources.manifests import BIG_BYTES
+from pykubelet.sources.manifests import BIG_BYTES, file_loader
 from pykubelet.sources.static import StaticSource
 from pykubelet.sources.watch import FileEvent, Happened
 from tests.unit.sources.doubles import HeardEvents, HeardSets, ScriptedWatch, manifest
@@ -46,7 +45,7 @@ class Bed:
             path=path,
             check_period=PERIOD,
             load=self._load,
-            sets=self.sets,
+            deliver=self.sets.deliver,
             events=self.events,
             clock=self.clock,
             open_watch=self.watch.open,

@@ -52,7 +52,7 @@ async def test_what_the_api_server_shows_as_ended_is_not_running_again(
 ) -> None:
     """The first status after a restart of the agent; a static pod lives again under its UID."""
     manager = StatusManager(clock=LoopClock())
-    manager.shown = lambda pod: ended(code)
+    manager.status_of = lambda pod: ended(code)
     pod = a_pod(restart_policy=policy, static=static, status=PodStatus() if static else ended(code))
     manager.set_status(pod, running())
     assert (manager.get(uid_of(pod)) is None) is refused
@@ -62,10 +62,10 @@ async def test_a_mirror_speaks_for_containers_no_probe_has_spoken_of() -> None:
     manager, pod = StatusManager(clock=LoopClock()), a_pod(static=True)
     before = running()
     before.start_time = at(NOW)
-    manager.shown = lambda pod: PodStatus()
+    manager.status_of = lambda pod: PodStatus()
     manager.set_status(pod, running(started=False, ready=False))
     assert flags(manager, pod) == (False, False)
-    manager.shown = lambda pod: before
+    manager.status_of = lambda pod: before
     manager.mirror_seen(uid_of(pod))
     assert flags(manager, pod) == (True, True)
     told = manager.get(uid_of(pod))
@@ -79,7 +79,7 @@ async def test_a_mirror_speaks_for_containers_no_probe_has_spoken_of() -> None:
 @pytest.mark.parametrize("id", ["1", "2"])
 async def test_only_the_very_container_is_recalled_and_only_if_that_is_wanted(recalls: bool, id: str) -> None:
     manager, pod = StatusManager(clock=LoopClock(), recalls=recalls), a_pod(static=True)
-    manager.shown = lambda pod: running()
+    manager.status_of = lambda pod: running()
     manager.set_status(pod, running(started=False, ready=False, id=id))
     kept = recalls and id == "1"
     assert flags(manager, pod) == (kept, kept)

@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import full_name, uid_of
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.sync.evict import PodEvictor
@@ -52,7 +52,7 @@ class Bed:
     def __init__(self, *, obeys: bool = True) -> None:
         self.clock = LoopClock()
         self.workers, self.table = Workers(obeys=obeys), PodTable()
-        self.events = LocalEvents(clock=self.clock, node_name="n1")
+        self.events = EventBroadcaster(clock=self.clock, node_name="n1")
         self.recorder = LifeRecorder(self.clock)
         self.pod = a_pod("web")
         self.worker = PodWorker(uid_of(self.pod), full_name(self.pod), self.pod)

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 import pytest
 
 from pykubelet.api.types import Pod
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
-from pykubelet.node.local_events import LocalEvents
 from pykubelet.pods.record import Orphan, Room, StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.sync.steps import NetworkNotReady, RetryAt, SyncVerdict
@@ -94,7 +94,7 @@ class Bench:
         self.table.relisted(0.0, changed=())
         self.steps = Steps(self.clock)
         self.pleg = Inspections()
-        self.events = LocalEvents(clock=self.clock, node_name="node1")
+        self.events = EventBroadcaster(clock=self.clock, node_name="node1")
         self.finished: list[str] = []
         self.workers = PodWorkers(
             table=self.table,

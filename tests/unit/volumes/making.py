@@ -157,6 +157,11 @@ class Node:
         return Node(root=self.root, mounts=self.mounts, objects=self.objects, rules=self.rules)
 
 
+def problem_texts(manager: VolumeManager, uid: str = "uid-web") -> list[str]:
+    """What is wrong with the pod's volumes, one sentence each."""
+    return [problem.describe(LoopClock().now()) for problem in manager.problems(uid)]
+
+
 def a_volume(name: str, **source: Any) -> Volume:
     return Volume(name=name, **source)
 

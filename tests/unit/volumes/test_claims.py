@@ -27,7 +27,7 @@ from pykubelet.volumes.desired_state import Use, resolve_claim
 from pykubelet.volumes.errors import VolumeProblem
 from tests.builders import NOW, a_pod, at
 from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import Node, Objects, host_path, pod_with
+from tests.unit.volumes.making import Node, Objects, host_path, pod_with, problem_texts
 
 NFS = NFSVolumeSource(server="s", path="/p")
 
@@ -151,7 +151,7 @@ async def test_read_write_once_pod(tmp_path: Path) -> None:
         await manager.wait_mounted(first)
         waiting = tasks.spawn(manager.wait_mounted(second), name="second")
         await node.clock.sleep(20)
-        assert "already in use by another pod" in manager.problems("uid-second")[0]
+        assert "already in use by another pod" in problem_texts(manager, "uid-second")[0]
         await manager.wait_unmounted(first)
         await waiting
         assert node.clock.monotonic() == pytest.approx(20)

@@ -178,9 +178,9 @@ def test_private_files(user: int | None, group: int | None, mode: int, owner: in
 
 def test_a_missing_key_is_an_error_unless_optional() -> None:
     items = [KeyToPath(key="x", path="x")]
-    assert select({}, items, mode=0o644, optional=True, missing_text="no") == {}
-    with pytest.raises(VolumeProblem, match="no: x"):
-        select({}, items, mode=0o644, optional=False, missing_text="no")
+    assert select({}, items, mode=0o644, optional=True, kind="config") == {}
+    with pytest.raises(VolumeProblem, match="configmap references non-existent config key: x"):
+        select({}, items, mode=0o644, optional=False, kind="config")
 
 
 async def test_folders_for_volumes_mounted_inside(node: Node) -> None:

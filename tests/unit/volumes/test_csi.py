@@ -38,7 +38,7 @@ from pykubelet.volumes.objects import VolumeObjects
 from tests.builders import a_container
 from tests.fakes.fake_csi import FakeCsiDriver, FakeCsiObjects, NobodyToTell
 from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import Node, a_secret, pod_with
+from tests.unit.volumes.making import Node, a_secret, pod_with, problem_texts
 
 NO_ATTACH = CSIDriverSpec(attach_required=False)
 INLINE = CSIDriverSpec(attach_required=False, volume_lifecycle_modes=["Ephemeral"])
@@ -277,7 +277,7 @@ async def test_a_driver_that_is_not_there_yet(tmp_path: Path) -> None:
     async with bed.life() as manager, TaskSet("test") as tasks:
         waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
         await bed.node.clock.sleep(100)
-        assert manager.problems("uid-web")[0].startswith(
+        assert problem_texts(manager)[0].startswith(
             "volume data: driver name d not found in the list of registered CSI drivers"
         )
         bed.drivers.on_registered = lambda name: manager.retry("kubernetes.io/csi")
@@ -386,7 +386,9 @@ async def test_a_hanging_driver_delays_no_other_volume(tmp_path: Path) -> None:
         await manager.wait_mounted(second)
         assert bed.node.clock.monotonic() < 1
         await bed.node.clock.sleep(5)
-        assert manager.problems("uid-one") == ["volume slow: driver d has not answered NodeStageVolume, trying for 5 s"]
+        assert problem_texts(manager, "uid-one") == [
+            "volume slow: driver d has not answered NodeStageVolume, trying for 5 s"
+        ]
 
 
 async def test_the_drivers_own_figures(tmp_path: Path) -> None:

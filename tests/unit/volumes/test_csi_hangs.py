@@ -22,7 +22,7 @@ from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.volumes.csi.drivers import LimitsKeeper
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
 from tests.fakes.fake_csi import FakeCsiDriver
-from tests.unit.volumes.making import pod_with
+from tests.unit.volumes.making import pod_with, problem_texts
 from tests.unit.volumes.test_csi import Bed
 
 
@@ -32,7 +32,7 @@ async def test_a_driver_that_does_not_say_what_it_can_is_named(tmp_path: Path) -
         bed.driver.hangs = {"capabilities"}
         tasks.spawn(manager.wait_mounted(pod_with(bed.volume())), name="slow")
         await bed.node.clock.sleep(5)
-        (problem,) = manager.problems("uid-web")
+        (problem,) = problem_texts(manager)
         assert problem == "volume data: driver d has not answered NodeGetCapabilities, trying for 5 s"
 
 
@@ -127,10 +127,10 @@ async def test_a_volume_that_is_not_attached_says_why(tmp_path: Path) -> None:
     async with bed.life() as manager, TaskSet("test") as tasks:
         tasks.spawn(manager.wait_mounted(pod_with(bed.volume())), name="wait")
         await bed.node.clock.sleep(1)
-        (problem,) = manager.problems("uid-web")
+        (problem,) = problem_texts(manager)
         assert problem.startswith("volume data: kubernetes.io/csi/d^h-data is not attached to this node")
         await bed.node.clock.sleep(30)
-        (problem,) = manager.problems("uid-web")
+        (problem,) = problem_texts(manager)
         assert "is not attached to this node: no slot is left" in problem
         await bed.node.clock.sleep(60)
         assert bed.driver.calls.count("info") == 2, "its limits are asked for again at once, and once"

@@ -21,7 +21,7 @@ from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_r
 from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.reconstruct import forget_attached, note_attached, scan
 from pykubelet.volumes.spec import FC, ISCSI, spec_of
-from tests.unit.volumes.making import Node, pod_with
+from tests.unit.volumes.making import Node, pod_with, problem_texts
 from tests.unit.volumes.test_csi import Bed, inline
 
 UNIQUE = "kubernetes.io/csi/d^h-data"
@@ -202,7 +202,7 @@ async def test_an_alone_volume_of_an_earlier_life_is_somebody_elses(tmp_path: Pa
     async with bed.life() as manager, TaskSet("test") as tasks:
         waiting = tasks.spawn(manager.wait_mounted(pod_with(volume, name="two")), name="two")
         await bed.node.clock.sleep(1)
-        assert "already in use by another pod" in manager.problems("uid-two")[0]
+        assert "already in use by another pod" in problem_texts(manager, "uid-two")[0]
         manager.keep_only(["uid-two"])
         before = bed.node.clock.monotonic()
         await waiting

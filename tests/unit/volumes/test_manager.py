@@ -22,6 +22,7 @@ from tests.unit.volumes.making import (
     empty_dir,
     host_path,
     pod_with,
+    problem_texts,
     secret_volume,
 )
 
@@ -72,7 +73,7 @@ async def test_wait_ends_with_a_reason_a_person_can_read(node: Node) -> None:
             "FailedMount",
             'MountVolume.SetUp failed for volume "cfg" : configmap default/web not found',
         )
-        assert manager.problems("uid-web") == ["volume cfg: configmap default/web not found, 8th try, next in 4 s"]
+        assert problem_texts(manager) == ["volume cfg: configmap default/web not found, 8th try, next in 4 s"]
 
 
 async def test_back_off_doubles_to_two_minutes_and_two_seconds(node: Node) -> None:
@@ -231,7 +232,7 @@ async def test_a_lost_object_keeps_the_old_content(node: Node) -> None:
         await node.clock.sleep(1)
         await manager.wait_mounted(pod)
         assert (where(manager, pod, "cfg") / "a").read_text() == "1"
-        assert "not found" in manager.problems("uid-web")[0]
+        assert "not found" in problem_texts(manager)[0]
 
 
 async def test_a_restart_keeps_what_is_wanted_and_drops_the_rest(node: Node) -> None:
@@ -310,7 +311,7 @@ async def test_what_an_earlier_run_left_is_gone_before_the_volume_comes_again(no
         await node.clock.sleep(0.1)
         manager.keep_only([])
         await node.clock.sleep(0.1)
-        assert manager.problems("uid-web") != [], "not gone yet"
+        assert problem_texts(manager) != [], "not gone yet"
         await manager.wait_mounted(pod)
         await node.clock.sleep(300)
         (view,) = manager.snapshot()

@@ -1,4 +1,4 @@
-"""Every gRPC method of the CRI: where it is, how it is called in metrics, what it answers.
+"""The gRPC methods of the CRI that are used: path, name in metrics, type of the answer.
 
 The names in `verb` are the operation_type values that kubelet_runtime_operations_* metrics have always had.
 """
@@ -21,12 +21,16 @@ class Rpc(Struct, Generic[A], frozen=True):
     answer: type[A]
 
 
+RUNTIME_SERVICE = "/runtime.v1.RuntimeService"
+IMAGE_SERVICE = "/runtime.v1.ImageService"
+
+
 def _runtime(name: str, verb: str, answer: type[A]) -> Rpc[A]:
-    return Rpc(f"/runtime.v1.RuntimeService/{name}", verb, answer)
+    return Rpc(f"{RUNTIME_SERVICE}/{name}", verb, answer)
 
 
 def _image(name: str, verb: str, answer: type[A]) -> Rpc[A]:
-    return Rpc(f"/runtime.v1.ImageService/{name}", verb, answer)
+    return Rpc(f"{IMAGE_SERVICE}/{name}", verb, answer)
 
 
 VERSION = _runtime("Version", "version", pb.VersionResponse)
@@ -40,7 +44,6 @@ STOP_POD_SANDBOX = _runtime("StopPodSandbox", "stop_podsandbox", pb.StopPodSandb
 REMOVE_POD_SANDBOX = _runtime("RemovePodSandbox", "remove_podsandbox", pb.RemovePodSandboxResponse)
 POD_SANDBOX_STATUS = _runtime("PodSandboxStatus", "podsandbox_status", pb.PodSandboxStatusResponse)
 LIST_POD_SANDBOX = _runtime("ListPodSandbox", "list_podsandbox", pb.ListPodSandboxResponse)
-STREAM_POD_SANDBOXES = _runtime("StreamPodSandboxes", "stream_podsandboxes", pb.StreamPodSandboxesResponse)
 UPDATE_POD_SANDBOX_RESOURCES = _runtime(
     "UpdatePodSandboxResources", "update_podsandbox_resources", pb.UpdatePodSandboxResourcesResponse
 )
@@ -51,7 +54,6 @@ START_CONTAINER = _runtime("StartContainer", "start_container", pb.StartContaine
 STOP_CONTAINER = _runtime("StopContainer", "stop_container", pb.StopContainerResponse)
 REMOVE_CONTAINER = _runtime("RemoveContainer", "remove_container", pb.RemoveContainerResponse)
 LIST_CONTAINERS = _runtime("ListContainers", "list_containers", pb.ListContainersResponse)
-STREAM_CONTAINERS = _runtime("StreamContainers", "stream_containers", pb.StreamContainersResponse)
 CONTAINER_STATUS = _runtime("ContainerStatus", "container_status", pb.ContainerStatusResponse)
 UPDATE_CONTAINER_RESOURCES = _runtime(
     "UpdateContainerResources", "update_container", pb.UpdateContainerResourcesResponse
@@ -62,24 +64,13 @@ EXEC = _runtime("Exec", "exec", pb.ExecResponse)
 ATTACH = _runtime("Attach", "attach", pb.AttachResponse)
 CHECKPOINT_CONTAINER = _runtime("CheckpointContainer", "checkpoint_container", pb.CheckpointContainerResponse)
 
-CONTAINER_STATS = _runtime("ContainerStats", "container_stats", pb.ContainerStatsResponse)
 LIST_CONTAINER_STATS = _runtime("ListContainerStats", "list_container_stats", pb.ListContainerStatsResponse)
-STREAM_CONTAINER_STATS = _runtime("StreamContainerStats", "stream_container_stats", pb.StreamContainerStatsResponse)
-POD_SANDBOX_STATS = _runtime("PodSandboxStats", "podsandbox_stats", pb.PodSandboxStatsResponse)
 LIST_POD_SANDBOX_STATS = _runtime("ListPodSandboxStats", "list_podsandbox_stats", pb.ListPodSandboxStatsResponse)
-STREAM_POD_SANDBOX_STATS = _runtime(
-    "StreamPodSandboxStats", "stream_podsandbox_stats", pb.StreamPodSandboxStatsResponse
-)
-LIST_METRIC_DESCRIPTORS = _runtime("ListMetricDescriptors", "list_metric_descriptors", pb.ListMetricDescriptorsResponse)
 LIST_POD_SANDBOX_METRICS = _runtime(
     "ListPodSandboxMetrics", "list_podsandbox_metrics", pb.ListPodSandboxMetricsResponse
 )
-STREAM_POD_SANDBOX_METRICS = _runtime(
-    "StreamPodSandboxMetrics", "stream_podsandbox_metrics", pb.StreamPodSandboxMetricsResponse
-)
 
 LIST_IMAGES = _image("ListImages", "list_images", pb.ListImagesResponse)
-STREAM_IMAGES = _image("StreamImages", "stream_images", pb.StreamImagesResponse)
 IMAGE_STATUS = _image("ImageStatus", "image_status", pb.ImageStatusResponse)
 PULL_IMAGE = _image("PullImage", "pull_image", pb.PullImageResponse)
 REMOVE_IMAGE = _image("RemoveImage", "remove_image", pb.RemoveImageResponse)

@@ -1,8 +1,8 @@
 """The container runtime over gRPC: `CriClient` for a CRI socket.
 
-Covers: every RuntimeService and ImageService call, its deadline, the check at start, idempotent stop and
+Covers: the RuntimeService and ImageService calls in use, their deadlines, the check at start, idempotent stop and
 remove, the event stream with containerd's own as fallback.
-Does not cover: the channel and error translation (transport.py), message to value (convert.py).
+Does not cover: errors and metrics (connection.py), message to value (convert.py).
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
+from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from pykubelet.clients.cri import calls, containerd_events, convert
+from pykubelet.clients.cri.calls import IMAGE_SERVICE, Rpc
+from pykubelet.clients.cri.connection import CallObserver, Connection
 from pykubelet.clients.cri.port import CgroupDriver
-from pykubelet.clients.cri.transport import CallObserver, Connection
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CallTimedOut, CriError, ExecTimedOut, NotFound, RuntimeDown, Unimplemented
 from pykubelet.model.runtime_status import (
@@ -31,6 +35,8 @@ from pykubelet.model.runtime_status import (
     SandboxStatus,
 )
 from pykubelet.wire import cri_pb2 as pb
+
+A = TypeVar("A", bound=Message)
 
 API_VERSION = "0.1.0"
 """What the kubelet has always sent in Version and demands back; the API itself is v1."""
@@ -98,11 +104,16 @@ class GrpcCriClient:
     def _images(self) -> Connection:
         return self._connection(self._image_endpoint)
 
+    async def _call(self, rpc: Rpc[A], request: Message) -> A:
+        """A call with the usual deadline."""
+        connection = self._images if rpc.path.startswith(IMAGE_SERVICE) else self._runtime
+        return await connection.call(rpc, request, timeout=self._timeout)
+
     # -- the runtime as a whole
 
     async def version(self) -> RuntimeVersion:
         request = pb.VersionRequest(version=API_VERSION)
-        answer = await self._runtime.call(calls.VERSION, request, timeout=self._timeout)
+        answer = await self._call(calls.VERSION, request)
         if answer.version != API_VERSION:
             raise CriError(f"runtime at {self._endpoint} speaks {answer.version!r}, not {API_VERSION!r}")
         for field in ("runtime_name", "runtime_version", "runtime_api_version"):
@@ -113,18 +124,18 @@ class GrpcCriClient:
         )
 
     async def status(self) -> RuntimeConditions:
-        answer = await self._runtime.call(calls.STATUS, pb.StatusRequest(), timeout=self._timeout)
+        answer = await self._call(calls.STATUS, pb.StatusRequest())
         return convert.runtime_conditions(answer)
 
     async def runtime_config(self) -> CgroupDriver:
         request = pb.RuntimeConfigRequest()
-        answer = await self._runtime.call(calls.RUNTIME_CONFIG, request, timeout=self._timeout)
+        answer = await self._call(calls.RUNTIME_CONFIG, request)
         return "systemd" if answer.linux.cgroup_driver == pb.SYSTEMD else "cgroupfs"
 
     async def update_runtime_config(self, pod_cidr: str) -> None:
         network = pb.NetworkConfig(pod_cidr=pod_cidr)
         request = pb.UpdateRuntimeConfigRequest(runtime_config=pb.RuntimeConfig(network_config=network))
-        await self._runtime.call(calls.UPDATE_RUNTIME_CONFIG, request, timeout=self._timeout)
+        await self._call(calls.UPDATE_RUNTIME_CONFIG, request)
 
     async def container_events(self) -> AsyncGenerator[ContainerEvent, None]:
         try:
@@ -155,24 +166,10 @@ class GrpcCriClient:
                 if event is not None:
                     yield event
 
-    async def list_metric_descriptors(self) -> Sequence[pb.MetricDescriptor]:
-        request = pb.ListMetricDescriptorsRequest()
-        answer = await self._runtime.call(calls.LIST_METRIC_DESCRIPTORS, request, timeout=self._timeout)
-        return tuple(answer.descriptors)
-
     async def list_pod_sandbox_metrics(self) -> Sequence[pb.PodSandboxMetrics]:
         request = pb.ListPodSandboxMetricsRequest()
-        answer = await self._runtime.call(calls.LIST_POD_SANDBOX_METRICS, request, timeout=self._timeout)
+        answer = await self._call(calls.LIST_POD_SANDBOX_METRICS, request)
         return tuple(answer.pod_metrics)
-
-    async def stream_pod_sandbox_metrics(self) -> AsyncGenerator[pb.PodSandboxMetrics, None]:
-        request = pb.StreamPodSandboxMetricsRequest()
-        async with aclosing(
-            self._runtime.stream(calls.STREAM_POD_SANDBOX_METRICS, request, timeout=self._timeout)
-        ) as stream:
-            async for answer in stream:
-                for item in answer.pod_sandbox_metrics:
-                    yield item
 
     # -- sandboxes
 
@@ -187,21 +184,21 @@ class GrpcCriClient:
     async def stop_pod_sandbox(self, sandbox_id: str) -> None:
         request = pb.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
         with suppress(NotFound):
-            await self._runtime.call(calls.STOP_POD_SANDBOX, request, timeout=self._timeout)
+            await self._call(calls.STOP_POD_SANDBOX, request)
 
     async def remove_pod_sandbox(self, sandbox_id: str) -> None:
         request = pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
         with suppress(NotFound):
-            await self._runtime.call(calls.REMOVE_POD_SANDBOX, request, timeout=self._timeout)
+            await self._call(calls.REMOVE_POD_SANDBOX, request)
 
     async def pod_sandbox_status(self, sandbox_id: str) -> SandboxStatus:
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id)
-        answer = await self._runtime.call(calls.POD_SANDBOX_STATUS, request, timeout=self._timeout)
+        answer = await self._call(calls.POD_SANDBOX_STATUS, request)
         return convert.sandbox_status(answer.status)
 
     async def sandbox_image(self, sandbox_id: str) -> str:
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
-        answer = await self._runtime.call(calls.POD_SANDBOX_STATUS, request, timeout=self._timeout)
+        answer = await self._call(calls.POD_SANDBOX_STATUS, request)
         return convert.sandbox_image(answer.info)
 
     async def list_pod_sandboxes(
@@ -209,18 +206,8 @@ class GrpcCriClient:
     ) -> Sequence[SandboxRecord]:
         wanted = convert.sandbox_filter(pod_uid=pod_uid, id=id, ready_only=ready_only)
         request = pb.ListPodSandboxRequest(filter=wanted)
-        answer = await self._runtime.call(calls.LIST_POD_SANDBOX, request, timeout=self._timeout)
+        answer = await self._call(calls.LIST_POD_SANDBOX, request)
         return [convert.sandbox_record(item) for item in answer.items]
-
-    async def stream_pod_sandboxes(
-        self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
-    ) -> AsyncGenerator[SandboxRecord, None]:
-        wanted = convert.sandbox_filter(pod_uid=pod_uid, id=id, ready_only=ready_only)
-        request = pb.StreamPodSandboxesRequest(filter=wanted)
-        async with aclosing(self._runtime.stream(calls.STREAM_POD_SANDBOXES, request, timeout=self._timeout)) as stream:
-            async for answer in stream:
-                for item in answer.pod_sandboxes:
-                    yield convert.sandbox_record(item)
 
     async def update_pod_sandbox_resources(
         self,
@@ -230,36 +217,20 @@ class GrpcCriClient:
         resources: pb.LinuxContainerResources | None = None,
     ) -> None:
         request = pb.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox_id, overhead=overhead, resources=resources)
-        await self._runtime.call(calls.UPDATE_POD_SANDBOX_RESOURCES, request, timeout=self._timeout)
+        await self._call(calls.UPDATE_POD_SANDBOX_RESOURCES, request)
 
     async def port_forward(self, sandbox_id: str, ports: Sequence[int] = ()) -> str:
         request = pb.PortForwardRequest(pod_sandbox_id=sandbox_id, port=ports)
-        answer = await self._runtime.call(calls.PORT_FORWARD, request, timeout=self._timeout)
+        answer = await self._call(calls.PORT_FORWARD, request)
         return _url(answer.url, "port-forward")
-
-    async def pod_sandbox_stats(self, sandbox_id: str) -> pb.PodSandboxStats:
-        request = pb.PodSandboxStatsRequest(pod_sandbox_id=sandbox_id)
-        return (await self._runtime.call(calls.POD_SANDBOX_STATS, request, timeout=self._timeout)).stats
 
     async def list_pod_sandbox_stats(
         self, *, pod_uid: str | None = None, id: str | None = None
     ) -> Sequence[pb.PodSandboxStats]:
         wanted = convert.sandbox_stats_filter(pod_uid=pod_uid, id=id)
         request = pb.ListPodSandboxStatsRequest(filter=wanted)
-        answer = await self._runtime.call(calls.LIST_POD_SANDBOX_STATS, request, timeout=self._timeout)
+        answer = await self._call(calls.LIST_POD_SANDBOX_STATS, request)
         return tuple(answer.stats)
-
-    async def stream_pod_sandbox_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None
-    ) -> AsyncGenerator[pb.PodSandboxStats, None]:
-        wanted = convert.sandbox_stats_filter(pod_uid=pod_uid, id=id)
-        request = pb.StreamPodSandboxStatsRequest(filter=wanted)
-        async with aclosing(
-            self._runtime.stream(calls.STREAM_POD_SANDBOX_STATS, request, timeout=self._timeout)
-        ) as stream:
-            async for answer in stream:
-                for item in answer.pod_sandbox_stats:
-                    yield item
 
     # -- containers
 
@@ -267,14 +238,14 @@ class GrpcCriClient:
         self, sandbox_id: str, config: pb.ContainerConfig, sandbox_config: pb.PodSandboxConfig
     ) -> str:
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox_id, config=config, sandbox_config=sandbox_config)
-        answer = await self._runtime.call(calls.CREATE_CONTAINER, request, timeout=self._timeout)
+        answer = await self._call(calls.CREATE_CONTAINER, request)
         if not answer.container_id:
             raise CriError(f"the runtime gave no id for container {config.metadata.name!r}")
         return answer.container_id
 
     async def start_container(self, container_id: str) -> None:
         request = pb.StartContainerRequest(container_id=container_id)
-        await self._runtime.call(calls.START_CONTAINER, request, timeout=self._timeout)
+        await self._call(calls.START_CONTAINER, request)
 
     async def stop_container(self, container_id: str, timeout: int) -> None:
         request = pb.StopContainerRequest(container_id=container_id, timeout=timeout)
@@ -284,11 +255,11 @@ class GrpcCriClient:
     async def remove_container(self, container_id: str) -> None:
         request = pb.RemoveContainerRequest(container_id=container_id)
         with suppress(NotFound):
-            await self._runtime.call(calls.REMOVE_CONTAINER, request, timeout=self._timeout)
+            await self._call(calls.REMOVE_CONTAINER, request)
 
     async def container_status(self, container_id: str) -> ContainerStatus:
         request = pb.ContainerStatusRequest(container_id=container_id)
-        answer = await self._runtime.call(calls.CONTAINER_STATUS, request, timeout=self._timeout)
+        answer = await self._call(calls.CONTAINER_STATUS, request)
         return convert.container_status(answer.status)
 
     async def list_containers(
@@ -301,23 +272,8 @@ class GrpcCriClient:
     ) -> Sequence[ContainerRecord]:
         wanted = convert.container_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id, running_only=running_only)
         request = pb.ListContainersRequest(filter=wanted)
-        answer = await self._runtime.call(calls.LIST_CONTAINERS, request, timeout=self._timeout)
+        answer = await self._call(calls.LIST_CONTAINERS, request)
         return [convert.container_record(item) for item in answer.containers]
-
-    async def stream_containers(
-        self,
-        *,
-        pod_uid: str | None = None,
-        id: str | None = None,
-        sandbox_id: str | None = None,
-        running_only: bool = False,
-    ) -> AsyncGenerator[ContainerRecord, None]:
-        wanted = convert.container_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id, running_only=running_only)
-        request = pb.StreamContainersRequest(filter=wanted)
-        async with aclosing(self._runtime.stream(calls.STREAM_CONTAINERS, request, timeout=self._timeout)) as stream:
-            async for answer in stream:
-                for item in answer.containers:
-                    yield convert.container_record(item)
 
     async def update_container_resources(
         self,
@@ -328,11 +284,11 @@ class GrpcCriClient:
         request = pb.UpdateContainerResourcesRequest(
             container_id=container_id, linux=resources, annotations=annotations
         )
-        await self._runtime.call(calls.UPDATE_CONTAINER_RESOURCES, request, timeout=self._timeout)
+        await self._call(calls.UPDATE_CONTAINER_RESOURCES, request)
 
     async def reopen_container_log(self, container_id: str) -> None:
         request = pb.ReopenContainerLogRequest(container_id=container_id)
-        await self._runtime.call(calls.REOPEN_CONTAINER_LOG, request, timeout=self._timeout)
+        await self._call(calls.REOPEN_CONTAINER_LOG, request)
 
     async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult:
         request = pb.ExecSyncRequest(container_id=container_id, cmd=command, timeout=timeout)
@@ -361,7 +317,7 @@ class GrpcCriClient:
         request = pb.ExecRequest(
             container_id=container_id, cmd=command, tty=tty, stdin=stdin, stdout=stdout, stderr=stderr
         )
-        answer = await self._runtime.call(calls.EXEC, request, timeout=self._timeout)
+        answer = await self._call(calls.EXEC, request)
         return _url(answer.url, "exec")
 
     async def attach(
@@ -374,31 +330,15 @@ class GrpcCriClient:
         stderr: bool = True,
     ) -> str:
         request = pb.AttachRequest(container_id=container_id, tty=tty, stdin=stdin, stdout=stdout, stderr=stderr)
-        return _url((await self._runtime.call(calls.ATTACH, request, timeout=self._timeout)).url, "attach")
-
-    async def container_stats(self, container_id: str) -> pb.ContainerStats:
-        request = pb.ContainerStatsRequest(container_id=container_id)
-        return (await self._runtime.call(calls.CONTAINER_STATS, request, timeout=self._timeout)).stats
+        return _url((await self._call(calls.ATTACH, request)).url, "attach")
 
     async def list_container_stats(
         self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
     ) -> Sequence[pb.ContainerStats]:
         wanted = convert.container_stats_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id)
         request = pb.ListContainerStatsRequest(filter=wanted)
-        answer = await self._runtime.call(calls.LIST_CONTAINER_STATS, request, timeout=self._timeout)
+        answer = await self._call(calls.LIST_CONTAINER_STATS, request)
         return tuple(answer.stats)
-
-    async def stream_container_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
-    ) -> AsyncGenerator[pb.ContainerStats, None]:
-        wanted = convert.container_stats_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id)
-        request = pb.StreamContainerStatsRequest(filter=wanted)
-        async with aclosing(
-            self._runtime.stream(calls.STREAM_CONTAINER_STATS, request, timeout=self._timeout)
-        ) as stream:
-            async for answer in stream:
-                for item in answer.container_stats:
-                    yield item
 
     async def checkpoint_container(self, container_id: str, location: str, timeout: int = 0) -> None:
         request = pb.CheckpointContainerRequest(container_id=container_id, location=location, timeout=timeout)
@@ -409,22 +349,15 @@ class GrpcCriClient:
 
     async def image_status(self, image: str) -> Image | None:
         request = pb.ImageStatusRequest(image=pb.ImageSpec(image=image))
-        answer = await self._images.call(calls.IMAGE_STATUS, request, timeout=self._timeout)
+        answer = await self._call(calls.IMAGE_STATUS, request)
         if not answer.HasField("image"):
             return None
         return convert.image(answer.image)
 
     async def list_images(self, image: str | None = None) -> Sequence[Image]:
         request = pb.ListImagesRequest(filter=convert.image_filter(image))
-        answer = await self._images.call(calls.LIST_IMAGES, request, timeout=self._timeout)
+        answer = await self._call(calls.LIST_IMAGES, request)
         return [convert.image(item) for item in answer.images]
-
-    async def stream_images(self, image: str | None = None) -> AsyncGenerator[Image, None]:
-        request = pb.StreamImagesRequest(filter=convert.image_filter(image))
-        async with aclosing(self._images.stream(calls.STREAM_IMAGES, request, timeout=self._timeout)) as stream:
-            async for answer in stream:
-                for item in answer.images:
-                    yield convert.image(item)
 
     async def pull_image(
         self,
@@ -441,11 +374,11 @@ class GrpcCriClient:
     async def remove_image(self, image: str) -> None:
         request = pb.RemoveImageRequest(image=pb.ImageSpec(image=image))
         with suppress(NotFound):
-            await self._images.call(calls.REMOVE_IMAGE, request, timeout=self._timeout)
+            await self._call(calls.REMOVE_IMAGE, request)
 
     async def image_fs_info(self) -> ImageFilesystems:
         request = pb.ImageFsInfoRequest()
-        answer = await self._images.call(calls.IMAGE_FS_INFO, request, timeout=self._timeout)
+        answer = await self._call(calls.IMAGE_FS_INFO, request)
         return convert.image_filesystems(answer)
 
 

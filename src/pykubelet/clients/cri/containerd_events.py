@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from pykubelet.clients.cri.calls import Rpc
-from pykubelet.clients.cri.transport import Connection
+from pykubelet.clients.cri.connection import Connection
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import CriError, RuntimeDown

@@ -53,11 +53,7 @@ class CriRuntime(Protocol):
         """Every event from now on. Ends only by an error: Unimplemented for good, RuntimeDown for retry."""
         ...
 
-    async def list_metric_descriptors(self) -> Sequence[cri_pb2.MetricDescriptor]: ...
-
     async def list_pod_sandbox_metrics(self) -> Sequence[cri_pb2.PodSandboxMetrics]: ...
-
-    def stream_pod_sandbox_metrics(self) -> AsyncGenerator[cri_pb2.PodSandboxMetrics, None]: ...
 
 
 class CriSandboxes(Protocol):
@@ -85,10 +81,6 @@ class CriSandboxes(Protocol):
         self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
     ) -> Sequence[SandboxRecord]: ...
 
-    def stream_pod_sandboxes(
-        self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
-    ) -> AsyncGenerator[SandboxRecord, None]: ...
-
     async def update_pod_sandbox_resources(
         self,
         sandbox_id: str,
@@ -101,15 +93,9 @@ class CriSandboxes(Protocol):
         """The URL at which the runtime serves the stream."""
         ...
 
-    async def pod_sandbox_stats(self, sandbox_id: str) -> cri_pb2.PodSandboxStats: ...
-
     async def list_pod_sandbox_stats(
         self, *, pod_uid: str | None = None, id: str | None = None
     ) -> Sequence[cri_pb2.PodSandboxStats]: ...
-
-    def stream_pod_sandbox_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None
-    ) -> AsyncGenerator[cri_pb2.PodSandboxStats, None]: ...
 
 
 class CriContainers(Protocol):
@@ -139,15 +125,6 @@ class CriContainers(Protocol):
         sandbox_id: str | None = None,
         running_only: bool = False,
     ) -> Sequence[ContainerRecord]: ...
-
-    def stream_containers(
-        self,
-        *,
-        pod_uid: str | None = None,
-        id: str | None = None,
-        sandbox_id: str | None = None,
-        running_only: bool = False,
-    ) -> AsyncGenerator[ContainerRecord, None]: ...
 
     async def update_container_resources(
         self,
@@ -187,15 +164,9 @@ class CriContainers(Protocol):
         """The URL at which the runtime serves the stream."""
         ...
 
-    async def container_stats(self, container_id: str) -> cri_pb2.ContainerStats: ...
-
     async def list_container_stats(
         self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
     ) -> Sequence[cri_pb2.ContainerStats]: ...
-
-    def stream_container_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
-    ) -> AsyncGenerator[cri_pb2.ContainerStats, None]: ...
 
     async def checkpoint_container(self, container_id: str, location: str, timeout: int = 0) -> None: ...
 
@@ -208,8 +179,6 @@ class CriImages(Protocol):
         ...
 
     async def list_images(self, image: str | None = None) -> Sequence[Image]: ...
-
-    def stream_images(self, image: str | None = None) -> AsyncGenerator[Image, None]: ...
 
     async def pull_image(
         self,

@@ -15,8 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from pykubelet.clients.host.port import Machine
-from pykubelet.model.topology import Cpu, NumaNode, Topology, flat_topology
-from pykubelet.settings.cpu_list import parse_cpu_list
+from pykubelet.model.topology import Cpu, NumaNode, Topology, flat_topology, parse_cpu_list
 
 CPU_FOLDER = re.compile(r"^cpu(\d+)$")
 NODE_FOLDER = re.compile(r"^node(\d+)$")

@@ -17,8 +17,8 @@ from urllib.parse import urljoin, urlsplit
 from msgspec.structs import replace
 
 from pykubelet.clients.http.grpc_health import check_health
+from pykubelet.clients.http.http1 import ResponseReader, error_text
 from pykubelet.clients.http.port import ConnectProblem
-from pykubelet.clients.http.reading import Reader, words_of
 from pykubelet.clients.http.wires import dial, open_wire, unverified, verified
 from pykubelet.kit.names import NameLookups
 from pykubelet.kit.text import shortened
@@ -63,7 +63,7 @@ class ShortCalls:
         except HttpProblem as error:
             raise type(error)(f'Get "{exchange.request.url}": {error}') from error
         except (ConnectProblem, OSError) as error:
-            text = str(error) if isinstance(error, ConnectProblem) else words_of(error)
+            text = str(error) if isinstance(error, ConnectProblem) else error_text(error)
             raise HttpProblem(f'Get "{exchange.request.url}": {text}') from error
 
     async def connect(self, host: str, port: int, *, timeout: float) -> None:
@@ -102,7 +102,7 @@ class _Exchange:
         self._lookups = lookups
         self._tls = tls
         self._stays_secret = stays_secret
-        self._reader: Reader | None = None
+        self._reader: ResponseReader | None = None
 
     @property
     def in_body(self) -> bool:
@@ -126,7 +126,7 @@ class _Exchange:
         wire = await open_wire(request.scheme, request.host, request.port, self._lookups, self._tls)
         try:
             await wire.send(request_bytes(self.request))
-            self._reader = Reader(wire)
+            self._reader = ResponseReader(wire.recv)
             return await self._reader.answer(max_body)
         finally:
             wire.close()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
+from pykubelet.clients.http.http1 import os_error_text
 from pykubelet.clients.http.port import ConnectProblem
 from pykubelet.kit.names import LookupFailed, NameLookups
 from pykubelet.kit.tls_records import Records
@@ -54,7 +54,7 @@ async def dial(host: str, port: int, lookups: NameLookups) -> socket.socket:
             sock.close()
             raise
     assert isinstance(problem, OSError)
-    raise ConnectProblem(f"dial tcp {join_host_port(host, port)}: connect: {os_words(problem)}") from problem
+    raise ConnectProblem(f"dial tcp {join_host_port(host, port)}: connect: {os_error_text(problem)}") from problem
 
 
 async def _addresses(host: str, port: int, lookups: NameLookups) -> list[tuple[int, Any]]:
@@ -77,12 +77,6 @@ def _quick_goodbye(sock: socket.socket) -> None:
     would stop our loop; the limit on the half-closed state has the wanted effect without waiting.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, LINGER_SECONDS)
-
-
-def os_words(error: OSError) -> str:
-    """`connection refused`, as the system says it, in lower case as Go prints it."""
-    text = os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
-    return text[:1].lower() + text[1:]
 
 
 class PlainWire:

@@ -298,7 +298,8 @@ class CsiVolumes(RemotePlugin):
             return {}
         secret = await self._objects.secret(*name)
         if secret is None:
-            raise VolumeProblem(f"secret {name[0]}/{name[1]} not found")
+            missing = f"secret {name[0]}/{name[1]}"
+            raise VolumeProblem(f"{missing} not found", missing=missing)
         return {key: base64.b64decode(value).decode(errors="surrogateescape") for key, value in secret.data.items()}
 
     # --- giving back ----------------------------------------------------------------------------

@@ -374,7 +374,8 @@ class IscsiVolume(MountedPlugin):
         namespace = task.spec.secret_namespace or namespace_of(task.pod)
         secret = await self._references.secret(namespace, source.secret_ref.name or "")
         if secret is None:
-            raise VolumeProblem(f"secret {namespace}/{source.secret_ref.name} not found")
+            missing = f"secret {namespace}/{source.secret_ref.name}"
+            raise VolumeProblem(f"{missing} not found", missing=missing)
         return {key: FileContent(data=base64.b64decode(value), mode=0o600) for key, value in secret.data.items()}
 
     def using(self, task: SetUp) -> AbstractContextManager[None]:

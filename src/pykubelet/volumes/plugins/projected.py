@@ -86,9 +86,9 @@ class ContentPlugin(PluginDefaults):
         if found is None:
             if optional:
                 return {}
-            raise VolumeProblem(f"configmap {namespace}/{name} not found")
-        text = "configmap references non-existent config key"
-        return select(config_map_data(found), items, mode=mode, optional=optional, missing_text=text)
+            missing = f"configmap {namespace}/{name}"
+            raise VolumeProblem(f"{missing} not found", missing=missing)
+        return select(config_map_data(found), items, mode=mode, optional=optional, kind="config")
 
     async def _secret(
         self, task: SetUp, name: str, items: Sequence[KeyToPath], mode: int, optional: bool
@@ -98,9 +98,9 @@ class ContentPlugin(PluginDefaults):
         if found is None:
             if optional:
                 return {}
-            raise VolumeProblem(f"secret {namespace}/{name} not found")
-        text = "references non-existent secret key"
-        return select(secret_data(found), items, mode=mode, optional=optional, missing_text=text)
+            missing = f"secret {namespace}/{name}"
+            raise VolumeProblem(f"{missing} not found", missing=missing)
+        return select(secret_data(found), items, mode=mode, optional=optional, kind="secret")
 
 
 def _make_nested(volume: Path, nested: str, shown: set[str]) -> None:
@@ -232,9 +232,9 @@ def _decoded(key: str, value: str) -> bytes:
 
 
 def select(
-    data: Mapping[str, bytes], items: Sequence[KeyToPath], *, mode: int, optional: bool, missing_text: str
+    data: Mapping[str, bytes], items: Sequence[KeyToPath], *, mode: int, optional: bool, kind: str
 ) -> dict[str, FileContent]:
-    """All keys by their names, or the items asked for; `missing_text` begins the error for an absent key."""
+    """All keys by their names, or the requested items. `kind` of object: config or secret."""
     if not items:
         return {key: FileContent(data=value, mode=mode) for key, value in data.items()}
     found = {}
@@ -244,7 +244,8 @@ def select(
             own = item.mode if item.mode is not None else mode
             found[item.path or ""] = FileContent(data=data[key], mode=own)
         elif not optional:
-            raise VolumeProblem(f"{missing_text}: {key}")
+            text = f"{'configmap ' if kind == 'config' else ''}references non-existent {kind} key: {key}"
+            raise VolumeProblem(text, missing=f"a key of {kind}")
     return found
 
 

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from pykubelet.clients.cri.client import GrpcCriClient
-from pykubelet.clients.cri.metrics import operation_metrics
-from pykubelet.clients.cri.transport import target_of
+from pykubelet.clients.cri.connection import operation_metrics, socket_of
+from pykubelet.clients.grpc_connection import target_of
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model import errors
@@ -210,13 +210,27 @@ async def test_a_call_under_way_fails_when_the_runtime_dies(socket: Path) -> Non
     await cri.close()
 
 
+async def test_closing_the_client_fails_a_call_under_way_and_cancels_no_caller(socket: Path) -> None:
+    runtime = ScriptedRuntime()
+    async with serving(socket, runtime) as endpoint:
+        cri = client(endpoint)
+        await cri.connect()
+        runtime.answers["Status"] = "hang"
+        call = asyncio.ensure_future(cri.status())
+        while "Status" not in runtime.requests:
+            await SystemClock().sleep(0.01)
+        await cri.close()
+        with pytest.raises(errors.RuntimeDown, match="is closed"):
+            await call
+
+
 async def test_every_call_is_measured_and_logged_once_without_its_content(
     socket: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = Registry()
     runtime = ScriptedRuntime()
     runtime.answers["PullImage"] = (Code.UNKNOWN, "no")
-    caplog.set_level(logging.DEBUG, logger="pykubelet.clients.cri.transport")
+    caplog.set_level(logging.DEBUG, logger="pykubelet.clients.cri.connection")
     async with serving(socket, runtime) as endpoint, client(endpoint, observe=operation_metrics(registry)) as cri:
         with pytest.raises(errors.CriError):
             await cri.pull_image(pb.ImageSpec(image="i"), pb.AuthConfig(username="u", password="hunter2"))
@@ -235,19 +249,16 @@ async def test_filters_reach_the_runtime(socket: Path) -> None:
     runtime.answers |= {
         "ListPodSandbox": pb.ListPodSandboxResponse(),
         "ListContainers": pb.ListContainersResponse(),
-        "StreamContainers": [pb.StreamContainersResponse(containers=[pb.Container(id="a"), pb.Container(id="b")])],
     }
     async with serving(socket, runtime) as endpoint, client(endpoint) as cri:
         await cri.list_pod_sandboxes(pod_uid="u", ready_only=True)
         await cri.list_containers(id="c", sandbox_id="s", running_only=True)
-        streamed = [record.id async for record in cri.stream_containers(pod_uid="u")]
     sandboxes = runtime.requests["ListPodSandbox"].filter
     assert sandboxes.HasField("state") and sandboxes.state.state == pb.SANDBOX_READY
     assert dict(sandboxes.label_selector) == {"io.kubernetes.pod.uid": "u"}
     containers = runtime.requests["ListContainers"].filter
     assert (containers.id, containers.pod_sandbox_id) == ("c", "s")
     assert containers.state.state == pb.CONTAINER_RUNNING
-    assert streamed == ["a", "b"]
 
 
 async def test_events_come_from_the_cri_when_it_has_them(socket: Path) -> None:
@@ -369,10 +380,10 @@ async def test_a_closed_client_may_be_used_again(socket: Path) -> None:
     ],
 )
 def test_targets(endpoint: str, target: str) -> None:
-    assert target_of(endpoint) == target
+    assert target_of(socket_of(endpoint)) == target
 
 
 @pytest.mark.parametrize("endpoint", ["", "tcp://127.0.0.1:1", "unix://relative", "run/x.sock"])
 def test_an_endpoint_that_is_no_socket_is_refused_by_name(endpoint: str) -> None:
     with pytest.raises(errors.CriError, match="container runtime endpoint"):
-        target_of(endpoint)
+        socket_of(endpoint)

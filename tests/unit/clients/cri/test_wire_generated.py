@@ -56,6 +56,13 @@ def test_a_bad_row_is_named(generator: ModuleType, tmp_path: Path, row: str, why
         generator.read_table(table)
 
 
+NOT_CALLED = {
+    *("StreamPodSandboxes", "StreamContainers", "StreamContainerStats", "StreamPodSandboxStats", "StreamImages"),
+    *("StreamPodSandboxMetrics", "ContainerStats", "PodSandboxStats", "ListMetricDescriptors"),
+}
+"""Methods of the API that the agent has no use for."""
+
+
 def test_the_call_table_has_every_method_with_its_answer() -> None:
     ours = {rpc.path: rpc.answer for rpc in vars(calls).values() if isinstance(rpc, calls.Rpc)}
     theirs = {
@@ -64,7 +71,7 @@ def test_the_call_table_has_every_method_with_its_answer() -> None:
         for method in service.methods
     }
     assert len(theirs) == 41
-    assert ours == theirs
+    assert ours == {path: answer for path, answer in theirs.items() if path.rpartition("/")[2] not in NOT_CALLED}
 
 
 def test_every_call_in_the_table_is_used() -> None:
@@ -78,7 +85,7 @@ def test_every_call_in_the_table_is_used() -> None:
 @pytest.mark.parametrize("kind", [GrpcCriClient, FakeCri])
 def test_implementations_have_the_methods_of_the_port(kind: type) -> None:
     wanted = {name for name in dir(CriClient) if not name.startswith("_")}
-    assert len(wanted) == 42
+    assert len(wanted) == 33
     for name in wanted:
         assert parameters(kind, name) == parameters(CriClient, name), name
 

@@ -1,0 +1,336 @@
+"""What each pod was promised, and resizes on their way from a wish in the spec to a promise.
+
+The promise (allocation) is what pods are admitted, run and shown with; the spec may ask for something else. A wish
+that does not fit waits here and is judged again whenever room may have come free. Putting a promise into force is
+the runtime's work (`runtime/resize.py`); this module only sees from the record of it whether that is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from pykubelet.api.types import Pod, PodCondition, ResourceRequirements
+from pykubelet.cm.allocation_state import ResourceLedger
+from pykubelet.cm.resize import (
+    DEFERRED,
+    INFEASIBLE,
+    ResizeConditions,
+    ResizeRules,
+    asks_for_resize,
+    changes_between,
+    refusal,
+    resize_text,
+    shrank,
+    urgency,
+)
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.metrics import Registry
+from pykubelet.model.events import EventSink
+from pykubelet.model.held_resources import allocation_of, differing, effective_resources, with_held
+from pykubelet.model.pod import is_sidecar, readable, uid_of
+from pykubelet.model.reasons import NORMAL, WARNING
+from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+
+logger = logging.getLogger(__name__)
+
+RETRY_UNTIL_READY: Final = 30.0
+RETRY_EVERY: Final = 180.0
+SETTLE: Final = 0.25
+"""Seconds to gather changes before the records are written, so that fifty pods starting together do not cost fifty
+writes. A record matters only once a spec asks for something else, and that writes at once."""
+
+# Why pending resizes are judged again: labels of a metric.
+POD_RESIZED: Final = "pod_resized"
+POD_UPDATED: Final = "pod_updated"
+PODS_ADDED: Final = "pods_added"
+PODS_REMOVED: Final = "pods_removed"
+POD_TERMINATED: Final = "pod_terminated"
+PERIODIC: Final = "periodic_retry"
+
+
+class Objection(Protocol):
+    @property
+    def message(self) -> str: ...
+
+
+class Verdict(Protocol):
+    @property
+    def rejection(self) -> Objection | None: ...
+
+    @property
+    def victims(self) -> Sequence[Pod]: ...
+
+    @property
+    def short_of(self) -> str: ...
+
+
+class Admission(Protocol):
+    def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict: ...
+
+
+class Allocations:
+    """Also a service: writes the records and judges waiting resizes again now and then."""
+
+    name = "allocations"
+
+    def __init__(
+        self,
+        *,
+        allocated: ResourceLedger,
+        actuated: ResourceLedger,
+        conditions: ResizeConditions,
+        admission: Admission,
+        active: Callable[[], Iterable[Pod]],
+        desired: Callable[[str], Pod | None],
+        sources_ready: Callable[[], bool],
+        rules: ResizeRules,
+        events: EventSink,
+        clock: Clock,
+        metrics: Registry,
+    ) -> None:
+        self._allocated = allocated
+        self._actuated = actuated
+        self._conditions = conditions
+        self._admission = admission
+        self._active = active
+        self._desired = desired
+        self._sources_ready = sources_ready
+        self._rules = rules
+        self._events = events
+        self._clock = clock
+        self._waiting: list[str] = []
+        self._unsaved = Signal()
+        self.on_change: Callable[[str], None] = lambda uid: None
+        """Told which pod has a new promise or a new word about its resize."""
+        self.preempt: Callable[[Pod, str], None] = lambda victim, short_of: None
+        allocated.on_change = actuated.on_change = self._unsaved.set
+        self._requested = metrics.counter(
+            "kubelet_container_requested_resizes_total",
+            "Changes of container resources asked for.",
+            ("resource", "requirement", "operation"),
+        )
+        self._infeasible = metrics.counter(
+            "kubelet_pod_infeasible_resizes_total", "Resizes that can never happen here.", ("reason_detail",)
+        )
+        self._accepted_late = metrics.counter(
+            "kubelet_pod_deferred_accepted_resizes_total", "Resizes that had to wait.", ("retry_trigger",)
+        )
+
+    async def run(self) -> None:
+        due = self._clock.monotonic() + RETRY_UNTIL_READY
+        try:
+            while True:
+                if await self._unsaved.wait(at_most=max(0.0, due - self._clock.monotonic())):
+                    await self._clock.sleep(SETTLE)
+                self._save()
+                if self._clock.monotonic() >= due:
+                    due = self._clock.monotonic() + (RETRY_EVERY if self._sources_ready() else RETRY_UNTIL_READY)
+                    self.retry(PERIODIC)
+        finally:
+            self._save()
+
+    def _save(self) -> None:
+        for ledger in (self._allocated, self._actuated):
+            try:
+                ledger.flush()
+            except OSError as error:
+                logger.error(
+                    "resources of pods cannot be recorded, will retry",
+                    extra={"path": str(ledger.path), "error": str(error)},
+                )
+
+    # --- what pods hold -------------------------------------------------------------------------
+
+    def allocated(self, pod: Pod) -> Pod:
+        """The pod with what it was promised instead of what it asks for."""
+        return with_held(pod, self._allocated.get(uid_of(pod)))
+
+    def active_pods(self) -> list[Pod]:
+        """Pods that hold resources, with what they were promised."""
+        return [self.allocated(pod) for pod in self._active()]
+
+    def in_force(self, pod: Pod) -> Pod:
+        """The pod with what is in force for it, as far as that is known."""
+        return with_held(self.allocated(pod), self._actuated.get(uid_of(pod)))
+
+    def actuated(self, uid: str) -> dict[str, ResourceRequirements]:
+        held = self._actuated.get(uid)
+        return dict(held.containers) if held is not None else {}
+
+    @property
+    def tells_pod_resources(self) -> bool:
+        """Whether statuses say what a pod as a whole was promised and holds."""
+        return self._rules.pod_level
+
+    def conditions(self, uid: str, *, terminal: bool) -> tuple[PodCondition, ...]:
+        if terminal:
+            self._conditions.clear_pending(uid)
+            self._conditions.clear_in_progress(uid)
+        return self._conditions.of(uid)
+
+    # --- news of pods ---------------------------------------------------------------------------
+
+    def admitted(self, pod: Pod) -> None:
+        """The pod was admitted as it is given here."""
+        held = allocation_of(pod, init_containers=self._rules.init_containers)
+        self._allocated.put(uid_of(pod), held)
+
+    def added(self, pods: Sequence[Pod]) -> None:
+        """Pods, as their source has them, were all dealt with; those whose wish differs from their promise wait."""
+        wishing = []
+        for pod in pods:
+            self._conditions.adopt(pod)
+            if self.allocated(pod) is not pod:
+                wishing.append(uid_of(pod))
+        for uid in wishing:
+            self._push(uid)
+        if wishing:
+            self.retry(PODS_ADDED)
+
+    def updated(self, old: Pod | None, new: Pod) -> None:
+        if old is None or not asks_for_resize(old, new):
+            return
+        for change in changes_between(old, new):
+            self._requested.inc(*change)
+        # From here on the spec no longer tells what was promised: only the record does.
+        self._save()
+        if self.allocated(new) is new:
+            # The wish was taken back, or was granted before.
+            self._conditions.clear_pending(uid_of(new))
+            self._waiting = [uid for uid in self._waiting if uid != uid_of(new)]
+            self.on_change(uid_of(new))
+            return
+        self._push(uid_of(new))
+        self.retry(POD_UPDATED)
+
+    def reconciled(self, old: Pod | None, new: Pod) -> None:
+        """Only the status at the source changed; it may tell that room has come free."""
+        if self._waiting and old is not None and shrank(self.allocated(old), self.allocated(new)):
+            self.retry(POD_RESIZED)
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        known = set(uids)
+        for holder in (self._allocated, self._actuated, self._conditions):
+            holder.keep_only(known)
+        self._waiting = [uid for uid in self._waiting if uid in known]
+
+    # --- judging --------------------------------------------------------------------------------
+
+    def _push(self, uid: str) -> None:
+        if uid not in self._waiting:
+            self._waiting.append(uid)
+        self._waiting = [uid for _, uid in sorted(self._keyed(), key=lambda pair: pair[0])]
+
+    def _keyed(self) -> list[tuple[tuple[bool, int, bool, float], str]]:
+        keyed = []
+        for uid in self._waiting:
+            pod = self._desired(uid)
+            if pod is not None:
+                keyed.append((urgency(pod, self.allocated(pod), self._conditions.pending_since(uid)), uid))
+        return keyed
+
+    def retry(self, trigger: str) -> None:
+        """Judge every waiting resize again. Cheap when none waits."""
+        if not self._waiting or not self._sources_ready():
+            return
+        left = []
+        for uid in self._waiting:
+            pod = self._desired(uid)
+            if pod is None:
+                continue
+            before, had_to_wait = self._conditions.of(uid), self._conditions.is_deferred(uid)
+            try:
+                granted = self._judge(pod)
+            except Exception as error:  # this pod's trouble, never that of the others that wait
+                logger.error(
+                    "a resize cannot be judged or recorded, will retry",
+                    extra={"pod": readable(pod), "error": str(error)},
+                    exc_info=not isinstance(error, OSError),
+                )
+                left.append(uid)
+                continue
+            if self._conditions.is_deferred(uid):
+                left.append(uid)
+            elif had_to_wait and not self._conditions.is_infeasible(uid):
+                self._accepted_late.inc(trigger)
+            if granted or self._conditions.of(uid) != before:
+                self.on_change(uid)
+        self._waiting = left
+
+    def _judge(self, pod: Pod) -> bool:
+        """Promise what the pod asks for if that is possible now; True when the promise changed."""
+        uid, allocated = uid_of(pod), self.allocated(pod)
+        if allocated is pod:
+            self._conditions.clear_pending(uid)
+            return False
+        never = refusal(pod, allocated, self._rules)
+        if never is not None:
+            self._infeasible.inc(never.detail)
+            self._pend(pod, INFEASIBLE, never.message)
+            return False
+        verdict = self._admission.decide(pod, [each for each in self.active_pods() if uid_of(each) != uid])
+        if verdict.rejection is not None:
+            self._pend(pod, DEFERRED, verdict.rejection.message)
+            return False
+        self._promise(pod)
+        for victim in verdict.victims:
+            self.preempt(victim, verdict.short_of)
+        self._conditions.clear_pending(uid)
+        self._conditions.clear_in_progress(uid)
+        self._conditions.set_in_progress(pod)
+        logger.info("resize started", extra={"pod": readable(pod)})
+        self._events.pod_event(pod, NORMAL, "ResizeStarted", resize_text("started", pod, pod.metadata.generation))
+        return True
+
+    def _promise(self, pod: Pod) -> None:
+        """Recorded on disk before anything of it is put into force."""
+        before = self._allocated.get(uid_of(pod))
+        self.admitted(pod)
+        try:
+            self._allocated.flush()
+        except OSError:
+            if before is not None:
+                self._allocated.put(uid_of(pod), before)
+            raise
+
+    def _pend(self, pod: Pod, reason: str, message: str) -> None:
+        if self._conditions.set_pending(pod, reason, message):
+            logger.info("resize cannot start", extra={"pod": readable(pod), "reason": reason, "why": message})
+            text = resize_text(reason, pod, pod.metadata.generation, message)
+            self._events.pod_event(pod, WARNING, f"Resize{reason}", text)
+
+    # --- watching it being put into force -------------------------------------------------------
+
+    def review(self, pod: Pod, seen: PodRuntimeStatus) -> None:
+        """Bring the PodResizeInProgress condition to what the record of actuated resources says."""
+        # Asked anew: the promise may have changed while the caller was busy with an older one.
+        current = self.allocated(pod)
+        if self._is_unfinished(current, seen):
+            self._conditions.set_in_progress(current)
+            return
+        generation, was = self._conditions.clear_in_progress(uid_of(pod))
+        if was:
+            self._events.pod_event(current, NORMAL, "ResizeCompleted", resize_text("completed", current, generation))
+
+    def failed(self, pod: Pod, why: str) -> None:
+        generation, news = self._conditions.set_in_progress(pod, "Error", why)
+        if news:
+            self._events.pod_event(pod, WARNING, "ResizeError", resize_text("error", pod, generation, why))
+
+    def _is_unfinished(self, pod: Pod, seen: PodRuntimeStatus) -> bool:
+        held = self._actuated.get(uid_of(pod))
+        if held is None:
+            return False
+        if held.pod is not None and differing(pod.spec.resources, held.pod):
+            return True
+        init = [each for each in pod.spec.init_containers if self._rules.init_containers or is_sidecar(each)]
+        for container in (*init, *pod.spec.containers):
+            run, own = seen.container(container.name or ""), held.containers.get(container.name or "")
+            if run is None or run.state is not ContainerState.RUNNING or own is None:
+                continue  # what does not run is given the right size when it starts
+            if differing(effective_resources(pod.spec.resources, container), own):
+                return True
+        return False

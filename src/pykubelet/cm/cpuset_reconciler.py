@@ -1,0 +1,117 @@
+"""Keeps the CPUs that running containers may use at what the books say.
+
+Containers are created with the right set; when the shared pool changes afterwards, every container in it must move.
+That happens as soon as the pool changes, not at the next tick; a tick (`cpuManagerReconcilePeriod`) only catches
+what the runtime refused. After a restart of the agent every container is told once, since nobody knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+from msgspec import Struct
+
+from pykubelet.cm.errors import NotWritten
+from pykubelet.kit.limits import Once
+from pykubelet.kit.mailbox import Signal
+from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
+from pykubelet.model.topology import Cpus, format_cpu_list
+from pykubelet.wire import cri_pb2
+
+logger = logging.getLogger(__name__)
+
+
+class RunningContainer(Struct, frozen=True, kw_only=True):
+    pod_uid: str
+    name: str
+    id: str
+
+
+class ContainerUpdates(Protocol):
+    async def update_container_resources(
+        self, container_id: str, resources: cri_pb2.LinuxContainerResources
+    ) -> None: ...
+
+
+async def _at_once() -> None: ...
+
+
+class CpusetKeeper:
+    def __init__(
+        self,
+        *,
+        cri: ContainerUpdates,
+        running: Callable[[], Iterable[RunningContainer]],
+        cpus_of: Callable[[str, str], Cpus],
+        period: float,
+    ) -> None:
+        self._cri = cri
+        self._running = running
+        self._cpus_of = cpus_of
+        self._period = period
+        self._signal = Signal()
+        self.written: Callable[[], Awaitable[None]] = _at_once
+        """Returns when the books are on disk; nothing is moved by what may be forgotten."""
+        self._created: dict[tuple[str, str], Cpus] = {}
+        """Sets that containers were created with whose ids are not known yet."""
+        self._applied: dict[str, Cpus] = {}
+        self._logged: Once[str] = Once()
+
+    def soon(self) -> None:
+        self._signal.set()
+
+    def created(self, uid: str, container: str, cpus: Cpus) -> None:
+        """The next container of this name starts with this set."""
+        self._created[uid, container] = cpus
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone, with containers that perhaps never ran."""
+        self._created = {key: cpus for key, cpus in self._created.items() if key[0] != uid}
+
+    async def run(self) -> None:
+        while True:
+            await self._signal.wait(self._period if self._period > 0 else None)
+            await self.bring_up_to_date()
+
+    async def bring_up_to_date(self) -> None:
+        """Tell the runtime about every running container whose set is another than it was told last."""
+        seen = list(self._running())
+        ids = {each.id for each in seen}
+        self._applied = {id_: cpus for id_, cpus in self._applied.items() if id_ in ids}
+        for each in seen:
+            if each.id not in self._applied:
+                told = self._created.pop((each.pod_uid, each.name), None)
+                if told is not None:
+                    self._applied[each.id] = told
+            try:
+                await self._apply(each)
+            except CriNotFound:
+                continue  # it ended meanwhile
+            except RuntimeDown:
+                return
+            except (CriError, NotWritten) as error:
+                self._complain(each, str(error))
+
+    async def _apply(self, container: RunningContainer) -> None:
+        # Asked at the last moment: the pool may change while others are being told.
+        if self._applied.get(container.id) == self._cpus_of(container.pod_uid, container.name):
+            return
+        await self.written()
+        cpus = self._cpus_of(container.pod_uid, container.name)
+        if not cpus:
+            self._complain(container, "every CPU that is not reserved belongs to some container")
+            return
+        text = format_cpu_list(cpus)
+        await self._cri.update_container_resources(container.id, cri_pb2.LinuxContainerResources(cpuset_cpus=text))
+        self._applied[container.id] = cpus
+        self._logged.clear(container.id)
+        logger.debug("container moved to CPUs", extra={"container": container.name, "cpus": text})
+
+    def _complain(self, container: RunningContainer, why: str) -> None:
+        if self._logged.is_new(container.id, why):
+            logger.warning(
+                "CPUs of a container cannot be set, will retry",
+                extra={"uid": container.pod_uid, "container": container.name, "error": why},
+            )

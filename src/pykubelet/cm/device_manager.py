@@ -1,0 +1,400 @@
+"""Devices of plugins: who may register, what pods are given, what is put into their containers.
+
+Admission only reserves, from the books, and never waits for a plugin: one that hangs holds up the pods that want its
+devices and nobody else. The plugin is asked (GetPreferredAllocation, Allocate) right before the container is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.api.types import Pod
+from pykubelet.clients.plugins.port import (
+    DeviceConnect,
+    DeviceRegistration,
+    Handed,
+    ReadHanded,
+)
+from pykubelet.cm import device_state
+from pykubelet.cm.device_plugins import Endpoint, Endpoints
+from pykubelet.cm.device_state import DeviceBooks, DevicesRefused, Grant
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.files import Checkpoint
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.metrics import Registry
+from pykubelet.model.assigned import DeviceShare
+from pykubelet.model.errors import PykubeletError
+from pykubelet.model.life import LifeEntry, LifeRecorder, Step
+from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
+from pykubelet.model.pod_resources import served_by_claims
+
+logger = logging.getLogger(__name__)
+
+VERSION = "v1beta1"
+WRITE_AGAIN = 30.0
+_DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_RESOURCE = re.compile(rf"(?=.{{1,317}}$)(?P<domain>{_DOMAIN})/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
+
+
+class RegistrationRefused(PykubeletError):
+    """The plugin is told this."""
+
+
+class PluginAbsent(PykubeletError):
+    """The container waits for a plugin."""
+
+
+class CheckpointNotWritten(PykubeletError):
+    """The container waits until what it gets is on disk."""
+
+
+def is_extended(resource: str) -> bool:
+    """Whether plugins may use this name: a domain of their own, a slash, a name."""
+    found = _RESOURCE.fullmatch(resource)
+    if found is None or resource.startswith("requests."):
+        return False
+    domain = found["domain"]
+    return domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
+
+
+class DeviceManager:
+    name = "devices"
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        connect: DeviceConnect,
+        read_handed: ReadHanded,
+        clock: Clock,
+        metrics: Registry,
+        recorder: LifeRecorder,
+        is_running: Callable[[str, str], bool],
+    ) -> None:
+        """`is_running(uid, container)`: containers that run already are never refused what they hold."""
+        self._folder = folder
+        self._read_handed = read_handed
+        self._is_running = is_running
+        self._recorder = recorder
+        self._clock = clock
+        self._books = DeviceBooks()
+        self._endpoints = Endpoints(books=self._books, connect=connect, clock=clock, on_change=self._changed)
+        self._expected: dict[str, list[str]] = {}
+        self._saved: dict[str, Any] | None = None
+        self._checkpoint = Checkpoint(
+            folder / device_state.FILE,
+            encode=device_state.encode,
+            decode=partial(device_state.decode, read_handed=read_handed),
+        )
+        self._unsaved = Signal()
+        self.had_checkpoint = False
+        self.on_capacity: Callable[[], None] = lambda: None
+        """Told when the node has more or fewer devices."""
+        self.on_health: Callable[[str], None] = lambda uid: None
+        """Told of each pod that holds a device whose health changed."""
+        self._registrations = metrics.counter(
+            "kubelet_device_plugin_registration_total", "Registrations of device plugins", ("resource_name",)
+        )
+        self._allocated = metrics.histogram(
+            "kubelet_device_plugin_alloc_duration_seconds", "Time plugins took to allocate", ("resource_name",)
+        )
+
+    def open(self) -> None:
+        """Read what an earlier life left, and make the folder for what this one leaves. Before anything starts."""
+        self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        found = self._checkpoint.load()
+        if found is not None:
+            self.had_checkpoint = True
+            self._books.held = device_state.held_of(found, self._read_handed)
+            self._expected = device_state.registered_of(found)
+
+    async def run(self) -> None:
+        async with self._endpoints.tasks:
+            for resource in self._expected:
+                self._endpoints.expect(resource)
+            problem = ""
+            while True:
+                await self._unsaved.wait(at_most=WRITE_AGAIN if problem else None)
+                problem = await self._write(problem)
+
+    # --- plugins come and go --------------------------------------------------------------------
+
+    async def take(self, wish: DeviceRegistration) -> None:
+        """A plugin registers at our socket."""
+        if wish.version != VERSION:
+            raise RegistrationRefused(
+                f'requested API version "{wish.version}" is not supported by kubelet. '
+                f'Supported version is ["{VERSION}"]'
+            )
+        self._check_name(wish.resource)
+        if not wish.endpoint or "/" in wish.endpoint:
+            raise RegistrationRefused(f'the endpoint "{wish.endpoint}" is not the name of a socket')
+        await self._use(wish.resource, self._folder / wish.endpoint, wish)
+
+    async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
+        """A plugin was found by its socket."""
+        if VERSION not in versions:
+            raise RegistrationRefused(f"versions {list(versions)} of the plugin do not contain {VERSION}")
+        self._check_name(name)
+        await self._use(name, endpoint, None)
+
+    async def deregister(self, name: str, endpoint: Path) -> None:
+        self._endpoints.stop(name, endpoint)
+
+    def _check_name(self, resource: str) -> None:
+        if not is_extended(resource):
+            raise RegistrationRefused(f'the ResourceName "{resource}" is invalid')
+
+    async def _use(self, resource: str, socket: Path, wish: DeviceRegistration | None) -> None:
+        await self._endpoints.start(resource, socket, wish.options if wish is not None else None)
+        self._registrations.inc(resource)
+
+    def _changed(self, resource: str, ids: frozenset[str]) -> None:
+        self._save()
+        self.on_capacity()
+        for uid in self._books.users_of(resource, ids):
+            self.on_health(uid)
+
+    # --- what pods are given --------------------------------------------------------------------
+
+    def hints(
+        self, pod: Pod, container: AnyContainer, masks: Sequence[int]
+    ) -> Mapping[str, Sequence[tuple[int, bool]] | None]:
+        """For each resource of ours that the container asks for, where it could be had."""
+        found: dict[str, Sequence[tuple[int, bool]] | None] = {}
+        for resource, count in self._asked(pod, container).items():
+            grant = self._books.grant(uid_of(pod), container.name or "", resource)
+            if grant is not None and len(grant.ids) == count:
+                found[resource] = self._books.hints(resource, count, reusable=grant.ids, masks=masks)
+                continue
+            reusable = self._reusable(pod, container, resource)
+            found[resource] = self._books.hints(resource, count, reusable=reusable, masks=masks)
+        return found
+
+    def pod_hints(self, pod: Pod, masks: Sequence[int]) -> Mapping[str, Sequence[tuple[int, bool]] | None]:
+        """The same for all containers of the pod in one place."""
+        lasting: dict[str, int] = {}
+        passing: dict[str, int] = {}
+        for each in (*pod.spec.init_containers, *pod.spec.containers):
+            is_passing = each in pod.spec.init_containers and not is_sidecar(each)
+            for resource, count in self._asked(pod, each).items():
+                if is_passing:
+                    passing[resource] = max(passing.get(resource, 0), count + lasting.get(resource, 0))
+                else:
+                    lasting[resource] = lasting.get(resource, 0) + count
+        uid = uid_of(pod)
+        found: dict[str, Sequence[tuple[int, bool]] | None] = {}
+        for resource in lasting | passing:
+            containers = self._books.held.get(uid, {}).values()
+            held = frozenset().union(*(grants[resource].ids for grants in containers if resource in grants))
+            count = max(lasting.get(resource, 0), passing.get(resource, 0))
+            found[resource] = self._books.hints(resource, count, reusable=held, masks=masks)
+        return found
+
+    def allocate(self, pod: Pod, container: AnyContainer, nodes: int | None) -> None:
+        """Reserve devices for the container; DevicesRefused when there are not enough. Repeating changes nothing."""
+        uid, name = uid_of(pod), container.name or ""
+        for resource, count in self._asked(pod, container).items():
+            grant = self._books.grant(uid, name, resource)
+            if grant is not None and len(grant.ids) == count:
+                self._check_still_good(uid, name, resource, grant)
+                continue
+            reusable = self._reusable(pod, container, resource)
+            ids = self._books.choose(resource, count, reusable=reusable, nodes=nodes)
+            self._books.give(uid, name, resource, ids)
+
+    def _check_still_good(self, uid: str, container: str, resource: str, grant: Grant) -> None:
+        known = self._books.resources.get(resource)
+        if self._is_running(uid, container):
+            return
+        if known is None:
+            raise DevicesRefused(f"cannot allocate unregistered device {resource}")
+        if known.running and not grant.ids <= known.healthy:
+            raise DevicesRefused(
+                f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+            )
+
+    def release(self, uid: str) -> None:
+        if self._books.release(uid):
+            self._save()
+
+    def holders(self) -> frozenset[str]:
+        return frozenset(self._books.held)
+
+    def _asked(self, pod: Pod, container: AnyContainer) -> Mapping[str, int]:
+        """Devices that are to come from a plugin: what a resource claim serves is none of ours, whatever its name."""
+        limits = container.resources.limits if container.resources is not None else {}
+        claimed = served_by_claims(pod)
+        return {
+            resource: Quantity.parse(amount).value()
+            for resource, amount in limits.items()
+            if self._is_ours(resource)
+            and (container.name or "", resource) not in claimed
+            and Quantity.parse(amount).value() > 0
+        }
+
+    def _is_ours(self, resource: str) -> bool:
+        return resource in self._books.resources or any(
+            resource in grants for containers in self._books.held.values() for grants in containers.values()
+        )
+
+    def _reusable(self, pod: Pod, container: AnyContainer, resource: str) -> frozenset[str]:
+        """What earlier containers that end before this one starts held, and no lasting one took over."""
+        uid = uid_of(pod)
+        ended: set[str] = set()
+        lasting: set[str] = set()
+        for each in (*pod.spec.init_containers, *pod.spec.containers):
+            grant = self._books.grant(uid, each.name or "", resource)
+            if each is container or each.name == container.name or grant is None:
+                continue
+            is_init = each in pod.spec.init_containers
+            (ended if is_init and not is_sidecar(each) else lasting).update(grant.ids)
+        return frozenset(ended - lasting)
+
+    # --- what containers get --------------------------------------------------------------------
+
+    async def handed(self, pod: Pod, container: AnyContainer) -> list[Handed]:
+        """What plugins want put into the container, asked now if they were not before. PykubeletError to wait."""
+        uid, name = uid_of(pod), container.name or ""
+        found = []
+        for resource, count in self._asked(pod, container).items():
+            if self._books.grant(uid, name, resource) is None:
+                # A second life that was not admitted anew: the first one gave everything back.
+                reusable = self._reusable(pod, container, resource)
+                self._books.give(uid, name, resource, self._books.choose(resource, count, reusable=reusable))
+        for resource, grant in list(self._books.grants(uid, name).items()):
+            endpoint = self._endpoints.running(resource)
+            if endpoint is None and (grant.handed is None or self._endpoints.sees_starts(resource)):
+                raise PluginAbsent(f"the device plugin of {resource} is not running")
+            if grant.handed is None and endpoint is not None:
+                grant = await self._ask(endpoint, uid, name, self._still_there(pod, container, resource, grant))
+            if endpoint is not None and endpoint.options.pre_start:
+                with self._asking(uid, resource, "PreStartContainer"):
+                    await endpoint.plugin.pre_start(sorted(grant.ids))
+            assert grant.handed is not None
+            found.append(grant.handed)
+        if not found:
+            return found
+        try:
+            await self._checkpoint.flush()  # before a container has them
+        except OSError as error:
+            raise CheckpointNotWritten(f"the device checkpoint cannot be written: {error}") from error
+        return found
+
+    def _still_there(self, pod: Pod, container: AnyContainer, resource: str, grant: Grant) -> Grant:
+        """Devices that broke before the plugin was asked for them are nobody's loss yet: others will do."""
+        if grant.ids <= self._books.resources[resource].healthy:
+            return grant
+        uid, name = uid_of(pod), container.name or ""
+        reusable = grant.ids | self._reusable(pod, container, resource)
+        self._books.give(uid, name, resource, self._books.choose(resource, len(grant.ids), reusable=reusable))
+        return self._books.grants(uid, name)[resource]
+
+    async def _ask(self, endpoint: Endpoint, uid: str, container: str, grant: Grant) -> Grant:
+        resource = endpoint.resource
+        if endpoint.options.prefers:
+            await self._let_choose(endpoint, uid, container, grant)
+            grant = self._books.grants(uid, container)[resource]
+        began = self._clock.monotonic()
+        with self._asking(uid, resource, "Allocate"):
+            handed = await endpoint.plugin.allocate(sorted(grant.ids))
+        self._allocated.observe(self._clock.monotonic() - began, resource)
+        grant.handed = handed
+        self._save()
+        return grant
+
+    def _asking(self, uid: str, resource: str, call: str) -> AbstractContextManager[LifeEntry]:
+        """So that a person sees whom the container waits for."""
+        return self._recorder.step(uid, Step.CLAIMS, f"device plugin of {resource}, {call}", routine=True)
+
+    async def _let_choose(self, endpoint: Endpoint, uid: str, container: str, grant: Grant) -> None:
+        """The plugin may prefer others of the same place; what it says counts if nobody took them meanwhile."""
+        resource, count = endpoint.resource, len(grant.ids)
+        places = {self._books.resources[resource].devices[each].numa for each in grant.ids}
+        free = self._books.free(resource)
+        same = {each for each in free if self._books.resources[resource].devices[each].numa in places}
+        with self._asking(uid, resource, "GetPreferredAllocation"):
+            wished = frozenset(await endpoint.plugin.preferred(sorted(same | grant.ids), [], count))
+        still = self._books.free(resource) | grant.ids
+        if len(wished) == count and wished <= still:
+            self._books.give(uid, container, resource, wished)
+        else:
+            logger.warning("device plugin prefers what cannot be had", extra={"resource": resource})
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def capacity(self) -> Mapping[str, int]:
+        return {name: len(each.devices) for name, each in self._books.resources.items()}
+
+    def allocatable(self) -> Mapping[str, int]:
+        return {name: len(each.healthy) for name, each in self._books.resources.items()}
+
+    def admissible(self) -> Mapping[str, int]:
+        """How many pods may have in all: what is given counts even while its plugin is away, or a restart of the
+        agent would turn out pods that run."""
+        given = {resource for _, _, resource, _ in self._books.all_grants()}
+        healthy = self.allocatable()
+        return {
+            name: max(healthy.get(name, 0), len(self._books.taken(name)))
+            for name in (*healthy, *(given - set(healthy)))
+        }
+
+    @property
+    def removed(self) -> frozenset[str]:
+        return frozenset(self._endpoints.removed)
+
+    def devices_of(self, uid: str, container: str) -> Sequence[DeviceShare]:
+        found = []
+        for resource, grant in self._books.grants(uid, container).items():
+            found += self._shares(resource, grant.ids)
+        return found
+
+    def allocatable_devices(self) -> Sequence[DeviceShare]:
+        return [share for name, each in self._books.resources.items() for share in self._shares(name, each.healthy)]
+
+    def _shares(self, resource: str, ids: Iterable[str]) -> list[DeviceShare]:
+        known = self._books.resources.get(resource)
+        places: dict[tuple[int, ...], list[str]] = {}
+        for each in sorted(ids):
+            device = known.devices.get(each) if known is not None else None
+            places.setdefault(device.numa if device is not None else (), []).append(each)
+        return [DeviceShare(resource=resource, ids=tuple(group), numa=numa) for numa, group in places.items()]
+
+    def health_of(self, uid: str, container: str) -> Mapping[str, Mapping[str, str]]:
+        """Resource -> device -> Healthy, Unhealthy or Unknown."""
+        return {
+            resource: {each: self._health(resource, each) for each in sorted(grant.ids)}
+            for resource, grant in self._books.grants(uid, container).items()
+        }
+
+    def _health(self, resource: str, device: str) -> str:
+        known = self._books.resources.get(resource)
+        found = known.devices.get(device) if known is not None else None
+        if found is None:
+            return "Unknown"
+        return "Healthy" if found.healthy else "Unhealthy"
+
+    def _save(self) -> None:
+        """Plugins may repeat their list as often as they like: only what changed is written, and soon."""
+        data = device_state.data_of(self._books)
+        if data != self._saved:
+            self._saved = data
+            self._checkpoint.put(data)
+            self._unsaved.set()
+
+    async def _write(self, told: str) -> str:
+        """What went wrong; said when it is another thing than was told."""
+        try:
+            await self._checkpoint.flush()
+        except OSError as error:
+            if str(error) != told:
+                logger.error("device checkpoint not written", extra={"problem": str(error)})
+            return str(error)
+        return ""

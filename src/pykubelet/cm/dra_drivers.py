@@ -1,0 +1,232 @@
+"""DRA drivers on this node: which registered, which one is called, how long calls take, what follows when one goes.
+
+A driver may run twice for the length of an update; the newest is called. When the last one of a name is gone for
+30 s, its ResourceSlices of this node are deleted, so that nothing more is scheduled to it. Names, labels and buckets
+of metrics are upstream's; the stream of health has no end and is not timed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, DraConnect, DraDriver, Prepared
+from pykubelet.cm.dra_claims import ClaimEntry
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.go_text import grpc_code
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.errors import PluginError, PykubeletError
+
+logger = logging.getLogger(__name__)
+
+
+# --- metrics --------------------------------------------------------------------------------------------------
+
+
+BUCKETS = tuple(0.1 * 400 ** (number / 14) for number in range(15))
+"""From a tenth of a second to 40 s, just below the time a driver has for a call."""
+PACKAGES = {"v1": "k8s.io.kubelet.pkg.apis.dra.v1", "v1beta1": "k8s.io.kubelet.pkg.apis.dra.v1beta1"}
+ANY_DRIVER = "<any>"
+
+
+class DraTimes:
+    def __init__(self, *, clock: Clock, metrics: Registry, claims: Iterable[ClaimEntry]) -> None:
+        self._clock, self._claims = clock, claims
+        self._operations = metrics.histogram(
+            "dra_operations_duration_seconds",
+            "How long preparing and giving back the claims of pods took.",
+            ("operation_name", "is_error"),
+            BUCKETS,
+        )
+        self._calls = metrics.histogram(
+            "dra_grpc_operations_duration_seconds",
+            "How long drivers of dynamic resources took to answer.",
+            ("driver_name", "method_name", "grpc_status_code"),
+            BUCKETS,
+        )
+        self._in_use = metrics.gauge(
+            "dra_resource_claims_in_use",
+            "Claims that pods of this node hold, of each driver and of any.",
+            ("driver_name",),
+        )
+        metrics.on_scrape(self._count)
+
+    def of(self, driver: DraDriver, name: str, version: str) -> DraDriver:
+        return _TimedDriver(driver, name, f"/{PACKAGES[version]}.DRAPlugin", self)
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        began, failed = self._clock.monotonic(), "true"
+        try:
+            yield
+            failed = "false"
+        finally:
+            self._operations.observe(self._clock.monotonic() - began, name, failed)
+
+    @contextmanager
+    def call(self, driver: str, method: str) -> Iterator[None]:
+        began, code = self._clock.monotonic(), "CANCELLED"
+        try:
+            yield
+            code = "OK"
+        except PluginError as error:
+            code = error.code
+            raise
+        finally:
+            self._calls.observe(self._clock.monotonic() - began, driver, method, grpc_code(code))
+
+    def _count(self) -> None:
+        entries = list(self._claims)
+        by_driver = Counter(driver for entry in entries for driver in entry.drivers)
+        self._in_use.replace(
+            {(ANY_DRIVER,): float(len(entries)), **{(name,): float(n) for name, n in by_driver.items()}}
+        )
+
+
+class _TimedDriver:
+    def __init__(self, driver: DraDriver, name: str, service: str, times: DraTimes) -> None:
+        self._driver, self._name, self._service, self._times = driver, name, service, times
+
+    async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
+        with self._times.call(self._name, f"{self._service}/NodePrepareResources"):
+            return await self._driver.prepare(claims)
+
+    async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
+        with self._times.call(self._name, f"{self._service}/NodeUnprepareResources"):
+            return await self._driver.unprepare(claims)
+
+    def watch_health(self) -> AsyncGenerator[Sequence[ClaimedHealth], None]:
+        return self._driver.watch_health()
+
+
+WIPE_AFTER = 30.0
+WIPE_PATIENCE = 300.0
+SERVICES = {"v1.DRAPlugin": "v1", "v1beta1.DRAPlugin": "v1beta1"}
+"""Names a driver lists -> our word for it."""
+HEALTH_AGAIN = 5.0
+
+
+class DriverProblem(PykubeletError):
+    """Why a driver is not taken, or cannot be called."""
+
+
+class Slices(Protocol):
+    async def delete_slices(self, driver: str) -> None:
+        """All ResourceSlices of this node, of one driver or, with '', of all."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    name: str
+    endpoint: Path
+    driver: DraDriver
+    health: asyncio.Task[None] | None = None
+
+
+class DraDrivers:
+    """The plugin manager's handler. `on_health(driver, devices)` hears what drivers tell; None = it is gone."""
+
+    def __init__(
+        self,
+        *,
+        connect: DraConnect,
+        slices: Slices,
+        clock: Clock,
+        times: DraTimes,
+        on_health: Callable[[str, Sequence[ClaimedHealth] | None], None],
+    ) -> None:
+        self._connect = connect
+        self._slices = slices
+        self._clock = clock
+        self._times = times
+        self._on_health = on_health
+        self.on_registered: Callable[[], None] = lambda: None
+        """Told when pods that failed for want of a driver may be tried again."""
+        self._instances: dict[str, list[Instance]] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """Drivers without an instance, and what deletes their slices when none comes back."""
+        self.tasks = TaskSet("drivers of dynamic resources")
+
+    def find(self, name: str) -> DraDriver:
+        known = self._instances.get(name)
+        if not known:
+            raise DriverProblem(f"DRA driver {name} is not registered")
+        return known[-1].driver
+
+    async def wipe_at_start(self) -> None:
+        """Drivers publish anew after a restart of the agent; what is older may be wrong."""
+        await self._wipe("")
+
+    # --- the plugin manager's handler -----------------------------------------------------------
+
+    async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
+        if not name:
+            raise DriverProblem("a driver of dynamic resources must have a name")
+        version = next((SERVICES[each] for each in versions if each in SERVICES), "")
+        if not version:
+            raise DriverProblem(f"none of the driver's services {list(versions)} is one of {sorted(SERVICES)}")
+        instance = Instance(name, endpoint, self._times.of(self._connect(endpoint, version), name, version))
+        self._instances.setdefault(name, []).append(instance)
+        if leaving := self._leaving.pop(name, None):
+            leaving.cancel()
+        instance.health = self.tasks.spawn(self._follow_health(instance), name=f"health of {name}")
+        self.on_registered()
+
+    async def deregister(self, name: str, endpoint: Path) -> None:
+        known = self._instances.pop(name, [])
+        left = [each for each in known if each.endpoint != endpoint]
+        for each in known:
+            if each not in left and each.health is not None:
+                each.health.cancel()
+        if left:
+            self._instances[name] = left
+        elif known:
+            self._on_health(name, None)
+            self._leaving[name] = self.tasks.spawn(self._wipe_later(name), name=f"slices of {name}")
+
+    def _is_registered(self, instance: Instance) -> bool:
+        return instance in self._instances.get(instance.name, ())
+
+    async def _wipe_later(self, name: str) -> None:
+        await self._clock.sleep(WIPE_AFTER)
+        await self._wipe(name)
+        del self._leaving[name]
+
+    async def _wipe(self, name: str) -> None:
+        pause, spent = 1.0, 0.0
+        while spent < WIPE_PATIENCE:
+            try:
+                await self._slices.delete_slices(name)
+                return
+            except PykubeletError as error:
+                logger.warning("ResourceSlices not deleted, will retry", extra={"driver": name, "problem": str(error)})
+            await self._clock.sleep(pause)
+            spent, pause = spent + pause, pause * 2
+
+    # --- health ---------------------------------------------------------------------------------
+
+    async def _follow_health(self, instance: Instance) -> None:
+        while self._is_registered(instance):
+            try:
+                async with aclosing(instance.driver.watch_health()) as news:
+                    async for devices in news:
+                        if not self._is_registered(instance):
+                            return
+                        self._on_health(instance.name, devices)
+            except PluginError as error:
+                if error.code == "UNIMPLEMENTED":
+                    return
+                logger.debug("health of devices not told", extra={"driver": instance.name, "problem": str(error)})
+            except Exception:  # a defect that one driver brings out is no reason to lose the others
+                logger.error("health of devices not followed", extra={"driver": instance.name}, exc_info=True)
+            if self._is_registered(instance):
+                self._on_health(instance.name, None)
+            await self._clock.sleep(HEALTH_AGAIN)

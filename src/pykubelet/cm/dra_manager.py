@@ -1,0 +1,300 @@
+"""Dynamic resources: claims are prepared before the pod's first container and given back after its last.
+
+A pod waits with the reason while a driver is away or refuses, and holds up nobody else. Claims that several pods share
+are prepared once and given back by the last of them; all calls about one claim take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pykubelet.api.types import Pod, ResourceHealth, ResourceResourceClaim, ResourceStatus
+from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, DraConnect
+from pykubelet.cm.dra_claims import (
+    FILE,
+    ClaimBooks,
+    ClaimEntry,
+    ClaimProblem,
+    PodClaim,
+    check_claim,
+    claims_of,
+    drivers_of,
+    requests_of,
+)
+from pykubelet.cm.dra_drivers import DraDrivers, DraTimes, Slices
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.sharing import KeyedLock
+from pykubelet.kit.tasks import gather_all
+from pykubelet.model.assigned import ClaimedDevice, ClaimShare
+from pykubelet.model.errors import PluginError, PykubeletError
+from pykubelet.model.events import EventSink
+from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
+from pykubelet.model.reasons import WARNING
+
+logger = logging.getLogger(__name__)
+
+FAILED_PREPARE = "FailedPrepareDynamicResources"
+MESSAGE_LIMIT = 1024
+
+
+class ClaimObjects(Slices, Protocol):
+    async def resource_claim(self, namespace: str, name: str) -> ResourceResourceClaim | None:
+        """Read anew each time."""
+        ...
+
+
+class DraManager:
+    name = "dynamic resources"
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        connect: DraConnect,
+        objects: ClaimObjects,
+        events: EventSink,
+        clock: Clock,
+        metrics: Registry,
+        recorder: LifeRecorder,
+    ) -> None:
+        self._recorder = recorder
+        self._books = ClaimBooks(root / FILE)
+        self._objects = objects
+        self._events = events
+        self._clock = clock
+        self._times = DraTimes(clock=clock, metrics=metrics, claims=self._books)
+        self.drivers = DraDrivers(
+            connect=connect, slices=objects, clock=clock, times=self._times, on_health=self._told_health
+        )
+        self._locks = KeyedLock()
+        """By namespace and name of the claim."""
+        self._health: dict[str, dict[tuple[str, str], tuple[ClaimedHealth, float]]] = {}
+        self.on_health: Callable[[str], None] = lambda uid: None
+        """Told of each pod that has a device whose health changed."""
+
+    def open(self) -> None:
+        self._books.load()
+
+    async def run(self) -> None:
+        async with self.drivers.tasks as tasks:
+            tasks.spawn(self.drivers.wipe_at_start(), name="old slices")
+            await asyncio.Event().wait()
+
+    # --- preparing ------------------------------------------------------------------------------
+
+    async def prepare(self, pod: Pod, *, has_sandbox: bool = False) -> None:
+        """Until all claims of the pod are prepared; raises with the reason, and tells it.
+
+        They were when its sandbox was made, so what runs in one is restarted even while a driver or the API server
+        is away."""
+        if not has_claims(pod):
+            return
+        try:
+            if has_sandbox and self._holds_all(pod):
+                return
+            with self._times.operation("PrepareResources"):
+                await self._prepare(pod)
+        except PykubeletError as error:
+            text = f"Failed to prepare dynamic resources: prepare dynamic resources: {error}"
+            self._events.pod_event(pod, WARNING, FAILED_PREPARE, text)
+            raise ClaimProblem(text) from error
+
+    def _holds_all(self, pod: Pod) -> bool:
+        entries = [self._books.get(namespace_of(pod), each.name) for each in claims_of(pod)]
+        return all(entry is not None and uid_of(pod) in entry.pods for entry in entries)
+
+    async def _prepare(self, pod: Pod) -> None:
+        namespace, claims = namespace_of(pod), list(claims_of(pod))
+        async with self._locks.acquire(*((namespace, each.name) for each in claims)):
+            found = [await self._checked(pod, claim) for claim in claims]
+            entries = [self._noted(pod, each) for each in found]
+            await self._books.save()
+            waiting = [entry for entry in entries if not entry.prepared]
+            for driver in dict.fromkeys(name for entry in waiting for name in entry.drivers):
+                with self._recorder.step(uid_of(pod), Step.CLAIMS, f"driver {driver}, NodePrepareResources"):
+                    await self._ask(driver, [entry for entry in waiting if driver in entry.drivers])
+            for entry in waiting:
+                entry.prepared = True
+            if waiting:
+                await self._books.save()
+
+    async def _checked(self, pod: Pod, claim: PodClaim) -> ResourceResourceClaim:
+        """The claim, if the pod may use it and its drivers are here. Nothing is noted before that is sure: a pod that
+        fails here can be deleted without asking a driver that perhaps never existed."""
+        found = await self._objects.resource_claim(namespace_of(pod), claim.name)
+        if found is None:
+            raise ClaimProblem(f"fetch ResourceClaim {claim.name}: not found")
+        check_claim(pod, claim, found)
+        for driver in drivers_of(found):
+            self.drivers.find(driver)
+        return found
+
+    def _noted(self, pod: Pod, claim: ResourceResourceClaim) -> ClaimEntry:
+        namespace, name, uid = namespace_of(pod), claim.metadata.name or "", claim.metadata.uid or ""
+        entry = self._books.get(namespace, name)
+        if entry is not None and entry.ref.uid != uid:
+            raise ClaimProblem(f"an older ResourceClaim {name} with UID {entry.ref.uid} is still being given back")
+        if entry is None:
+            entry = ClaimEntry(
+                ClaimRef(namespace=namespace, name=name, uid=uid), drivers={each: [] for each in drivers_of(claim)}
+            )
+            self._books.add(entry)
+        entry.pods.add(uid_of(pod))
+        return entry
+
+    async def _ask(self, driver: str, entries: Sequence[ClaimEntry]) -> None:
+        try:
+            answers = await self.drivers.find(driver).prepare([entry.ref for entry in entries])
+        except PluginError as error:
+            raise ClaimProblem(f"driver {driver}: NodePrepareResources: {error.words} ({error.code})") from error
+        for entry in entries:
+            answer = answers.get(entry.ref.uid)
+            if answer is not None and answer.error:
+                raise ClaimProblem(f"NodePrepareResources failed for ResourceClaim {entry.ref.name}: {answer.error}")
+        missing = sum(1 for entry in entries if entry.ref.uid not in answers)
+        if missing:
+            raise ClaimProblem(f"NodePrepareResources skipped {missing} ResourceClaims")
+        for entry in entries:
+            entry.drivers[driver] = list(answers[entry.ref.uid].devices)
+
+    # --- giving back ----------------------------------------------------------------------------
+
+    async def unprepare(self, uid: str) -> None:
+        """The pod's containers are gone. Raises with the reason; may be repeated."""
+        held = self._books.of_pod(uid)
+        if not held:
+            return
+        try:
+            with self._times.operation("UnprepareResources"):
+                for namespace in dict.fromkeys(entry.ref.namespace for entry in held):
+                    await self._unprepare(uid, namespace, [e for e in held if e.ref.namespace == namespace])
+        except PykubeletError as error:
+            raise ClaimProblem(f"unprepare dynamic resources: {error}") from error
+
+    async def _unprepare(self, uid: str, namespace: str, held: Sequence[ClaimEntry]) -> None:
+        async with self._locks.acquire(*((namespace, entry.ref.name) for entry in held)):
+            last = [entry for entry in held if entry.pods == {uid}]
+            for entry in last:
+                entry.prepared = False  # from the first call on it is so for some driver, whatever comes then
+            for driver in dict.fromkeys(name for entry in last for name in entry.drivers):
+                with self._recorder.step(uid, Step.CLAIMS, f"driver {driver}, NodeUnprepareResources"):
+                    await self._give_back(driver, [entry for entry in last if driver in entry.drivers])
+            for entry in held:
+                entry.pods.discard(uid)
+                if not entry.pods:
+                    self._books.drop(entry)
+            await self._books.save()
+
+    async def _give_back(self, driver: str, entries: Sequence[ClaimEntry]) -> None:
+        try:
+            answers = await self.drivers.find(driver).unprepare([entry.ref for entry in entries])
+        except PluginError as error:
+            raise ClaimProblem(f"driver {driver}: NodeUnprepareResources: {error.words} ({error.code})") from error
+        for entry in entries:
+            if problem := answers.get(entry.ref.uid):
+                raise ClaimProblem(f"NodeUnprepareResources failed for ResourceClaim {entry.ref.name}: {problem}")
+        missing = sum(1 for entry in entries if entry.ref.uid not in answers)
+        if missing:
+            raise ClaimProblem(f"NodeUnprepareResources skipped {missing} ResourceClaims")
+
+    async def sweep(self, living: Callable[[str], bool]) -> None:
+        """Give back claims of pods of which nothing can run any more. Failures are told and left for the next time."""
+        gone = {uid for entry in self._books for uid in entry.pods if not living(uid)}
+        await gather_all(*(self._give_back_of_gone(uid) for uid in gone))
+
+    async def _give_back_of_gone(self, uid: str) -> None:
+        try:
+            await self.unprepare(uid)
+        except PykubeletError as error:
+            logger.warning("claims of a pod that is gone not given back", extra={"uid": uid, "problem": str(error)})
+
+    # --- what containers get --------------------------------------------------------------------
+
+    def cdi_devices(self, pod: Pod, container: AnyContainer) -> list[str]:
+        """Names of what the container asked for. A claim that is not prepared is a problem."""
+        found: dict[str, None] = {}
+        for _, claim, request in requests_of(pod, container):
+            entry = self._books.get(namespace_of(pod), claim)
+            if entry is None:
+                raise ClaimProblem(f"ResourceClaim {claim} is not prepared")
+            for _, device in entry.devices(request):
+                found |= dict.fromkeys(device.cdi_ids)
+        return list(found)
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def holds(self, uid: str) -> bool:
+        """Whether anything was prepared for the pod and not given back yet."""
+        return bool(self._books.of_pod(uid))
+
+    def claims_of(self, pod: Pod, container: AnyContainer) -> list[ClaimShare]:
+        found = []
+        for _, claim, request in requests_of(pod, container):
+            entry = self._books.get(namespace_of(pod), claim)
+            if entry is not None:
+                devices = tuple(
+                    ClaimedDevice(
+                        driver=driver,
+                        pool=each.pool,
+                        device=each.device,
+                        cdi=each.cdi_ids,
+                        share_id=each.share_id,
+                    )
+                    for driver, each in entry.devices(request)
+                )
+                found.append(ClaimShare(namespace=entry.ref.namespace, name=claim, devices=devices))
+        return found
+
+    def health_of(self, pod: Pod, container: AnyContainer) -> list[ResourceStatus]:
+        found = []
+        for name, claim, request in requests_of(pod, container):
+            entry = self._books.get(namespace_of(pod), claim)
+            if entry is None or not name:
+                continue
+            devices: dict[str, ResourceHealth] = {}
+            for driver, each in entry.devices(request):
+                known = self._known_health(driver, each.pool, each.device)
+                shown = each.cdi_ids[0] if each.cdi_ids else f"{driver}/{each.pool}/{each.device}"
+                state = known.health if known is not None else "Unknown"
+                message = known.message[:MESSAGE_LIMIT] if known is not None else ""
+                devices.setdefault(shown, ResourceHealth(resource_id=shown, health=state, message=message or None))
+            if devices:
+                title = f"claim:{name}/{request}" if request else f"claim:{name}"
+                found.append(ResourceStatus(name=title, resources=list(devices.values())))
+        return found
+
+    def _known_health(self, driver: str, pool: str, device: str) -> ClaimedHealth | None:
+        found = self._health.get(driver, {}).get((pool, device))
+        if found is None or self._clock.monotonic() > found[1] + found[0].stale_after:
+            return None
+        return found[0]
+
+    def _told_health(self, driver: str, devices: Sequence[ClaimedHealth] | None) -> None:
+        before = self._health.get(driver, {})
+        now = self._clock.monotonic()
+        if devices is None:
+            self._health.pop(driver, None)
+            changed = set(before)
+        else:
+            fresh = {(each.pool, each.device): (each, now) for each in devices}
+            changed = {key for key, (each, _) in fresh.items() if self._known_health(driver, *key) != each}
+            self._health[driver] = {**before, **fresh}
+        for uid in self._users(driver, changed):
+            self.on_health(uid)
+
+    def _users(self, driver: str, devices: set[tuple[str, str]]) -> set[str]:
+        users: set[str] = set()
+        for entry in self._books:
+            if any((each.pool, each.device) in devices for each in entry.drivers.get(driver, ())):
+                users |= entry.pods
+        return users
+
+
+def has_claims(pod: Pod) -> bool:
+    return bool(pod.spec.resource_claims) or pod.status.extended_resource_claim_status is not None

@@ -1,0 +1,97 @@
+"""Who may have which device: tables, and a walk of random populations."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pykubelet.cm.device_state import DeviceBooks, DevicesRefused, Resource
+from tests.fakes.fake_devices import a_device
+
+R = "example.com/gpu"
+
+
+def books(*devices: tuple[str, tuple[int, ...]], sick: tuple[str, ...] = ()) -> DeviceBooks:
+    made = DeviceBooks()
+    known = {name: a_device(name, healthy=name not in sick, numa=numa) for name, numa in devices}
+    made.resources[R] = Resource(devices=known, running=True)
+    return made
+
+
+FOUR = (("a", (0,)), ("b", (0,)), ("c", (1,)), ("d", (1,)))
+
+
+@pytest.mark.parametrize(
+    "count, nodes, reusable, chosen",
+    [
+        (1, None, (), ["a"]),
+        (2, 0b10, (), ["c", "d"]),
+        (3, 0b10, (), ["c", "d", "a"]),
+        (2, 0b01, ("d",), ["d", "a"]),
+        (1, 0b01, ("c", "d"), ["c"]),
+        (4, None, (), ["a", "b", "c", "d"]),
+    ],
+)
+def test_choice(count: int, nodes: int | None, reusable: tuple[str, ...], chosen: list[str]) -> None:
+    made = books(*FOUR)
+    assert made.choose(R, count, reusable=frozenset(reusable), nodes=nodes) == chosen
+
+
+@pytest.mark.parametrize(
+    "made, count, text",
+    [
+        (books(*FOUR), 5, f"requested number of devices unavailable for {R}. Requested: 5, Available: 4"),
+        (books(("a", ()), sick=("a",)), 1, f"no healthy devices present; cannot allocate unhealthy devices {R}"),
+        (DeviceBooks(), 1, f"cannot allocate unregistered device {R}"),
+    ],
+)
+def test_refusals(made: DeviceBooks, count: int, text: str) -> None:
+    with pytest.raises(DevicesRefused) as caught:
+        made.choose(R, count)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    "count, taken, hints",
+    [
+        (1, (), [(1, True), (2, True), (3, False)]),
+        (2, (), [(1, True), (2, True), (3, False)]),
+        (3, (), [(3, True)]),
+        (2, ("a",), [(2, True), (3, False)]),
+        (2, ("a", "c"), [(3, False)]),
+        (4, ("a",), []),
+    ],
+)
+def test_hints(count: int, taken: tuple[str, ...], hints: list[tuple[int, bool]]) -> None:
+    made = books(*FOUR)
+    if taken:
+        made.give("other", "app", R, taken)
+    assert made.hints(R, count, reusable=frozenset(), masks=[1, 2, 3]) == hints
+
+
+def test_without_places_there_is_no_opinion() -> None:
+    assert books(("a", ()), ("b", ())).hints(R, 1, reusable=frozenset(), masks=[1, 2, 3]) is None
+
+
+def test_a_thousand_populations_never_share_a_device() -> None:
+    dice = random.Random(5)
+    for _ in range(1000):
+        made = books(*((f"d{n}", (dice.randrange(2),)) for n in range(dice.randrange(1, 9))))
+        alive: list[str] = []
+        for step in range(12):
+            if alive and dice.random() < 0.4:
+                made.release(alive.pop(dice.randrange(len(alive))))
+            uid, count = f"p{step}", dice.randrange(1, 4)
+            before = made.free(R)
+            try:
+                made.give(uid, "app", R, made.choose(R, count, nodes=dice.choice([None, 1, 2, 3])))
+            except DevicesRefused:
+                assert len(before) < count
+                continue
+            alive.append(uid)
+            grants = [grant.ids for _, _, _, grant in made.all_grants()]
+            assert sum(map(len, grants)) == len(frozenset().union(*grants))
+        for uid in alive:
+            made.release(uid)
+        assert made.free(R) == made.resources[R].healthy

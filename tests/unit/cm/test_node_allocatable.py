@@ -1,0 +1,130 @@
+"""Enforcing the node's limits: once written, told once when refused, put right every minute."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+
+from pykubelet.cm.cgroup_limits import CgroupRules
+from pykubelet.cm.node_allocatable import NodeAllocatable, NodeLimits, ReservedGroup, apart
+from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import running
+from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.errors import PykubeletError
+from tests.fakes.fake_cgroups import FakeCgroups
+from tests.unit.node.making import HeardEvents
+
+PODS = CgroupLimits(cpu_shares=2048, memory_bytes=1 << 30, pids=1000, hugepages={2 << 20: 0})
+
+
+class Host(FakeCgroups):
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses_memory = False
+
+    def apply(self, path: str, limits: CgroupLimits) -> None:
+        if self.refuses_memory and limits.memory_bytes is not None:
+            raise OSError(errno.EACCES, "Permission denied", "memory.max")
+        super().apply(path, limits)
+
+
+class Bench:
+    def __init__(self, limits: NodeLimits, **rules: object) -> None:
+        self.host, self.events = Host(), HeardEvents()
+        self.node = NodeAllocatable(
+            host=self.host,
+            rules=CgroupRules(**rules),  # type: ignore[arg-type]
+            limits=limits,
+            events=self.events,
+            clock=LoopClock(),
+        )
+
+    def told(self) -> list[tuple[str, str]]:
+        return [(reason, message) for _, reason, message in self.events.node]
+
+
+async def test_the_limits_are_written_told_once_and_put_right() -> None:
+    bench = Bench(NodeLimits(pods=PODS))
+    async with running(bench.node):
+        await asyncio.sleep(1)
+        assert bench.host.groups["/kubepods"] == PODS
+        bench.host.groups["/kubepods"] = CgroupLimits(memory_bytes=5)
+        await asyncio.sleep(61)
+        assert bench.host.groups["/kubepods"] == PODS
+    assert bench.told() == [("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")]
+
+
+async def test_a_refused_write_is_told_once_and_the_rest_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(NodeLimits(pods=PODS))
+    bench.host.refuses_memory = True
+    async with running(bench.node):
+        await asyncio.sleep(600)
+        assert bench.host.groups["/kubepods"].memory_bytes is None
+        assert bench.host.groups["/kubepods"].cpu_shares == 2048
+        assert bench.host.groups["/kubepods"].pids == 1000
+        ((reason, message),) = bench.told()
+        assert reason == "FailedNodeAllocatableEnforcement" and "memory.max" in message
+        assert len([r for r in caplog.records if "not enforced" in r.message]) == 1
+        bench.host.refuses_memory = False
+        await asyncio.sleep(61)
+    assert [reason for reason, _ in bench.told()] == ["FailedNodeAllocatableEnforcement", "NodeAllocatableEnforced"]
+
+
+async def test_where_pods_are_not_enforced_nobody_is_told() -> None:
+    bench = Bench(NodeLimits(pods=PODS, enforced=False))
+    async with running(bench.node):
+        await asyncio.sleep(1)
+        assert bench.host.groups["/kubepods"] == PODS
+    assert bench.told() == []
+
+
+async def test_without_cgroups_of_our_own_nothing_is_touched() -> None:
+    bench = Bench(NodeLimits(pods=PODS), enabled=False)
+    async with running(bench.node):
+        await asyncio.sleep(1)
+    assert bench.host.groups == {}
+
+
+async def test_a_root_that_does_not_exist_is_not_made() -> None:
+    bench = Bench(NodeLimits(pods=PODS), root="/fleet")
+    async with running(bench.node):
+        await asyncio.sleep(1)
+    assert bench.host.groups == {}
+
+
+@pytest.mark.parametrize(
+    ("driver", "name", "path"),
+    [
+        ("cgroupfs", "/system.slice", "/system.slice"),
+        ("systemd", "system.slice", "/system.slice"),
+        ("systemd", "/a-b.slice", "/a.slice/a-b.slice"),
+    ],
+)
+async def test_reserved_groups_are_limited_where_they_are(driver: str, name: str, path: str) -> None:
+    limits = CgroupLimits(cpu_shares=512, memory_bytes=1 << 20)
+    group = ReservedGroup(setting="systemReservedCgroup", name=name, limits=limits)
+    bench = Bench(NodeLimits(reserved=[group]), driver=driver)
+    bench.host.create(path, CgroupLimits())
+    async with running(bench.node):
+        await asyncio.sleep(1)
+    assert bench.host.groups[path] == limits
+
+
+async def test_a_reserved_group_that_is_missing_or_refuses_ends_the_agent() -> None:
+    group = ReservedGroup(setting="kubeReservedCgroup", name="/kube", limits=CgroupLimits(memory_bytes=5))
+    bench = Bench(NodeLimits(reserved=[group]))
+    with pytest.raises(PykubeletError, match="kubeReservedCgroup: the cgroup /kube does not exist"):
+        await bench.node.run()
+    bench.host.create("/kube", CgroupLimits())
+    bench.host.refuses_memory = True
+    with pytest.raises(PykubeletError, match=r"kubeReservedCgroup: the limits of /kube cannot be set: .*denied"):
+        await bench.node.run()
+
+
+def test_limits_apart_are_the_same_limits() -> None:
+    together = CgroupLimits()
+    for each in apart(PODS):
+        together = each.over(together)
+    assert together == PODS and len(apart(PODS)) == 4

@@ -1,0 +1,378 @@
+"""The manager over all policies: admission and its undoing, release, what containers get, keeping cpusets right."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pykubelet.api.types import Container, Pod
+from pykubelet.cm.cpu_manager import StaticCpus
+from pykubelet.cm.cpu_state import CpuState
+from pykubelet.cm.cpuset_reconciler import CpusetKeeper, RunningContainer
+from pykubelet.cm.errors import NotWritten, PinningProblem, Refused
+from pykubelet.cm.memory_manager import StaticMemory
+from pykubelet.cm.memory_state import MemoryState
+from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.policy_options import CpuOptions
+from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.topology_manager import Hint, HintProvider, Hints, Merger, TopologyManager, mask_of
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import running
+from pykubelet.model.assigned import Assigned, MemoryShare
+from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
+from pykubelet.model.topology import Topology
+from pykubelet.wire import cri_pb2
+from pykubelet.wiring.pinning import PinnedResources
+from tests.builders import a_container, a_pod
+from tests.unit.cm.machines import BIG, GIB, a_machine, cpus, guaranteed, owner
+
+TWO = a_machine(sockets=2, cores=4, threads=1, memory=10 * GIB)
+"""CPUs 0-3 on node 0, 4-7 on node 1."""
+
+
+class KnownPods:
+    def __init__(self) -> None:
+        self.running: set[str] = set()
+        self.wanted: set[str] = set()
+        self.ready = True
+
+    def may_run(self, uid: str) -> bool:
+        return uid in self.running
+
+    def is_wanted(self, uid: str) -> bool:
+        return uid in self.wanted
+
+    def sources_ready(self) -> bool:
+        return self.ready
+
+
+class Runtime:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.fault: Exception | None = None
+
+    async def update_container_resources(self, container_id: str, resources: cri_pb2.LinuxContainerResources) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.told.append((container_id, resources.cpuset_cpus))
+
+
+class Bench:
+    def __init__(
+        self, folder: Path, *, policy: str = "none", scope: str = "container", topology: Topology = TWO
+    ) -> None:
+        self.registry = Registry()
+        metrics = PinningMetrics(self.registry)
+        self.pods, self.runtime = KnownPods(), Runtime()
+        self.containers: list[RunningContainer] = []
+        self.folder = folder
+        self.cpu_state = CpuState(folder / "cpu_manager_state", policy="static", pod_level=False)
+        self.memory_state = MemoryState(folder / "memory_manager_state", policy="Static", pod_level=False)
+        kept = {node.id: {"memory": GIB} for node in topology.nodes}
+        static = StaticCpus(
+            topology=topology, reserved=cpus("0"), options=CpuOptions(), state=self.cpu_state, metrics=metrics
+        )
+        memory = StaticMemory(topology=topology, kept=kept, state=self.memory_state, metrics=metrics)
+        self.keeper = CpusetKeeper(
+            cri=self.runtime, running=lambda: self.containers, cpus_of=self.cpu_state.owned_or_shared, period=10.0
+        )
+        merger = Merger(policy=policy, nodes=tuple(node.id for node in topology.nodes))
+        self.manager = PinningManager(
+            cpu_state=self.cpu_state,
+            memory_state=self.memory_state,
+            cpus=static,
+            memory=memory,
+            topology=TopologyManager(merger=merger, scope=scope, providers=[static, memory], metrics=metrics),
+            keeper=self.keeper,
+            pods=self.pods,
+        )
+        self.manager.open()
+
+    def admit(self, pod: Pod) -> str:
+        """The reason and message of a refusal; empty when admitted."""
+        refusal = self.manager.admit(pod)
+        if refusal is None:
+            self.pods.running.add(pod.metadata.uid or "")
+            self.pods.wanted.add(pod.metadata.uid or "")
+        return f"{refusal.reason}: {refusal.message}" if refusal is not None else ""
+
+    def on_disk(self) -> dict[str, dict[str, str]]:
+        entries: dict[str, dict[str, str]] = json.loads((self.folder / "cpu_manager_state").read_text()).get(
+            "entries", {}
+        )
+        return entries
+
+
+async def test_what_is_admitted_is_on_disk_before_a_container_is_made(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.admit(guaranteed("a", 2, "4Gi")) == ""
+    await bench.manager.written()
+    assert bench.on_disk() == {"uid-a": {"app": "1-2"}}
+    pinned = bench.manager.pinned(guaranteed("a", 2, "4Gi"), owner("app", 2))
+    assert (pinned.cpus, pinned.memory_nodes, pinned.exclusive) == ("1-2", "0", True)
+    shared = bench.manager.pinned(a_pod("other"), a_container("app"))
+    assert (shared.cpus, shared.memory_nodes, shared.exclusive) == ("0,3-7", "", False)
+    async with running(bench.manager):
+        bench.manager.release("uid-a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert bench.on_disk() == {}
+
+
+def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    pod = a_pod("a", containers=[owner("one", 5, "1Gi"), owner("two", 5, "1Gi")])
+    assert bench.admit(pod) == (
+        "UnexpectedAdmissionError: Allocate failed due to not enough cpus available to satisfy request: requested=5, "
+        "available=2, which is unexpected"
+    )
+    assert bench.cpu_state.entries == {} and bench.memory_state.entries == {}
+    assert bench.cpu_state.shared == cpus("0-7")
+    # Enough CPUs, but not enough memory: the CPUs go back as well.
+    assert bench.admit(guaranteed("b", 2, "30Gi")).startswith(
+        "UnexpectedAdmissionError: Allocate failed due to [memorymanager] failed to get the default NUMA affinity"
+    )
+    assert bench.cpu_state.entries == {}
+
+
+async def test_a_later_check_may_undo_it_but_not_for_a_pod_that_runs(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    pod = guaranteed("a", 2)
+    assert bench.admit(pod) == ""
+    bench.manager.undo(pod)
+    await bench.manager.written()
+    assert bench.on_disk() == {}
+    assert bench.admit(pod) == "" and bench.admit(pod) == ""
+    bench.manager.undo(pod)
+    await bench.manager.written()
+    assert bench.on_disk() == {"uid-a": {"app": "1-2"}}
+
+
+async def test_pods_that_are_gone_give_back_and_those_that_leave_make_room(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.admit(guaranteed("a", 4)) == "" and bench.admit(guaranteed("b", 3)) == ""
+    assert bench.admit(guaranteed("c", 1)) != ""
+    bench.pods.wanted.remove("uid-b")  # left its source, still stopping
+    bench.manager.release_gone()
+    assert "uid-b" in bench.cpu_state.entries
+    assert bench.admit(guaranteed("c", 1)) == "", "as for other resources, it counts as gone when room is needed"
+    bench.pods.running.remove("uid-a")
+    bench.pods.ready = False
+    bench.manager.release_gone()
+    assert "uid-a" in bench.cpu_state.entries, "until every source was heard nobody is gone"
+    bench.pods.ready = True
+    bench.manager.release_gone()
+    await bench.manager.written()
+    assert set(bench.on_disk()) == {"uid-c"}
+
+
+async def test_a_restart_keeps_everything(tmp_path: Path) -> None:
+    first = Bench(tmp_path, policy="single-numa-node")
+    for name in ("a", "b"):
+        assert first.admit(guaranteed(name, 3, "5Gi")) == ""
+    await first.manager.written()
+    second = Bench(tmp_path, policy="single-numa-node")
+    second.pods.ready = False
+    for name in ("b", "a"):
+        assert second.admit(guaranteed(name, 3, "5Gi")) == ""
+    assert second.cpu_state.entries == first.cpu_state.entries
+    assert second.memory_state.machine == first.memory_state.machine
+
+
+def test_a_second_life_is_served_when_its_container_is_made(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    pod = guaranteed("a", 2)
+    assert bench.admit(pod) == ""
+    bench.manager.release("uid-a")
+    assert bench.manager.pinned(pod, pod.spec.containers[0]).cpus == "1-2"
+    bench.manager.release("uid-a")
+    assert bench.admit(guaranteed("b", 7)) == ""
+    with pytest.raises(Refused, match="not enough cpus"):
+        bench.manager.pinned(pod, pod.spec.containers[0])
+
+
+@pytest.mark.parametrize("scope", ["container", "pod"])
+@pytest.mark.parametrize(
+    ("policy", "cpu", "memory", "refusal"),
+    [
+        ("single-numa-node", 4, "5Gi", ""),
+        ("single-numa-node", 5, "5Gi", "TopologyAffinityError: Resources cannot be allocated with Topology locality"),
+        ("restricted", 5, "5Gi", "TopologyAffinityError: Resources cannot be allocated with Topology locality"),
+        ("restricted", 5, "12Gi", ""),
+        ("best-effort", 5, "5Gi", ""),
+    ],
+)
+def test_topology_policies(tmp_path: Path, scope: str, policy: str, cpu: int, memory: str, refusal: str) -> None:
+    bench = Bench(tmp_path, policy=policy, scope=scope)
+    assert bench.admit(guaranteed("a", cpu, memory)) == refusal
+    if not refusal and policy == "single-numa-node":
+        assert bench.cpu_state.owned("uid-a", "app") == cpus("4-7"), "node 0 has only three left"
+        assert [block.nodes for block in bench.memory_state.blocks("uid-a", "app") or ()] == [(1,)]
+
+
+def test_in_pod_scope_all_containers_share_a_place(tmp_path: Path) -> None:
+    pod = a_pod("a", containers=[owner("one", 2, "2Gi"), owner("two", 2, "2Gi")])
+    for scope, places in (("container", {(0,), (1,)}), ("pod", {(1,)})):
+        folder = tmp_path / scope
+        folder.mkdir()
+        bench = Bench(folder, policy="single-numa-node", scope=scope)
+        assert bench.admit(pod) == ""
+        nodes = {tuple(TWO.spanned("numa", each)) for each in bench.cpu_state.entries["uid-a"].values()}
+        assert nodes == places
+
+
+@pytest.mark.parametrize("scope", ["container", "pod"])
+def test_two_sockets_of_64_cpus_are_filled_socket_by_socket(tmp_path: Path, scope: str) -> None:
+    bench = Bench(tmp_path, policy="single-numa-node", scope=scope, topology=BIG)
+    assert bench.admit(guaranteed("a", 40, "8Gi")) == "" and bench.admit(guaranteed("b", 40, "8Gi")) == ""
+    places = [BIG.spanned("numa", bench.cpu_state.entries[f"uid-{name}"]["app"]) for name in "ab"]
+    assert sorted(map(set, places), key=min) == [{0}, {1}]
+    # 47 CPUs are free, but no socket has 40 of them.
+    assert bench.admit(guaranteed("c", 40, "1Gi")).startswith("TopologyAffinityError")
+    assert bench.admit(guaranteed("d", 23, "1Gi")) == ""
+    nodes = {block.nodes for block in bench.memory_state.blocks("uid-d", "app") or ()}
+    assert nodes == {tuple(BIG.spanned("numa", bench.cpu_state.entries["uid-d"]["app"]))}
+    for name in "abd":
+        bench.manager.release(f"uid-{name}")
+    assert bench.cpu_state.shared == BIG.all_cpus
+
+
+class Devices:
+    """A provider of something else: one device, on node 1."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, Hint]] = []
+
+    def hints(self, pod: Pod, container: Container) -> Hints:
+        return {"vendor/dev": (Hint(mask_of([1]), True), Hint(mask_of([0, 1]), False))}
+
+    def pod_hints(self, pod: Pod) -> Hints:
+        return self.hints(pod, pod.spec.containers[0])
+
+    def allocate(self, pod: Pod, container: Container, place: Hint) -> None:
+        self.given.append((container.name or "", place))
+
+    def allocate_pod(self, pod: Pod, place: Hint) -> None: ...
+
+    def holders(self) -> frozenset[str]:
+        return frozenset()
+
+    def release(self, uid: str) -> None: ...
+
+
+def test_other_providers_have_a_say(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, policy="single-numa-node")
+    devices = Devices()
+    provider: HintProvider = devices
+    bench.manager.add_provider(provider)
+    assert bench.admit(guaranteed("a", 2)) == ""
+    assert devices.given == [("app", Hint(mask_of([1]), True))]
+    assert bench.cpu_state.owned("uid-a", "app") == cpus("4-5")
+
+
+def test_others_are_told_who_holds_what(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.admit(guaranteed("a", 2, "4Gi")) == ""
+    view = Assigned(cpus=bench.manager, memory=bench.manager)
+    assert view.cpus.cpus_of("uid-a", "app") == cpus("1-2") and view.cpus.cpus_of("uid-b", "app") == cpus("")
+    assert view.cpus.allocatable_cpus() == cpus("1-7")
+    assert view.memory.memory_of("uid-a", "app") == [MemoryShare(kind="memory", size=4 * GIB, numa=(0,))]
+    assert [share.size // GIB for share in view.memory.allocatable_memory()] == [9, 9]
+
+
+def test_figures(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, policy="single-numa-node")
+    bench.admit(guaranteed("a", 2))
+    bench.admit(guaranteed("b", 6))
+    text = bench.registry.expose()
+    for line in (
+        "kubelet_cpu_manager_pinning_requests_total 1",
+        "kubelet_cpu_manager_shared_pool_size_millicores 5000",
+        "kubelet_cpu_manager_exclusive_cpu_allocation_count 2",
+        'kubelet_cpu_manager_allocation_per_numa{numa_node="0"} 2',
+        "kubelet_memory_manager_pinning_requests_total 1",
+        "kubelet_topology_manager_admission_requests_total 2",
+        "kubelet_topology_manager_admission_errors_total 1",
+        'kubelet_container_aligned_compute_resources_count{scope="container",boundary="numa_node"} 1',
+        'kubelet_container_aligned_compute_resources_failure_count{scope="container",boundary="numa_node"} 1',
+        "kubelet_topology_manager_admission_duration_ms_count 2",
+    ):
+        assert line in text.splitlines(), line
+
+
+async def test_no_container_is_made_or_moved_by_what_is_not_on_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    bench = Bench(folder)
+    for each in folder.iterdir():
+        each.unlink()
+    folder.rmdir()
+    pod = guaranteed("a", 2)
+    assert bench.admit(pod) == ""
+    with pytest.raises(NotWritten, match="cannot be written"):
+        await PinnedResources(bench.manager).granted(pod, pod.spec.containers[0])
+    bench.containers = [RunningContainer(pod_uid="uid-other", name="app", id="id-other")]
+    await bench.keeper.bring_up_to_date()
+    assert bench.runtime.told == []
+    with pytest.raises(PinningProblem, match="cannot be kept"):
+        Bench(folder)
+    folder.mkdir()
+    await bench.keeper.bring_up_to_date()
+    assert bench.runtime.told == [("id-other", "0,3-7")] and bench.on_disk() == {"uid-a": {"app": "1-2"}}
+    assert (await PinnedResources(bench.manager).granted(pod, pod.spec.containers[0])).cpuset_cpus == "1-2"
+
+
+# --- cpusets of running containers ------------------------------------------------------------------------------
+
+
+def ran(*names: str) -> Sequence[RunningContainer]:
+    return [RunningContainer(pod_uid=f"uid-{name}", name="app", id=f"id-{name}") for name in names]
+
+
+async def test_containers_are_moved_when_the_pool_changes(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.manager.pinned(a_pod("other"), a_container("app")).cpus == "0-7"
+    bench.containers = list(ran("other"))
+    await bench.keeper.bring_up_to_date()
+    assert bench.runtime.told == [], "it was created with the right set"
+    assert bench.admit(guaranteed("a", 2)) == ""
+    bench.manager.pinned(guaranteed("a", 2), owner("app", 2))
+    bench.containers = list(ran("other", "a"))
+    await bench.keeper.bring_up_to_date()
+    assert bench.runtime.told == [("id-other", "0,3-7")]
+    bench.manager.release("uid-a")
+    bench.containers = list(ran("other"))
+    await bench.keeper.bring_up_to_date()
+    assert bench.runtime.told[1:] == [("id-other", "0-7")]
+
+
+async def test_after_a_restart_every_container_is_told_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.containers = list(ran("x", "y"))
+    await bench.keeper.bring_up_to_date()
+    await bench.keeper.bring_up_to_date()
+    assert bench.runtime.told == [("id-x", "0-7"), ("id-y", "0-7")]
+
+
+@pytest.mark.parametrize("fault", [CriError("no"), CriNotFound("gone"), RuntimeDown("down")])
+async def test_what_the_runtime_refuses_is_tried_again(tmp_path: Path, fault: Exception) -> None:
+    bench = Bench(tmp_path)
+    bench.containers = list(ran("x"))
+    bench.runtime.fault = fault
+    await bench.keeper.bring_up_to_date()
+    bench.runtime.fault = None
+    await bench.keeper.bring_up_to_date()
+    assert bench.runtime.told == [("id-x", "0-7")]
+
+
+def test_what_never_ran_is_forgotten_with_its_pod(tmp_path: Path) -> None:
+    node = Bench(tmp_path)
+    pod = a_pod("web")
+    node.manager.pinned(pod, pod.spec.containers[0])
+    assert node.keeper._created
+    node.manager.release("uid-web")
+    assert not node.keeper._created
