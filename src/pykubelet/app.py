@@ -18,6 +18,8 @@ from pykubelet import api_server
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.patch import pod_status_patch
 from pykubelet.cm.allocation import POD_TERMINATED
+from pykubelet.cm.container_resources import ContainerResourceSource
+from pykubelet.cm.node_spec import node_spec
 from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
@@ -56,7 +58,6 @@ from pykubelet.status.sender import StatusSender
 from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.node_facts import node_spec
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -131,13 +132,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         if edges.cluster is not None
         else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
     )
-    spec = node_spec(
-        settings,
-        edges.machine,
-        edges.paths,
-        cgroup_driver=edges.cgroup_driver,
-        in_cluster=edges.cluster is not None,
-    )
+    spec = node_spec(settings, edges)
     image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
@@ -207,7 +202,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         addresses=told_addresses(settings, edges, api),
         user_namespaces=held.user_namespaces,
-        devices=pinning.devices(extensions.granted()),
+        devices=ContainerResourceSource(pinning.manager, extensions.devices, extensions.claims),
     )
     side = runtime_parts(
         settings,

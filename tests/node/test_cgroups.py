@@ -17,13 +17,13 @@ from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.cm.allocation_state import ResourceLedger
 from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.cgroups import PodCgroups
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_limits import CgroupLimits
 from pykubelet.model.held_resources import effect_of
 from pykubelet.runtime.plan_values import ContainerResize, PodPlan
 from pykubelet.runtime.resize import PodResizer, ResizeProblem
-from pykubelet.runtime.spec.node import NodeSpec
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.parts import blocking
 from tests.bed.runtime import BUSYBOX, BedContainerd

@@ -35,6 +35,7 @@ from pykubelet.clients.plugins.csi import GrpcCsiNode
 from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_handed
 from pykubelet.clients.plugins.dra import GrpcDraDriver
 from pykubelet.clients.plugins.registration import GrpcRegistrations
+from pykubelet.cm.capacity import machine_capacity, reservation_problem, reserved
 from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges, ServeEdges
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import SystemClock
@@ -42,7 +43,6 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import CriError, Unimplemented
 from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
-from pykubelet.node.capacity import machine_capacity, reservation_problem, reserved
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.validate import HostFacts, host_problems

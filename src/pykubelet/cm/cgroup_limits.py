@@ -12,11 +12,12 @@ from msgspec import Struct
 
 from pykubelet.api.pod_resources import HUGE_PAGES, Amounts, is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
-from pykubelet.api.types import Pod
+from pykubelet.api.types import Pod, ResourceRequirements
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits, milli_to_quota, milli_to_shares
 from pykubelet.model.held_resources import amount_of
-from pykubelet.model.pod import QosClass, qos_class
+from pykubelet.model.pod import QosClass, is_critical, qos_class
 from pykubelet.model.pod_resources import pod_limits as limits_of
 from pykubelet.model.pod_resources import pod_requests
 
@@ -177,3 +178,14 @@ def add_protection_metrics(metrics: Registry, rules: CgroupRules, pods: Callable
         soft.set(burstable)
 
     metrics.on_scrape(count)
+
+
+def swap_limit(pod: Pod, held: ResourceRequirements, node: NodeSpec) -> int:
+    """Bytes of swap the container may use: its part of the node's, in proportion to its memory request."""
+    if node.swap_behavior != "LimitedSwap" or is_critical(pod) or qos_class(pod) is not QosClass.BURSTABLE:
+        return 0
+    request, limit = amount_of(held, "memory").request, amount_of(held, "memory").limit
+    # Equal also when both are zero: a container that asks for nothing gets no swap.
+    if request == limit or not 0 <= request.value() <= node.memory_bytes or not node.memory_bytes:
+        return 0
+    return int(request.value() / node.memory_bytes * node.swap_bytes)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec import Struct
 
 from pykubelet.clients.kube.patch import node_status_patch
+from pykubelet.cm.capacity import DeviceAmounts
 from pykubelet.context import Context
 from pykubelet.edges import ClusterEdges, Edges
 from pykubelet.kit.tasks import Services
 from pykubelet.node.addresses import AddressFinder, provided_node_ip
-from pykubelet.node.capacity import DeviceAmounts
 from pykubelet.node.facts import FactsGatherer, ImageList, RuntimeView
 from pykubelet.node.lease import LeaseKeeper
 from pykubelet.node.own_node import OwnNode

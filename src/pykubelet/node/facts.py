@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ContainerImage, NodeAddress
 from pykubelet.clients.host.port import Machine
+from pykubelet.cm.capacity import (
+    NO_DEVICES,
+    DeviceAmounts,
+    kept_from_pods,
+    machine_capacity,
+    missing_essentials,
+)
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError, PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import Image, RuntimeConditions
 from pykubelet.node.addresses import AddressFinder
-from pykubelet.node.capacity import (
-    NO_DEVICES,
-    DeviceAmounts,
-    eviction_reserve,
-    machine_capacity,
-    missing_essentials,
-    reserved,
-)
 from pykubelet.node.setters import NodeFacts
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.settings import Settings
-from pykubelet.settings.thresholds import eviction_thresholds
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +106,7 @@ class FactsGatherer:
             machine=self._machine,
             addresses=await self._find_addresses(shown),
             capacity=capacity,
-            kept=self._kept(capacity),
+            kept=kept_from_pods(self._settings, capacity),
             devices=self._devices(),
             runtime=self._runtime_version,
             kubelet_version=self._settings.kubernetes_version,
@@ -123,12 +120,6 @@ class FactsGatherer:
             volumes_in_use=self._volumes_in_use(),
             now=self._clock.now(),
         )
-
-    def _kept(self, capacity: Mapping[str, Quantity]) -> list[Mapping[str, Quantity]]:
-        kept: list[Mapping[str, Quantity]] = [reserved(self._settings.config.reservations)]
-        if not self._settings.flags.experimental_allocatable_ignore_eviction:
-            kept.append(eviction_reserve(eviction_thresholds(self._settings.config.eviction), capacity))
-        return kept
 
     def _storage(self) -> int | None:
         try:

@@ -29,10 +29,10 @@ from pykubelet.api.types import (
     QuantityValue,
 )
 from pykubelet.clients.host.port import Machine
+from pykubelet.cm.capacity import NO_DEVICES, DeviceAmounts, allocatable, with_devices
 from pykubelet.kit.clock import utc
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import RuntimeHandler
-from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts, allocatable, with_devices
 
 MEMORY_PRESSURE: Final = "MemoryPressure"
 DISK_PRESSURE: Final = "DiskPressure"
@@ -76,7 +76,7 @@ class NodeFacts:
     """None when they could not be found: what the Node has stays."""
     capacity: Mapping[str, Quantity]
     """Of the machine itself, without devices."""
-    kept: Sequence[Mapping[str, Quantity]] = ()
+    kept: Mapping[str, Quantity] = field(default_factory=dict)
     """What is taken off the capacity."""
     devices: DeviceAmounts = NO_DEVICES
     runtime: str = ""
@@ -101,7 +101,7 @@ def node_status(old: NodeStatus, facts: NodeFacts) -> NodeStatus:
     capacity = with_devices(
         _parsed(old.capacity), facts.capacity, facts.devices.capacity, removed=facts.devices.removed
     )
-    usable = {**allocatable(capacity, *facts.kept), **facts.devices.allocatable}
+    usable = {**allocatable(capacity, facts.kept), **facts.devices.allocatable}
     return msgspec.structs.replace(
         old,
         addresses=old.addresses if facts.addresses is None else list(facts.addresses),

@@ -17,6 +17,8 @@ from msgspec import Struct, field
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, QuantityValue, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
+from pykubelet.cm.container_resources import ContainerResources
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_limits import CgroupLimits, milli_to_quota, milli_to_shares
@@ -30,8 +32,6 @@ from pykubelet.model.held_resources import (
 )
 from pykubelet.model.pod import AnyContainer, find_container, uid_of
 from pykubelet.runtime.plan_values import ContainerResize, PodPlan
-from pykubelet.runtime.spec.collaborators import Granted
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resources import container_resources, overhead_resources
 from pykubelet.wire import cri_pb2
 
@@ -236,7 +236,7 @@ class PodResizer:
             return
         mixed = with_amount(work.in_force[change.name], change.wanted, name)
         container = msgspec.structs.replace(found[1], resources=mixed)
-        granted = Granted(exclusive_cpus=self._exclusive(work.pod, container))
+        granted = ContainerResources(exclusive_cpus=self._exclusive(work.pod, container))
         wanted = container_resources(work.pod, container, self._node, granted)
         await self._cri.update_container_resources(change.id, wanted)
         work.in_force[change.name] = mixed

@@ -7,22 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod, ResourceHealth, ResourceStatus
-from pykubelet.clients.plugins.port import Handed
+from pykubelet.cm.capacity import DeviceAmounts
 from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.device_state import DevicesRefused
 from pykubelet.cm.dra_manager import DraManager
 from pykubelet.cm.errors import Refused
 from pykubelet.cm.topology_manager import Hint, Hints, masks
 from pykubelet.model.assigned import ClaimShare
-from pykubelet.model.pod import AnyContainer, all_containers
-from pykubelet.node.capacity import DeviceAmounts
+from pykubelet.model.pod import all_containers
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.spec.collaborators import Granted
-from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -66,21 +62,6 @@ def _hints(found: Mapping[str, Sequence[tuple[int, bool]] | None]) -> Hints:
     }
 
 
-class HandedDevices(Struct, frozen=True, kw_only=True):
-    """Implements the spec builder's DeviceResources."""
-
-    devices: DeviceManager
-    claims: DraManager | None = None
-
-    async def granted(self, pod: Pod, container: AnyContainer) -> Granted:
-        found = merged(await self.devices.handed(pod, container))
-        claimed = self.claims.cdi_devices(pod, container) if self.claims is not None else []
-        return replace(found, cdi_devices=[*found.cdi_devices, *claimed]) if claimed else found
-
-    def has_exclusive_cpus(self, pod: Pod) -> bool:
-        return False
-
-
 class ClaimShares(Struct, frozen=True):
     """Implements model.assigned.ClaimHolder."""
 
@@ -91,42 +72,6 @@ class ClaimShares(Struct, frozen=True):
         pod = self.table.pod(uid)
         own = next((each for _, each in all_containers(pod) if each.name == container), None) if pod else None
         return self.claims.claims_of(pod, own) if pod is not None and own is not None else ()
-
-
-def merged(answers: Sequence[Handed]) -> Granted:
-    """All answers together; where two disagree the first one counts, and it is told."""
-    envs: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    mounts: dict[str, cri_pb2.Mount] = {}
-    devices: dict[str, cri_pb2.Device] = {}
-    for answer in answers:
-        for name, value in answer.envs.items():
-            _first(envs, name, value, "variable")
-        for name, value in answer.annotations.items():
-            _first(annotations, name, value, "annotation")
-        for mount in answer.mounts:
-            made = cri_pb2.Mount(
-                container_path=mount.container_path, host_path=mount.host_path, readonly=mount.read_only
-            )
-            _first(mounts, mount.container_path, made, "mount")
-        for device in answer.devices:
-            node = cri_pb2.Device(
-                container_path=device.container_path, host_path=device.host_path, permissions=device.permissions
-            )
-            _first(devices, device.container_path, node, "device")
-    names = dict.fromkeys(name for answer in answers for name in answer.cdi_devices)
-    return Granted(
-        envs=envs,
-        mounts=list(mounts.values()),
-        devices=list(devices.values()),
-        annotations=annotations,
-        cdi_devices=list(names),
-    )
-
-
-def _first(known: dict[str, V], key: str, value: V, what: str) -> None:
-    if known.setdefault(key, value) != value:
-        logger.warning("device plugins disagree, the first one counts", extra={"what": what, "name": key})
 
 
 def amounts_of(devices: DeviceManager) -> DeviceAmounts:

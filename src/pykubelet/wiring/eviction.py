@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.cm.allocation import Allocations
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.edges import Edges, GuardEdges
 from pykubelet.eviction.local_storage import StorageLimits, limits_disk
 from pykubelet.eviction.manager import EvictionManager, EvictionRules
@@ -24,7 +25,6 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.node.oom import OomWatcher, OwnScore
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.gc import ContainerGc
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
 from pykubelet.stats.provider import StatsProvider, StatsSettings

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod
 from pykubelet.cm import cpu_manager, cpu_state, memory_manager, memory_state
+from pykubelet.cm.capacity import kept_from_pods, machine_capacity
 from pykubelet.cm.cpu_manager import StaticCpus, reserved_cpus
 from pykubelet.cm.cpu_state import CpuState
 from pykubelet.cm.cpuset_reconciler import CpusetKeeper, RunningContainer
@@ -27,15 +28,11 @@ from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.cm.topology_manager import NONE, HintProvider, Merger, TopologyManager
 from pykubelet.edges import Edges
 from pykubelet.model.assigned import Assigned
-from pykubelet.model.pod import AnyContainer
 from pykubelet.model.pod_resources import CPU
 from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
-from pykubelet.node.capacity import eviction_reserve, machine_capacity, reserved
 from pykubelet.pods.admission import Rejection
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.spec.collaborators import DeviceResources, Granted, NoDevices
 from pykubelet.settings.settings import Settings
-from pykubelet.settings.thresholds import eviction_thresholds
 from pykubelet.signals import ContainerStarted
 
 
@@ -69,32 +66,10 @@ class AllocationCheck:
         self._manager.undo(pod)
 
 
-class PinnedResources:
-    """CPUs and memory nodes on top of what device plugins and drivers grant."""
-
-    def __init__(self, manager: PinningManager, beside: DeviceResources | None = None) -> None:
-        self._manager = manager
-        self._beside = beside or NoDevices()
-
-    async def granted(self, pod: Pod, container: AnyContainer) -> Granted:
-        others = await self._beside.granted(pod, container)
-        pinned = self._manager.pinned(pod, container)
-        await self._manager.written()
-        return replace(
-            others, cpuset_cpus=pinned.cpus, cpuset_mems=pinned.memory_nodes, exclusive_cpus=pinned.exclusive
-        )
-
-    def has_exclusive_cpus(self, pod: Pod) -> bool:
-        return self._manager.has_exclusive_cpus(pod)
-
-
 class PinningParts(Struct, frozen=True, kw_only=True):
     manager: PinningManager
     keeper: CpusetKeeper
     allocator: AllocationCheck
-
-    def devices(self, beside: DeviceResources | None = None) -> PinnedResources:
-        return PinnedResources(self.manager, beside)
 
     def assigned(self, others: Assigned | None = None) -> Assigned:
         return replace(others or Assigned(), cpus=self.manager, memory=self.manager)
@@ -121,10 +96,11 @@ def pinning_parts(
     metrics = PinningMetrics(edges.metrics)
     root = edges.paths.root
     books = _Books.at(root, settings, pod_level=pod_level)
-    cpus = _cpus(settings, topology, kept_amounts(settings, edges), books.cpus, metrics, pod_level=pod_level)
+    withheld = kept_from_pods(settings, machine_capacity(machine, settings.config.cgroups, None))
+    cpus = _cpus(settings, topology, withheld, books.cpus, metrics, pod_level=pod_level)
     memory: StaticMemory | None = None
     if chosen.memory_manager_policy == memory_manager.STATIC:
-        kept = kept_memory(topology, chosen.reserved_memory, kept_amounts(settings, edges))
+        kept = kept_memory(topology, chosen.reserved_memory, withheld)
         memory = StaticMemory(topology=topology, kept=kept, state=books.memory, metrics=metrics, pod_level=pod_level)
     providers: list[HintProvider] = [each for each in (cpus, memory) if each is not None]
     keeper = CpusetKeeper(
@@ -165,16 +141,6 @@ class _Books(Struct, frozen=True, kw_only=True):
                 root / memory_state.STATE_FILE, policy=chosen.memory_manager_policy, pod_level=pod_level
             ),
         )
-
-
-def kept_amounts(settings: Settings, edges: Edges) -> dict[str, Quantity]:
-    """What is kept from pods: both reservations and what hard eviction never lets them use."""
-    kept = dict(reserved(settings.config.reservations))
-    if not settings.flags.experimental_allocatable_ignore_eviction:
-        capacity = machine_capacity(edges.machine, settings.config.cgroups, None)
-        for name, amount in eviction_reserve(eviction_thresholds(settings.config.eviction), capacity).items():
-            kept[name] = kept[name] + amount if name in kept else amount
-    return kept
 
 
 def _cpus(

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceStatus
 from pykubelet.api_server import ApiServer
+from pykubelet.cm.capacity import NO_DEVICES, DeviceAmounts
 from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.dra_manager import DraManager, has_claims
 from pykubelet.cm.plugin_manager import PluginHandler, PluginManager
@@ -30,10 +31,8 @@ from pykubelet.model.events import ClaimSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import all_containers, uid_of
 from pykubelet.model.runtime_status import ContainerState
-from pykubelet.node.capacity import NO_DEVICES, DeviceAmounts
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.spec.collaborators import DeviceResources
 from pykubelet.signals import NodeStatusChanged
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.csi.drivers import CsiDrivers, CsiTimes, LimitsKeeper
@@ -41,7 +40,7 @@ from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import CSI
-from pykubelet.wiring.devices import ClaimShares, DeviceHints, HandedDevices, amounts_of, health_statuses
+from pykubelet.wiring.devices import ClaimShares, DeviceHints, amounts_of, health_statuses
 
 logger = logging.getLogger(__name__)
 
@@ -101,9 +100,6 @@ class PluginParts(Struct, frozen=True, kw_only=True):
             self.devices.open()
         if self.claims is not None:
             self.claims.open()
-
-    def granted(self) -> DeviceResources | None:
-        return HandedDevices(devices=self.devices, claims=self.claims) if self.devices is not None else None
 
     def assigned(self) -> Assigned:
         found = Assigned(devices=self.devices) if self.devices is not None else Assigned()

@@ -18,7 +18,8 @@ from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import CgroupHost, Machine, Slices
 from pykubelet.cm.allocation import Admission, Allocations
 from pykubelet.cm.allocation_state import ACTUATED_FILE, ALLOCATED_FILE, ResourceLedger
-from pykubelet.cm.cgroup_limits import CgroupRules, add_protection_metrics
+from pykubelet.cm.capacity import machine_capacity, quantities, reserved
+from pykubelet.cm.cgroup_limits import CgroupRules, add_protection_metrics, swap_limit
 from pykubelet.cm.cgroups import OwnGroup, PodCgroups
 from pykubelet.cm.node_allocatable import (
     PIDS,
@@ -29,6 +30,7 @@ from pykubelet.cm.node_allocatable import (
     pods_limits,
     reserved_groups,
 )
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.cm.resize import ResizeConditions, ResizeRules
 from pykubelet.cm.resource_managers import PinningManager
 from pykubelet.cm.user_namespaces import Handlers, PodUserNamespaces, id_range
@@ -36,11 +38,8 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
-from pykubelet.node.capacity import machine_capacity, quantities, reserved
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.resize import PodResizer
-from pykubelet.runtime.spec.node import NodeSpec
-from pykubelet.runtime.spec.resources import swap_limit
 from pykubelet.settings.settings import Settings
 from pykubelet.sync.runtime_state import RuntimeState
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.selinux import container_file_label
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.edges import Edges
 from pykubelet.model.pod_resources import MEMORY
 from pykubelet.pods.predicates import NodeInfo, matches_selector
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.settings.settings import Settings
 from pykubelet.volumes.manager import VolumeRules
 from pykubelet.volumes.selinux import SelinuxMounts

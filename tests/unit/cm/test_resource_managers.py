@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import Container, Pod
+from pykubelet.cm.container_resources import ContainerResourceSource
 from pykubelet.cm.cpu_manager import StaticCpus
 from pykubelet.cm.cpu_state import CpuState
 from pykubelet.cm.cpuset_reconciler import CpusetKeeper, RunningContainer
@@ -26,7 +27,6 @@ from pykubelet.model.assigned import Assigned, MemoryShare
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.topology import Topology
 from pykubelet.wire import cri_pb2
-from pykubelet.wiring.pinning import PinnedResources
 from tests.builders import a_container, a_pod
 from tests.unit.cm.machines import BIG, GIB, a_machine, cpus, guaranteed, owner
 
@@ -314,7 +314,7 @@ async def test_no_container_is_made_or_moved_by_what_is_not_on_disk(tmp_path: Pa
     pod = guaranteed("a", 2)
     assert bench.admit(pod) == ""
     with pytest.raises(NotWritten, match="cannot be written"):
-        await PinnedResources(bench.manager).granted(pod, pod.spec.containers[0])
+        await ContainerResourceSource(bench.manager).container_resources(pod, pod.spec.containers[0])
     bench.containers = [RunningContainer(pod_uid="uid-other", name="app", id="id-other")]
     await bench.keeper.bring_up_to_date()
     assert bench.runtime.told == []
@@ -323,7 +323,9 @@ async def test_no_container_is_made_or_moved_by_what_is_not_on_disk(tmp_path: Pa
     folder.mkdir()
     await bench.keeper.bring_up_to_date()
     assert bench.runtime.told == [("id-other", "0,3-7")] and bench.on_disk() == {"uid-a": {"app": "1-2"}}
-    assert (await PinnedResources(bench.manager).granted(pod, pod.spec.containers[0])).cpuset_cpus == "1-2"
+    assert (
+        await ContainerResourceSource(bench.manager).container_resources(pod, pod.spec.containers[0])
+    ).cpuset_cpus == "1-2"
 
 
 # --- cpusets of running containers ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import Pod, ResourceRequirements
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_limits import CgroupLimits
@@ -14,7 +15,6 @@ from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.held_resources import HeldResources, effect_of
 from pykubelet.runtime.plan_values import ContainerResize, PodPlan
 from pykubelet.runtime.resize import PodResizer, ResizeProblem, in_order, lowered_limit, with_amount, without_overhead
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri import FakeCri

@@ -15,6 +15,7 @@ from pykubelet.api.quantity import QuantityError
 from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriImages
 from pykubelet.clients.host.port import PodFolders
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.limits import Once
 from pykubelet.model.errors import PykubeletError, RuntimeDown
@@ -38,7 +39,6 @@ from pykubelet.runtime.spec.dns import NO_CLUSTER_DNS, DnsResult, Resolver, host
 from pykubelet.runtime.spec.env import EnvInputs, build_env
 from pykubelet.runtime.spec.hosts import HOSTS_PATH, host_network_hosts_file, hosts_file, pod_hostname
 from pykubelet.runtime.spec.lookups import EnvSources, ImageUsers
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resolv_conf import HostResolver
 from pykubelet.runtime.spec.sandbox import SandboxParts, build_sandbox_config
 from pykubelet.runtime.spec.security import ImageUser, check_non_root, needs_image_user
@@ -110,7 +110,7 @@ class PodSpecBuilder:
                 user = await self._image_users.user_of(request.image_ref)
             # Before anything is mounted or written for a container that will not start.
             check_non_root(pod, container, user)
-            granted = await self._devices.granted(pod, container)
+            granted = await self._devices.container_resources(pod, container)
             devices = await self._volumes.devices_for(pod, container) if container.volume_devices else ()
             sources = await self._env.gather(pod, container, request.pod_ips)
             is_large = _size(container, sources) > LARGE

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from msgspec import Struct, field
-
 from pykubelet.api.types import ConfigMap, Pod, Secret, Service
+from pykubelet.cm.container_resources import NO_RESOURCES, ContainerResources
 from pykubelet.model.pod import AnyContainer
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.wire import cri_pb2
@@ -51,24 +50,8 @@ class References(Protocol):
         ...
 
 
-class Granted(Struct, frozen=True, kw_only=True):
-    """What device plugins, resource drivers and the CPU and memory managers give to one container."""
-
-    envs: Mapping[str, str] = field(default_factory=dict)
-    mounts: Sequence[cri_pb2.Mount] = ()
-    devices: Sequence[cri_pb2.Device] = ()
-    cdi_devices: Sequence[str] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    cpuset_cpus: str = ""
-    cpuset_mems: str = ""
-    exclusive_cpus: bool = False
-
-
-NOTHING_GRANTED = Granted()
-
-
 class DeviceResources(Protocol):
-    async def granted(self, pod: Pod, container: AnyContainer) -> Granted: ...
+    async def container_resources(self, pod: Pod, container: AnyContainer) -> ContainerResources: ...
 
     def has_exclusive_cpus(self, pod: Pod) -> bool:
         """Whether any container of the pod owns whole CPUs."""
@@ -122,8 +105,8 @@ class NoReferences:
 
 
 class NoDevices:
-    async def granted(self, pod: Pod, container: AnyContainer) -> Granted:
-        return NOTHING_GRANTED
+    async def container_resources(self, pod: Pod, container: AnyContainer) -> ContainerResources:
+        return NO_RESOURCES
 
     def has_exclusive_cpus(self, pod: Pod) -> bool:
         return False

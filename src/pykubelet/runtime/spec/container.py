@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
+from pykubelet.cm.container_resources import NO_RESOURCES, ContainerResources
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.container_keys import container_annotations, container_labels
 from pykubelet.model.expand import ExpansionTooLong
 from pykubelet.model.pod import AnyContainer
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.collaborators import NOTHING_GRANTED, Granted
 from pykubelet.runtime.spec.env import expand_words
 from pykubelet.runtime.spec.hosts import HOSTS_PATH
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resources import container_resources
 from pykubelet.runtime.spec.security import ImageUser, check_non_root, container_security
 from pykubelet.wire import cri_pb2
@@ -31,7 +31,7 @@ class ContainerParts(Struct, frozen=True, kw_only=True):
     restart_count: int = 0
     target_id: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    granted: Granted = NOTHING_GRANTED
+    granted: ContainerResources = NO_RESOURCES
     mounts: Sequence[cri_pb2.Mount] = ()
     """Those of volumeMounts, in the order of the spec."""
     devices: Sequence[cri_pb2.Device] = ()

@@ -11,6 +11,7 @@ from functools import partial
 
 from pykubelet.api.types import ConfigMap, Pod, Secret, Service
 from pykubelet.clients.cri.port import CriImages
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.limits import Recent
 from pykubelet.model.pod import AnyContainer, is_static, namespace_of, uid_of, uses_host_network
@@ -19,7 +20,6 @@ from pykubelet.runtime.spec.collaborators import NodeAddresses, References, Volu
 from pykubelet.runtime.spec.downward import Addresses
 from pykubelet.runtime.spec.env import EnvInputs
 from pykubelet.runtime.spec.env_files import EnvFile, read_env_file
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.security import ImageUser
 from pykubelet.runtime.spec.services import MASTER_NAMESPACE, visible_services
 

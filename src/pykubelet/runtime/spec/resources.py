@@ -13,9 +13,10 @@ from typing import Final
 from pykubelet.api.pod_resources import HUGE_PAGES, aggregate_limits, aggregate_requests, is_huge_pages, is_pod_level
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod, QuantityValue, ResourceRequirements
-from pykubelet.model.pod import AnyContainer, QosClass, is_critical, is_node_critical, is_sidecar, qos_class
-from pykubelet.runtime.spec.collaborators import NOTHING_GRANTED, Granted
-from pykubelet.runtime.spec.node import NodeSpec
+from pykubelet.cm.cgroup_limits import swap_limit
+from pykubelet.cm.container_resources import NO_RESOURCES, ContainerResources
+from pykubelet.cm.node_spec import NodeSpec
+from pykubelet.model.pod import AnyContainer, QosClass, is_node_critical, is_sidecar, qos_class
 from pykubelet.wire import cri_pb2
 
 MIN_SHARES: Final = 2
@@ -41,7 +42,7 @@ def quota(milli_cpu: int, period_us: int) -> int:
 
 
 def container_resources(
-    pod: Pod, container: AnyContainer, node: NodeSpec, granted: Granted = NOTHING_GRANTED
+    pod: Pod, container: AnyContainer, node: NodeSpec, granted: ContainerResources = NO_RESOURCES
 ) -> cri_pb2.LinuxContainerResources:
     """What a container is started with, and what a resize sends."""
     held = container.resources or _NONE
@@ -189,17 +190,6 @@ def _add_swap(result: cri_pb2.LinuxContainerResources, pod: Pod, held: ResourceR
     else:
         # Memory and swap together: no more than memory alone means no swap.
         result.memory_swap_limit_in_bytes = result.memory_limit_in_bytes
-
-
-def swap_limit(pod: Pod, held: ResourceRequirements, node: NodeSpec) -> int:
-    """Bytes of swap the container may use: its part of the node's, in proportion to its memory request."""
-    if node.swap_behavior != "LimitedSwap" or is_critical(pod) or qos_class(pod) is not QosClass.BURSTABLE:
-        return 0
-    request, limit = _amount(held.requests, "memory"), _amount(held.limits, "memory")
-    # Equal also when both are zero: a container that asks for nothing gets no swap.
-    if request == limit or not 0 <= request.value() <= node.memory_bytes or not node.memory_bytes:
-        return 0
-    return int(request.value() / node.memory_bytes * node.swap_bytes)
 
 
 def _memory_qos(pod: Pod, held: ResourceRequirements, node: NodeSpec) -> dict[str, str]:

@@ -8,12 +8,12 @@ from typing import Final
 from msgspec import Struct
 
 from pykubelet.api.types import Container, Pod
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.cgroup_names import parent_for_runtime
 from pykubelet.model.container_keys import pod_labels
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 from pykubelet.runtime.spec.dns import Resolver
 from pykubelet.runtime.spec.hosts import kernel_hostname
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.resources import overhead_resources, sandbox_resources
 from pykubelet.runtime.spec.security import sandbox_security
 from pykubelet.wire import cri_pb2

@@ -20,9 +20,9 @@ from pykubelet.api.types import (
     SecurityContext,
     SELinuxOptions,
 )
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.pod import AnyContainer, all_containers, log_form
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.wire import cri_pb2
 
 MASKED_PATHS: Final = (

@@ -33,14 +33,15 @@ from pykubelet.api.types import (
 )
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.paths import NodePaths
+from pykubelet.cm.container_resources import ContainerResources
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.pod import AnyContainer, ContainerKind, uid_of
 from pykubelet.model.runtime_status import Image
 from pykubelet.runtime.problems import ConfigProblem
 from pykubelet.runtime.spec.builder import PodSpecBuilder
-from pykubelet.runtime.spec.collaborators import Granted, NoReferences, NoVolumes
+from pykubelet.runtime.spec.collaborators import NoReferences, NoVolumes
 from pykubelet.runtime.spec.lookups import REMEMBERED_IMAGES, ImageUsers, pod_addresses
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.start import ContainerRequest, SpecBuilder
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod, an_ephemeral_container
@@ -332,8 +333,8 @@ async def test_variables_from_files_in_volumes(bed: Bed, tmp_path: Path) -> None
 
 async def test_volumes_see_the_final_variables(bed: Bed) -> None:
     class Devices:
-        async def granted(self, pod: Pod, container: AnyContainer) -> Granted:
-            return Granted(envs={"DEV": "0"}, exclusive_cpus=True)
+        async def container_resources(self, pod: Pod, container: AnyContainer) -> ContainerResources:
+            return ContainerResources(envs={"DEV": "0"}, exclusive_cpus=True)
 
         def has_exclusive_cpus(self, pod: Pod) -> bool:
             return True

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import Lifecycle, VolumeMount
+from pykubelet.cm.container_resources import ContainerResources
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.pod import AnyContainer
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.collaborators import Granted
 from pykubelet.runtime.spec.container import ContainerParts, build_container_config, wants_hosts_file
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod, an_ephemeral_container
 
@@ -56,7 +56,9 @@ def test_the_whole_config() -> None:
 
 def test_variables_of_devices_come_first_and_are_overridden_in_commands() -> None:
     config = config_of(
-        a_container(command=["$(A)", "$(B)"]), env={"A": "own", "C": "c"}, granted=Granted(envs={"A": "dev", "B": "b"})
+        a_container(command=["$(A)", "$(B)"]),
+        env={"A": "own", "C": "c"},
+        granted=ContainerResources(envs={"A": "dev", "B": "b"}),
     )
     assert [(each.key, each.value) for each in config.envs] == [
         ("A", b"dev"),
@@ -77,7 +79,7 @@ def test_bytes_that_are_no_text_pass_as_variables_but_not_in_commands() -> None:
 def test_mounts_come_in_upstreams_order() -> None:
     config = config_of(
         a_container(termination_message_path="dev/term"),
-        granted=Granted(mounts=[cri_pb2.Mount(container_path="/dev-mount", host_path="/a", readonly=True)]),
+        granted=ContainerResources(mounts=[cri_pb2.Mount(container_path="/dev-mount", host_path="/a", readonly=True)]),
         mounts=[cri_pb2.Mount(container_path="/data", host_path="/b", selinux_relabel=True)],
         hosts_file="/pods/etc-hosts",
         termination_log="/pods/term",
@@ -122,7 +124,7 @@ def test_devices_and_annotations_of_plugins() -> None:
     block = cri_pb2.Device(container_path="/dev/blk", host_path="/pods/blk", permissions="r")
     config = config_of(
         devices=[block],
-        granted=Granted(
+        granted=ContainerResources(
             devices=[device],
             cdi_devices=["vendor.com/gpu=0"],
             annotations={"cdi.k8s.io/x": "y", "io.kubernetes.container.restartCount": "forged"},

@@ -8,8 +8,8 @@ import pytest
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, ResourceRequirements
-from pykubelet.runtime.spec.collaborators import Granted
-from pykubelet.runtime.spec.node import NodeSpec
+from pykubelet.cm.container_resources import ContainerResources
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.runtime.spec.resources import (
     container_resources,
     oom_score,
@@ -31,10 +31,10 @@ def asks(requests: dict[str, Any] | None = None, limits: dict[str, Any] | None =
 
 
 def resources(
-    held: ResourceRequirements | None, node: NodeSpec = NODE, granted: Granted | None = None, **spec: Any
+    held: ResourceRequirements | None, node: NodeSpec = NODE, granted: ContainerResources | None = None, **spec: Any
 ) -> cri_pb2.LinuxContainerResources:
     pod = a_pod(containers=[a_container(resources=held)], **spec)
-    return container_resources(pod, pod.spec.containers[0], node, granted or Granted())
+    return container_resources(pod, pod.spec.containers[0], node, granted or ContainerResources())
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_period_is_the_nodes() -> None:
 
 
 def test_exclusive_cpus_are_not_throttled() -> None:
-    granted = Granted(exclusive_cpus=True, cpuset_cpus="1-2", cpuset_mems="0")
+    granted = ContainerResources(exclusive_cpus=True, cpuset_cpus="1-2", cpuset_mems="0")
     found = resources(asks({}, {"cpu": "2"}), granted=granted)
     assert (found.cpu_quota, found.cpuset_cpus, found.cpuset_mems) == (-1, "1-2", "0")
     kept = NodeSpec(exclusive_cpus_unthrottled=False)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import ContainerPort, PodSecurityContext, ResourceRequirements, Sysctl
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.runtime.spec.dns import Resolver
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.sandbox import SandboxParts, build_sandbox_config, port_mappings, sysctls
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod

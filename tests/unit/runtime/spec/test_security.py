@@ -15,8 +15,8 @@ from pykubelet.api.types import (
     SecurityContext,
     SELinuxOptions,
 )
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.node import NodeSpec
 from pykubelet.runtime.spec.security import (
     MASKED_PATHS,
     READONLY_PATHS,

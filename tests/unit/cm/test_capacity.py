@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.node.capacity import (
+from pykubelet.cm.capacity import (
     allocatable,
-    eviction_reserve,
+    kept_from_pods,
     machine_capacity,
     missing_essentials,
     pod_capacity,
@@ -13,8 +13,9 @@ from pykubelet.node.capacity import (
     reserved,
     with_devices,
 )
+from pykubelet.settings.schema import KubeletConfig
 from pykubelet.settings.schema_resources import CgroupSettings, EvictionSettings, ReservationSettings
-from pykubelet.settings.thresholds import eviction_thresholds
+from pykubelet.settings.settings import Settings
 from tests.unit.node.making import GIB, a_machine
 
 
@@ -47,9 +48,11 @@ def test_reservations_add_up_and_reserved_cpus_replace_the_cpu_of_both() -> None
 
 def test_allocatable_leaves_out_reservations_hard_eviction_and_huge_pages() -> None:
     capacity = machine_capacity(a_machine(hugepages=((1 << 30, 2),)), CgroupSettings(), 100 * GIB)
-    hard = eviction_thresholds(EvictionSettings(eviction_hard={"memory.available": "100Mi", "nodefs.available": "10%"}))
-    kept = reserved(ReservationSettings(system_reserved={"cpu": "1", "memory": "1Gi"}))
-    found = texts(allocatable(capacity, kept, eviction_reserve(hard, capacity)))
+    config = KubeletConfig(
+        eviction=EvictionSettings(eviction_hard={"memory.available": "100Mi", "nodefs.available": "10%"}),
+        reservations=ReservationSettings(system_reserved={"cpu": "1", "memory": "1Gi"}),
+    )
+    found = texts(allocatable(capacity, kept_from_pods(Settings(config=config), capacity)))
     assert found["cpu"] == "3"
     assert found["memory"] == str(Quantity.of_bytes(8 * GIB - GIB - (100 << 20) - 2 * GIB))
     assert found["ephemeral-storage"] == "90Gi"

@@ -1,7 +1,7 @@
 """What the machine has and what of it pods may use: capacity, reservations, allocatable. Pure.
 
 Covers cpu, memory, huge pages, pods and ephemeral storage, device resources on top, and the fatal check at start.
-Does not cover reading the machine (clients/host/machine.py) nor enforcing the limits (cm/cgroups.py).
+Does not cover reading the machine (clients/host/machine.py) nor enforcing the limits (node_allocatable.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pykubelet.clients.host.port import Machine
 from pykubelet.model.pod_resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS, is_extended
 from pykubelet.model.topology import parse_cpu_list
 from pykubelet.settings.schema_resources import CgroupSettings, ReservationSettings
-from pykubelet.settings.thresholds import Threshold
+from pykubelet.settings.settings import Settings
+from pykubelet.settings.thresholds import Threshold, eviction_thresholds
 
 HUGEPAGES_PREFIX = "hugepages-"
 ESSENTIAL = (CPU, MEMORY, PODS, EPHEMERAL_STORAGE)
@@ -85,13 +86,21 @@ def eviction_reserve(thresholds: Iterable[Threshold], capacity: Mapping[str, Qua
     return found
 
 
-def allocatable(capacity: Mapping[str, Quantity], *kept: Mapping[str, Quantity]) -> Amounts:
+def kept_from_pods(settings: Settings, capacity: Mapping[str, Quantity]) -> Amounts:
+    """Both reservations and what hard eviction never lets pods use."""
+    kept = reserved(settings.config.reservations)
+    if settings.flags.experimental_allocatable_ignore_eviction:
+        return kept
+    for name, amount in eviction_reserve(eviction_thresholds(settings.config.eviction), capacity).items():
+        kept[name] = kept[name] + amount if name in kept else amount
+    return kept
+
+
+def allocatable(capacity: Mapping[str, Quantity], kept: Mapping[str, Quantity]) -> Amounts:
     """Capacity less everything kept; memory also less all huge pages, which are taken out of it at boot."""
     found: Amounts = {}
     for name, amount in capacity.items():
-        for each in kept:
-            amount = amount - each[name] if name in each else amount
-        found[name] = _at_least_zero(amount)
+        found[name] = _at_least_zero(amount - kept[name] if name in kept else amount)
     if MEMORY in found:
         for name, amount in capacity.items():
             if name.startswith(HUGEPAGES_PREFIX):

@@ -1,0 +1,105 @@
+"""What a container is created with on top of its spec: CPUs, memory nodes, and what device plugins and drivers add.
+
+Covers joining the parts; each manager decides its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from pykubelet.api.types import Pod
+from pykubelet.clients.plugins.port import Handed
+from pykubelet.cm.device_manager import DeviceManager
+from pykubelet.cm.dra_manager import DraManager
+from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.model.pod import AnyContainer
+from pykubelet.wire import cri_pb2
+
+logger = logging.getLogger(__name__)
+
+V = TypeVar("V")
+
+
+class ContainerResources(Struct, frozen=True, kw_only=True):
+    """What device plugins, DRA drivers and the CPU and memory managers give to one container."""
+
+    envs: Mapping[str, str] = field(default_factory=dict)
+    mounts: Sequence[cri_pb2.Mount] = ()
+    devices: Sequence[cri_pb2.Device] = ()
+    cdi_devices: Sequence[str] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    exclusive_cpus: bool = False
+
+
+NO_RESOURCES = ContainerResources()
+
+
+class ContainerResourceSource:
+    """Joins what the managers give to a container."""
+
+    def __init__(
+        self, managers: PinningManager, devices: DeviceManager | None = None, claims: DraManager | None = None
+    ) -> None:
+        self._managers = managers
+        self._devices = devices
+        self._claims = claims
+
+    async def container_resources(self, pod: Pod, container: AnyContainer) -> ContainerResources:
+        """For a container that is about to be created; PykubeletError when it must wait."""
+        found = merged(await self._devices.handed(pod, container)) if self._devices is not None else NO_RESOURCES
+        claimed = self._claims.cdi_devices(pod, container) if self._claims is not None else []
+        pinned = self._managers.pinned(pod, container)
+        await self._managers.written()
+        return replace(
+            found,
+            cdi_devices=[*found.cdi_devices, *claimed],
+            cpuset_cpus=pinned.cpus,
+            cpuset_mems=pinned.memory_nodes,
+            exclusive_cpus=pinned.exclusive,
+        )
+
+    def has_exclusive_cpus(self, pod: Pod) -> bool:
+        return self._managers.has_exclusive_cpus(pod)
+
+
+def merged(answers: Sequence[Handed]) -> ContainerResources:
+    """All responses together; where two disagree the first one counts, and it is logged."""
+    envs: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    mounts: dict[str, cri_pb2.Mount] = {}
+    devices: dict[str, cri_pb2.Device] = {}
+    for answer in answers:
+        for name, value in answer.envs.items():
+            _first(envs, name, value, "variable")
+        for name, value in answer.annotations.items():
+            _first(annotations, name, value, "annotation")
+        for mount in answer.mounts:
+            made = cri_pb2.Mount(
+                container_path=mount.container_path, host_path=mount.host_path, readonly=mount.read_only
+            )
+            _first(mounts, mount.container_path, made, "mount")
+        for device in answer.devices:
+            node = cri_pb2.Device(
+                container_path=device.container_path, host_path=device.host_path, permissions=device.permissions
+            )
+            _first(devices, device.container_path, node, "device")
+    names = dict.fromkeys(name for answer in answers for name in answer.cdi_devices)
+    return ContainerResources(
+        envs=envs,
+        mounts=list(mounts.values()),
+        devices=list(devices.values()),
+        annotations=annotations,
+        cdi_devices=list(names),
+    )
+
+
+def _first(known: dict[str, V], key: str, value: V, what: str) -> None:
+    if known.setdefault(key, value) != value:
+        logger.warning("device plugins disagree, the first one counts", extra={"what": what, "name": key})
