@@ -46,7 +46,6 @@ from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import PodSpecBuilder
-from pykubelet.runtime.spec.env import expand_command
 from pykubelet.server.app import NodeServer
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeStatusChanged
@@ -224,18 +223,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         ),
     )
     started = clock.now()
-    probes = ProbeManager(
-        cri=cri,
-        network=edges.network,
-        statuses=statuses,
-        results=results,
-        events=events,
-        recorder=recorder,
-        clock=clock,
-        expand_command=expand_command,
-        started=started,
-        recalls=recalls,
-    )
+    probes = ProbeManager(ctx, cri=cri, network=edges.network, status=statuses.get, results=results, started=started)
     maker = PodStatusMaker(
         told=statuses,
         probes=results,

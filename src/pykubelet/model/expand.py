@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pykubelet.model.errors import PykubeletError
+from pykubelet.model.pod import AnyContainer
 
 MOST_EXPANDED: Final = 6 << 20
 """No program starts with more variables and arguments than this, in letters (Linux: three quarters of 8 MiB)."""
@@ -56,3 +57,23 @@ def expand_strict(text: str, lookup: Callable[[str], str | None], *, limit: int)
         return value
 
     return expand(text, find, limit=limit), absent
+
+
+def literal_env(container: AnyContainer) -> dict[str, str]:
+    """Only values written out in the spec, which is all that exec probes may expand."""
+    return {variable.name or "": variable.value or "" for variable in container.env if variable.value_from is None}
+
+
+def expand_command(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
+    """A probe's command with `$(VAR)` filled in; probes see only the values written out in the spec."""
+    return expand_words(command, literal_env(container))
+
+
+def expand_words(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Raises ExpansionTooLong when all words together become longer than any program can be started with."""
+    found: list[str] = []
+    left = MOST_EXPANDED
+    for word in words:
+        found.append(expand(word, values.get, limit=left))
+        left -= len(found[-1])
+    return found

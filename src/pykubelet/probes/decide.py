@@ -1,7 +1,7 @@
-"""Whether a probe is to be asked now, and what its answers add up to. Pure: every branch is one table row.
+"""Decides whether to probe now and what the answers add up to. Pure: every branch is one table row.
 
 Covers: which container the probe is about, waiting, gating by startup, initial delay, the end of probing, and
-the thresholds. Does not cover: time, tasks, events (worker.py) or how a probe is asked (executors.py).
+the thresholds. Does not cover: time, tasks, events (worker.py) or how a probe is carried out (executors.py).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ INITIAL: Final = {
 
 class Act(enum.Enum):
     WAIT = "wait"
-    """Nothing to ask until something changes, or until the time given."""
+    """No probe until something changes, or until the time given."""
     PROBE = "probe"
     FAIL = "fail"
-    """The container does not run: that is a failure without asking."""
+    """The container does not run: that is a failure without a probe."""
     FAIL_AND_END = "fail and end"
     PASS_AND_END = "pass and end"
     """The pod is being deleted: a last good result keeps its end quiet."""
@@ -37,17 +37,17 @@ class Act(enum.Enum):
 class Step(Struct, frozen=True):
     act: Act
     delay: float = 0.0
-    """With WAIT: seconds until asking makes sense; 0 = only a change can tell."""
+    """With WAIT: seconds until a probe makes sense; 0 = only a change can tell."""
 
 
 _WAIT: Final = Step(Act.WAIT)
 
 
 def container_status(status: PodStatus, name: str) -> ContainerStatus | None:
-    """What was told about the container, once it has an id."""
-    for told in (*status.container_statuses, *status.init_container_statuses):
-        if told.name == name and told.container_id:
-            return told
+    """The reported status of the container, once it has an id."""
+    for reported in (*status.container_statuses, *status.init_container_statuses):
+        if reported.name == name and reported.container_id:
+            return reported
     return None
 
 
@@ -58,14 +58,14 @@ def next_step(
     pod: Pod,
     container: AnyContainer,
     status: PodStatus,
-    told: ContainerStatus,
+    reported: ContainerStatus,
     on_hold: bool,
     now: float,
 ) -> Step:
     """What to do about a container whose id is known. `now` is wall time."""
     if on_hold:
         return _WAIT
-    state = told.state
+    state = reported.state
     if state is None or state.running is None:
         ended = state.terminated if state is not None else None
         if ended is None:
@@ -74,23 +74,23 @@ def next_step(
         return Step(Act.FAIL if _comes_back(pod, container, status, ended.exit_code or 0) else Act.FAIL_AND_END)
     if deletion_requested(pod) and kind is not ProbeKind.READINESS:
         return Step(Act.PASS_AND_END)
-    if bool(told.started) == (kind is ProbeKind.STARTUP):
+    if bool(reported.started) == (kind is ProbeKind.STARTUP):
         return _WAIT
     since = state.running.started_at
     left = (since.timestamp() if since is not None else 0.0) + (probe.initial_delay_seconds or 0) - now
     return Step(Act.WAIT, left) if left > 0 else Step(Act.PROBE)
 
 
-def first_outcome(kind: ProbeKind, told: ContainerStatus, *, sidecar: bool, older: bool) -> ProbeOutcome | None:
-    """What counts before the first answer; None leaves what was told before a restart of the agent standing.
+def first_outcome(kind: ProbeKind, reported: ContainerStatus, *, sidecar: bool, older: bool) -> ProbeOutcome | None:
+    """What counts before the first answer; None leaves what was reported before a restart of the agent standing.
 
-    `older`: the container ran before the agent did; what was told of it may not be known yet."""
+    `older`: the container ran before the agent did; what was reported of it may not be known yet."""
     if kind is ProbeKind.LIVENESS:
         return INITIAL[kind]
-    if kind is ProbeKind.STARTUP and told.started and sidecar:
+    if kind is ProbeKind.STARTUP and reported.started and sidecar:
         # A sidecar that had started tells the plan that the pod is initialised; without a result it would not.
         return ProbeOutcome.SUCCESS
-    stands = told.ready if kind is ProbeKind.READINESS else told.started
+    stands = reported.ready if kind is ProbeKind.READINESS else reported.started
     return None if stands or older else INITIAL[kind]
 
 
@@ -122,7 +122,7 @@ class Tally:
 
 
 def holds_after(kind: ProbeKind, outcome: ProbeOutcome) -> bool:
-    """Whether nothing more is asked until there is a new container: it is to be replaced, or has started."""
+    """Whether probing stops until there is a new container: it is to be replaced, or has started."""
     return kind is ProbeKind.STARTUP or (kind is ProbeKind.LIVENESS and outcome is ProbeOutcome.FAILURE)
 
 

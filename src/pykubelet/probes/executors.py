@@ -1,43 +1,39 @@
-"""How one probe is carried out: exec, httpGet, tcpSocket, grpc; one try, with upstream's words for what it saw.
+"""Carries out one probe: exec, httpGet, tcpSocket, grpc; with upstream's texts for the result.
 
-A pod that answers badly is an answer (`Saw.FAILURE`); only what keeps the probe from being asked at all is an
-error (`ProbeErrored`), which is retried and leaves the result as it was. Not covered: when to probe and what an
+A pod that answers badly is an answer (`Result.FAILURE`); only what keeps the probe from being carried out at all is
+an error (`ProbeErrored`), which is retried and leaves the result as it was. Not covered: when to probe and what an
 answer counts (worker.py).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
 from pykubelet.api.types import ExecAction, GRPCAction, HTTPGetAction, Pod, Probe, TCPSocketAction
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.http.port import ConnectProblem, HealthProblem, PodNetwork
 from pykubelet.model.errors import CriError, ExecTimedOut, PykubeletError
-from pykubelet.model.expand import ExpansionTooLong
+from pykubelet.model.expand import ExpansionTooLong, expand_command
 from pykubelet.model.http import BadRequest, BodyProblem, HttpProblem, get_request, go_duration, resolve_port
 from pykubelet.model.pod import AnyContainer, log_form
-from pykubelet.model.runtime_status import ExecResult
 
 OUTPUT_LIMIT: Final = 10 * 1024
 """Bytes of output or body that are read and shown."""
 TRIES: Final = 3
-"""How often a probe is tried when it cannot be asked."""
-
-ExpandCommand = Callable[[AnyContainer, Sequence[str]], Sequence[str]]
-"""Fills `$(VAR)` in a command from the values written out in the container's environment."""
+"""How often a probe is tried that cannot be carried out."""
 
 
-class Saw(enum.Enum):
+class Result(enum.Enum):
     SUCCESS = "success"
     WARNING = "warning"
     FAILURE = "failure"
 
 
 class Answer(Struct, frozen=True):
-    saw: Saw
+    result: Result
     output: str = ""
 
 
@@ -51,24 +47,19 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 class ProbeErrored(PykubeletError):
-    """The probe could not be asked. `state` is the word the event uses for the outcome."""
+    """The probe could not be carried out. `state` is the word the event uses for the outcome."""
 
     def __init__(self, text: str, state: str = "unknown") -> None:
         super().__init__(text)
         self.state = state
 
 
-class ExecRunner(Protocol):
-    async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult: ...
-
-
 class ProbeExecutor:
-    def __init__(self, *, runner: ExecRunner, network: PodNetwork, expand_command: ExpandCommand) -> None:
-        self._runner = runner
+    def __init__(self, cri: CriClient, network: PodNetwork) -> None:
+        self._cri = cri
         self._network = network
-        self._expand = expand_command
 
-    async def ask(self, probe: Probe, target: Target) -> Answer:
+    async def probe(self, probe: Probe, target: Target) -> Answer:
         """Up to three tries; raises the last ProbeErrored."""
         for _ in range(TRIES - 1):
             try:
@@ -91,18 +82,18 @@ class ProbeExecutor:
 
     async def _exec(self, action: ExecAction, target: Target, timeout: int) -> Answer:
         try:
-            command = self._expand(target.container, action.command)
+            command = expand_command(target.container, action.command)
         except ExpansionTooLong as error:
             raise ProbeErrored(f"the probe's command is {error}") from error
         try:
-            result = await self._runner.exec_sync(target.container_id, command, timeout)
+            result = await self._cri.exec_sync(target.container_id, command, timeout)
         except ExecTimedOut:
             after = go_duration(timeout)
-            return Answer(Saw.FAILURE, f'command timed out: "{" ".join(command)}" timed out after {after}')
+            return Answer(Result.FAILURE, f'command timed out: "{" ".join(command)}" timed out after {after}')
         except CriError as error:
             raise ProbeErrored(str(error)) from error
         output = (result.stdout + result.stderr)[:OUTPUT_LIMIT].decode(errors="replace")
-        return Answer(Saw.SUCCESS if result.exit_code == 0 else Saw.FAILURE, output)
+        return Answer(Result.SUCCESS if result.exit_code == 0 else Result.FAILURE, output)
 
     async def _http(self, action: HTTPGetAction, target: Target, timeout: int) -> Answer:
         try:
@@ -113,14 +104,14 @@ class ProbeExecutor:
         except BodyProblem as error:
             raise ProbeErrored(str(error), "failure") from error
         except (HttpProblem, ConnectProblem) as error:
-            return Answer(Saw.FAILURE, str(error))
+            return Answer(Result.FAILURE, str(error))
         if 200 <= answer.status < 300:
-            return Answer(Saw.SUCCESS)
+            return Answer(Result.SUCCESS)
         if 300 <= answer.status < 400:
             body = answer.body.decode(errors="replace")
-            return Answer(Saw.WARNING, f"Probe terminated redirects, Response body: {body}")
-        # Never the body: it would carry whatever the pod says into events that others may read.
-        return Answer(Saw.FAILURE, f"HTTP probe failed with statuscode: {answer.status}")
+            return Answer(Result.WARNING, f"Probe terminated redirects, Response body: {body}")
+        # Never the body: events are read by others than the pod's owner.
+        return Answer(Result.FAILURE, f"HTTP probe failed with statuscode: {answer.status}")
 
     async def _tcp(self, action: TCPSocketAction, target: Target, timeout: int) -> Answer:
         try:
@@ -130,8 +121,8 @@ class ProbeExecutor:
         try:
             await self._network.connect(action.host or target.pod_ip, port, timeout=timeout)
         except ConnectProblem as error:
-            return Answer(Saw.FAILURE, str(error))
-        return Answer(Saw.SUCCESS)
+            return Answer(Result.FAILURE, str(error))
+        return Answer(Result.SUCCESS)
 
     async def _grpc(self, action: GRPCAction, target: Target, timeout: int) -> Answer:
         try:
@@ -141,5 +132,5 @@ class ProbeExecutor:
         try:
             await self._network.grpc_health(target.pod_ip, port, action.service or "", timeout=timeout)
         except HealthProblem as error:
-            return Answer(Saw.FAILURE, str(error))
-        return Answer(Saw.SUCCESS, "service healthy")
+            return Answer(Result.FAILURE, str(error))
+        return Answer(Result.SUCCESS, "service healthy")

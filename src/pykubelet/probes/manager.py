@@ -1,4 +1,4 @@
-"""The probe workers of all pods: made in the pod's sync, woken by news about the pod, ended with it.
+"""The probe workers of all pods: made in the pod's sync, woken by changes of the pod, ended with it.
 
 `container_changed` is to be called after each change of a pod's status; it is what makes probes begin the moment
 a container runs or has started. Results go to the shared ProbeResults; nothing is decided from them here.
@@ -12,17 +12,15 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
-from pykubelet.api.types import Pod
+from pykubelet.api.types import Pod, PodStatus
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.http.port import PodNetwork
-from pykubelet.kit.clock import Clock
+from pykubelet.context import Context
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import AnyContainer, ContainerKind, is_sidecar, probes_of, uid_of
 from pykubelet.model.results import ProbeKind, ProbeResults
-from pykubelet.probes.executors import ExecRunner, ExpandCommand, ProbeExecutor
-from pykubelet.probes.metrics import ProbeMetrics
-from pykubelet.probes.worker import ProbeTools, ProbeWorker, ToldStatuses, WorkerSnapshot
+from pykubelet.probes.executors import ProbeExecutor
+from pykubelet.probes.worker import ProbeMetrics, ProbeTools, ProbeWorker, WorkerSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -34,30 +32,25 @@ class ProbeManager:
 
     def __init__(
         self,
+        ctx: Context,
         *,
-        cri: ExecRunner,
+        cri: CriClient,
         network: PodNetwork,
-        statuses: ToldStatuses,
+        status: Callable[[str], PodStatus | None],
         results: ProbeResults,
-        events: EventSink,
-        recorder: LifeRecorder,
-        clock: Clock,
-        expand_command: ExpandCommand,
         started: float,
-        recalls: bool = True,
         spread: Callable[[], float] = random.random,
     ) -> None:
+        """`status` gives the reported status of a pod; `started` is the wall time at which the agent started."""
         self.metrics = ProbeMetrics()
         self._tools = ProbeTools(
-            executor=ProbeExecutor(runner=cri, network=network, expand_command=expand_command),
-            statuses=statuses,
+            ctx=ctx,
+            executor=ProbeExecutor(cri, network),
+            status=status,
             results=results,
-            events=events,
-            recorder=recorder,
             metrics=self.metrics,
-            clock=clock,
             agent_started=started,
-            recalls=recalls,
+            keep_reported=not ctx.settings.gates.enabled("ChangeContainerStatusOnKubeletRestart"),
             spawn=self._spawn,
             spread=spread,
         )
@@ -68,7 +61,7 @@ class ProbeManager:
     async def run(self) -> None:
         async with TaskSet("probes") as tasks:
             self._tasks = tasks
-            self._look_soon(self._pods)
+            self._check_soon(self._pods)
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
@@ -99,7 +92,7 @@ class ProbeManager:
         for worker in workers.values():
             worker.pod = pod
         self._pods[uid] = workers
-        self._look_soon((uid,))
+        self._check_soon((uid,))
 
     def stop_for_termination(self, pod: Pod) -> None:
         """End liveness and startup probes; readiness goes on so that the pod is taken out of service."""
@@ -118,29 +111,29 @@ class ProbeManager:
         for uid in [uid for uid in self._pods if uid not in wanted]:
             self.remove_pod(uid)
 
-    # --- news -------------------------------------------------------------------------------------
+    # --- changes -------------------------------------------------------------------------------------
 
     def container_changed(self, uid: str) -> None:
-        """The pod's status changed: a container runs, started, ended, or is another one. Quick."""
+        """Handle a change of the pod's status: a container runs, started, ended, or is another one. Quick."""
         if uid in self._pods:
-            self._look_soon((uid,))
+            self._check_soon((uid,))
 
     def snapshot(self) -> dict[str, list[WorkerSnapshot]]:
         return {uid: [worker.snapshot() for worker in workers.values()] for uid, workers in self._pods.items()}
 
-    def _look_soon(self, uids: Iterable[str]) -> None:
-        """Look once the caller is done: news come in bursts, and often from a worker's own result."""
+    def _check_soon(self, uids: Iterable[str]) -> None:
+        """Check once the caller is done: changes come in bursts, and often from a worker's own result."""
         if self._tasks is None:
             return
         if not self._changed:
-            asyncio.get_running_loop().call_soon(self._look)
+            asyncio.get_running_loop().call_soon(self._check)
         self._changed.update(uids)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         changed, self._changed = self._changed, set()
         for uid in changed:
             for worker in list(self._pods.get(uid, {}).values()):
-                worker.look()
+                worker.check()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._tasks is None:

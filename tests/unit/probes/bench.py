@@ -17,11 +17,11 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.http import HttpAnswer, HttpRequest
 from pykubelet.model.life import LifeRecorder
-from pykubelet.model.pod import AnyContainer, uid_of
+from pykubelet.model.pod import uid_of
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
 from pykubelet.model.runtime_status import ExecResult
 from pykubelet.probes.manager import ProbeManager
-from tests.builders import at
+from tests.builders import a_context, at
 
 Script = Callable[[str], ExecResult | Exception]
 
@@ -32,10 +32,6 @@ def passes(_: str) -> ExecResult:
 
 def fails(_: str) -> ExecResult:
     return ExecResult(stdout=b"sick", exit_code=1)
-
-
-def same_command(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
-    return command
 
 
 class NoNetwork:
@@ -65,14 +61,11 @@ class Bench:
         self.changes: list[tuple[float, str, str, str]] = []
         self.results.listen(self._heard)
         self.manager = ProbeManager(
+            a_context(clock=self.clock, events=self, recorder=self.recorder),
             cri=self,
             network=NoNetwork(),
-            statuses=self,
+            status=self.statuses.get,
             results=self.results,
-            events=self,
-            recorder=self.recorder,
-            clock=self.clock,
-            expand_command=same_command,
             started=self.clock.now() - age,
             spread=lambda: spread,
         )
@@ -84,9 +77,6 @@ class Bench:
             yield
 
     # --- what the manager is given ----------------------------------------------------------------
-
-    def get(self, uid: str) -> PodStatus | None:
-        return self.statuses.get(uid)
 
     async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult:
         self.asked.append((round(self.clock.monotonic(), 3), command[0]))

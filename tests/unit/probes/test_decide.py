@@ -40,7 +40,7 @@ def ended(code: int) -> ContainerState:
     return ContainerState(terminated=ContainerStateTerminated(exit_code=code))
 
 
-def told(state: ContainerState | None = RUNS, started: bool | None = True, **fields: Any) -> ContainerStatus:
+def reported(state: ContainerState | None = RUNS, started: bool | None = True, **fields: Any) -> ContainerStatus:
     return ContainerStatus(name="app", container_id="containerd://c1", state=state, started=started, **fields)
 
 
@@ -52,7 +52,7 @@ def step(kind: ProbeKind, seen: ContainerStatus, **given: Any) -> Step:
         "pod": a_pod(containers=[container]),
         "container": container,
         "status": PodStatus(),
-        "told": seen,
+        "reported": seen,
         "on_hold": False,
         "now": NOW,
     }
@@ -72,17 +72,17 @@ def step(kind: ProbeKind, seen: ContainerStatus, **given: Any) -> Step:
     ],
 )
 def test_startup_comes_first_and_only_first(kind: ProbeKind, started: bool | None, act: Act) -> None:
-    assert step(kind, told(started=started)) == Step(act)
+    assert step(kind, reported(started=started)) == Step(act)
 
 
 def test_on_hold_waits_whatever_else() -> None:
-    assert step(LIVE, told(), on_hold=True) == Step(Act.WAIT)
-    assert step(START, told(ended(1)), on_hold=True) == Step(Act.WAIT)
+    assert step(LIVE, reported(), on_hold=True) == Step(Act.WAIT)
+    assert step(START, reported(ended(1)), on_hold=True) == Step(Act.WAIT)
 
 
 @pytest.mark.parametrize(("delay", "expected"), [(5, Step(Act.PROBE)), (6, Step(Act.WAIT, 1.0)), (0, Step(Act.PROBE))])
 def test_initial_delay_counts_from_the_container_start(delay: int, expected: Step) -> None:
-    assert step(LIVE, told(), probe=Probe(initial_delay_seconds=delay)) == expected
+    assert step(LIVE, reported(), probe=Probe(initial_delay_seconds=delay)) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_initial_delay_counts_from_the_container_start(delay: int, expected: Ste
     ],
 )
 def test_an_ended_container_is_a_failure(policy: str, code: int, act: Act) -> None:
-    assert step(LIVE, told(ended(code)), pod=a_pod(restart_policy=policy)) == Step(act)
+    assert step(LIVE, reported(ended(code)), pod=a_pod(restart_policy=policy)) == Step(act)
 
 
 def test_an_ended_container_comes_back_by_its_own_rule_or_with_all_others() -> None:
@@ -104,24 +104,24 @@ def test_an_ended_container_comes_back_by_its_own_rule_or_with_all_others() -> N
     )
     ruled = a_container(restart_policy="Never", restart_policy_rules=[rule])
     never = a_pod(restart_policy="Never")
-    assert step(LIVE, told(ended(42)), pod=never, container=ruled).act is Act.FAIL
-    assert step(LIVE, told(ended(1)), pod=never, container=ruled).act is Act.FAIL_AND_END
+    assert step(LIVE, reported(ended(42)), pod=never, container=ruled).act is Act.FAIL
+    assert step(LIVE, reported(ended(1)), pod=never, container=ruled).act is Act.FAIL_AND_END
     all_restart = PodStatus(conditions=[PodCondition(type="AllContainersRestarting", status="True")])
-    assert step(LIVE, told(ended(1)), pod=never, status=all_restart).act is Act.FAIL
+    assert step(LIVE, reported(ended(1)), pod=never, status=all_restart).act is Act.FAIL
 
 
 @pytest.mark.parametrize("state", [None, WAITS, ContainerState()])
 def test_a_container_about_to_start_is_not_ready_but_no_liveness_failure(state: ContainerState | None) -> None:
-    assert step(READY, told(state)).act is Act.FAIL
-    assert step(LIVE, told(state)).act is Act.WAIT
-    assert step(START, told(state)).act is Act.WAIT
+    assert step(READY, reported(state)).act is Act.FAIL
+    assert step(LIVE, reported(state)).act is Act.WAIT
+    assert step(START, reported(state)).act is Act.WAIT
 
 
 def test_deletion_quiets_all_but_readiness() -> None:
     pod = a_pod(deleted=True)
-    assert step(LIVE, told(), pod=pod).act is Act.PASS_AND_END
-    assert step(START, told(started=False), pod=pod).act is Act.PASS_AND_END
-    assert step(READY, told(), pod=pod).act is Act.PROBE
+    assert step(LIVE, reported(), pod=pod).act is Act.PASS_AND_END
+    assert step(START, reported(started=False), pod=pod).act is Act.PASS_AND_END
+    assert step(READY, reported(), pod=pod).act is Act.PROBE
 
 
 def test_the_status_of_a_container_needs_an_id() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from pykubelet.api.types import (
     ContainerPort,
+    EnvVar,
     ExecAction,
     GRPCAction,
     HTTPGetAction,
@@ -16,14 +17,15 @@ from pykubelet.api.types import (
 )
 from pykubelet.clients.http.port import ConnectProblem, HealthProblem
 from pykubelet.model.errors import CriError, ExecTimedOut, RuntimeDown
-from pykubelet.model.expand import ExpansionTooLong
 from pykubelet.model.http import BodyProblem, HttpAnswer, HttpProblem, HttpRequest
-from pykubelet.model.pod import AnyContainer
 from pykubelet.model.runtime_status import ExecResult
-from pykubelet.probes.executors import Answer, ProbeErrored, ProbeExecutor, Saw, Target
+from pykubelet.probes.executors import Answer, ProbeErrored, ProbeExecutor, Result, Target
 from tests.builders import a_container, a_pod
 
-CONTAINER = a_container(ports=[ContainerPort(name="web", container_port=8080)])
+CONTAINER = a_container(
+    ports=[ContainerPort(name="web", container_port=8080)],
+    env=[EnvVar(name="A", value="a"), EnvVar(name="BIG", value="x" * 1_000_000)],
+)
 TARGET = Target(pod=a_pod(), container=CONTAINER, container_id="c1", pod_ip="10.0.0.5")
 
 
@@ -61,12 +63,8 @@ class Pod:
         self._next()
 
 
-def expand(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
-    return [word.replace("$(A)", "a") for word in command]
-
-
 async def ask(probe: Probe, pod: Pod) -> Answer:
-    return await ProbeExecutor(runner=pod, network=pod, expand_command=expand).ask(probe, TARGET)
+    return await ProbeExecutor(pod, pod).probe(probe, TARGET)
 
 
 EXEC = Probe(exec=ExecAction(command=["cat", "$(A)"]), timeout_seconds=2)
@@ -76,11 +74,11 @@ GET = Probe(http_get=HTTPGetAction(port="web", path="/ok"))
 @pytest.mark.parametrize(
     ("result", "answer"),
     [
-        (ExecResult(stdout=b"out"), Answer(Saw.SUCCESS, "out")),
-        (ExecResult(stdout=b"out", stderr=b"err", exit_code=3), Answer(Saw.FAILURE, "outerr")),
-        (ExecResult(stdout=b"x" * 20000, exit_code=1), Answer(Saw.FAILURE, "x" * 10240)),
-        (ExecResult(stdout=b"\xff", exit_code=1), Answer(Saw.FAILURE, "\ufffd")),
-        (ExecTimedOut("slow"), Answer(Saw.FAILURE, 'command timed out: "cat a" timed out after 2s')),
+        (ExecResult(stdout=b"out"), Answer(Result.SUCCESS, "out")),
+        (ExecResult(stdout=b"out", stderr=b"err", exit_code=3), Answer(Result.FAILURE, "outerr")),
+        (ExecResult(stdout=b"x" * 20000, exit_code=1), Answer(Result.FAILURE, "x" * 10240)),
+        (ExecResult(stdout=b"\xff", exit_code=1), Answer(Result.FAILURE, "\ufffd")),
+        (ExecTimedOut("slow"), Answer(Result.FAILURE, 'command timed out: "cat a" timed out after 2s')),
     ],
 )
 async def test_exec(result: object, answer: Answer) -> None:
@@ -90,29 +88,27 @@ async def test_exec(result: object, answer: Answer) -> None:
 
 
 async def test_a_command_that_grows_beyond_every_use_is_an_error_of_the_probe() -> None:
-    def endless(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
-        raise ExpansionTooLong("longer than anything")
-
     pod = Pod()
-    with pytest.raises(ProbeErrored, match="the probe's command is longer than anything"):
-        await ProbeExecutor(runner=pod, network=pod, expand_command=endless).ask(EXEC, TARGET)
+    grows = Probe(exec=ExecAction(command=["$(BIG)$(BIG)"] * 4))
+    with pytest.raises(ProbeErrored, match="the probe's command is longer than"):
+        await ask(grows, pod)
     assert pod.asked == []
 
 
 @pytest.mark.parametrize(
     ("reply", "answer"),
     [
-        (HttpAnswer(status=200, body=b"fine"), Answer(Saw.SUCCESS)),
-        (HttpAnswer(status=299), Answer(Saw.SUCCESS)),
+        (HttpAnswer(status=200, body=b"fine"), Answer(Result.SUCCESS)),
+        (HttpAnswer(status=299), Answer(Result.SUCCESS)),
         (
             HttpAnswer(status=302, body=b"away"),
-            Answer(Saw.WARNING, "Probe terminated redirects, Response body: away"),
+            Answer(Result.WARNING, "Probe terminated redirects, Response body: away"),
         ),
-        (HttpAnswer(status=304), Answer(Saw.WARNING, "Probe terminated redirects, Response body: ")),
-        (HttpAnswer(status=400), Answer(Saw.FAILURE, "HTTP probe failed with statuscode: 400")),
-        (HttpAnswer(status=500, body=b"secret"), Answer(Saw.FAILURE, "HTTP probe failed with statuscode: 500")),
-        (HttpAnswer(status=101), Answer(Saw.FAILURE, "HTTP probe failed with statuscode: 101")),
-        (HttpProblem('Get "x": EOF'), Answer(Saw.FAILURE, 'Get "x": EOF')),
+        (HttpAnswer(status=304), Answer(Result.WARNING, "Probe terminated redirects, Response body: ")),
+        (HttpAnswer(status=400), Answer(Result.FAILURE, "HTTP probe failed with statuscode: 400")),
+        (HttpAnswer(status=500, body=b"secret"), Answer(Result.FAILURE, "HTTP probe failed with statuscode: 500")),
+        (HttpAnswer(status=101), Answer(Result.FAILURE, "HTTP probe failed with statuscode: 101")),
+        (HttpProblem('Get "x": EOF'), Answer(Result.FAILURE, 'Get "x": EOF')),
     ],
 )
 async def test_http(reply: object, answer: Answer) -> None:
@@ -128,20 +124,20 @@ async def test_http(reply: object, answer: Answer) -> None:
             Probe(tcp_socket=TCPSocketAction(port="web"), timeout_seconds=3),
             None,
             ("10.0.0.5", 8080, 3),
-            Answer(Saw.SUCCESS),
+            Answer(Result.SUCCESS),
         ),
         (
             Probe(tcp_socket=TCPSocketAction(port=1, host="h")),
             ConnectProblem("dial"),
             ("h", 1, 1),
-            Answer(Saw.FAILURE, "dial"),
+            Answer(Result.FAILURE, "dial"),
         ),
-        (Probe(grpc=GRPCAction(port=9)), None, ("10.0.0.5", 9, "", 1), Answer(Saw.SUCCESS, "service healthy")),
+        (Probe(grpc=GRPCAction(port=9)), None, ("10.0.0.5", 9, "", 1), Answer(Result.SUCCESS, "service healthy")),
         (
             Probe(grpc=GRPCAction(port=9, service="db")),
             HealthProblem("service unhealthy"),
             ("10.0.0.5", 9, "db", 1),
-            Answer(Saw.FAILURE, "service unhealthy"),
+            Answer(Result.FAILURE, "service unhealthy"),
         ),
     ],
 )
@@ -153,7 +149,7 @@ async def test_tcp_and_grpc(probe: Probe, reply: object, asked: object, answer: 
 
 async def test_errors_are_tried_three_times() -> None:
     pod = Pod(RuntimeDown("gone"), CriError("oops"), ExecResult())
-    assert await ask(EXEC, pod) == Answer(Saw.SUCCESS)
+    assert await ask(EXEC, pod) == Answer(Result.SUCCESS)
     assert len(pod.asked) == 3
     pod = Pod(CriError("oops"))
     with pytest.raises(ProbeErrored, match="oops") as caught:

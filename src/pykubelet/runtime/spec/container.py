@@ -14,10 +14,9 @@ from pykubelet.api.types import Pod
 from pykubelet.cm.container_resources import NO_RESOURCES, ContainerResources
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.container_keys import container_annotations, container_labels
-from pykubelet.model.expand import ExpansionTooLong
+from pykubelet.model.expand import ExpansionTooLong, expand_words
 from pykubelet.model.pod import AnyContainer
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.env import expand_words
 from pykubelet.runtime.spec.hosts import HOSTS_PATH
 from pykubelet.runtime.spec.resources import container_resources
 from pykubelet.runtime.spec.security import ImageUser, check_non_root, container_security

@@ -82,26 +82,6 @@ def _too_large(name: str) -> ConfigProblem:
     )
 
 
-def literal_env(container: AnyContainer) -> dict[str, str]:
-    """Only values written out in the spec, which is all that exec probes may expand."""
-    return {variable.name or "": variable.value or "" for variable in container.env if variable.value_from is None}
-
-
-def expand_command(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:
-    """A probe's command with `$(VAR)` filled in; probes see only the values written out in the spec."""
-    return expand_words(command, literal_env(container))
-
-
-def expand_words(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Raises ExpansionTooLong when all words together become longer than any program can be started with."""
-    found: list[str] = []
-    left = MOST_EXPANDED
-    for word in words:
-        found.append(expand(word, values.get, limit=left))
-        left -= len(found[-1])
-    return found
-
-
 # --- whole objects --------------------------------------------------------------------------------
 
 

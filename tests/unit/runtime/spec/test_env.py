@@ -25,9 +25,9 @@ from pykubelet.api.types import (
     ServicePort,
     ServiceSpec,
 )
-from pykubelet.model.expand import ExpansionTooLong
+from pykubelet.model.expand import ExpansionTooLong, expand_command, literal_env
 from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.env import EnvInputs, build_env, expand_command, literal_env
+from pykubelet.runtime.spec.env import EnvInputs, build_env
 from pykubelet.runtime.spec.env_files import EnvFile
 from tests.builders import a_container, a_pod
 
