@@ -63,7 +63,8 @@ from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
-from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.build import Volumes
+from pykubelet.volumes.build import build as build_volumes
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.certificates import certificate_services
@@ -75,7 +76,6 @@ from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 from pykubelet.wiring.server import ServerNeeds, server_parts
 from pykubelet.wiring.shutdown import shutdown_parts
-from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ class Node(Struct, kw_only=True):
     probes: ProbeManager
     housekeeping: Housekeeping
     pinning: PinningManager
+    volumes: Volumes
     extensions: PluginParts
     shutdown: ShutdownManager
     explainer: Explainer
@@ -141,25 +142,21 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         return extensions.with_devices(api.node_info(local))
 
     local = initial_info(settings, edges.machine, spec.allocatable)
+    volumes = build_volumes(
+        ctx,
+        edges,
+        replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
+        node=node_now,
+        supports_recursive_read_only=recursive_read_only,
+    )
     extensions = plugin_parts(
         edges,
         api,
-        node_name=node_name,
+        volumes=volumes,
         table=table,
         events=events,
         recorder=recorder,
         sources_ready=mux.all_ready,
-    )
-    volumes = VolumeManager(
-        more_plugins=extensions.volumes,
-        mounts=edges.mounts,
-        paths=edges.paths,
-        clock=clock,
-        events=events,
-        recorder=recorder,
-        metrics=metrics,
-        objects=replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
-        rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
     pinning = pinning_parts(settings, edges, table=table, sources_ready=mux.all_ready)
     admission = AdmissionGate(
@@ -196,7 +193,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         node=spec,
         folders=edges.folders,
         images=cri,
-        volumes=volumes,
+        volumes=volumes.manager,
         references=api.references,
         events=events,
         addresses=told_addresses(settings, edges, api),
@@ -244,7 +241,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         look=pleg,
         maker=maker,
         statuses=statuses,
-        volumes=volumes,
+        volumes=volumes.manager,
         probes=probes,
         cgroups=held.cgroups,
         resizes=held.allocations,
@@ -299,7 +296,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
 
     housekeeping = Housekeeping(
         sources=mux,
@@ -313,7 +310,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             maker,
             side.images.puller,
             image_volumes,
-            volumes,
+            volumes.manager,
             held.allocations,
             held.user_namespaces,
         ],
@@ -326,7 +323,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *extensions.chores,
         ],
         metrics=metrics,
-        has_mounts=volumes.has_mounts,
+        has_mounts=volumes.manager.has_mounts,
     )
 
     def finished(uid: str) -> None:
@@ -341,9 +338,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers.on_restart = statuses.begin_anew
     statuses.listen(probes.container_changed)
 
-    volumes.on_mounted = workers.sync_now
-    extensions.join(volumes, workers, pinning.manager, ctx)
-    volumes.on_released = lambda uid: housekeeping.soon()
+    extensions.join(workers, pinning.manager, ctx)
     board.on_change = lambda: ctx.signals.publish(NodeStatusChanged())
     add_agent_metrics(metrics, settings)
     results.listen(loop.probe_result)
@@ -357,8 +352,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     services = Services(
         sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         managers=[
-            *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
-            *(side.images.gc, log_rotation(settings, edges), housekeeping),
+            *(*held.services, *shutdown.services, *extensions.managers, *volumes.services.managers),
+            *(workers, probes, gc, side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
         producers=[loop, *sources.services.producers, *extensions.finders],
     )
@@ -367,7 +362,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         ctx,
         loop=loop,
         workers=workers,
-        volumes=volumes,
+        volumes=volumes.manager,
+        housekeeping=housekeeping,
         statuses=statuses,
         sender=sender,
         pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
@@ -380,7 +376,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             pressures=board.held,
             devices=extensions.amounts,
             reset_extended=extensions.has_no_history,
-            volumes_in_use=volumes.volumes_in_use,
+            volumes_in_use=volumes.manager.volumes_in_use,
             volumes_reported=api.storage.attachments.reported,
             runtime_problems=pleg.problems,
             other_problems=lambda: [*shutdown.manager.problems(), *csi.problems()],
@@ -399,14 +395,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         table=table,
         statuses=statuses,
         reasons=reasons,
-        volumes=volumes,
+        volumes=volumes.manager,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
     if edges.guard is not None:
         guard_needs = GuardNeeds(
             table=table,
-            volumes=volumes,
+            volumes=volumes.manager,
             workers=workers,
             containers=gc,
             images=side.images.gc,
@@ -463,6 +459,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         probes=probes,
         housekeeping=housekeeping,
         pinning=pinning.manager,
+        volumes=volumes,
         extensions=extensions,
         shutdown=shutdown.manager,
         explainer=explainer,

@@ -8,12 +8,16 @@ from pykubelet.signals import (
     ApiPodObserved,
     ContainerDied,
     ContainerStarted,
+    CsiDriverRegistered,
     InspectionRecovered,
     NodeRead,
     ObjectChanged,
+    VolumesMounted,
+    VolumesUnmounted,
 )
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender, uid_here
+from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_metrics import PodMetrics
 from pykubelet.sync.worker import PodWorkers
@@ -27,6 +31,7 @@ def connect(
     loop: SyncLoop,
     workers: PodWorkers,
     volumes: VolumeManager,
+    housekeeping: Housekeeping,
     statuses: StatusManager,
     sender: StatusSender | None,
     pod_metrics: PodMetrics,
@@ -52,6 +57,9 @@ def connect(
     on(ContainerStarted, cpus.container_started)
     on(InspectionRecovered, loop.inspection_recovered)
     on(ObjectChanged, object_changed)
+    on(VolumesMounted, lambda mounted: workers.sync_now(mounted.uid))
+    on(VolumesUnmounted, lambda unmounted: housekeeping.soon())
+    on(CsiDriverRegistered, lambda registered: volumes.driver_registered(registered.name))
     on(ApiPodObserved, api_pod_observed)
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:
