@@ -16,18 +16,18 @@ from typing import Final
 
 from msgspec import Struct
 
-from pykubelet.api.types import Pod
-from pykubelet.clients.host.port import AlarmRefused, CgroupReader, KernelLog, MemoryAlarm, MemoryAlarms
-from pykubelet.kit.clock import Clock
+from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm
+from pykubelet.context import Context
+from pykubelet.edges import GuardEdges
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.life import Step
 from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.pods.table import PodTable
+from pykubelet.stats.snapshot import CgroupNames
 
 logger = logging.getLogger(__name__)
 
@@ -49,38 +49,20 @@ class Victim(Struct, frozen=True, kw_only=True):
     id: str
 
 
-class OwnScore(Struct, frozen=True, kw_only=True):
-    wanted: int
-    set: Callable[[int], None]
-
-
 class OomWatcher:
     name = "oom watcher"
 
-    def __init__(
-        self,
-        *,
-        log: KernelLog,
-        alarms: MemoryAlarms | None,
-        groups: CgroupReader,
-        pods_group: str,
-        group_of: Callable[[Pod], str | None],
-        table: PodTable,
-        events: EventSink,
-        recorder: LifeRecorder,
-        clock: Clock,
-        own: OwnScore | None = None,
-    ) -> None:
-        self._log = log
-        self._alarms = alarms
-        self._groups = groups
-        self._pods_group = pods_group
-        self._group_of = group_of
+    def __init__(self, ctx: Context, guard: GuardEdges, *, cgroups: CgroupNames, table: PodTable) -> None:
+        self._log = guard.kernel_log
+        self._alarms = guard.alarms
+        self._cgroups = guard.cgroups
+        self._set_score = guard.set_oom_score
+        self._score = ctx.settings.config.node.oom_score_adj
+        self._names = cgroups
         self._table = table
-        self._events = events
-        self._recorder = recorder
-        self._clock = clock
-        self._own = own
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._clock = ctx.clock
         self._reader = KillReader()
         self._counts: dict[str, int] = {}
         self._news: list[tuple[Victim, int, str]] = []
@@ -105,14 +87,14 @@ class OomWatcher:
                 end()
 
     def _protect(self) -> None:
-        if self._own is None:
+        if self._set_score is None:
             return
         try:
-            self._own.set(self._own.wanted)
+            self._set_score(self._score)
         except AlarmRefused as error:
             logger.warning(
                 "the agent cannot be kept from being killed when memory is out (oomScoreAdj)",
-                extra={"wanted": self._own.wanted, "error": str(error)},
+                extra={"wanted": self._score, "error": str(error)},
             )
 
     # --- from the kernel's log ------------------------------------------------------------------
@@ -164,7 +146,7 @@ class OomWatcher:
     def _lives_on(self, victim: Victim, group: str) -> bool:
         seen = self._table.runtime_status(victim.uid)
         runs = any(each.id == victim.id and each.state is ContainerState.RUNNING for each in seen.containers)
-        return runs and (bool(self._groups.processes(group)) if self._groups.exists(group) else not group)
+        return runs and (bool(self._cgroups.processes(group)) if self._cgroups.exists(group) else not group)
 
     # --- from counters --------------------------------------------------------------------------
 
@@ -193,7 +175,7 @@ class OomWatcher:
         if self._alarms is None:
             return None
         try:
-            return self._alarms.watch(self._pods_group, 1 << 62, wake)
+            return self._alarms.watch(self._names.pods(), 1 << 62, wake)
         except AlarmRefused:
             return None
 
@@ -202,7 +184,7 @@ class OomWatcher:
         self._news = []
         counts: dict[str, int] = {}
         for victim, group in self._running_groups():
-            now = self._groups.oom_kills(group)
+            now = self._cgroups.oom_kills(group)
             if now is None:
                 continue
             counts[victim.id] = now
@@ -213,12 +195,12 @@ class OomWatcher:
     def _running_groups(self) -> Sequence[tuple[Victim, str]]:
         found = []
         for pod in self._table.pods():
-            parent = self._group_of(pod)
+            parent = self._names.pod(pod)
             uid = pod.metadata.uid or ""
             if parent is None:
                 continue
             for each in self._table.runtime_status(uid).running():
-                group = self._groups.locate(parent, each.id)
+                group = self._cgroups.locate(parent, each.id)
                 if group is not None:
                     found.append((Victim(uid=uid, container=each.name, id=each.id), group))
         return found

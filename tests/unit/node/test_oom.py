@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.clients.host.port import AlarmRefused
+from pykubelet.edges import GuardEdges
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.runtime_status import PodRuntimeStatus
-from pykubelet.node.oom import Kill, OomWatcher, OwnScore, Victim, find_victim, whose_limit
+from pykubelet.node.oom import Kill, OomWatcher, Victim, find_victim, whose_limit
 from pykubelet.pods.table import PodTable
-from tests.builders import a_container_status, a_pod, a_runtime_status
+from pykubelet.stats.snapshot import CgroupNames
+from tests.builders import a_container_status, a_context, a_pod, a_runtime_status
 from tests.fakes.fake_guard import FakeKernelLog
 
 ID = "f" * 64
@@ -44,18 +45,9 @@ class Bed:
         self.show(a_runtime_status(pod, containers=[a_container_status(pod, "app", id=ID)]))
         self.events = EventBroadcaster(clock=self.clock, node_name="n1")
         self.scores: list[int] = []
-        self.watcher = OomWatcher(
-            log=self.log,
-            alarms=None,
-            groups=self.groups,
-            pods_group="/kubepods",
-            group_of=lambda pod: "/kubepods/pod",
-            table=self.table,
-            events=self.events,
-            recorder=LifeRecorder(self.clock),
-            clock=self.clock,
-            own=OwnScore(wanted=-999, set=self.score),
-        )
+        guard = GuardEdges(cgroups=self.groups, host=None, kernel_log=self.log, set_oom_score=self.score)
+        ctx = a_context(clock=self.clock, events=self.events)
+        self.watcher = OomWatcher(ctx, guard, cgroups=CgroupNames(), table=self.table)
         self.refuses = False
 
     def show(self, status: PodRuntimeStatus) -> None:
