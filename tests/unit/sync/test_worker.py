@@ -18,11 +18,12 @@ from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
+from pykubelet.model.problems import CreateFailed, Problem
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
-from pykubelet.pods.record import WorkerState
+from pykubelet.pods.record import Orphan, Room, StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
-from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
+from pykubelet.sync.steps import NetworkNotReady, SyncResult
+from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 
 def a_pod(name: str = "web", uid: str = "u1", *, static: bool = False, deleted: int | None = None) -> Pod:
@@ -37,6 +38,9 @@ def a_pod(name: str = "web", uid: str = "u1", *, static: bool = False, deleted: 
     return pod
 
 
+BACK_OFF = CreateFailed(reason="CreateContainerError", text="back-off")
+
+
 class Steps:
     """Records what was done and when; what each step does can be replaced."""
 
@@ -45,7 +49,7 @@ class Steps:
         self.log: list[tuple[float, str]] = []
         self.sync_takes = 0.0
         self.kill_takes = 0.0
-        self.on_sync: Callable[[Pod], SyncVerdict] = lambda pod: SyncVerdict()
+        self.on_sync: Callable[[Pod], SyncResult] = lambda pod: SyncResult()
         self.statuses: list[StatusChange] = []
 
     def done(self, what: str) -> int:
@@ -54,7 +58,7 @@ class Steps:
     def _note(self, what: str) -> None:
         self.log.append((round(self.clock.monotonic(), 3), what))
 
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncResult:
         self._note(f"sync {name_of(pod)}")
         await self.clock.sleep(self.sync_takes)
         return self.on_sync(pod)
@@ -72,20 +76,18 @@ class Steps:
         self._note(f"terminated {name_of(pod)}")
 
 
-class Statuses:
+class Inspections:
+    """Stands for PLEG."""
+
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self.down = True
 
-    async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
+    async def status_newer_than(self, uid: str, observed_at: float) -> PodRuntimeStatus:
         if self.error is not None:
             raise self.error
         return PodRuntimeStatus(uid=uid)
 
-    def is_down(self, uid: str) -> bool:
-        return self.down
-
-    async def listed(self) -> None:
+    async def wait_listed(self) -> None:
         return
 
 
@@ -93,14 +95,15 @@ class Bench:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.table = PodTable()
+        self.table.relisted(0.0, changed=())
         self.steps = Steps(self.clock)
-        self.statuses = Statuses()
+        self.pleg = Inspections()
         self.events = EventBroadcaster(clock=self.clock, node_name="node1")
         self.finished: list[str] = []
         self.workers = PodWorkers(
             table=self.table,
             steps=self.steps,
-            statuses=self.statuses,
+            pleg=self.pleg,
             events=self.events,
             recorder=LifeRecorder(self.clock),
             clock=self.clock,
@@ -180,14 +183,14 @@ async def test_a_shorter_grace_restarts_the_kill_a_longer_one_does_not() -> None
 async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
     async with a_bench() as bench:
 
-        def fail(pod: Pod) -> SyncVerdict:
+        def fail(pod: Pod) -> SyncResult:
             if name_of(pod) == "bad":
                 raise ValueError("boom")
             if name_of(pod) == "net":
                 raise NetworkNotReady("no CNI")
             if name_of(pod) == "loop":
-                raise RetryAt(3, "back-off")
-            return SyncVerdict()
+                return SyncResult(problems=[BACK_OFF], retry_at=bench.clock.now() + 3)
+            return SyncResult()
 
         bench.steps.on_sync = fail
         for number, name in enumerate(("bad", "net", "loop", "good")):
@@ -202,11 +205,11 @@ async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
 
 async def test_a_status_that_cannot_be_had_is_told_but_not_when_the_whole_runtime_is_away() -> None:
     async with a_bench() as bench:
-        bench.statuses.error = CriError("no such sandbox")
+        bench.pleg.error = CriError("no such sandbox")
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(1)
         assert [e.message for e in bench.events.all()] == ["error determining status: no such sandbox"]
-        bench.statuses.error = RuntimeDown("connection refused")
+        bench.pleg.error = RuntimeDown("connection refused")
         await bench.clock.sleep(30)
         assert len(bench.events.all()) == 1
 
@@ -241,11 +244,11 @@ async def test_a_pod_that_waited_for_room_starts_as_it_is_by_then() -> None:
 
 async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
     async with a_bench() as bench:
-        bench.statuses.error = RuntimeDown("no answer")
+        bench.pleg.error = RuntimeDown("no answer")
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(3)
         assert bench.what() == []
-        bench.statuses.error = None
+        bench.pleg.error = None
         await bench.clock.sleep(4)
         assert bench.what() == ["sync web"]
 
@@ -258,7 +261,7 @@ async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> 
             asked.append(bench.clock.monotonic())
             raise RuntimeDown("no answer")
 
-        bench.statuses.fresh = fresh  # type: ignore[method-assign]
+        bench.pleg.status_newer_than = fresh  # type: ignore[method-assign]
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(3 * 3600)
         pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
@@ -267,7 +270,7 @@ async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> 
 
 async def test_a_pod_that_ends_by_itself_is_terminated_but_not_deleted() -> None:
     async with a_bench() as bench:
-        bench.steps.on_sync = lambda pod: SyncVerdict(ended=True)
+        bench.steps.on_sync = lambda pod: SyncResult(ended=True)
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(1)
         assert bench.what() == ["sync web", "kill web 30", "killed web", "terminated web"]
@@ -289,7 +292,7 @@ async def test_a_pod_that_already_ended_in_the_api_is_only_cleaned_up() -> None:
 
 async def test_a_pod_that_ended_in_the_api_and_is_still_up_is_stopped_first() -> None:
     async with a_bench() as bench:
-        bench.statuses.down = False
+        bench.table.relisted(0.0, changed=(), up=["u1"])
         pod = a_pod()
         pod.status.phase = "Failed"
         bench.workers.update(UpdateKind.CREATE, pod)
@@ -381,22 +384,17 @@ async def test_an_orphan_is_killed_once_and_forgotten() -> None:
 
 async def test_a_deadline_brings_the_next_run_forward() -> None:
     async with a_bench() as bench:
-        bench.steps.on_sync = lambda pod: SyncVerdict(again_in=7)
+        bench.steps.on_sync = lambda pod: SyncResult(retry_at=bench.clock.now() + 7)
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(8)
-        assert [at for at, _ in bench.steps.log] == [0, 7]
+        assert [at for at, _ in bench.steps.log] == pytest.approx([0, 7], abs=1e-5)
 
 
-def _retry_at_once(pod: Pod) -> SyncVerdict:
-    raise RetryAt(0.0, "in a moment")
-
-
-@pytest.mark.parametrize("on_sync", [lambda pod: SyncVerdict(again_in=0.0), _retry_at_once])
-async def test_passes_that_change_nothing_are_not_repeated_without_a_pause(
-    on_sync: Callable[[Pod], SyncVerdict],
-) -> None:
+@pytest.mark.parametrize("problems", [[], [BACK_OFF]])
+async def test_passes_that_change_nothing_are_not_repeated_without_a_pause(problems: list[Problem]) -> None:
     async with a_bench() as bench:
-        bench.steps.on_sync, bench.steps.sync_takes = on_sync, 0.01
+        bench.steps.on_sync = lambda pod: SyncResult(problems=problems, retry_at=bench.clock.now())
+        bench.steps.sync_takes = 0.01
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(10)
         assert 8 <= bench.steps.done("sync web") <= 12
@@ -409,8 +407,10 @@ async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
             number = bench.steps.done("sync web")
             return PodRuntimeStatus(uid=uid, containers=(ContainerStatus(id=f"c{number}", name="app"),))
 
-        bench.statuses.fresh = fresh  # type: ignore[method-assign]
-        bench.steps.on_sync = lambda pod: SyncVerdict(again_in=None if bench.steps.done("sync web") == 5 else 0.0)
+        bench.pleg.status_newer_than = fresh  # type: ignore[method-assign]
+        bench.steps.on_sync = lambda pod: SyncResult(
+            retry_at=None if bench.steps.done("sync web") == 5 else bench.clock.now()
+        )
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(0.1)
         assert bench.steps.done("sync web") == 5
