@@ -19,8 +19,7 @@ from pykubelet.model.errors import CriError
 from pykubelet.model.pod import find_container, name_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.logs import open_log
-from pykubelet.runtime.logs_read import GATHER, ReadOptions, read_logs
-from pykubelet.runtime.logs_wake import FolderWaker, waking
+from pykubelet.runtime.logs_read import GATHER, FolderWaker, ReadOptions, read_logs, waking
 from pykubelet.server.calls import Call, Flow, Refused, Reply
 from pykubelet.server.log_options import LogOptions, log_options
 
