@@ -38,8 +38,7 @@ from pykubelet.node.conditions import NodeConditions
 from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.relist import Pleg
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
@@ -63,9 +62,9 @@ from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
-from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
+from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
-from pykubelet.sync.loop import RuntimeBack, SyncLoop
+from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -92,7 +91,6 @@ class Node(Struct, kw_only=True):
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
-    cache: PodStatusCache
     events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
@@ -124,14 +122,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
+    recorder, table, results = ctx.recorder, PodTable(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
     conditions, reasons = NodeConditions(ctx.signals), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
-    pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
+    pleg = Pleg(cri=cri, table=table, clock=clock, signals=ctx.signals, source=edges.event_source, metrics=metrics)
     api = (
         api_server.connect(ctx, edges.cluster, table)
         if edges.cluster is not None
@@ -159,12 +157,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         api,
         volumes=volumes,
         table=table,
-        cache=cache,
         events=events,
         recorder=recorder,
         sources_ready=mux.all_ready,
     )
-    pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
+    pinning = pinning_parts(settings, edges, table=table, sources_ready=mux.all_ready)
     admission = AdmissionGate(
         node=node_now,
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
@@ -218,7 +215,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             accounts=api.accounts,
             image_volumes=image_volumes,
             results=results,
-            cache=cache,
             look=pleg,
             table=table,
             events=events,
@@ -266,13 +262,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers = PodWorkers(
         table=table,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
-        statuses=WorkerStatuses(pleg=pleg, cache=cache),
+        pleg=pleg,
         events=events,
         recorder=recorder,
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, table=table, cache=cache, events=events, sources_ready=mux.all_ready)
+    gc = container_gc(settings, edges, side, table=table, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
         admission=admission,
@@ -319,7 +315,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         sources=mux,
         table=table,
         workers=workers,
-        runtime=RunningPods(cache),
         folders=edges.folders,
         holders=[
             *([sender] if sender is not None else []),
@@ -357,14 +352,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses.listen(probes.container_changed)
 
     extensions.join(workers, pinning.manager, ctx)
-    pleg.listen(loop.handle)
-    pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
-    pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
 
     def runtime_back() -> None:
-        loop.handle(RuntimeBack())
+        workers.sync_all()
         ctx.signals.publish(NodeStatusChanged())
 
     runtime_state.on_back = runtime_back
@@ -385,6 +377,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         housekeeping=housekeeping,
         statuses=statuses,
         sender=sender,
+        pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
+        cpus=pinning,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
@@ -411,14 +405,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges.cluster.client if edges.cluster is not None else None,
         table=table,
         statuses=statuses,
-        cache=cache,
         reasons=reasons,
         volumes=volumes.manager,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
     if edges.guard is not None:
-        usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, statuses=cache, volumes=volumes.manager)
+        usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, volumes=volumes.manager)
         evicting = eviction.build(
             ctx,
             edges,
@@ -429,7 +422,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             containers=gc,
             images=side.images.gc,
         )
-        oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table, statuses=cache)
+        oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table)
         services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
         source = NodeStatsSource(
@@ -445,7 +438,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         served = Served(
             table=table,
             statuses=statuses,
-            cache=cache,
             pleg=pleg,
             runtime_state=runtime_state,
             probes=probes,
@@ -466,7 +458,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         table=table,
         workers=workers,
         statuses=statuses,
-        cache=cache,
         events=events,
         recorder=recorder,
         runtime=runtime_state,
