@@ -25,19 +25,20 @@ from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
 from pykubelet.events.broadcaster import EventBroadcaster
-from pykubelet.eviction.pressure import PressureBoard
+from pykubelet.eviction import build as eviction
 from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
-from pykubelet.node.build import NodeSources
+from pykubelet.node.build import NodeSources, build_shutdown
 from pykubelet.node.build import build as build_node
+from pykubelet.node.conditions import NodeConditions
+from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.relist import Pleg
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
@@ -50,17 +51,20 @@ from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
 from pykubelet.server.build import Served
+from pykubelet.server.local import ShutdownRoutes
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeStatusChanged
 from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.remote import ApiSource
+from pykubelet.stats import build as stats
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
-from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
+from pykubelet.sync.evict import PodEnder, PodEvictor
+from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
-from pykubelet.sync.loop import RuntimeBack, SyncLoop
+from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -72,12 +76,10 @@ from pykubelet.volumes.build import build as build_volumes
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.certificates import certificate_services
-from pykubelet.wiring.eviction import GuardNeeds, guard_parts
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
 from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
-from pykubelet.wiring.shutdown import shutdown_parts
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +91,6 @@ class Node(Struct, kw_only=True):
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
-    cache: PodStatusCache
     events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
@@ -121,15 +122,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
+    recorder, table, results = ctx.recorder, PodTable(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
-    board, reasons = PressureBoard(), ReasonCache()
+    conditions, reasons = NodeConditions(ctx.signals), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
-    pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
+    pleg = Pleg(cri=cri, table=table, clock=clock, signals=ctx.signals, source=edges.event_source, metrics=metrics)
     api = (
         api_server.connect(ctx, edges.cluster, table)
         if edges.cluster is not None
@@ -157,19 +157,18 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         api,
         volumes=volumes,
         table=table,
-        cache=cache,
         events=events,
         recorder=recorder,
         sources_ready=mux.all_ready,
     )
-    pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
+    pinning = pinning_parts(settings, edges, table=table, sources_ready=mux.all_ready)
     admission = AdmissionGate(
         node=node_now,
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
         apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
         gates=settings.gates,
-        pressure=board.held,
-        shutting_down=shutdown.is_on,
+        pressure=conditions.pressures,
+        shutting_down=conditions.shutting_down,
         allocator=pinning.allocator,
     )
     held = resource_parts(
@@ -216,7 +215,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             accounts=api.accounts,
             image_volumes=image_volumes,
             results=results,
-            cache=cache,
             look=pleg,
             table=table,
             events=events,
@@ -264,13 +262,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers = PodWorkers(
         table=table,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
-        statuses=WorkerStatuses(pleg=pleg, cache=cache),
+        pleg=pleg,
         events=events,
         recorder=recorder,
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, table=table, cache=cache, events=events, sources_ready=mux.all_ready)
+    gc = container_gc(settings, edges, side, table=table, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
         admission=admission,
@@ -303,11 +301,20 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     async def remove_orphan_cgroups() -> None:
         await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
 
+    shutdown = build_shutdown(
+        ctx,
+        edges,
+        conditions=conditions,
+        table=table,
+        ender=PodEnder(workers),
+        own=api.node,
+        sender=sender,
+        api_pods=api.pods.all if api.pods is not None else tuple,
+    )
     housekeeping = Housekeeping(
         sources=mux,
         table=table,
         workers=workers,
-        runtime=RunningPods(cache),
         folders=edges.folders,
         holders=[
             *([sender] if sender is not None else []),
@@ -345,23 +352,18 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses.listen(probes.container_changed)
 
     extensions.join(workers, pinning.manager, ctx)
-    board.on_change = lambda: ctx.signals.publish(NodeStatusChanged())
-    pleg.listen(loop.handle)
-    pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
-    pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
-    shutdown.bind(workers, api, sender, ctx)
 
     def runtime_back() -> None:
-        loop.handle(RuntimeBack())
+        workers.sync_all()
         ctx.signals.publish(NodeStatusChanged())
 
     runtime_state.on_back = runtime_back
     services = Services(
         sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         managers=[
-            *(*held.services, *shutdown.services, *extensions.managers, *volumes.services.managers),
+            *(*held.services, *shutdown.services.managers, *extensions.managers, *volumes.services.managers),
             *(workers, probes, gc, side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
         producers=[loop, *sources.services.producers, *extensions.finders],
@@ -375,18 +377,20 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         housekeeping=housekeeping,
         statuses=statuses,
         sender=sender,
+        pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
+        cpus=pinning,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
         node_sources = NodeSources(
             runtime=runtime_state,
-            pressures=board.held,
+            pressures=conditions.pressures,
             devices=extensions.amounts,
             reset_extended=extensions.has_no_history,
             volumes_in_use=volumes.manager.volumes_in_use,
             volumes_reported=api.storage.attachments.reported,
             runtime_problems=pleg.problems,
-            other_problems=lambda: [*shutdown.manager.problems(), *csi.problems()],
+            other_problems=lambda: [*conditions.problems(), *csi.problems()],
         )
         reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
         ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
@@ -401,48 +405,43 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges.cluster.client if edges.cluster is not None else None,
         table=table,
         statuses=statuses,
-        cache=cache,
         reasons=reasons,
         volumes=volumes.manager,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
     if edges.guard is not None:
-        guard_needs = GuardNeeds(
-            table=table,
-            cache=cache,
-            volumes=volumes.manager,
-            workers=workers,
+        usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, volumes=volumes.manager)
+        evicting = eviction.build(
+            ctx,
+            edges,
+            edges.guard,
+            stats=usage,
+            conditions=conditions,
+            evictor=PodEvictor(ctx, workers=workers, table=table, active=held.allocations.active_pods),
             containers=gc,
             images=side.images.gc,
-            allocations=held.allocations,
-            spec=spec,
-            board=board,
-            events=events,
-            recorder=recorder,
-            metrics=metrics,
         )
-        guard = guard_parts(settings, edges, edges.guard, guard_needs)
-        services.managers += guard.services
+        oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table)
+        services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
-        stats = NodeStatsSource(
-            provider=guard.provider,
-            volumes=guard.volumes,
+        source = NodeStatsSource(
+            provider=usage.provider,
+            volumes=usage.volumes,
             machine=edges.machine,
             node_name=node_name,
             version=settings.kubernetes_version,
             cpu_layout=edges.serve.node_stats.cpu_layout(),
             disk_names=edges.serve.node_stats.device_name,
         )
-        stats.add_instruments(metrics, cgroup_version=edges.serve.cgroup_stats.version)
+        source.add_instruments(metrics, cgroup_version=edges.serve.cgroup_stats.version)
         served = Served(
             table=table,
             statuses=statuses,
-            cache=cache,
             pleg=pleg,
             runtime_state=runtime_state,
             probes=probes,
-            stats=stats,
+            stats=source,
             explainer=explainer,
             events=events,
             stopper=side.stopper,
@@ -450,7 +449,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             assigned=pinning.assigned(extensions.assigned()),
             started=started,
         )
-        serving = server_build.build(ctx, edges, edges.serve, served, shutdown.routes)
+        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
+        serving = server_build.build(ctx, edges, edges.serve, served, shutdown_routes)
         services.add(serving.services)
         server = serving.node_server
     return Node(
@@ -458,7 +458,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         table=table,
         workers=workers,
         statuses=statuses,
-        cache=cache,
         events=events,
         recorder=recorder,
         runtime=runtime_state,

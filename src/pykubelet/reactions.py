@@ -6,7 +6,10 @@ from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.signals import (
     ApiPodObserved,
+    ContainerDied,
+    ContainerStarted,
     CsiDriverRegistered,
+    InspectionRecovered,
     NodeRead,
     ObjectChanged,
     VolumesMounted,
@@ -16,8 +19,10 @@ from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender, uid_here
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
+from pykubelet.sync.pod_metrics import PodMetrics
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
+from pykubelet.wiring.pinning import PinningParts
 
 
 def connect(
@@ -29,6 +34,8 @@ def connect(
     housekeeping: Housekeeping,
     statuses: StatusManager,
     sender: StatusSender | None,
+    pod_metrics: PodMetrics,
+    cpus: PinningParts,
 ) -> None:
     on = ctx.signals.subscribe
 
@@ -44,6 +51,11 @@ def connect(
         if sender is not None:
             sender.observed(observed.change)
 
+    on(ContainerDied, loop.container_died)
+    on(ContainerDied, pod_metrics.container_died)
+    on(ContainerStarted, loop.container_started)
+    on(ContainerStarted, cpus.container_started)
+    on(InspectionRecovered, loop.inspection_recovered)
     on(ObjectChanged, object_changed)
     on(VolumesMounted, lambda mounted: workers.sync_now(mounted.uid))
     on(VolumesUnmounted, lambda unmounted: housekeeping.soon())

@@ -67,7 +67,7 @@ class PodFate(Protocol):
 
 
 class KnownStatuses(Protocol):
-    def last_known(self, uid: str) -> PodRuntimeStatus: ...
+    def runtime_status(self, uid: str) -> PodRuntimeStatus: ...
 
 
 class LogLinks(Protocol):
@@ -215,7 +215,7 @@ class ContainerGc:
 
     async def prune(self, uid: str, container: str) -> None:
         """Remove the older dead containers of that name now; all names when it is empty."""
-        seen = self._statuses.last_known(uid)
+        seen = self._statuses.runtime_status(uid)
         gone = self._sources_ready() and self._fate.should_remove_content(uid)
         keep = self._policy.max_per_container
         # Even where the passes keep none: the newest one tells how the container ended.

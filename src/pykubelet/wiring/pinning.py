@@ -29,13 +29,11 @@ from pykubelet.cm.topology_manager import NONE, HintProvider, Merger, TopologyMa
 from pykubelet.edges import Edges
 from pykubelet.model.assigned import Assigned
 from pykubelet.model.pod_resources import CPU
-from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.diff import ContainerStarted, RuntimeEvent
 from pykubelet.pods.admission import Rejection
 from pykubelet.pods.table import PodTable
 from pykubelet.settings.settings import Settings
+from pykubelet.signals import ContainerStarted
 
 
 class KnownPods(Struct, frozen=True, kw_only=True):
@@ -76,10 +74,9 @@ class PinningParts(Struct, frozen=True, kw_only=True):
     def assigned(self, others: Assigned | None = None) -> Assigned:
         return replace(others or Assigned(), cpus=self.manager, memory=self.manager)
 
-    def heard(self, event: RuntimeEvent) -> None:
+    def container_started(self, started: ContainerStarted) -> None:
         """A container that has just started may have been made before the pool changed."""
-        if isinstance(event, ContainerStarted):
-            self.keeper.soon()
+        self.keeper.soon()
 
     async def sweep(self) -> None:
         self.manager.release_gone()
@@ -90,7 +87,6 @@ def pinning_parts(
     edges: Edges,
     *,
     table: PodTable,
-    cache: PodStatusCache,
     sources_ready: Callable[[], bool],
 ) -> PinningParts:
     chosen, gates = settings.config.managers, settings.gates
@@ -109,7 +105,7 @@ def pinning_parts(
     providers: list[HintProvider] = [each for each in (cpus, memory) if each is not None]
     keeper = CpusetKeeper(
         cri=edges.cri,
-        running=lambda: _running(cache, table) if cpus is not None else (),
+        running=lambda: _running(table) if cpus is not None else (),
         cpus_of=books.cpus.owned_or_shared,
         period=chosen.cpu_manager_reconcile_period if cpus is not None else 0.0,
     )
@@ -188,10 +184,8 @@ def _merger(settings: Settings, topology: Topology) -> Merger:
     return Merger(policy=chosen.topology_manager_policy, nodes=nodes, distances=distances)
 
 
-def _running(cache: PodStatusCache, table: PodTable) -> Iterator[RunningContainer]:
-    for uid in cache.uids():
-        if table.worker(uid) is None:
-            continue
-        for each in cache.last_known(uid).containers:
-            if each.state is ContainerState.RUNNING:
-                yield RunningContainer(pod_uid=uid, name=each.name, id=each.id)
+def _running(table: PodTable) -> Iterator[RunningContainer]:
+    for record in table:
+        if record.worker is not None and record.runtime is not None:
+            for each in record.runtime.status.running():
+                yield RunningContainer(pod_uid=record.uid, name=each.name, id=each.id)

@@ -31,7 +31,6 @@ from pykubelet.model.events import ClaimSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import all_containers, uid_of
 from pykubelet.model.runtime_status import ContainerState
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
 from pykubelet.signals import NodeStatusChanged
@@ -139,7 +138,6 @@ def plugin_parts(
     *,
     volumes: Volumes,
     table: PodTable,
-    cache: PodStatusCache,
     events: ClaimSink,
     recorder: LifeRecorder,
     sources_ready: Callable[[], bool],
@@ -155,7 +153,7 @@ def plugin_parts(
         clock=edges.clock,
         metrics=metrics,
         recorder=recorder,
-        is_running=lambda uid, container: _is_running(cache, uid, container),
+        is_running=lambda uid, container: _is_running(table, uid, container),
     )
     handlers: dict[str, PluginHandler] = {"DevicePlugin": devices}
     managers: list[Service] = [devices]
@@ -197,7 +195,7 @@ def plugin_parts(
     )
 
 
-def _is_running(cache: PodStatusCache, uid: str, container: str) -> bool:
+def _is_running(table: PodTable, uid: str, container: str) -> bool:
     return any(
-        each.name == container and each.state is ContainerState.RUNNING for each in cache.last_known(uid).containers
+        each.name == container and each.state is ContainerState.RUNNING for each in table.runtime_status(uid).containers
     )

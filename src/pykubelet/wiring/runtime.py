@@ -21,7 +21,6 @@ from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover
@@ -38,7 +37,7 @@ from pykubelet.settings.settings import Settings
 
 
 class PodLook(Protocol):
-    async def refresh(self, uid: str) -> PodRuntimeStatus: ...
+    async def inspect(self, uid: str) -> PodRuntimeStatus: ...
 
 
 class RuntimeNeeds(Struct, frozen=True, kw_only=True):
@@ -52,7 +51,6 @@ class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     accounts: ServiceAccounts | None
     image_volumes: ImageVolumes
     results: ProbeResults
-    cache: PodStatusCache
     look: PodLook
     table: PodTable
     events: EventSink
@@ -95,7 +93,7 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
 
     async def pod_ip(uid: str) -> str:
         """A postStart hook may run before anybody looked at the new sandbox: ask the runtime then."""
-        ips = needs.cache.last_known(uid).ips or (await needs.look.refresh(uid)).ips
+        ips = needs.table.runtime_status(uid).ips or (await needs.look.inspect(uid)).ips
         return ips[0] if ips else ""
 
     http_hooks = HookCaller(network=edges.network, pod_ip=pod_ip, events=events, metrics=needs.metrics)
@@ -146,7 +144,6 @@ def container_gc(
     side: RuntimeParts,
     *,
     table: PodTable,
-    cache: PodStatusCache,
     events: EventSink,
     sources_ready: Callable[[], bool],
 ) -> ContainerGc:
@@ -155,7 +152,7 @@ def container_gc(
         cri=edges.cri,
         remover=side.remover,
         fate=table,
-        statuses=cache,
+        statuses=table,
         sources_ready=sources_ready,
         events=events,
         clock=edges.clock,
