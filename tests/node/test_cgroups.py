@@ -22,7 +22,7 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_limits import CgroupLimits
 from pykubelet.model.held_resources import effect_of
-from pykubelet.runtime.plan_values import ContainerResize, PodPlan
+from pykubelet.runtime.plan import ContainerResize, PodPlan
 from pykubelet.runtime.resize import PodResizer, ResizeProblem
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.parts import blocking

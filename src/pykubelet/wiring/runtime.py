@@ -7,7 +7,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from pykubelet.clients.http.hooks import HookCaller
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.images.build import Images
@@ -23,9 +22,8 @@ from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
-from pykubelet.runtime.gc import ContainerGc, ContainerRemover
-from pykubelet.runtime.gc_plan import GcPolicy
-from pykubelet.runtime.hooks import LifecycleHooks
+from pykubelet.runtime.gc import ContainerGc, ContainerRemover, GcPolicy
+from pykubelet.runtime.hooks import HookCaller, LifecycleHooks
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.manager import Resizer, RuntimeHandlers, RuntimeManager
