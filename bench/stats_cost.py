@@ -57,7 +57,7 @@ from pykubelet.stats.build import Stats
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
-from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.wire import cri_pb2
 
 ROUNDS = 12
@@ -191,7 +191,7 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     guard = GuardEdges(cgroups=cgroups, host=host, kernel_log=DeviceKernelLog())
     provider = StatsProvider(guard, cri=many, table=many, paths=paths, clock=clock, settings=settings)
     machine = read_machine()
-    volumes = VolumeFigures(meter=Nobody(), table=many, clock=clock, metrics=Registry())
+    volumes = VolumeStatsCalculator(meter=Nobody(), table=many, clock=clock, metrics=Registry())
     stats = Stats(provider=provider, volumes=volumes, cgroups=names, services=Services())
     source = NodeStatsSource(
         provider=provider,

@@ -20,9 +20,9 @@ from pykubelet.kit.tasks import both
 from pykubelet.model.errors import CriError
 from pykubelet.model.stats import FsUsage, Measurement, TaskCounts
 from pykubelet.stats.build import Stats
-from pykubelet.stats.disk import DiskFigures
+from pykubelet.stats.disk import DiskSample
 from pykubelet.stats.provider import ROOT
-from pykubelet.stats.snapshot import PodFigures, PodItem
+from pykubelet.stats.snapshot import PodItem, PodSample
 
 logger = logging.getLogger(__name__)
 
@@ -217,11 +217,11 @@ class EvictionStats:
         return _all_files(await self._provider.disks(uids))
 
 
-def _all_files(disk: DiskFigures) -> dict[str, PodUse]:
+def _all_files(disk: DiskSample) -> dict[str, PodUse]:
     return {pod.uid: _files(pod, disk) for pod in disk.pods}
 
 
-def _files(pod: PodItem, disk: DiskFigures) -> PodUse:
+def _files(pod: PodItem, disk: DiskSample) -> PodUse:
     containers = {}
     for each in pod.containers:
         layer, logs = disk.layers.get(each.id), disk.logs.get((pod.uid, each.name))
@@ -235,7 +235,7 @@ def _files(pod: PodItem, disk: DiskFigures) -> PodUse:
     return PodUse(containers=containers, other=sum(each.bytes for each in others))
 
 
-def pod_use(pod: PodFigures, volume_bytes: int, volume_inodes: int) -> PodUse:
+def pod_use(pod: PodSample, volume_bytes: int, volume_inodes: int) -> PodUse:
     containers = {}
     processes = 0
     for each in pod.containers:

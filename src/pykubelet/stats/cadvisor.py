@@ -24,7 +24,7 @@ from pykubelet.model.stats import (
     MemoryUsage,
     TaskCounts,
 )
-from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, PodItem, Snapshot
+from pykubelet.stats.snapshot import ContainerSample, Group, NodeSample, PodItem, PodSample, Snapshot
 
 BASE_LABELS = ("container", "id", "image", "name", "namespace", "pod")
 
@@ -40,9 +40,9 @@ class Row(Measurement, frozen=True, kw_only=True):
     usage: CgroupUsage
     memory: MemoryUsage | None = None
     detail: CgroupDetail | None = None
-    pod: PodFigures | None = None
+    pod: PodSample | None = None
     """Set on the row that carries the pod's network."""
-    container: ContainerFigures | None = None
+    container: ContainerSample | None = None
     created_ns: int = 0
 
 
@@ -249,7 +249,7 @@ def render_cadvisor(snapshot: Snapshot, *, machine: str, disks: DiskNames, faile
     return "\n".join(_chunks(rows, root, snapshot.node, disks, failed)) + f"\n{machine}\n"
 
 
-def _chunks(rows: list[Row], root: Row | None, node: NodeFigures, disks: DiskNames, failed: bool) -> Iterator[str]:
+def _chunks(rows: list[Row], root: Row | None, node: NodeSample, disks: DiskNames, failed: bool) -> Iterator[str]:
     """Family by family, so that never more than one is held as single lines."""
     for name, kind, help_text, getter in FAMILIES:
         lines = [_head(name, kind, help_text)]
@@ -282,7 +282,7 @@ def _node_rows(snapshot: Snapshot) -> Iterator[Row]:
             yield _row(group, group.usage, ("", group.path, "", "", "", ""), created_ns=created)
 
 
-def _pod_rows(pod: PodFigures) -> Iterator[Row]:
+def _pod_rows(pod: PodSample) -> Iterator[Row]:
     item = pod.item
     if pod.group.usage is not None and pod.group.path:
         labels = ("", pod.group.path, "", "", item.namespace, item.name)
@@ -296,7 +296,7 @@ def _pod_rows(pod: PodFigures) -> Iterator[Row]:
             yield _container_row(item, container, container.group.usage)
 
 
-def _container_row(pod: PodItem, container: ContainerFigures, usage: CgroupUsage) -> Row:
+def _container_row(pod: PodItem, container: ContainerSample, usage: CgroupUsage) -> Row:
     item = container.item
     labels = (item.name, container.group.path, item.image, item.id, pod.namespace, pod.name)
     return _row(container.group, usage, labels, created_ns=item.created_ns, container=container)
@@ -308,8 +308,8 @@ def _row(
     labels: tuple[str, ...],
     *,
     created_ns: int,
-    pod: PodFigures | None = None,
-    container: ContainerFigures | None = None,
+    pod: PodSample | None = None,
+    container: ContainerSample | None = None,
 ) -> Row:
     return Row(
         labels=render_labels(BASE_LABELS, labels)[1:-1],
@@ -357,7 +357,7 @@ def _memory_failure_lines(lines: list[str], rows: list[Row]) -> None:
             lines.append(f'{name}{{{row.labels},failure_type="{kind}",scope="{scope}"}} {value} {row.at}')
 
 
-def _network_lines(rows: list[Row], root: Row | None, node: NodeFigures) -> list[str]:
+def _network_lines(rows: list[Row], root: Row | None, node: NodeSample) -> list[str]:
     carriers = [(row, row.pod.network) for row in rows if row.pod is not None and row.pod.network is not None]
     if root is not None and node.network is not None:
         carriers.insert(0, (root, node.network))
@@ -494,7 +494,7 @@ SPACE: tuple[tuple[str, str, Callable[[int, FsUsage], int]], ...] = (
 )
 
 
-def _disk_lines(root: Row | None, rows: Sequence[Row], node: NodeFigures, names: DiskNames) -> Iterator[list[str]]:
+def _disk_lines(root: Row | None, rows: Sequence[Row], node: NodeSample, names: DiskNames) -> Iterator[list[str]]:
     """One list per family; `root` is the machine's row."""
     devices = [(row, io) for row in rows if row.detail is not None for io in row.detail.io]
     labelled = [(f"{row.labels},{_device(names(io.major, io.minor))}", row.at, io) for row, io in devices]
@@ -523,7 +523,7 @@ def _blkio(devices: Sequence[tuple[Row, DeviceIo]], names: DiskNames) -> list[st
     return lines
 
 
-def _space(root: Row | None, rows: Sequence[Row], node: NodeFigures) -> Iterator[list[str]]:
+def _space(root: Row | None, rows: Sequence[Row], node: NodeSample) -> Iterator[list[str]]:
     found: list[tuple[str, int, int, FsUsage]] = []
     if root is not None:
         seen: dict[int, FsUsage] = {}

@@ -45,7 +45,7 @@ class StatPaths(Protocol):
     def log_folder(self, namespace: str, name: str, uid: str) -> Path: ...
 
 
-class DiskFigures(Struct, frozen=True, kw_only=True):
+class DiskSample(Struct, frozen=True, kw_only=True):
     pods: Sequence[PodItem] = ()
     """Whose figures these are."""
     layers: dict[str, WritableLayer] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class DiskReader:
         self._paths = paths
         self._clock = clock
 
-    async def runtime_figures(
+    async def runtime_stats(
         self, pods: Collection[str] | None = None
     ) -> tuple[dict[str, WritableLayer], dict[str, CgroupUsage]]:
         """Of all containers, or of those of a few pods: measuring each costs the runtime a call to its shim."""
@@ -92,7 +92,7 @@ class DiskReader:
         layers: dict[str, WritableLayer],
         usages: dict[str, CgroupUsage],
         told: ImageFilesystems,
-    ) -> DiskFigures:
+    ) -> DiskSample:
         """The host's part. Blocks."""
         host, now = self._host, self._clock.now_ns
         filesystems: dict[str, FsUsage] = {}
@@ -112,7 +112,7 @@ class DiskReader:
             if (found := host.file(str(self._paths.etc_hosts(pod.uid)), now())) is not None:
                 etc_hosts[pod.uid] = found
         image_fs = runtime_fs(told.images, filesystems)
-        return DiskFigures(
+        return DiskSample(
             pods=inventory,
             layers=layers,
             usages=usages,

@@ -136,7 +136,7 @@ class WritableLayer(Measurement, frozen=True, kw_only=True):
     mountpoint: str
 
 
-class ContainerFigures(Measurement, frozen=True, kw_only=True):
+class ContainerSample(Measurement, frozen=True, kw_only=True):
     item: ContainerItem
     group: Group
     layer: WritableLayer | None = None
@@ -144,12 +144,12 @@ class ContainerFigures(Measurement, frozen=True, kw_only=True):
     processes: ProcessCounts | None = None
 
 
-class PodFigures(Measurement, frozen=True, kw_only=True):
+class PodSample(Measurement, frozen=True, kw_only=True):
     item: PodItem
     group: Group
     sandbox: Group | None = None
     network: NetworkCounters | None = None
-    containers: tuple[ContainerFigures, ...] = ()
+    containers: tuple[ContainerSample, ...] = ()
     own_logs: FolderUsage | None = None
     """Files beside the containers' log folders."""
     etc_hosts: FolderUsage | None = None
@@ -165,7 +165,7 @@ class RuntimeFs(Measurement, frozen=True, kw_only=True):
     whole: FsUsage | None = None
 
 
-class NodeFigures(Measurement, frozen=True, kw_only=True):
+class NodeSample(Measurement, frozen=True, kw_only=True):
     boot_seconds: int
     root: Group
     system: dict[str, Group]
@@ -187,5 +187,5 @@ class Snapshot(Measurement, frozen=True, kw_only=True):
     time_ns: int
     full: bool
     """False: CPU and memory only."""
-    node: NodeFigures
-    pods: tuple[PodFigures, ...]
+    node: NodeSample
+    pods: tuple[PodSample, ...]

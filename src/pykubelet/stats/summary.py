@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pykubelet.kit.clock import utc, utc_from_ns
 from pykubelet.model.stats import FolderUsage, FsUsage, NetworkCounters, Pressure, PressureLine
-from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, PodItem, RuntimeFs, Snapshot
+from pykubelet.stats.snapshot import ContainerSample, Group, NodeSample, PodItem, PodSample, RuntimeFs, Snapshot
 from pykubelet.stats.summary_types import (
     ContainerStats,
     CpuStats,
@@ -51,7 +51,7 @@ def summarize(
     )
 
 
-def _node(node: NodeFigures, name: str, memory_bytes: int, swap_bytes: int, full: bool) -> NodeStats:
+def _node(node: NodeSample, name: str, memory_bytes: int, swap_bytes: int, full: bool) -> NodeStats:
     """The root group has no limits of its own; the machine is its limit."""
     root = node.root
     stats = NodeStats(
@@ -86,7 +86,7 @@ def _system(name: str, group: Group, full: bool) -> ContainerStats:
     )
 
 
-def _pod(pod: PodFigures, volumes: PodVolumes | None, node: NodeFigures, full: bool) -> PodStats:
+def _pod(pod: PodSample, volumes: PodVolumes | None, node: NodeSample, full: bool) -> PodStats:
     item = pod.item
     stats = PodStats(
         pod_ref=PodReference(name=item.name, namespace=item.namespace, uid=item.uid),
@@ -110,7 +110,7 @@ def _pod(pod: PodFigures, volumes: PodVolumes | None, node: NodeFigures, full: b
     return stats
 
 
-def _container(container: ContainerFigures, node: NodeFigures, full: bool) -> ContainerStats:
+def _container(container: ContainerSample, node: NodeSample, full: bool) -> ContainerStats:
     group = container.group
     stats = ContainerStats(
         name=container.item.name,
@@ -247,7 +247,7 @@ def folder_fs(figures: FolderUsage, whole: FsUsage | None) -> FsStats:
     )
 
 
-def ephemeral_storage(pod: PodFigures, volumes: PodVolumes | None, whole: FsUsage) -> FsStats:
+def ephemeral_storage(pod: PodSample, volumes: PodVolumes | None, whole: FsUsage) -> FsStats:
     """Everything of the pod that lies on the node's own disks."""
     used = inodes = 0
     newest = whole.time_ns

@@ -48,7 +48,7 @@ class PodVolumes(Measurement, frozen=True, kw_only=True):
     volumes: tuple[VolumeUsage, ...]
 
 
-class VolumeFigures:
+class VolumeStatsCalculator:
     """A service; `of_pod` answers at any time with the latest measurement."""
 
     name = "volume figures"
