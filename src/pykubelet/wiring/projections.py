@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import LabelSelector, Pod, PodCertificateProjection
 from pykubelet.clients.kube.port import KubeClient
-from pykubelet.clients.kube.trust_bundles import TrustBundleWatcher
+from pykubelet.clients.kube.readers import TrustBundleWatcher
 from pykubelet.kit import tasks
 from pykubelet.kit.clock import Clock
 from pykubelet.model.events import EventSink
