@@ -29,8 +29,8 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
-from pykubelet.model.held_resources import allocation_of, differing, effective_resources, with_held
 from pykubelet.model.pod import is_sidecar, readable, uid_of
+from pykubelet.model.pod_resources import allocation_of, differing, effective_resources, with_resources
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 
@@ -146,7 +146,7 @@ class Allocations:
 
     def allocated(self, pod: Pod) -> Pod:
         """The pod with what it was promised instead of what it asks for."""
-        return with_held(pod, self._allocated.get(uid_of(pod)))
+        return with_resources(pod, self._allocated.get(uid_of(pod)))
 
     def active_pods(self) -> list[Pod]:
         """Pods that hold resources, with what they were promised."""
@@ -154,7 +154,7 @@ class Allocations:
 
     def in_force(self, pod: Pod) -> Pod:
         """The pod with what is in force for it, as far as that is known."""
-        return with_held(self.allocated(pod), self._actuated.get(uid_of(pod)))
+        return with_resources(self.allocated(pod), self._actuated.get(uid_of(pod)))
 
     def actuated(self, uid: str) -> dict[str, ResourceRequirements]:
         held = self._actuated.get(uid)

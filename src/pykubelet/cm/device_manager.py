@@ -31,9 +31,9 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.life import LifeEntry, LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
 from pykubelet.model.pod_resources import served_by_claims
+from pykubelet.recorder import LifeEntry, LifeRecorder, Step
 
 logger = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ from pykubelet.kit.tasks import gather_all
 from pykubelet.model.assigned import ClaimedDevice, ClaimShare
 from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
 from pykubelet.model.reasons import WARNING
+from pykubelet.recorder import LifeRecorder, Step
 
 logger = logging.getLogger(__name__)
 

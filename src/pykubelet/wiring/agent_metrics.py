@@ -11,8 +11,8 @@ from pykubelet.clients.host.process import process_stats
 from pykubelet.edges import Edges
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.life import LifeRecorder
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder
 from pykubelet.settings.gates import known_gates
 from pykubelet.settings.settings import Settings
 from pykubelet.sync.pod_metrics import PodMetrics

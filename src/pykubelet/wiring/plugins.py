@@ -28,11 +28,11 @@ from pykubelet.kit.tasks import Service, TaskSet
 from pykubelet.model.assigned import Assigned
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import ClaimSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import all_containers, uid_of
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder
 from pykubelet.signals import NodeStatusChanged
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes

@@ -14,8 +14,8 @@ from pykubelet.cm.resize import ResizeConditions, ResizeRules
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.held_resources import effect_of
 from pykubelet.model.pod import uid_of
+from pykubelet.model.pod_resources import effect_of
 from tests.builders import a_container, a_container_status, a_pod, a_runtime_status, at
 
 

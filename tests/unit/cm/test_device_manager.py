@@ -31,7 +31,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import PluginError
-from pykubelet.model.life import LifeRecorder
+from pykubelet.recorder import LifeRecorder
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.fakes.fake_devices import FakeDevicePlugin, a_device
 

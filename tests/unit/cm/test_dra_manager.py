@@ -36,7 +36,7 @@ from pykubelet.cm.dra_manager import DraManager
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
-from pykubelet.model.life import LifeRecorder
+from pykubelet.recorder import LifeRecorder
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_dra import FakeClaimObjects, FakeDraDriver
 from tests.unit.volumes.making import Told
