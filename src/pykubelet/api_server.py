@@ -15,7 +15,7 @@ from msgspec import Struct
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import CSIDriver, Node, ObjectMeta, Pod, PodStatus, RuntimeClass, Service
 from pykubelet.clients.kube.port import KubeClient, Unreadable
-from pykubelet.clients.kube.readers import ClaimReader, KubeClaimObjects, KubeCsiObjects, PodTokens
+from pykubelet.clients.kube.readers import ClaimReader, KubeClaimObjects, KubeCsiObjects, PodTokens, TrustBundleWatcher
 from pykubelet.clients.kube.references import DEFAULT_TTL, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.clients.kube.tokens import TokenManager
@@ -42,7 +42,6 @@ from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.wiring.projections import projections
 
 logger = logging.getLogger(__name__)
 
@@ -179,14 +178,11 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
     )
     objects.listen(lambda *changed: signals.publish(ObjectChanged(*changed)))
     tokens, claims = TokenManager(kube=client, clock=clock), ClaimReader(client)
-    bundles = projections(
-        ctx.settings.gates,
+    bundles = TrustBundleWatcher(
         kube=client,
         clock=clock,
-        events=ctx.events,
-        node=lambda: (own.name, (own.node.metadata.uid or "") if own.node is not None else ""),
+        on_change=lambda name: signals.publish(ObjectChanged("ClusterTrustBundle", "", name)),
     )
-    bundles.listen(lambda name: signals.publish(ObjectChanged("ClusterTrustBundle", "", name)))
     attachments = NodeAttachments(own, report=lambda: signals.publish(NodeStatusChanged()))
     own.listen(attachments.changed)
     storage = StoragePlugins(
@@ -213,10 +209,10 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
             tokens=PodTokens(tokens),
             claims=claims,
             attachments=attachments,
-            trust=bundles.trust,
-            certificates=bundles.certificates,
+            trust=bundles,
             csi=storage.objects,
             csi_node=storage.node,
+            node_uid=lambda: (own.node.metadata.uid or "") if own.node is not None else "",
         ),
         status_of=lambda pod: _status_of(api_pods, pod),
         services=Services(
@@ -230,7 +226,7 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
                 classes,
                 storage.objects,
                 storage.node,
-                *bundles.services,
+                bundles,
             ]
         ),
         chores=[mirrors.remove_orphans],

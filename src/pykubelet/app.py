@@ -30,7 +30,6 @@ from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
-from pykubelet.model.results import ProbeResults
 from pykubelet.node.build import NodeSources, build_shutdown
 from pykubelet.node.build import build as build_node
 from pykubelet.node.conditions import NodeConditions
@@ -44,16 +43,15 @@ from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
 from pykubelet.recorder import LifeRecorder
-from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import PodSpecBuilder
+from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
 from pykubelet.server.build import Served
 from pykubelet.server.local import ShutdownRoutes
 from pykubelet.settings.settings import Settings
-from pykubelet.signals import NodeStatusChanged
+from pykubelet.signals import NodeStatusChanged, Signals
 from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.remote import ApiSource
@@ -65,7 +63,6 @@ from pykubelet.sync.evict import PodEnder, PodEvictor
 from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
@@ -91,6 +88,7 @@ class Node(Struct, kw_only=True):
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
+    signals: Signals
     events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
@@ -122,10 +120,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, table, results = ctx.recorder, PodTable(), ProbeResults()
-    recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
-    statuses = StatusManager(clock=clock, recalls=recalls)
-    conditions, reasons = NodeConditions(ctx.signals), ReasonCache()
+    recorder, table = ctx.recorder, PodTable()
+    statuses = StatusManager(ctx, table)
+    conditions = NodeConditions(ctx.signals)
     runtime_state = RuntimeState(cri=cri, clock=clock)
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
@@ -136,7 +133,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
     )
     spec = node_spec(settings, edges)
-    image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
         return runtime_state.conditions.supports_recursive_read_only(api.runtime_classes.handler_now(pod))
@@ -148,7 +144,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     volumes = build_volumes(
         ctx,
         edges,
-        replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
+        replace(api.volume_objects, downward=PodFields(spec.allocatable)),
         node=node_now,
         supports_recursive_read_only=recursive_read_only,
     )
@@ -213,8 +209,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             resizer=held.resizer,
             references=api.references,
             accounts=api.accounts,
-            image_volumes=image_volumes,
-            results=results,
+            image_volumes=volumes.image_volumes,
             look=pleg,
             table=table,
             events=events,
@@ -223,11 +218,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         ),
     )
     started = clock.now()
-    probes = ProbeManager(ctx, cri=cri, network=edges.network, status=statuses.get, results=results, started=started)
+    probes = ProbeManager(ctx, cri=cri, network=edges.network, table=table, started=started)
     maker = PodStatusMaker(
-        told=statuses,
-        probes=results,
-        reasons=reasons,
+        table=table,
         folders=edges.folders,
         logs=LogFiles(),
         addresses=api.node,
@@ -253,7 +246,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         references=api.registered,
         network=runtime_state,
         folders=edges.folders,
-        reasons=reasons,
+        table=table,
         events=events,
         recorder=recorder,
         clock=clock,
@@ -288,7 +281,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     sender: StatusSender | None = None
     if edges.cluster is not None and api.pods is not None:
         sender = StatusSender(
-            statuses=statuses,
+            table=table,
             client=edges.cluster.client,
             api_pods=api.pods,
             make_patch=pod_status_patch,
@@ -318,11 +311,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         holders=[
             *([sender] if sender is not None else []),
-            statuses,
             probes,
             maker,
             side.images.puller,
-            image_volumes,
+            volumes.image_volumes,
             volumes.manager,
             held.allocations,
             held.user_namespaces,
@@ -349,11 +341,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     held.allocations.preempt = loop.preempt
     workers.on_finished = finished
     workers.on_restart = statuses.begin_anew
-    statuses.listen(probes.container_changed)
 
     extensions.join(workers, pinning.manager, ctx)
     add_agent_metrics(metrics, settings)
-    results.listen(loop.probe_result)
 
     def runtime_back() -> None:
         workers.sync_all()
@@ -376,6 +366,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         volumes=volumes.manager,
         housekeeping=housekeeping,
         statuses=statuses,
+        probes=probes,
         sender=sender,
         pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
         cpus=pinning,
@@ -405,7 +396,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges.cluster.client if edges.cluster is not None else None,
         table=table,
         statuses=statuses,
-        reasons=reasons,
         volumes=volumes.manager,
         runtime=runtime_state,
     )
@@ -437,7 +427,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         source.add_instruments(metrics, cgroup_version=edges.serve.cgroup_stats.version)
         served = Served(
             table=table,
-            statuses=statuses,
             pleg=pleg,
             runtime_state=runtime_state,
             probes=probes,
@@ -458,6 +447,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         table=table,
         workers=workers,
         statuses=statuses,
+        signals=ctx.signals,
         events=events,
         recorder=recorder,
         runtime=runtime_state,

@@ -30,7 +30,7 @@ from pykubelet.api.types import (
     VolumeAttachment,
 )
 from pykubelet.clients.kube.patch import claim_status_patch
-from pykubelet.clients.kube.port import Change, KubeClient, PatchType
+from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.kit.clock import Clock
@@ -171,13 +171,15 @@ class BundlesUnavailable(PykubeletError):
 class TrustBundleWatcher:
     name = "trust bundles"
 
-    def __init__(self, *, kube: KubeClient, clock: Clock) -> None:
+    def __init__(self, *, kube: KubeClient, clock: Clock, on_change: Callable[[str], None] = lambda name: None) -> None:
+        """`on_change` is called with the name of a bundle."""
         self._live = Reflector(
-            client=kube, query=Query(kind=ClusterTrustBundle), clock=clock, on_change=lambda change: self._tell(change)
+            client=kube,
+            query=Query(kind=ClusterTrustBundle),
+            clock=clock,
+            on_change=lambda change: on_change(change.object.metadata.name or ""),
         )
         self._wanted = asyncio.Event()
-        self.on_change: Callable[[str], None] = lambda name: None
-        """Told the name of a bundle."""
 
     async def run(self) -> None:
         await self._wanted.wait()
@@ -200,9 +202,6 @@ class TrustBundleWatcher:
         self._wanted.set()
         if not await self._live.wait_synced(FIRST_READ_WITHIN):
             raise BundlesUnavailable(f"cluster trust bundles could not be read within {FIRST_READ_WITHIN:g} s")
-
-    def _tell(self, change: Change[ClusterTrustBundle]) -> None:
-        self.on_change(change.object.metadata.name or "")
 
 
 def joined(bundles: Iterable[ClusterTrustBundle]) -> str:
