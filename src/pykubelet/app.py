@@ -31,9 +31,10 @@ from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
 from pykubelet.model.results import ProbeResults
-from pykubelet.node.build import NodeSources, build_shutdown
 from pykubelet.node.build import build as build_node
+from pykubelet.node.build import build_shutdown
 from pykubelet.node.conditions import NodeConditions
+from pykubelet.node.facts import NodeSources
 from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
@@ -391,6 +392,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             volumes_reported=api.storage.attachments.reported,
             runtime_problems=pleg.problems,
             other_problems=lambda: [*conditions.problems(), *csi.problems()],
+            set_pod_cidr=cri.update_runtime_config,
         )
         reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
         ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
