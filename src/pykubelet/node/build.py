@@ -11,7 +11,7 @@ from pykubelet.clients.kube.patch import node_status_patch
 from pykubelet.context import Context
 from pykubelet.edges import ClusterEdges, Edges
 from pykubelet.kit.tasks import Services
-from pykubelet.node.addresses import AddressFinder, provided_node_ip
+from pykubelet.node.addresses import AddressFinder, LocalAddresses, provided_node_ip
 from pykubelet.node.conditions import NodeConditions
 from pykubelet.node.facts import FactsGatherer, ImageList, NodeSources
 from pykubelet.node.lease import LeaseKeeper
@@ -21,6 +21,7 @@ from pykubelet.node.shutdown import FILE, Leftovers, PodEnder, ShutdownManager, 
 from pykubelet.node.shutdown_inhibitor import ShutdownWatch
 from pykubelet.node.status import NodeReporter, ReportTiming
 from pykubelet.pods.table import PodTable
+from pykubelet.runtime.spec.collaborators import NodeAddresses
 from pykubelet.settings.settings import Settings
 from pykubelet.status.sender import StatusSender
 
@@ -78,6 +79,13 @@ def build(ctx: Context, edges: Edges, cluster: ClusterEdges, node: OwnNode, sour
 def _heartbeat_timeout(settings: Settings) -> float:
     node = settings.config.node
     return min(node.node_status_update_frequency, float(node.node_lease_duration_seconds))
+
+
+def container_addresses(ctx: Context, edges: Edges, own: OwnNode) -> NodeAddresses:
+    """Return the node's addresses for containers: without a Node the machine's, which statuses, as upstream, omit."""
+    if edges.cluster is not None or edges.host_network is None:
+        return own
+    return LocalAddresses(network=edges.host_network, node_ips=ctx.settings.node_ips, clock=ctx.clock)
 
 
 # --- shutdown
