@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
+from pykubelet.probes.manager import ProbeManager
 from pykubelet.signals import (
     ApiPodObserved,
     ContainerDied,
@@ -12,6 +13,8 @@ from pykubelet.signals import (
     InspectionRecovered,
     NodeRead,
     ObjectChanged,
+    PodStatusChanged,
+    ProbeResultChanged,
     VolumesMounted,
     VolumesUnmounted,
 )
@@ -33,6 +36,7 @@ def connect(
     volumes: VolumeManager,
     housekeeping: Housekeeping,
     statuses: StatusManager,
+    probes: ProbeManager,
     sender: StatusSender | None,
     pod_metrics: PodMetrics,
     cpus: PinningParts,
@@ -56,6 +60,8 @@ def connect(
     on(ContainerStarted, loop.container_started)
     on(ContainerStarted, cpus.container_started)
     on(InspectionRecovered, loop.inspection_recovered)
+    on(ProbeResultChanged, loop.probe_result_changed)
+    on(PodStatusChanged, lambda changed: probes.container_changed(changed.uid))
     on(ObjectChanged, object_changed)
     on(VolumesMounted, lambda mounted: workers.sync_now(mounted.uid))
     on(VolumesUnmounted, lambda unmounted: housekeeping.soon())
@@ -63,4 +69,4 @@ def connect(
     on(ApiPodObserved, api_pod_observed)
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:
-        statuses.listen(sender.changed)
+        on(PodStatusChanged, lambda changed: sender.changed(changed.uid))
