@@ -15,7 +15,7 @@ from typing import Final
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
 from pykubelet.cm.cpu_assignment import take_distributed, take_packed
-from pykubelet.cm.cpu_state import CpuState
+from pykubelet.cm.state import CpuState
 from pykubelet.cm.errors import NothingShared, NotWholeCores, PinningProblem, Refused
 from pykubelet.cm.metrics import PHYSICAL_CPU, UNCORE_CACHE, PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions

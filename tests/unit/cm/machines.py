@@ -7,7 +7,7 @@ from typing import Any
 
 from pykubelet.api.types import Container, Pod, ResourceRequirements
 from pykubelet.cm.cpu_manager import StaticCpus
-from pykubelet.cm.cpu_state import CpuState
+from pykubelet.cm.state import CpuState
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.kit.metrics import Registry

@@ -12,7 +12,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
 from pykubelet.cm.cpu_assignment import take_distributed, take_packed
 from pykubelet.cm.cpu_manager import StaticCpus, choose_cpus, reserved_cpus
-from pykubelet.cm.cpu_state import CpuState
+from pykubelet.cm.state import CpuState
 from pykubelet.cm.errors import NotAligned, NotEnoughCpus, Refused
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pykubelet.cm import cpu_state, memory_state
-from pykubelet.cm.cpu_state import CpuState
+from pykubelet.cm.state import CpuState
 from pykubelet.cm.errors import PinningProblem
-from pykubelet.cm.memory_state import MemoryBlock, MemoryState, MemoryTable, NodeMemory
+from pykubelet.cm.state import MemoryBlock, MemoryState, MemoryTable, NodeMemory
 from pykubelet.kit.go_text import fnv1a_32
 from tests.unit.cm.machines import cpus
 
