@@ -23,18 +23,25 @@ from tests.bed.cgroups import CgroupTree, cgroup_mounts
 
 from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec
 from pykubelet.clients.host.cgroup_stats import CgroupStats
+from pykubelet.clients.host.kernel_log import DeviceKernelLog
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.memory_alarms import KernelMemoryAlarms
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
+from pykubelet.context import Context
+from pykubelet.edges import GuardEdges
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.local_storage import StorageLimits
 from pykubelet.eviction.manager import EvictionManager, EvictionRules
-from pykubelet.eviction.pressure import SHORTEST, PressureBoard
+from pykubelet.eviction.pressure import SHORTEST
+from pykubelet.eviction.stats import EvictionStats
 from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Services
 from pykubelet.model.cgroup_names import parent_for_runtime
 from pykubelet.model.figures import NetworkFigures
+from pykubelet.model.life import LifeRecorder
 from pykubelet.model.runtime_status import (
     ContainerState,
     ContainerStatus,
@@ -43,12 +50,15 @@ from pykubelet.model.runtime_status import (
     PodRuntimeStatus,
     SandboxStatus,
 )
+from pykubelet.node.conditions import NodeConditions
 from pykubelet.settings.schema_resources import EvictionSettings
+from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
+from pykubelet.stats.build import Stats
 from pykubelet.stats.provider import StatsProvider, StatsSettings
-from pykubelet.stats.signals import EvictionFigures
-from pykubelet.stats.snapshot import GroupNames
+from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
+from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.wire import cri_pb2
 
 ROUNDS = 12
@@ -177,31 +187,24 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     make_groups(many, root)
     make_logs(many, paths)
     cgroups, host, clock = Populated(), OneInterface(), SystemClock()
-    names = GroupNames(root=root)
-    settings = StatsSettings(groups=names, fresh_for=0.0, disks_every=0.0)
-    provider = StatsProvider(
-        cgroups=cgroups, host=host, cri=many, pods=many, statuses=many, paths=paths, clock=clock, settings=settings
-    )
+    names = CgroupNames(root=root)
+    settings = StatsSettings(cgroups=names, fresh_for=0.0, disks_every=0.0)
+    guard = GuardEdges(cgroups=cgroups, host=host, kernel_log=DeviceKernelLog())
+    provider = StatsProvider(guard, cri=many, table=many, statuses=many, paths=paths, clock=clock, settings=settings)
     machine = read_machine()
+    volumes = VolumeFigures(meter=Nobody(), table=many, clock=clock, metrics=Registry())
+    stats = Stats(provider=provider, volumes=volumes, cgroups=names, services=Services())
     source = NodeStatsSource(
         provider=provider,
-        volumes=None,
+        volumes=stats.volumes,
         machine=machine,
         node_name="bench",
         version="bench",
         cpu_layout=host.cpu_layout(),
         disk_names=host.device_name,
     )
-    signals = EvictionFigures(
-        provider=provider,
-        volumes=None,
-        cgroups=cgroups,
-        host=host,
-        cri=many,
-        clock=clock,
-        memory_bytes=machine.memory_bytes,
-        pods_group=names.pods(),
-        root_dir=str(folder),
+    signals = EvictionStats(
+        stats, guard, cri=many, clock=clock, memory_bytes=machine.memory_bytes, root_dir=str(folder)
     )
 
     async def summary() -> bytes:
@@ -218,14 +221,17 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     costs["metrics/cadvisor gzip"], _ = await measured(zipped)
     costs["eviction signals"], _ = await measured(signals.node)
     costs["eviction ranking"], _ = await measured(lambda: signals.pods(disks=True))
-    costs[LOOK], _ = await measured(_watcher(many, signals, clock).look)
+    costs[LOOK], _ = await measured(_watcher(many, stats, signals, clock).synchronize)
     costs[LIMITS], _ = await measured(lambda: signals.files(many.uids()))
     print(f"{count} pods, {len(text.splitlines())} cadvisor lines, {len(text) / 1e6:.1f} MB")
     return costs
 
 
 class Nobody:
-    """No volumes, and nobody who would be evicted."""
+    """No volumes, and no pod that would be evicted."""
+
+    def __init__(self, many: ManyPods | None = None) -> None:
+        self.many = many or ManyPods(0)
 
     async def usage(self, pod: Pod, /) -> Sequence[Any]:
         return ()
@@ -236,29 +242,29 @@ class Nobody:
     async def cleaned_up(self, pod: Pod, *, within: float) -> bool:
         return True
 
-    def is_leaving(self, pod: Pod) -> bool:
-        return False
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None: ...
-
-    def node_event(self, kind: str, reason: str, message: str) -> None: ...
+    def candidates(self) -> list[Pod]:
+        return self.many.pods()
 
 
-def _watcher(many: ManyPods, signals: EvictionFigures, clock: SystemClock) -> EvictionManager:
+def _watcher(many: ManyPods, stats: Stats, signals: EvictionStats, clock: SystemClock) -> EvictionManager:
     """Eviction with the default thresholds; what it does when nothing is short."""
-    nobody = Nobody()
+    ctx = Context(
+        settings=Settings(),
+        node_name="bench",
+        clock=clock,
+        events=EventBroadcaster(clock=clock, node_name="bench"),
+        recorder=LifeRecorder(clock),
+        metrics=Registry(),
+    )
     return EvictionManager(
-        figures=signals,
-        storage=StorageLimits(volumes=nobody, uses=signals, clock=clock, period=0.0),
-        active=many.pods,
-        evictor=nobody,
+        ctx,
+        stats=signals,
+        storage=StorageLimits(volumes=stats.volumes, stats=signals, clock=clock, period=0.0),
+        evictor=Nobody(many),
         reclaimers={},
-        board=PressureBoard(),
+        conditions=NodeConditions(ctx.signals),
         alarms=KernelMemoryAlarms(),
         rules=EvictionRules(thresholds=eviction_thresholds(EvictionSettings()), groups={MEMORY: "/", ALLOCATABLE: "/"}),
-        events=nobody,
-        clock=clock,
-        metrics=Registry(),
     )
 
 

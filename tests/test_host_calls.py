@@ -61,18 +61,18 @@ ALLOWED = {
     "runtime/logs_rotate.py": ("_needs_look _size _rotate put_back", OWN_DISK),
     "runtime/logs_wake.py": ("wait", "an inotify descriptor that does not block"),
     "runtime/spec/builder.py": ("_hosts_file", OWN_DISK),
-    "server/channels.py": ("_tunnel_up _tunnel_down _from_caller _to_caller", NOT_A_FILE),
+    "server/relay.py": ("_tunnel_up _tunnel_down _from_caller _to_caller", NOT_A_FILE),
     "server/listeners.py": ("_open_local _has_ipv6 close take_lock _unlock", START),
     "server/pod_resources.py": ("run _listen", START),
     "server/pods.py": ("checkpoint", OWN_DISK),
-    "server/system_logs.py": ("open_below _listing", OWN_DISK),
+    "server/node_logs.py": ("open_below _listing", OWN_DISK),
 }
 """Functions whose calls on the loop are meant, each with the reason."""
 
 OTHER_THREADS = {
-    "server/debug.py": "the profiler watches the loop from a thread of its own, for as long as asked",
+    "server/introspection.py": "the profiler watches the loop from a thread of its own, for as long as asked",
     "kit/names.py": "look-ups by the same rules, each set apart: names of pods never take the threads of anything else",
-    "server/handshakes.py": "one thread computes the handshakes of strangers, in turn by address; it never waits",
+    "server/tls.py": "one thread computes the handshakes of strangers, in turn by address; it never waits",
 }
 
 DURABLE = {

@@ -17,11 +17,11 @@ MANAGERS = (
     "status",
     "probes",
     "cm",
-    "stats",
     "volumes",
     "runtime",
-    "eviction",
+    "stats",
     "node",
+    "eviction",
     "explain",
 )
 """In this order: each may import those before it."""

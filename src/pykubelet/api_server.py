@@ -218,6 +218,8 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
             attachments=attachments,
             trust=bundles.trust,
             certificates=bundles.certificates,
+            csi=storage.objects,
+            csi_node=storage.node,
         ),
         status_of=lambda pod: _status_of(api_pods, pod),
         services=Services(

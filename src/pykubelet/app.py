@@ -25,15 +25,17 @@ from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
 from pykubelet.events.broadcaster import EventBroadcaster
-from pykubelet.eviction.pressure import PressureBoard
+from pykubelet.eviction import build as eviction
 from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
-from pykubelet.node.build import NodeSources
+from pykubelet.node.build import NodeSources, build_shutdown
 from pykubelet.node.build import build as build_node
+from pykubelet.node.conditions import NodeConditions
+from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pleg.cache import PodStatusCache
@@ -47,14 +49,20 @@ from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.builder import PodSpecBuilder
+from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
+from pykubelet.server.build import Served
+from pykubelet.server.local import ShutdownRoutes
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeStatusChanged
 from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.remote import ApiSource
+from pykubelet.stats import build as stats
+from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
+from pykubelet.sync.evict import PodEnder, PodEvictor
 from pykubelet.sync.gate import AdmissionGate, RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import RuntimeBack, SyncLoop
@@ -64,19 +72,15 @@ from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
-from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.build import Volumes
+from pykubelet.volumes.build import build as build_volumes
 from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
 from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.certificates import certificate_services
-from pykubelet.wiring.eviction import GuardNeeds, guard_parts
-from pykubelet.wiring.local import LocalNeeds, local_routes
 from pykubelet.wiring.pinning import pinning_parts
 from pykubelet.wiring.plugins import PluginParts, plugin_parts
 from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
-from pykubelet.wiring.server import ServerNeeds, server_parts
-from pykubelet.wiring.shutdown import shutdown_parts
-from pykubelet.wiring.volumes import volume_rules
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +102,7 @@ class Node(Struct, kw_only=True):
     probes: ProbeManager
     housekeeping: Housekeeping
     pinning: PinningManager
+    volumes: Volumes
     extensions: PluginParts
     shutdown: ShutdownManager
     explainer: Explainer
@@ -122,12 +127,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
-    board, reasons = PressureBoard(), ReasonCache()
+    conditions, reasons = NodeConditions(ctx.signals), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
     pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
-    shutdown = shutdown_parts(settings, edges, table=table, events=events, metrics=metrics)
     api = (
         api_server.connect(ctx, edges.cluster, table)
         if edges.cluster is not None
@@ -143,26 +147,22 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         return extensions.with_devices(api.node_info(local))
 
     local = initial_info(settings, edges.machine, spec.allocatable)
+    volumes = build_volumes(
+        ctx,
+        edges,
+        replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
+        node=node_now,
+        supports_recursive_read_only=recursive_read_only,
+    )
     extensions = plugin_parts(
         edges,
         api,
-        node_name=node_name,
+        volumes=volumes,
         table=table,
         cache=cache,
         events=events,
         recorder=recorder,
         sources_ready=mux.all_ready,
-    )
-    volumes = VolumeManager(
-        more_plugins=extensions.volumes,
-        mounts=edges.mounts,
-        paths=edges.paths,
-        clock=clock,
-        events=events,
-        recorder=recorder,
-        metrics=metrics,
-        objects=replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
-        rules=volume_rules(settings, edges, spec, node=node_now, recursive_read_only=recursive_read_only),
     )
     pinning = pinning_parts(settings, edges, table=table, cache=cache, sources_ready=mux.all_ready)
     admission = AdmissionGate(
@@ -170,8 +170,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
         apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
         gates=settings.gates,
-        pressure=board.held,
-        shutting_down=shutdown.is_on,
+        pressure=conditions.pressures,
+        shutting_down=conditions.shutting_down,
         allocator=pinning.allocator,
     )
     held = resource_parts(
@@ -199,7 +199,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         node=spec,
         folders=edges.folders,
         images=cri,
-        volumes=volumes,
+        volumes=volumes.manager,
         references=api.references,
         events=events,
         addresses=told_addresses(settings, edges, api),
@@ -248,7 +248,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         look=pleg,
         maker=maker,
         statuses=statuses,
-        volumes=volumes,
+        volumes=volumes.manager,
         probes=probes,
         cgroups=held.cgroups,
         resizes=held.allocations,
@@ -303,8 +303,18 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.has_mounts)
+        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
 
+    shutdown = build_shutdown(
+        ctx,
+        edges,
+        conditions=conditions,
+        table=table,
+        ender=PodEnder(workers),
+        own=api.node,
+        sender=sender,
+        api_pods=api.pods.all if api.pods is not None else tuple,
+    )
     housekeeping = Housekeeping(
         sources=mux,
         table=table,
@@ -318,7 +328,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             maker,
             side.images.puller,
             image_volumes,
-            volumes,
+            volumes.manager,
             held.allocations,
             held.user_namespaces,
         ],
@@ -331,7 +341,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *extensions.chores,
         ],
         metrics=metrics,
-        has_mounts=volumes.has_mounts,
+        has_mounts=volumes.manager.has_mounts,
     )
 
     def finished(uid: str) -> None:
@@ -346,16 +356,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers.on_restart = statuses.begin_anew
     statuses.listen(probes.container_changed)
 
-    volumes.on_mounted = workers.sync_now
-    extensions.join(volumes, workers, pinning.manager, ctx)
-    volumes.on_released = lambda uid: housekeeping.soon()
-    board.on_change = lambda: ctx.signals.publish(NodeStatusChanged())
+    extensions.join(workers, pinning.manager, ctx)
     pleg.listen(loop.handle)
     pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
     pleg.listen(pinning.heard)
     results.listen(loop.probe_result)
-    shutdown.bind(workers, api, sender, ctx)
 
     def runtime_back() -> None:
         loop.handle(RuntimeBack())
@@ -365,24 +371,32 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     services = Services(
         sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         managers=[
-            *(*held.services, *shutdown.services, *extensions.managers, volumes, workers, probes, gc),
-            *(side.images.gc, log_rotation(settings, edges), housekeeping),
+            *(*held.services, *shutdown.services.managers, *extensions.managers, *volumes.services.managers),
+            *(workers, probes, gc, side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
         producers=[loop, *sources.services.producers, *extensions.finders],
     )
     services.add(api.services)
-    connect(ctx, loop=loop, workers=workers, volumes=volumes, statuses=statuses, sender=sender)
+    connect(
+        ctx,
+        loop=loop,
+        workers=workers,
+        volumes=volumes.manager,
+        housekeeping=housekeeping,
+        statuses=statuses,
+        sender=sender,
+    )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
         node_sources = NodeSources(
             runtime=runtime_state,
-            pressures=board.held,
+            pressures=conditions.pressures,
             devices=extensions.amounts,
             reset_extended=extensions.has_no_history,
-            volumes_in_use=volumes.volumes_in_use,
+            volumes_in_use=volumes.manager.volumes_in_use,
             volumes_reported=api.storage.attachments.reported,
             runtime_problems=pleg.problems,
-            other_problems=lambda: [*shutdown.manager.problems(), *csi.problems()],
+            other_problems=lambda: [*conditions.problems(), *csi.problems()],
         )
         reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
         ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
@@ -399,58 +413,54 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         statuses=statuses,
         cache=cache,
         reasons=reasons,
-        volumes=volumes,
+        volumes=volumes.manager,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
     if edges.guard is not None:
-        guard_needs = GuardNeeds(
-            table=table,
-            cache=cache,
-            volumes=volumes,
-            workers=workers,
+        usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, statuses=cache, volumes=volumes.manager)
+        evicting = eviction.build(
+            ctx,
+            edges,
+            edges.guard,
+            stats=usage,
+            conditions=conditions,
+            evictor=PodEvictor(ctx, workers=workers, table=table, active=held.allocations.active_pods),
             containers=gc,
             images=side.images.gc,
-            allocations=held.allocations,
-            spec=spec,
-            board=board,
-            events=events,
-            recorder=recorder,
-            metrics=metrics,
         )
-        guard = guard_parts(settings, edges, edges.guard, guard_needs)
-        services.managers += guard.services
+        oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table, statuses=cache)
+        services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
-        local_needs = LocalNeeds(
-            explainer=explainer,
-            table=table,
-            statuses=statuses,
-            events=events,
-            runtime=runtime_state,
-            pleg=pleg,
-            stopper=side.stopper,
-            started=started,
-            forgive=side.backoff.forget,
+        source = NodeStatsSource(
+            provider=usage.provider,
+            volumes=usage.volumes,
+            machine=edges.machine,
+            node_name=node_name,
+            version=settings.kubernetes_version,
+            cpu_layout=edges.serve.node_stats.cpu_layout(),
+            disk_names=edges.serve.node_stats.device_name,
         )
-        needs = ServerNeeds(
+        source.add_instruments(metrics, cgroup_version=edges.serve.cgroup_stats.version)
+        served = Served(
             table=table,
             statuses=statuses,
             cache=cache,
             pleg=pleg,
-            runtime=runtime_state,
+            runtime_state=runtime_state,
             probes=probes,
-            metrics=metrics,
-            provider=guard.provider,
-            volume_figures=guard.volumes,
-            started=started,
-            explain=explainer,
-            local_routes=[*local_routes(settings, edges, local_needs), *shutdown.routes],
-            active=table.active_pods,
+            stats=source,
+            explainer=explainer,
+            events=events,
+            stopper=side.stopper,
+            forget_crashes=side.backoff.forget,
             assigned=pinning.assigned(extensions.assigned()),
+            started=started,
         )
-        serving = server_parts(settings, edges, edges.serve, needs)
-        services.producers += serving.services
-        server = serving.server
+        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
+        serving = server_build.build(ctx, edges, edges.serve, served, shutdown_routes)
+        services.add(serving.services)
+        server = serving.node_server
     return Node(
         services=services,
         table=table,
@@ -466,6 +476,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         probes=probes,
         housekeeping=housekeeping,
         pinning=pinning.manager,
+        volumes=volumes,
         extensions=extensions,
         shutdown=shutdown.manager,
         explainer=explainer,

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
-from pykubelet.signals import ApiPodObserved, NodeRead, ObjectChanged
+from pykubelet.signals import (
+    ApiPodObserved,
+    CsiDriverRegistered,
+    NodeRead,
+    ObjectChanged,
+    VolumesMounted,
+    VolumesUnmounted,
+)
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender, uid_here
+from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
@@ -18,6 +26,7 @@ def connect(
     loop: SyncLoop,
     workers: PodWorkers,
     volumes: VolumeManager,
+    housekeeping: Housekeeping,
     statuses: StatusManager,
     sender: StatusSender | None,
 ) -> None:
@@ -36,6 +45,9 @@ def connect(
             sender.observed(observed.change)
 
     on(ObjectChanged, object_changed)
+    on(VolumesMounted, lambda mounted: workers.sync_now(mounted.uid))
+    on(VolumesUnmounted, lambda unmounted: housekeeping.soon())
+    on(CsiDriverRegistered, lambda registered: volumes.driver_registered(registered.name))
     on(ApiPodObserved, api_pod_observed)
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:

@@ -51,6 +51,20 @@ class NodeRead(PodSignal, frozen=True):
     """The Node was read anew for a pod that its labels would have kept out."""
 
 
+class VolumesMounted(PodSignal, frozen=True):
+    """The last missing volume of a pod was mounted while no sync waited for it."""
+
+
+class VolumesUnmounted(PodSignal, frozen=True):
+    """Nothing of a pod is mounted any more."""
+
+
+class CsiDriverRegistered(Signal, frozen=True):
+    """A CSI driver registered, for the first time or again."""
+
+    name: str
+
+
 class DeviceHealthChanged(PodSignal, frozen=True):
     """The health of a device that is allocated to the pod changed."""
 

@@ -7,6 +7,7 @@ at once: a real driver may forgive it, this one must not.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,23 @@ from pykubelet.api.types import (
     Secret,
     VolumeAttachment,
 )
-from pykubelet.clients.plugins.port import CsiNodeInfo, CsiUsage, CsiVolume
+from pykubelet.clients.plugins.port import CsiNodeInfo, CsiUsage, CsiVolume, Observe, unobserved
 from pykubelet.model.errors import PluginError
 from tests.fakes.fake_mounts import FakeMounts
 
 ALL = frozenset({"STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "EXPAND_VOLUME"})
+
+
+METHODS = {
+    "info": "NodeGetInfo",
+    "capabilities": "NodeGetCapabilities",
+    "stage": "NodeStageVolume",
+    "unstage": "NodeUnstageVolume",
+    "publish": "NodePublishVolume",
+    "unpublish": "NodeUnpublishVolume",
+    "expand": "NodeExpandVolume",
+    "usage": "NodeGetVolumeStats",
+}
 
 
 class NobodyToTell:
@@ -52,6 +65,14 @@ class FakeCsiDriver:
     hangs: set[str] = field(default_factory=set)
     device: str = "/dev/loop0"
     """What is published for block volumes."""
+
+    observe: Observe = unobserved
+
+    def connect(self, endpoint: Path, observe: Observe) -> FakeCsiDriver:
+        """The same driver as one caller sees it; what it remembers is shared."""
+        client = copy.copy(self)
+        client.observe = observe
+        return client
 
     async def info(self) -> CsiNodeInfo:
         await self._called("info")
@@ -126,15 +147,16 @@ class FakeCsiDriver:
             self.mounts.bind(path, path, read_only=False)
 
     async def _called(self, name: str, volume: str = "", work: object = None) -> None:
-        self.calls.append(f"{name} {volume}".strip())
-        if name in self.hangs:
-            await asyncio.Event().wait()
-        plan = next((plan for plan in self.plans if plan[0] == name), None)
-        if callable(work) and (plan is None or plan[2]):
-            work()
-        if plan is not None:
-            self.plans.remove(plan)
-            raise PluginError("as planned", code=plan[1], call=name, socket="/csi.sock")
+        with self.observe(METHODS[name]):
+            self.calls.append(f"{name} {volume}".strip())
+            if name in self.hangs:
+                await asyncio.Event().wait()
+            plan = next((plan for plan in self.plans if plan[0] == name), None)
+            if callable(work) and (plan is None or plan[2]):
+                work()
+            if plan is not None:
+                self.plans.remove(plan)
+                raise PluginError("as planned", code=plan[1], call=name, socket="/csi.sock")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pykubelet.api.types import LocalVolumeSource
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.kit.clock import SystemClock
 from pykubelet.volumes.errors import VolumesNotReady
-from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.plugins.disks import ScsiDisks
 from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import Node, pod_with

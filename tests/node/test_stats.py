@@ -18,14 +18,19 @@ from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
+from pykubelet.edges import GuardEdges
+from pykubelet.eviction.stats import EvictionStats
 from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.tasks import Services
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.stats.build import Stats
 from pykubelet.stats.provider import StatsProvider, StatsSettings
-from pykubelet.stats.signals import EvictionFigures
-from pykubelet.stats.snapshot import GroupNames
+from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
 from tests.bed.agent import NODE, BedAgent, bed_agent
 from tests.bed.runtime import BUSYBOX, BedContainerd
+from tests.fakes.fake_guard import FakeKernelLog
+from tests.unit.stats.making import no_volumes
 
 pytestmark = pytest.mark.node
 
@@ -107,35 +112,33 @@ class Looking:
         self.seen = Seen(cri)
         machine = read_machine()
         cgroups, host = CgroupStats(hugepage_sizes=machine.hugepage_sizes), NodeStats()
-        names = GroupNames(root=agent.cgroups.name)
+        names = CgroupNames(root=agent.cgroups.name)
+        guard = GuardEdges(cgroups=cgroups, host=host, kernel_log=FakeKernelLog())
         provider = StatsProvider(
-            cgroups=cgroups,
-            host=host,
+            guard,
             cri=cri,
-            pods=self.seen,
+            table=self.seen,
             statuses=self.seen,
             paths=NodePaths(root=agent.root, pod_logs=agent.pod_logs, container_logs=agent.folder / "links"),
             clock=self.clock,
-            settings=StatsSettings(groups=names, fresh_for=0.0, disks_every=0.0),
+            settings=StatsSettings(cgroups=names, fresh_for=0.0, disks_every=0.0),
         )
+        stats = Stats(provider=provider, volumes=no_volumes(self.clock), cgroups=names, services=Services())
         self.source = NodeStatsSource(
             provider=provider,
-            volumes=None,
+            volumes=stats.volumes,
             machine=machine,
             node_name=NODE,
             version="test",
             cpu_layout=host.cpu_layout(),
             disk_names=host.device_name,
         )
-        self.signals = EvictionFigures(
-            provider=provider,
-            volumes=None,
-            cgroups=cgroups,
-            host=host,
+        self.signals = EvictionStats(
+            stats,
+            guard,
             cri=cri,
             clock=self.clock,
             memory_bytes=machine.memory_bytes,
-            pods_group=names.pods(),
             root_dir=str(agent.root),
         )
 

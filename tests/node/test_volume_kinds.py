@@ -17,7 +17,7 @@ from pykubelet.clients.host.port import Counted
 from pykubelet.clients.host.quotas import FIRST_PROJECT, ProjectQuotas, project_of
 from pykubelet.kit.clock import SystemClock
 from pykubelet.volumes.errors import VolumesNotReady
-from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.plugins import fc
 from tests.builders import a_container
 from tests.unit.volumes.making import Node, a_volume, empty_dir, pod_with

@@ -11,7 +11,7 @@ import msgspec
 
 from pykubelet.api.types import Event, Node, Pod, PodStatus
 from pykubelet.model.pod import SOURCE_ANNOTATION
-from pykubelet.node.setters import is_ready
+from pykubelet.node.conditions import is_ready
 from tests.builders import a_pod
 from tests.fakes.fake_kube import FakeKube
 from tests.harness import NodeHarness

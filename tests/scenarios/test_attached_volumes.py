@@ -42,7 +42,7 @@ class Attached:
         self.node = ClusterHarness(folder)
         bed = Bed(self.node)
         self.driver = FakeCsiDriver(self.node.mounts)
-        self.node.plugins = msgspec.structs.replace(bed.node.plugins, csi=lambda socket: self.driver)
+        self.node.plugins = msgspec.structs.replace(bed.node.plugins, csi=self.driver.connect)
         self.add_objects()
 
     def add_objects(self) -> None:
@@ -74,7 +74,7 @@ class Attached:
     async def start(self) -> None:
         await self.node.start()
         await self.node.until(self.node.is_ready)
-        drivers = self.node.node.extensions.drivers
+        drivers = self.node.node.volumes.csi_drivers
         assert drivers is not None
         await drivers.register(EBS, Path("/ebs.sock"), ("1.0.0",))
 

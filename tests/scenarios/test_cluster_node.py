@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.api.types import Event, Lease, Node, Pod
-from pykubelet.node.setters import READY, find_condition
+from pykubelet.node.conditions import READY, find_condition
 from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node
 
 

@@ -7,22 +7,23 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pykubelet.api.types import Pod
-from pykubelet.eviction.local_storage import StorageLimits, Volumes, limits_disk
-from pykubelet.eviction.manager import EvictionManager, EvictionRules, Order
-from pykubelet.eviction.pressure import PressureBoard
+from pykubelet.eviction.local_storage import StorageLimits
+from pykubelet.eviction.manager import EvictionManager, EvictionOrder, EvictionRules
+from pykubelet.eviction.stats import NodeSignals, PodUse
 from pykubelet.kit.clock import LoopClock, SystemClock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.pod import name_of, uid_of
-from pykubelet.model.signals import NodeSignals, PodUse
+from pykubelet.model.pod_resources import limits_disk
+from pykubelet.node.conditions import NodeConditions
 from pykubelet.stats.volumes import VolumeFigures
 from pykubelet.volumes import usage
+from tests.builders import a_context
 from tests.unit.eviction.test_storage import Used
 from tests.unit.volumes.making import Node, empty_dir, pod_with
 
@@ -53,6 +54,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.evicted: list[str] = []
+        self.active: list[Pod] = []
 
     async def node(self) -> NodeSignals:
         return NodeSignals(
@@ -68,14 +70,14 @@ class Machine:
     async def files(self, uids: Collection[str], /) -> Mapping[str, PodUse]:
         return {}
 
-    async def evict(self, pod: Pod, order: Order) -> None:
+    async def evict(self, pod: Pod, order: EvictionOrder) -> None:
         self.evicted.append(name_of(pod))
 
     async def cleaned_up(self, pod: Pod, *, within: float) -> bool:
         return True
 
-    def is_leaving(self, pod: Pod) -> bool:
-        return name_of(pod) in self.evicted
+    def candidates(self) -> list[Pod]:
+        return [pod for pod in self.active if name_of(pod) not in self.evicted]
 
 
 class Pods:
@@ -100,20 +102,18 @@ def dead(doomed: Pod, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadServer]:
     server.answer()
 
 
-def a_manager(machine: Machine, figures: Volumes, pods: Pods, clock: SystemClock) -> EvictionManager:
-    events: Any = None  # nothing here runs short, so nothing is told
+def a_manager(machine: Machine, volumes: VolumeFigures, pods: Pods, clock: SystemClock) -> EvictionManager:
+    machine.active = pods.pods()
+    ctx = a_context(clock=clock)
     return EvictionManager(
-        figures=machine,
-        storage=StorageLimits(volumes=figures, uses=machine, clock=clock, period=0.0),
-        active=pods.pods,
+        ctx,
+        stats=machine,
+        storage=StorageLimits(volumes=volumes, stats=machine, clock=clock, period=0.0),
         evictor=machine,
         reclaimers={},
-        board=PressureBoard(),
+        conditions=NodeConditions(ctx.signals),
         alarms=None,
         rules=EvictionRules(),
-        events=events,
-        clock=clock,
-        metrics=Registry(),
     )
 
 
@@ -139,7 +139,7 @@ async def test_pods_over_a_limit_whose_volumes_hang_do_not_add_up() -> None:
     pods = Pods(*(pod_with(empty_dir("tmp", size_limit="1Mi"), name=f"p{number}") for number in range(20)))
     machine = SlowToGive()
     began = clock.monotonic()
-    await a_manager(machine, AllFull(), pods, clock).look()
+    await a_manager(machine, AllFull(), pods, clock).synchronize()
     assert len(machine.evicted) == 20 and clock.monotonic() - began <= 31
 
 
@@ -154,16 +154,16 @@ async def test_eviction_goes_on_while_a_pods_volume_hangs(tmp_path: Path, doomed
             await volumes.wait_mounted(pod)
         Path(volumes.path_of(greedy, "data") or "", "file").write_bytes(b"x" * 256 * KIB)
         figures = VolumeFigures(
-            meter=volumes, pods=pods, clock=clock, metrics=Registry(), period=60, is_limited=limits_disk
+            meter=volumes, table=pods, clock=clock, metrics=Registry(), period=60, is_limited=limits_disk
         )
         eviction = a_manager(machine, figures, pods, clock)
         async with running(figures):
             while not machine.evicted:
-                await eviction.look()
+                await eviction.synchronize()
                 await asyncio.sleep(0.01)
             assert machine.evicted == ["greedy"]
             for _ in range(20):
-                await eviction.look()
+                await eviction.synchronize()
             while not host_calls.stuck(uid_of(doomed)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             began = clock.monotonic()

@@ -63,7 +63,7 @@ class Bed:
 
         self.node.plugins = PluginEdges(
             registrations=Nobody(),
-            csi=lambda socket: FakeCsiDriver(self.node.mounts),
+            csi=lambda socket, observe: FakeCsiDriver(self.node.mounts).connect(socket, observe),
             devices=lambda socket: self.plugin,
             read_handed=lambda data: Handed(wire=data),
             dra=lambda socket, version: self.driver,

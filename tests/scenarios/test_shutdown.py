@@ -11,7 +11,7 @@ import pytest
 
 from pykubelet.api.types import OwnerReference
 from pykubelet.model.reasons import DISRUPTION_TARGET
-from pykubelet.node.setters import READY, find_condition
+from pykubelet.node.conditions import READY, find_condition
 from pykubelet.node.shutdown import two_turns
 from tests.builders import a_pod
 from tests.fakes.fake_cri_values import Behaviour

@@ -15,7 +15,7 @@ from pykubelet.kit.tasks import TaskSet, cancel_and_wait
 from pykubelet.volumes.csi import plugin
 from pykubelet.volumes.csi.records import read_record
 from pykubelet.volumes.errors import VolumesNotReady
-from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.objects import VolumeRules
 from tests.fakes.fake_mounts import FakeMounts
 from tests.unit.volumes.making import Node, a_config, a_secret, config_volume, empty_dir, pod_with, secret_volume
 from tests.unit.volumes.test_csi import Bed

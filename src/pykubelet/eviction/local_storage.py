@@ -7,40 +7,36 @@ keep the node from evicting. Messages are upstream's, the explanation (`why`) is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
+from pykubelet.eviction.stats import EvictionStats, PodUse
 from pykubelet.kit.clock import Clock
 from pykubelet.model.pod import is_critical, uid_of
-from pykubelet.model.pod_resources import EPHEMERAL_STORAGE, pod_limits
-from pykubelet.model.signals import PodUse
+from pykubelet.model.pod_resources import (
+    container_storage_limits,
+    empty_dir_limits,
+    limits_disk,
+    limits_storage,
+    storage_limit,
+)
+from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.volumes.usage import VolumeUsage
 
 PERIOD: Final = 10.0
-
-
-class PodVolumes(Protocol):
-    @property
-    def volumes(self) -> Sequence[VolumeUse]: ...
-
-
-class Volumes(Protocol):
-    def of_pod(self, uid: str, /) -> PodVolumes | None:
-        """The latest figures of its volumes; somebody else measures them all the time."""
-        ...
-
-
-class PodUses(Protocol):
-    async def files(self, uids: Collection[str], /) -> Mapping[str, PodUse]: ...
+EMPTY_DIR_LIMIT: Final = "emptydirfs.limit"
+POD_LIMIT: Final = "ephemeralpodfs.limit"
+CONTAINER_LIMIT: Final = "ephemeralcontainerfs.limit"
 
 
 class StorageLimits:
-    def __init__(self, *, volumes: Volumes, uses: PodUses, clock: Clock, period: float = PERIOD) -> None:
+    def __init__(self, *, stats: EvictionStats, volumes: VolumeFigures, clock: Clock, period: float = PERIOD) -> None:
         self._volumes = volumes
-        self._uses = uses
+        self._stats = stats
         self._clock = clock
         self._period = period
         self._next = 0.0
@@ -58,7 +54,7 @@ class StorageLimits:
         if not limited:
             return []
         counted = {str(uid_of(pod)) for pod in limited if limits_storage(pod)}
-        uses = await self._uses.files(counted) if counted else {}
+        uses = await self._stats.files(counted) if counted else {}
         found = []
         for pod in limited:
             known = self._volumes.of_pod(uid_of(pod))
@@ -69,20 +65,6 @@ class StorageLimits:
         return found
 
 
-EMPTY_DIR_LIMIT: Final = "emptydirfs.limit"
-POD_LIMIT: Final = "ephemeralpodfs.limit"
-CONTAINER_LIMIT: Final = "ephemeralcontainerfs.limit"
-
-
-class VolumeUse(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def used_bytes(self) -> int: ...
-    @property
-    def on_node_disk(self) -> bool: ...
-
-
 class Breach(Struct, frozen=True, kw_only=True):
     signal: str
     """What metrics call it."""
@@ -90,43 +72,7 @@ class Breach(Struct, frozen=True, kw_only=True):
     why: str
 
 
-def empty_dir_limits(pod: Pod) -> dict[str, Quantity]:
-    """By volume; no limit and a limit of nothing are the same."""
-    found = {}
-    for volume in pod.spec.volumes:
-        if volume.empty_dir is not None and volume.empty_dir.size_limit is not None:
-            limit = Quantity.parse(volume.empty_dir.size_limit)
-            if limit > Quantity.of(0):
-                found[volume.name or ""] = limit
-    return found
-
-
-def container_limits(pod: Pod) -> dict[str, Quantity]:
-    found = {}
-    for container in pod.spec.containers:
-        amount = container.resources.limits.get(EPHEMERAL_STORAGE) if container.resources is not None else None
-        if amount is not None and (limit := Quantity.parse(amount)).value() != 0:
-            found[container.name or ""] = limit
-    return found
-
-
-def total_limit(pod: Pod) -> Quantity | None:
-    return pod_limits(pod).get(EPHEMERAL_STORAGE)
-
-
-def limits_volumes(pod: Pod) -> bool:
-    return bool(empty_dir_limits(pod))
-
-
-def limits_storage(pod: Pod) -> bool:
-    return total_limit(pod) is not None or bool(container_limits(pod))
-
-
-def limits_disk(pod: Pod) -> bool:
-    return limits_volumes(pod) or limits_storage(pod)
-
-
-def breach(pod: Pod, volumes: Sequence[VolumeUse], use: PodUse | None, *, layers_apart: bool) -> Breach | None:
+def breach(pod: Pod, volumes: Sequence[VolumeUsage], use: PodUse | None, *, layers_apart: bool) -> Breach | None:
     """The first limit the pod is over. `layers_apart`: writable layers are on another disk and do not count for
     their container. Without `use` only volumes are judged."""
     over = _empty_dirs(pod, volumes)
@@ -135,7 +81,7 @@ def breach(pod: Pod, volumes: Sequence[VolumeUse], use: PodUse | None, *, layers
     return over
 
 
-def _empty_dirs(pod: Pod, volumes: Sequence[VolumeUse]) -> Breach | None:
+def _empty_dirs(pod: Pod, volumes: Sequence[VolumeUsage]) -> Breach | None:
     used = {each.name: each.used_bytes for each in volumes}
     for name, limit in empty_dir_limits(pod).items():
         if Quantity.of_bytes(used.get(name, 0)) > limit:
@@ -147,8 +93,8 @@ def _empty_dirs(pod: Pod, volumes: Sequence[VolumeUse]) -> Breach | None:
     return None
 
 
-def _total(pod: Pod, volumes: Sequence[VolumeUse], use: PodUse) -> Breach | None:
-    limit = total_limit(pod)
+def _total(pod: Pod, volumes: Sequence[VolumeUsage], use: PodUse) -> Breach | None:
+    limit = storage_limit(pod)
     if limit is None:
         return None
     parts = {
@@ -168,7 +114,7 @@ def _total(pod: Pod, volumes: Sequence[VolumeUse], use: PodUse) -> Breach | None
 
 
 def _containers(pod: Pod, use: PodUse, *, layers_apart: bool) -> Breach | None:
-    for name, limit in container_limits(pod).items():
+    for name, limit in container_storage_limits(pod).items():
         found = use.containers.get(name)
         if found is None:
             continue

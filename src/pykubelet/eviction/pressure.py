@@ -1,4 +1,4 @@
-"""The node's pressure conditions, when to check the node again, and the kernel's memory notifications.
+"""When to check the node for pressure again, and the kernel's memory notifications.
 
 The nearer a signal is to its threshold the sooner the next check: the pause is the time in which the distance could be
 used up at a rate no ordinary program reaches, at least one second and at most ten.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm, MemoryAlarms
+from pykubelet.eviction.stats import MemorySignal, NodeSignals
 from pykubelet.eviction.thresholds import (
     ALLOCATABLE,
     INODE_SIGNALS,
@@ -21,25 +22,9 @@ from pykubelet.eviction.thresholds import (
     observe,
     value_of,
 )
-from pykubelet.model.signals import MemorySignal, NodeSignals
 from pykubelet.settings.thresholds import Threshold
 
 logger = logging.getLogger(__name__)
-
-
-class PressureBoard:
-    def __init__(self) -> None:
-        self._held: tuple[str, ...] = ()
-        self.on_change: Callable[[], None] = lambda: None
-
-    def held(self) -> tuple[str, ...]:
-        """Such as MemoryPressure; sorted."""
-        return self._held
-
-    def set(self, conditions: tuple[str, ...]) -> None:
-        if conditions != self._held:
-            self._held = conditions
-            self.on_change()
 
 
 SHORTEST: Final = 1.0
@@ -59,7 +44,7 @@ def rate_of(signal: str) -> int:
     return INODE_RATE if signal in INODE_SIGNALS else DISK_RATE
 
 
-def next_look(thresholds: Sequence[Threshold], seen: Observations) -> float:
+def next_check(thresholds: Sequence[Threshold], seen: Observations) -> float:
     """Seconds; thresholds that are met already do not hurry anybody, acting on them has its own pace."""
     pause = LONGEST
     for each in thresholds:

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
+from pykubelet.eviction.stats import ContainerUse, PodUse
 from pykubelet.eviction.thresholds import (
     INODE_SIGNALS,
     MEMORY_SIGNALS,
@@ -28,7 +29,6 @@ from pykubelet.eviction.thresholds import (
 )
 from pykubelet.model.pod import is_critical, name_of, readable, uid_of
 from pykubelet.model.pod_resources import EPHEMERAL_STORAGE, MEMORY, has_pod_level_resources, pod_requests
-from pykubelet.model.signals import ContainerUse, PodUse
 from pykubelet.settings.thresholds import Threshold
 
 
@@ -105,15 +105,15 @@ OFFENDING_POD_USAGE = "offending_pod_usage"
 STARVED = "starved_resource"
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class EvictionText(Struct, frozen=True, kw_only=True):
     message: str
-    """Status and condition."""
+    """For status and condition."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
-    """Our own words, for the event and for explain."""
+    """Our explanation, for the event and for `explain`."""
 
 
-def pod_message(resource: str, chosen: Candidate, due: Sequence[Threshold], seen: Observations) -> Told:
+def pod_message(resource: str, chosen: Candidate, due: Sequence[Threshold], seen: Observations) -> EvictionText:
     """Upstream's part. `due` are the thresholds that are being acted upon."""
     text = f"The node was low on resource: {resource}. "
     for each in due:
@@ -124,7 +124,7 @@ def pod_message(resource: str, chosen: Candidate, due: Sequence[Threshold], seen
             )
             break
     if chosen.use is None:
-        return Told(message=text)
+        return EvictionText(message=text)
     annotations: dict[str, str] = {}
     pod = chosen.pod
     whole = pod.spec.resources.requests.get(MEMORY) if pod.spec.resources is not None else None
@@ -138,7 +138,7 @@ def pod_message(resource: str, chosen: Candidate, due: Sequence[Threshold], seen
     annotations[OFFENDERS] = ",".join(name for name, _, _ in offenders)
     annotations[OFFENDERS_USAGE] = ",".join(usage for _, usage, _ in offenders)
     annotations[STARVED] = resource
-    return Told(message=text, annotations=annotations)
+    return EvictionText(message=text, annotations=annotations)
 
 
 def _larger(kind: str, name: str, usage: str, request: str, resource: str) -> str:

@@ -15,8 +15,9 @@ from typing import Final
 from msgspec import Struct, field
 
 from pykubelet.api.quantity import Format, Quantity
+from pykubelet.eviction.stats import MemorySignal, NodeSignals
 from pykubelet.model.figures import FsFigures
-from pykubelet.model.signals import MemorySignal, NodeSignals
+from pykubelet.node.conditions import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from pykubelet.settings.thresholds import Threshold
 
 MEMORY: Final = "memory.available"
@@ -46,7 +47,7 @@ RESOURCE: Final[Mapping[str, str]] = {
     PIDS: "pids",
 }
 CONDITION: Final[Mapping[str, str]] = {
-    signal: "MemoryPressure" if signal in MEMORY_SIGNALS else "PIDPressure" if signal == PIDS else "DiskPressure"
+    signal: MEMORY_PRESSURE if signal in MEMORY_SIGNALS else PID_PRESSURE if signal == PIDS else DISK_PRESSURE
     for signal in RESOURCE
 }
 

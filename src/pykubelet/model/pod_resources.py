@@ -192,3 +192,45 @@ def _held(
 def _resize_is_infeasible(pod: Pod) -> bool:
     condition = next((each for each in pod.status.conditions if each.type == RESIZE_PENDING), None)
     return condition is not None and condition.reason == "Infeasible"
+
+
+# -- local storage
+
+
+def empty_dir_limits(pod: Pod) -> dict[str, Quantity]:
+    """Return emptyDir size limits by volume; a limit of 0 is none."""
+    found = {}
+    for volume in pod.spec.volumes:
+        if volume.empty_dir is not None and volume.empty_dir.size_limit is not None:
+            limit = Quantity.parse(volume.empty_dir.size_limit)
+            if limit > Quantity.of(0):
+                found[volume.name or ""] = limit
+    return found
+
+
+def container_storage_limits(pod: Pod) -> dict[str, Quantity]:
+    """Return limits on ephemeral-storage by container."""
+    found = {}
+    for container in pod.spec.containers:
+        amount = container.resources.limits.get(EPHEMERAL_STORAGE) if container.resources is not None else None
+        if amount is not None and (limit := Quantity.parse(amount)).value() != 0:
+            found[container.name or ""] = limit
+    return found
+
+
+def storage_limit(pod: Pod) -> Quantity | None:
+    """Return the limit on ephemeral-storage of the whole pod."""
+    return pod_limits(pod).get(EPHEMERAL_STORAGE)
+
+
+def limits_volumes(pod: Pod) -> bool:
+    return bool(empty_dir_limits(pod))
+
+
+def limits_storage(pod: Pod) -> bool:
+    return storage_limit(pod) is not None or bool(container_storage_limits(pod))
+
+
+def limits_disk(pod: Pod) -> bool:
+    """Whether the pod has any limit on local storage."""
+    return limits_volumes(pod) or limits_storage(pod)

@@ -12,21 +12,23 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
-from pykubelet.api.types import Pod
-from pykubelet.clients.host.port import AlarmRefused, CgroupReader, KernelLog, MemoryAlarm, MemoryAlarms
-from pykubelet.kit.clock import Clock
+from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm
+from pykubelet.context import Context
+from pykubelet.edges import GuardEdges
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.life import Step
 from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
-from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.model.runtime_status import ContainerState
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pods.table import PodTable
+from pykubelet.stats.snapshot import CgroupNames
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +42,6 @@ QUIET: Final = 5.0
 """Seconds for which further kills in one container are only counted."""
 
 
-class KnownPods(Protocol):
-    def pod(self, uid: str) -> Pod | None: ...
-
-    def pods(self) -> list[Pod]: ...
-
-
-class Statuses(Protocol):
-    def uids(self) -> tuple[str, ...]: ...
-
-    def last_known(self, uid: str) -> PodRuntimeStatus: ...
-
-
 class Victim(Struct, frozen=True, kw_only=True):
     """The container a killed process was in."""
 
@@ -60,40 +50,23 @@ class Victim(Struct, frozen=True, kw_only=True):
     id: str
 
 
-class OwnScore(Struct, frozen=True, kw_only=True):
-    wanted: int
-    set: Callable[[int], None]
-
-
 class OomWatcher:
     name = "oom watcher"
 
     def __init__(
-        self,
-        *,
-        log: KernelLog,
-        alarms: MemoryAlarms | None,
-        groups: CgroupReader,
-        pods_group: str,
-        group_of: Callable[[Pod], str | None],
-        pods: KnownPods,
-        statuses: Statuses,
-        events: EventSink,
-        recorder: LifeRecorder,
-        clock: Clock,
-        own: OwnScore | None = None,
+        self, ctx: Context, guard: GuardEdges, *, cgroups: CgroupNames, table: PodTable, statuses: PodStatusCache
     ) -> None:
-        self._log = log
-        self._alarms = alarms
-        self._groups = groups
-        self._pods_group = pods_group
-        self._group_of = group_of
-        self._pods = pods
+        self._log = guard.kernel_log
+        self._alarms = guard.alarms
+        self._cgroups = guard.cgroups
+        self._set_score = guard.set_oom_score
+        self._score = ctx.settings.config.node.oom_score_adj
+        self._names = cgroups
+        self._table = table
         self._statuses = statuses
-        self._events = events
-        self._recorder = recorder
-        self._clock = clock
-        self._own = own
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._clock = ctx.clock
         self._reader = KillReader()
         self._counts: dict[str, int] = {}
         self._news: list[tuple[Victim, int, str]] = []
@@ -118,14 +91,14 @@ class OomWatcher:
                 end()
 
     def _protect(self) -> None:
-        if self._own is None:
+        if self._set_score is None:
             return
         try:
-            self._own.set(self._own.wanted)
+            self._set_score(self._score)
         except AlarmRefused as error:
             logger.warning(
                 "the agent cannot be kept from being killed when memory is out (oomScoreAdj)",
-                extra={"wanted": self._own.wanted, "error": str(error)},
+                extra={"wanted": self._score, "error": str(error)},
             )
 
     # --- from the kernel's log ------------------------------------------------------------------
@@ -150,7 +123,7 @@ class OomWatcher:
         self._tell(victim, f"process {kill.process} (pid {kill.pid})", whose_limit(kill, victim), kill.group)
 
     def _tell(self, victim: Victim, process: str, limit: str, group: str) -> None:
-        pod = self._pods.pod(victim.uid)
+        pod = self._table.pod(victim.uid)
         if pod is None:
             return
         last, kept_back = self._told.get(victim.id, (float("-inf"), 0))
@@ -177,7 +150,7 @@ class OomWatcher:
     def _lives_on(self, victim: Victim, group: str) -> bool:
         seen = self._statuses.last_known(victim.uid)
         runs = any(each.id == victim.id and each.state is ContainerState.RUNNING for each in seen.containers)
-        return runs and (bool(self._groups.processes(group)) if self._groups.exists(group) else not group)
+        return runs and (bool(self._cgroups.processes(group)) if self._cgroups.exists(group) else not group)
 
     # --- from counters --------------------------------------------------------------------------
 
@@ -206,7 +179,7 @@ class OomWatcher:
         if self._alarms is None:
             return None
         try:
-            return self._alarms.watch(self._pods_group, 1 << 62, wake)
+            return self._alarms.watch(self._names.pods(), 1 << 62, wake)
         except AlarmRefused:
             return None
 
@@ -215,7 +188,7 @@ class OomWatcher:
         self._news = []
         counts: dict[str, int] = {}
         for victim, group in self._running_groups():
-            now = self._groups.oom_kills(group)
+            now = self._cgroups.oom_kills(group)
             if now is None:
                 continue
             counts[victim.id] = now
@@ -225,19 +198,19 @@ class OomWatcher:
 
     def _running_groups(self) -> Sequence[tuple[Victim, str]]:
         found = []
-        for pod in self._pods.pods():
-            parent = self._group_of(pod)
+        for pod in self._table.pods():
+            parent = self._names.pod(pod)
             uid = pod.metadata.uid or ""
             if parent is None:
                 continue
             for each in self._statuses.last_known(uid).running():
-                group = self._groups.locate(parent, each.id)
+                group = self._cgroups.locate(parent, each.id)
                 if group is not None:
                     found.append((Victim(uid=uid, container=each.name, id=each.id), group))
         return found
 
 
-def find_victim(group: str, statuses: Statuses) -> Victim | None:
+def find_victim(group: str, statuses: PodStatusCache) -> Victim | None:
     """The container whose id the path of the group holds; None for groups that are no container's."""
     for uid in statuses.uids():
         for each in statuses.last_known(uid).containers:

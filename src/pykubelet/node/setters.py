@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Final
 
 import msgspec
 
@@ -18,7 +16,6 @@ from pykubelet.api.types import (
     ContainerImage,
     DaemonEndpoint,
     NodeAddress,
-    NodeCondition,
     NodeDaemonEndpoints,
     NodeFeatures,
     NodeRuntimeHandler,
@@ -30,41 +27,9 @@ from pykubelet.api.types import (
 )
 from pykubelet.clients.host.port import Machine
 from pykubelet.cm.capacity import NO_DEVICES, DeviceAmounts, allocatable, with_devices
-from pykubelet.kit.clock import utc
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import RuntimeHandler
-
-MEMORY_PRESSURE: Final = "MemoryPressure"
-DISK_PRESSURE: Final = "DiskPressure"
-PID_PRESSURE: Final = "PIDPressure"
-READY: Final = "Ready"
-
-TRUE: Final = "True"
-FALSE: Final = "False"
-
-
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """Reason, message and event of a pressure while it holds and while it does not."""
-
-    on: tuple[str, str, str]
-    off: tuple[str, str, str]
-
-
-PRESSURES: Final[Mapping[str, _Words]] = {
-    MEMORY_PRESSURE: _Words(
-        ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available", "NodeHasInsufficientMemory"),
-        ("KubeletHasSufficientMemory", "kubelet has sufficient memory available", "NodeHasSufficientMemory"),
-    ),
-    DISK_PRESSURE: _Words(
-        ("KubeletHasDiskPressure", "kubelet has disk pressure", "NodeHasDiskPressure"),
-        ("KubeletHasNoDiskPressure", "kubelet has no disk pressure", "NodeHasNoDiskPressure"),
-    ),
-    PID_PRESSURE: _Words(
-        ("KubeletHasInsufficientPID", "kubelet has insufficient PID available", "NodeHasInsufficientPID"),
-        ("KubeletHasSufficientPID", "kubelet has sufficient PID available", "NodeHasSufficientPID"),
-    ),
-}
+from pykubelet.node.conditions import PRESSURES, READY, TRUE, conditions, find_condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +78,7 @@ def node_status(old: NodeStatus, facts: NodeFacts) -> NodeStatus:
         runtime_handlers=runtime_handlers(facts.handlers),
         features=node_features(facts.supplemental_groups_policy),
         declared_features=sorted(facts.declared_features),
-        conditions=conditions(old.conditions, facts),
+        conditions=conditions(old.conditions, facts.pressures, facts.problems, facts.now),
         volumes_in_use=old.volumes_in_use if facts.volumes_in_use is None else sorted(set(facts.volumes_in_use)),
     )
 
@@ -162,53 +127,6 @@ def runtime_handlers(handlers: Iterable[RuntimeHandler]) -> list[NodeRuntimeHand
     ]
 
 
-# -- conditions
-
-
-def conditions(old: Sequence[NodeCondition], facts: NodeFacts) -> list[NodeCondition]:
-    """The four conditions of this agent, in place where the Node has them already, among those of others."""
-    made = {kind: pressure_condition(kind, kind in facts.pressures) for kind in PRESSURES}
-    made[READY] = ready_condition(facts.problems)
-    now = utc(facts.now)
-    for kind, condition in made.items():
-        before = find_condition(old, kind)
-        _stamp(condition, before, now)
-    kept = [made.pop(condition.type, condition) if condition.type else condition for condition in old]
-    return [*kept, *made.values()]
-
-
-def _stamp(condition: NodeCondition, before: NodeCondition | None, now: datetime) -> None:
-    same = before is not None and before.status == condition.status
-    condition.last_heartbeat_time = now
-    condition.last_transition_time = before.last_transition_time if before is not None and same else now
-
-
-def pressure_condition(kind: str, present: bool) -> NodeCondition:
-    reason, message, _ = PRESSURES[kind].on if present else PRESSURES[kind].off
-    return NodeCondition(type=kind, status=TRUE if present else FALSE, reason=reason, message=message)
-
-
-def ready_condition(problems: Sequence[str]) -> NodeCondition:
-    if problems:
-        return NodeCondition(type=READY, status=FALSE, reason="KubeletNotReady", message=joined(problems))
-    return NodeCondition(type=READY, status=TRUE, reason="KubeletReady", message="kubelet is posting ready status")
-
-
-def joined(problems: Sequence[str]) -> str:
-    """One problem as it is, several as `[a, b]`, none twice."""
-    distinct = list(dict.fromkeys(problems))
-    return distinct[0] if len(distinct) == 1 else f"[{', '.join(distinct)}]"
-
-
-def find_condition(known: Iterable[NodeCondition], kind: str) -> NodeCondition | None:
-    return next((condition for condition in known if condition.type == kind), None)
-
-
-def is_ready(status: NodeStatus) -> bool:
-    ready = find_condition(status.conditions, READY)
-    return ready is not None and ready.status == TRUE
-
-
 # -- what a change means
 
 
@@ -228,10 +146,10 @@ def transitions(name: str, old: NodeStatus, new: NodeStatus) -> list[Transition]
     booted = new.node_info.boot_id if new.node_info is not None else ""
     if boot and booted and boot != booted:
         found.append(Transition(WARNING, "Rebooted", f"Node {name} has been rebooted, boot id: {booted}"))
-    for kind, words in PRESSURES.items():
+    for kind, texts in PRESSURES.items():
         before, after = find_condition(old.conditions, kind), find_condition(new.conditions, kind)
         if after is not None and (before is None or before.status != after.status):
-            found.append(now_is(name, words.on[2] if after.status == TRUE else words.off[2]))
+            found.append(now_is(name, texts.on[2] if after.status == TRUE else texts.off[2]))
     before, after = find_condition(old.conditions, READY), find_condition(new.conditions, READY)
     if before is not None and after is not None and before.status != after.status:
         found.append(now_is(name, "NodeReady" if after.status == TRUE else "NodeNotReady"))

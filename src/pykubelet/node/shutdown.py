@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,12 +20,11 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.kube.port import KubeClient
-from pykubelet.kit.clock import Clock
+from pykubelet.context import Context
 from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.disruption import mark_disrupted
 from pykubelet.model.errors import ApiConflict, ApiNotFound
-from pykubelet.model.events import EventSink
 from pykubelet.model.pod import (
     deletion_requested,
     is_mirror,
@@ -37,7 +36,12 @@ from pykubelet.model.pod import (
     uid_of,
 )
 from pykubelet.model.reasons import NORMAL
+from pykubelet.node.conditions import NodeConditions, is_ready
+from pykubelet.node.own_node import OwnNode
+from pykubelet.pods.record import StatusChange
+from pykubelet.pods.table import PodTable
 from pykubelet.settings.schema_resources import ShutdownSettings
+from pykubelet.status.sender import StatusSender
 
 logger = logging.getLogger(__name__)
 
@@ -168,33 +172,18 @@ def _seconds(text: object) -> float:
 
 REASON, MESSAGE = "Terminated", "Pod was terminated in response to imminent node shutdown."
 EVENT = "Shutdown"
-NOT_READY = "node is shutting down"
 LOOK_EVERY = 0.05
 
-MarkStatus = Callable[[PodStatus], None]
 
+class PodEnder(Protocol):
+    """Orders to the pods' workers; both return at once."""
 
-class RunningPods(Protocol):
-    """What the sequence needs of the pods' workers."""
-
-    def active(self) -> Sequence[Pod]:
-        """Pods that are not over yet."""
+    def end(self, pod: Pod, grace: int, mark: StatusChange) -> None:
+        """Begin to stop a pod."""
         ...
 
-    def end(self, pod: Pod, grace: int, mark: MarkStatus) -> None:
-        """Begin to stop a pod; returns at once."""
-        ...
-
-    def again(self, pod: Pod) -> None:
-        """Start a pod anew if nobody else would."""
-        ...
-
-    def is_over(self, uid: str) -> bool:
-        """Whether nothing of it is left: containers, volumes, cgroup."""
-        ...
-
-    def is_stopped(self, uid: str) -> bool:
-        """Whether none of its containers runs."""
+    def restart(self, pod: Pod) -> None:
+        """Start the pod again unless its controller creates another one."""
         ...
 
 
@@ -210,50 +199,45 @@ class ShutdownOutcome(Struct, frozen=True, kw_only=True):
 class ShutdownManager:
     def __init__(
         self,
+        ctx: Context,
         *,
-        pods: RunningPods,
+        table: PodTable,
+        ender: PodEnder,
         record: ShutdownRecord,
-        events: EventSink,
-        clock: Clock,
-        tell_node: Callable[[], None] = lambda: None,
-        node_told: Callable[[], bool] = lambda: True,
-        untold: Callable[[Collection[str]], Collection[str]] = lambda uids: (),
+        conditions: NodeConditions,
+        own: OwnNode,
+        sender: StatusSender | None = None,
     ) -> None:
-        """`tell_node`: the Node's status has changed; `node_told`: the API server shows it as not ready.
-        `untold`: which pods' statuses the API server lacks."""
-        self._pods = pods
+        """`sender` is None on a node without an API server; `own` is never known there."""
+        self._table = table
+        self._ender = ender
         self._record = record
-        self._events = events
-        self._clock = clock
-        self._tell_node = tell_node
-        self._node_told = node_told
-        self._untold = untold
-        self._shutting_down = False
+        self._conditions = conditions
+        self._own = own
+        self._sender = sender
+        self._events = ctx.events
+        self._clock = ctx.clock
         self._ended: dict[str, Pod] = {}
 
     @property
     def shutting_down(self) -> bool:
-        return self._shutting_down
-
-    def problems(self) -> Sequence[str]:
-        """Why the node is not ready on our account."""
-        return (NOT_READY,) if self._shutting_down else ()
+        return self._conditions.shutting_down()
 
     async def shut_down(self, turns: Sequence[Turn]) -> ShutdownOutcome:
         """Run the whole sequence. Asked again while it runs, the later one ends the pods that are left its own way."""
         begun = self._clock.monotonic()
         started = self._clock.now()
-        if not self._shutting_down:
-            self._shutting_down = True
+        begins = not self.shutting_down
+        self._conditions.set_shutting_down(True)
+        if begins:
             self._events.node_event(NORMAL, EVENT, "Shutdown manager detected shutdown event")
             self._record.save(ShutdownTimes(started=started))
-        self._tell_node()
-        pods = list(self._pods.active())
+        pods = [worker.pod for worker in self._table.workers() if worker.pod is not None and worker.is_active]
         logger.info("the machine goes down: stopping pods", extra={"pods": len(pods)})
         for group in groups_of(turns, pods) if turns else []:
             await self._end_group(group)
-        await self._until(self._node_told, self._clock.monotonic() + TELL_WITHIN)
-        left = [readable(pod) for pod in pods if not self._pods.is_stopped(uid_of(pod))]
+        await self._until(self._node_reported, self._clock.monotonic() + TELL_WITHIN)
+        left = [readable(pod) for pod in pods if not self._is_stopped(uid_of(pod))]
         if left:
             logger.warning("pods did not end before the machine goes down", extra={"pods": ", ".join(left)})
         self._record.save(ShutdownTimes(started=started, ended=self._clock.now()))
@@ -264,13 +248,12 @@ class ShutdownManager:
 
     def cancel(self) -> None:
         """The machine does not go down after all: take pods again, and start those that no controller makes anew."""
-        if not self._shutting_down:
+        if not self.shutting_down:
             return
-        self._shutting_down = False
         self._events.node_event(NORMAL, EVENT, "Shutdown manager detected shutdown cancellation")
-        self._tell_node()
+        self._conditions.set_shutting_down(False)
         for pod in self._ended.values():
-            self._pods.again(pod)
+            self._ender.restart(pod)
         self._ended.clear()
 
     async def _end_group(self, group: Group) -> None:
@@ -278,20 +261,33 @@ class ShutdownManager:
             return
         end = self._clock.monotonic() + group.turn.seconds
         for pod in group.pods:
-            self._pods.end(pod, grace_of(pod, group.turn), self._mark)
+            self._ender.end(pod, grace_of(pod, group.turn), self._mark)
             self._ended[uid_of(pod)] = pod
         logger.info(
             "stopping a class of pods",
             extra={"priority": group.turn.priority, "pods": len(group.pods), "seconds": group.turn.seconds},
         )
         uids = [uid_of(pod) for pod in group.pods]
-        await self._until(lambda: all(self._pods.is_over(uid) for uid in uids), end)
+        await self._until(lambda: all(map(self._table.is_gone, uids)), end)
         # Before the next class: the API server itself may be a pod of it.
-        await self._told(uids, max(end, self._clock.monotonic() + TELL_WITHIN))
+        await self._reported(uids, max(end, self._clock.monotonic() + TELL_WITHIN))
 
-    async def _told(self, uids: Sequence[str], end: float) -> None:
-        await self._until(lambda: not self._untold(uids), end)
-        if late := self._untold(uids):
+    def _is_stopped(self, uid: str) -> bool:
+        """Whether none of the pod's containers runs."""
+        worker = self._table.worker(uid)
+        return worker is None or not worker.is_active
+
+    def _node_reported(self) -> bool:
+        """Whether the API server has the Node as not ready."""
+        node = self._own.node
+        return node is None or not is_ready(node.status)
+
+    async def _reported(self, uids: Sequence[str], end: float) -> None:
+        if self._sender is None:
+            return
+        sender = self._sender
+        await self._until(lambda: not sender.unsent(uids), end)
+        if late := sender.unsent(uids):
             logger.warning("the API server was not told of all pods that ended", extra={"pods": len(late)})
 
     async def _until(self, holds: Callable[[], bool], end: float) -> None:

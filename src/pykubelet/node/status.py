@@ -25,9 +25,10 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, ApiNotFound, CriError, Forbidden
 from pykubelet.model.events import EventSink
 from pykubelet.model.reasons import NORMAL
+from pykubelet.node.conditions import is_ready
 from pykubelet.node.own_node import OwnNode
 from pykubelet.node.register import NodeIdentity, adopt, initial_node, with_own_annotations, with_platform_labels
-from pykubelet.node.setters import NodeFacts, is_ready, node_status, now_is, same_status, transitions
+from pykubelet.node.setters import NodeFacts, node_status, now_is, same_status, transitions
 
 logger = logging.getLogger(__name__)
 

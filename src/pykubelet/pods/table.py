@@ -217,6 +217,11 @@ class PodTable:
         worker = self.worker(uid)
         return self._is_unwanted(uid) if worker is None else not worker.is_active
 
+    def is_gone(self, uid: str) -> bool:
+        """Whether nothing of the pod is left: it has no worker, or a finished one."""
+        worker = self.worker(uid)
+        return worker is None or worker.state is WorkerState.FINISHED
+
     def is_finished(self, uid: str) -> bool:
         worker = self.worker(uid)
         return self._is_unwanted(uid) if worker is None else worker.state is WorkerState.FINISHED

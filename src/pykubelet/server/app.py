@@ -1,89 +1,141 @@
-"""The node's server as one service: HTTPS with authentication, the read-only port, health, and a local socket.
+"""The node's server as one service, and how each of its listeners answers a request.
 
-Everything it shows or does is handed in as a function or a small Protocol (`ServerViews`). Settings that could
-never work (no way to authenticate, an unknown cipher) fail when it is made; addresses that are taken, when it
-starts. The local socket serves the same paths to root without TLS, for the human commands.
+`App` finds the route, identifies the caller, checks the right, calls the handler and counts the request. The order is
+upstream's: unknown paths are checked like known ones, so that unauthorized callers learn nothing. Every error becomes
+a response here; details of our own mistakes go to the log, never to the caller. `NodeServer` is HTTPS with
+authentication, the read-only port, health, and a local socket that serves the same paths to root without TLS.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
+from msgspec import Struct
+from msgspec.structs import replace
 
-from pykubelet.api.types import PodStatus
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
+from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.server.admission import Strangers
-from pykubelet.server.auth import Authenticator
-from pykubelet.server.authz import make_authorizer
-from pykubelet.server.configz import ConfigRoutes, Explain
-from pykubelet.server.debug import DebugRoutes
-from pykubelet.server.health import LOG, PING, HealthCheck, HealthRoutes
+from pykubelet.server.auth import Authenticator, Authorizer, PeerCertificate, User
+from pykubelet.server.introspection import PING, HealthRoutes
 from pykubelet.server.listeners import Address, Limits, Listener, LocalAddress, TcpAddress
-from pykubelet.server.logs import ContainerLogs
-from pykubelet.server.metrics import MetricRoutes, RequestMetrics, StatsSource
-from pykubelet.server.pods import PodRoutes, Pods
-from pykubelet.server.reviews import Reviewer
+from pykubelet.server.metrics import RequestMetrics, method_label, path_label
+from pykubelet.server.requests import Admit, Match, Refused, Reply, Request, Response, Route, Router, Upgrade
 from pykubelet.server.routes import Handlers, Offers, health_routes, main_routes, read_only_routes
-from pykubelet.server.routing import Route, Router
-from pykubelet.server.site import Gate, Site
-from pykubelet.server.streams import StreamingRuntime, StreamRoutes
-from pykubelet.server.system_logs import SystemLogs
-from pykubelet.server.tls import FindServing, TlsFiles, tls_rules
+from pykubelet.server.tls import TlsFiles
 from pykubelet.settings.schema_server import ServerSettings
 
 if TYPE_CHECKING:
-    from pykubelet.server.http import HttpFront
+    from pykubelet.server.http import HttpServer
+
+logger = logging.getLogger(__name__)
 
 READ_WRITE, READ_ONLY, HEALTH, LOCAL = "readwrite", "readonly", "healthz", "local"
 
-
-class ServedRuntime(StreamingRuntime, Protocol):
-    """The part of the CRI client that the server uses."""
-
-    async def container_status(self, container_id: str) -> ContainerStatus: ...
+NOT_FOUND = Response.text("404 page not found\n", 404)
+WRONG_METHOD = Response.text("405: Method Not Allowed\n", 405)
 
 
-class ServerViews(Struct, frozen=True, kw_only=True):
-    """What the server shows and does, from all over the agent."""
+class Gate(Struct, frozen=True):
+    """Authentication and authorization. An app without one serves every caller that can reach it."""
 
-    pods: Pods
-    status: Callable[[str], PodStatus | None]
-    """The newest told status of a pod, by UID."""
-    seen: Callable[[str], PodRuntimeStatus]
-    """The newest known runtime status of a pod, by UID."""
-    runtime: ServedRuntime
-    metrics: Registry
-    probe_metrics: Callable[[], str]
-    """The text of /metrics/probes."""
-    configz: Callable[[], Mapping[str, Any]]
-    flags: Callable[[], Mapping[str, str]]
-    health: Sequence[HealthCheck] = ()
-    """Besides `ping` and `log`."""
-    explain: Explain | None = None
-    stats: StatsSource | None = None
-    set_verbosity: Callable[[int], None] = field(default=lambda level: None)
-    checkpoints: Path
-    log_root: Path = Path("/var/log")
-    version: str
-    started: float
-    """When the agent started, in unix seconds."""
+    authenticator: Authenticator
+    authorizer: Authorizer
 
 
-class ServerGates(Struct, frozen=True, kw_only=True):
-    """Feature gates the server looks at, with upstream's defaults."""
+class App:
+    def __init__(
+        self, *, router: Router, gate: Gate | None, metrics: RequestMetrics, server_type: str, clock: Clock
+    ) -> None:
+        self.router = router
+        self._gate = gate
+        self._metrics = metrics
+        self._server_type = server_type
+        self._clock = clock
+        self._heads = frozenset(_heads(router))
 
-    split_log_streams: bool = False
-    translate_websockets: bool = True
-    checkpoint: bool = True
-    statusz: bool = True
-    flagz: bool = True
+    async def handle(self, request: Request, certificate: PeerCertificate | None, admit: Admit) -> Reply:
+        match = self.router.find(request.method, request.path)
+        long_running = "true" if match.route is not None and match.route.long_running else "false"
+        labels = (long_running, method_label(request.method), path_label(request.path, self._heads), self._server_type)
+        begun = self._clock.monotonic()
+        self._metrics.begin(labels)
+        try:
+            reply = await self._respond(request, certificate, match, admit)
+            if isinstance(reply, Upgrade) and request.header("upgrade").lower() == "websocket":
+                self._metrics.websocket(labels[2])
+            return reply
+        finally:
+            self._metrics.end(labels, self._clock.monotonic() - begun)
+
+    async def _respond(
+        self, request: Request, certificate: PeerCertificate | None, match: Match, admit: Admit
+    ) -> Reply:
+        try:
+            if self._gate is not None:
+                user = await self._gate.authenticator.identify(request, certificate)
+                await self._gate.authorizer.check(user, request.method, match.access)
+                _note(request, user)
+                admit(_tenant(match, user))
+            if match.route is None:
+                return NOT_FOUND if match.status == 404 else WRONG_METHOD
+            return await match.route.handler(replace(request, params=match.params or {}))
+        except Refused as refusal:
+            if refusal.status >= 500:
+                logger.warning("a request failed", extra={"path": request.path[:200], "problem": refusal.text[:500]})
+            return Response(status=refusal.status, body=refusal.text.encode(), headers=refusal.headers)
+        except (PykubeletError, OSError) as error:
+            status = 503 if isinstance(error, RuntimeDown) else 500
+            kind = "the runtime" if isinstance(error, CriError) else "the agent"
+            logger.warning("a request failed", extra={"path": request.path[:200], "problem": str(error), "in": kind})
+            return Response.text(f"Internal Error: {error}\n", status)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # one request's trouble; the server serves on
+            logger.exception("a request failed unexpectedly", extra={"path": request.path[:200]})
+            return Response.text("Internal Error: see the agent's log\n", 500)
+
+
+def _tenant(match: Match, user: User) -> str:
+    """Whose share of the requests under way this one takes. The API server calls for everybody, as one user."""
+    namespace = (match.params or {}).get("namespace")
+    return f"namespace {namespace}" if namespace else f"user {user.name}"
+
+
+def _note(request: Request, user: User) -> None:
+    logger.debug("request", extra={"method": request.method, "path": request.path[:200], "user": user.name})
+
+
+def _heads(router: Router) -> list[str]:
+    """First segments that may appear as a label; two of them for the metrics paths."""
+    found = []
+    for pattern in router.patterns():
+        parts = pattern.strip("/").split("/")
+        found.append(parts[0])
+        if parts[0] == "metrics" and len(parts) > 1:
+            found.append("/".join(parts[:2]))
+    return found
+
+
+class Https(Struct, frozen=True, kw_only=True):
+    """What the HTTPS listener needs."""
+
+    gate: Gate
+    tls: TlsFiles
+    offers: Offers
+
+
+class Local(Struct, frozen=True, kw_only=True):
+    """The local socket, and paths that it serves beside those of HTTPS."""
+
+    socket: Path
+    routes: Sequence[Route] = ()
 
 
 class NodeServer:
@@ -93,50 +145,29 @@ class NodeServer:
         self,
         *,
         settings: ServerSettings,
-        views: ServerViews,
-        node_name: str,
+        handlers: Handlers,
+        metrics: Registry,
         clock: Clock,
-        serving: FindServing,
-        reviewer: Reviewer | None = None,
-        gates: ServerGates | None = None,
-        local_socket: Path | None = None,
-        local_routes: Sequence[Route] = (),
+        https: Https | None,
+        local: Local | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """Without a `reviewer` there is no API server to ask about tokens and rights. `local_routes` are extra
-        paths of the local socket only."""
         self._settings = settings
-        self._views = views
         self._clock = clock
         self._limits = limits or Limits()
-        self._metrics = RequestMetrics(views.metrics)
-        self._gates = gates or ServerGates()
-        self._main: Router | None = None
-        self._handlers = handlers = self._make_handlers()
+        self._metrics = RequestMetrics(metrics)
         self.listeners: list[Listener] = []
-        if settings.enable_server:
-            self._add_main(handlers, node_name, reviewer, serving)
+        if https is not None:
+            address = TcpAddress(settings.address, settings.port)
+            self._add(READ_WRITE, address, main_routes(handlers, https.offers), gate=https.gate, tls=https.tls)
         if settings.read_only_port:
             address = TcpAddress(settings.address, settings.read_only_port)
             self._add(READ_ONLY, address, read_only_routes(handlers))
         if settings.healthz_port:
             address = TcpAddress(settings.healthz_bind_address, settings.healthz_port)
             self._add(HEALTH, address, health_routes(HealthRoutes([PING])))
-        if local_socket is not None:
-            routes = [*main_routes(handlers, Offers()), *local_routes]
-            self._add(LOCAL, LocalAddress(local_socket), routes)
-
-    def _add_main(self, handlers: Handlers, node_name: str, reviewer: Reviewer | None, serving: FindServing) -> None:
-        settings, gates = self._settings, self._gates
-        gate = Gate(
-            Authenticator(settings=settings.authentication, reviewer=reviewer, clock=self._clock),
-            make_authorizer(settings=settings.authorization, reviewer=reviewer, node_name=node_name, clock=self._clock),
-        )
-        ca = settings.authentication.x509.client_ca_file
-        tls = TlsFiles(rules=tls_rules(settings), serving=serving, client_ca=Path(ca) if ca else None)
-        offers = Offers.of(settings, checkpoint=gates.checkpoint, statusz=gates.statusz, flagz=gates.flagz)
-        address = TcpAddress(settings.address, settings.port)
-        self._main = self._add(READ_WRITE, address, main_routes(handlers, offers), gate=gate, tls=tls)
+        if local is not None:
+            self._add(LOCAL, LocalAddress(local.socket), [*main_routes(handlers, Offers()), *local.routes])
 
     def _add(
         self,
@@ -146,14 +177,13 @@ class NodeServer:
         *,
         gate: Gate | None = None,
         tls: TlsFiles | None = None,
-    ) -> Router:
-        router = Router(routes)
-        site = Site(router=router, gate=gate, metrics=self._metrics, server_type=kind, clock=self._clock)
+    ) -> None:
+        app = App(router=Router(routes), gate=gate, metrics=self._metrics, server_type=kind, clock=self._clock)
         strangers = Strangers(self._limits.strangers)
 
-        def make_front(front: type[HttpFront]) -> HttpFront:
-            return front(
-                site=site,
+        def make_server(http: type[HttpServer]) -> HttpServer:
+            return http(
+                app=app,
                 clock=self._clock,
                 limits=self._limits,
                 strangers=strangers,
@@ -166,50 +196,12 @@ class NodeServer:
             Listener(
                 name=f"server {kind}",
                 address=address,
-                make_front=make_front,
+                make_server=make_server,
                 tls=tls,
                 clock=self._clock,
                 limits=self._limits,
                 strangers=strangers,
             )
-        )
-        return router
-
-    def _make_handlers(self) -> Handlers:
-        views, clock, settings = self._views, self._clock, self._settings
-        health = HealthRoutes([PING, LOG, *views.health])
-        return Handlers(
-            pods=PodRoutes(
-                pods=views.pods,
-                status=views.status,
-                runtime=views.runtime,
-                checkpoints=views.checkpoints,
-                clock=clock,
-            ),
-            logs=ContainerLogs(
-                pods=views.pods,
-                status=views.status,
-                runtime=views.runtime,
-                seen=views.seen,
-                clock=clock,
-                split_streams=self._gates.split_log_streams,
-            ),
-            streams=StreamRoutes(pods=views.pods, runtime=views.runtime, translate=self._gates.translate_websockets),
-            health=health,
-            metrics=MetricRoutes(
-                agent=views.metrics, probes=views.probe_metrics, health=health.problems, stats=views.stats
-            ),
-            configs=ConfigRoutes(
-                configz=views.configz,
-                flags=views.flags,
-                explain=views.explain,
-                version=views.version,
-                started=views.started,
-                paths=lambda: self._main.patterns() if self._main is not None else [],
-                clock=clock,
-            ),
-            system_logs=SystemLogs(root=views.log_root, query_enabled=settings.enable_system_log_query),
-            debug=DebugRoutes(set_verbosity=views.set_verbosity, clock=clock),
         )
 
     def open(self) -> None:

@@ -1,8 +1,10 @@
-"""Who a caller is: client certificate, bearer token, or nobody.
+"""Authentication and authorization of callers.
 
-Methods are asked in upstream's order: certificate, Authorization header, WebSocket bearer protocol, anonymous.
-Credentials that are there but wrong are an error (401) even when anonymous callers are allowed.
-Does not cover: verifying a certificate's chain, which the TLS handshake did (tls.py), and rights (authz.py).
+Who a caller is: client certificate, Authorization header, WebSocket bearer protocol, anonymous, in upstream's order.
+Credentials that are present but wrong are an error (401) even when anonymous callers are allowed. What a caller may
+do: everything (AlwaysAllow), or what the API server's SubjectAccessReview says about this node's Node object: verb
+from the HTTP method, subresource from the route; of several subresources the first allowed one is enough.
+Does not cover: verifying a certificate's chain, which the TLS handshake did (tls.py).
 """
 
 from __future__ import annotations
@@ -11,19 +13,31 @@ import base64
 import binascii
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import random
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct, field
 
-from pykubelet.api.types import TokenReviewStatus
+from pykubelet.api.types import (
+    ApiStruct,
+    ResourceAttributes,
+    SubjectAccessReview,
+    SubjectAccessReviewSpec,
+    SubjectAccessReviewStatus,
+    TokenReview,
+    TokenReviewSpec,
+    TokenReviewStatus,
+)
+from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.clock import Clock
-from pykubelet.model.errors import ApiError, PykubeletError
+from pykubelet.kit.limits import Recent
+from pykubelet.kit.sharing import SingleFlight
+from pykubelet.model.errors import ApiDown, ApiError, ApiServerError, PykubeletError, TooManyRequests
 from pykubelet.server.admission import Turns
-from pykubelet.server.answers_cache import AnswersCache
-from pykubelet.server.calls import Call, Refused
-from pykubelet.server.reviews import Reviewer
-from pykubelet.settings.schema_server import Authentication
+from pykubelet.server.requests import Refused, Request
+from pykubelet.settings.schema_server import Authentication, Authorization
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +88,12 @@ def peer_certificate(parsed: Mapping[str, Any] | None, expiry: Callable[[str], f
     )
 
 
-def bearer_token(call: Call) -> str:
+def bearer_token(request: Request) -> str:
     """The token of a request; empty when it has none."""
-    scheme, _, token = call.header("authorization").strip().partition(" ")
+    scheme, _, token = request.header("authorization").strip().partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
-    for word in call.header("sec-websocket-protocol").split(","):
+    for word in request.header("sec-websocket-protocol").split(","):
         if word.strip().startswith(WEBSOCKET_BEARER):
             return _decoded(word.strip().removeprefix(WEBSOCKET_BEARER))
     return ""
@@ -124,9 +138,9 @@ class Authenticator:
         self._clock = clock
         ttl = settings.webhook.cache_ttl
         self._turns = Turns(REVIEWS_AT_ONCE)
-        self._tokens: AnswersCache[User | None] = AnswersCache(clock=clock, keep=lambda _: ttl)
+        self._tokens: ReviewCache[User | None] = ReviewCache(clock=clock, keep=lambda _: ttl)
 
-    async def identify(self, call: Call, certificate: PeerCertificate | None) -> User:
+    async def identify(self, request: Request, certificate: PeerCertificate | None) -> User:
         """Raises Refused 401 for wrong or missing credentials, and when nobody could be asked."""
         if certificate is not None:
             if certificate.common_name and certificate.expires > self._clock.now():
@@ -137,8 +151,8 @@ class Authenticator:
             failed = True
         else:
             failed = False
-        if self._reviewer is not None and (token := bearer_token(call)):
-            user = await self._by_token(self._reviewer, token, call.address)
+        if self._reviewer is not None and (token := bearer_token(request)):
+            user = await self._by_token(self._reviewer, token, request.address)
             if user is not None:
                 return user
             failed = True
@@ -177,3 +191,153 @@ def user_of(status: TokenReviewStatus) -> User | None:
 
 def _without_authenticated(groups: Sequence[str]) -> list[str]:
     return [group for group in groups if group != AUTHENTICATED]
+
+
+VERBS = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+class NoAuthorization(PykubeletError):
+    """The settings ask for a way to authorize that cannot work."""
+
+
+class Authorizer(Protocol):
+    async def check(self, user: User, method: str, access: tuple[str, ...]) -> None:
+        """Returns when allowed; raises Refused (403, or 500 when it could not be found out)."""
+        ...
+
+
+class AlwaysAllow:
+    async def check(self, user: User, method: str, access: tuple[str, ...]) -> None:
+        if not access:
+            raise Refused(403, "Forbidden")
+
+
+class WebhookAuthorizer:
+    def __init__(self, *, settings: Authorization, reviewer: Reviewer, node_name: str, clock: Clock) -> None:
+        self._reviewer = reviewer
+        self._node_name = node_name
+        yes, no = settings.webhook.cache_authorized_ttl, settings.webhook.cache_unauthorized_ttl
+        self._answers: ReviewCache[bool] = ReviewCache(clock=clock, keep=lambda allowed: yes if allowed else no)
+
+    async def check(self, user: User, method: str, access: tuple[str, ...]) -> None:
+        verb = VERBS.get(method, "")
+        for subresource in access:
+            try:
+                ask = partial(self._ask, user, verb, subresource)
+                allowed = await self._answers.get((user, verb, subresource), ask)
+            except ApiError as error:
+                logger.warning(
+                    "a caller's rights could not be checked",
+                    extra={"user": user.name, "verb": verb, "subresource": subresource, "error": str(error)},
+                )
+                raise Refused(
+                    500,
+                    f"Authorization error (user={user.name}, verb={verb}, resource=nodes, subresource={subresource})",
+                ) from error
+            if allowed:
+                return
+        raise Refused(
+            403,
+            f"Forbidden (user={user.name}, verb={verb}, resource=nodes, subresource(s)=[{' '.join(access)}])\n",
+        )
+
+    async def _ask(self, user: User, verb: str, subresource: str) -> bool:
+        status = await self._reviewer.access_review(
+            SubjectAccessReviewSpec(
+                user=user.name,
+                uid=user.uid or None,
+                groups=list(user.groups),
+                extra={key: list(values) for key, values in user.extra},
+                resource_attributes=ResourceAttributes(
+                    verb=verb, version="v1", resource="nodes", subresource=subresource, name=self._node_name
+                ),
+            )
+        )
+        if status.evaluation_error:
+            logger.warning(
+                "the API server had trouble judging a caller's rights",
+                extra={"user": user.name, "error": status.evaluation_error},
+            )
+        return bool(status.allowed) and not status.denied
+
+
+def make_authorizer(*, settings: Authorization, reviewer: Reviewer | None, node_name: str, clock: Clock) -> Authorizer:
+    if settings.mode == "AlwaysAllow":
+        return AlwaysAllow()
+    if settings.mode != "Webhook":
+        raise NoAuthorization(f"authorization.mode {settings.mode!r} is neither AlwaysAllow nor Webhook")
+    if reviewer is None:
+        raise NoAuthorization(
+            "authorization.mode Webhook needs an API server to ask (--kubeconfig); without one use AlwaysAllow"
+        )
+    return WebhookAuthorizer(settings=settings, reviewer=reviewer, node_name=node_name, clock=clock)
+
+
+K = TypeVar("K", bound=ApiStruct)
+T = TypeVar("T")
+
+ATTEMPTS = 5
+FIRST_PAUSE = 0.5
+GROWTH = 1.5
+JITTER = 0.2
+
+
+class Reviewer:
+    """Asks the API server; tries again while it is busy or away, as upstream does. Raises only ApiError."""
+
+    def __init__(self, *, kube: KubeClient, clock: Clock) -> None:
+        self._kube = kube
+        self._clock = clock
+
+    async def token_review(self, token: str, audiences: Sequence[str] = ()) -> TokenReviewStatus:
+        review = TokenReview(
+            api_version="authentication.k8s.io/v1",
+            kind="TokenReview",
+            spec=TokenReviewSpec(token=token, audiences=list(audiences)),
+        )
+        return (await self._patiently(lambda: self._kube.create(review))).status
+
+    async def access_review(self, spec: SubjectAccessReviewSpec) -> SubjectAccessReviewStatus:
+        review = SubjectAccessReview(api_version="authorization.k8s.io/v1", kind="SubjectAccessReview", spec=spec)
+        return (await self._patiently(lambda: self._kube.create(review))).status
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        pause = FIRST_PAUSE
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return await ask()
+            except (ApiDown, ApiServerError, TooManyRequests) as error:
+                if attempt == ATTEMPTS:
+                    raise
+                wait = getattr(error, "retry_after", None) or pause * (1 + JITTER * random.random())
+            await self._clock.sleep(wait)
+            pause *= GROWTH
+        raise AssertionError("unreachable")
+
+
+V = TypeVar("V")
+
+
+class ReviewCache(Generic[V]):
+    def __init__(self, *, clock: Clock, keep: Callable[[V], float], size: int = 4096) -> None:
+        """`keep(answer)` is for how many seconds an answer holds; 0 is not at all."""
+        self._clock = clock
+        self._keep = keep
+        self._known: Recent[Hashable, tuple[float, V]] = Recent(size)
+        self._asking: SingleFlight[V] = SingleFlight()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    async def get(self, key: Hashable, ask: Callable[[], Awaitable[V]]) -> V:
+        found = self._known.get(key)
+        if found is not None and found[0] > self._clock.monotonic():
+            return found[1]
+        return await self._asking.run(key, lambda: self._ask(key, ask))
+
+    async def _ask(self, key: Hashable, ask: Callable[[], Awaitable[V]]) -> V:
+        answer = await ask()
+        seconds = self._keep(answer)
+        if seconds > 0:
+            self._known.put(key, (self._clock.monotonic() + seconds, answer))
+        return answer

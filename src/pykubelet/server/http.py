@@ -1,8 +1,8 @@
-"""HTTP with aiohttp: requests become `Call`s, replies become bytes, upgraded connections are taken over.
+"""HTTP with aiohttp: requests become `Request`s, replies become bytes, upgraded connections are taken over.
 
-What knows the HTTP library (this, channels.py, takeover.py) is imported when the first caller comes. Also keeps
-the list of connections: who idles, who is a stranger still, whose headers are under way, whose certificate was checked
-with an old CA. Does not cover: accepting and TLS (listeners.py), what is answered (site.py).
+The modules that need the HTTP library (this and relay.py) are imported when the first caller connects. Also keeps
+the connections: idle ones, those of callers not yet known, headers under way, certificates checked with an old CA.
+Does not cover: accepting and TLS (listeners.py), what is answered (app.py).
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, overload
+from typing import Any, cast, overload
 from urllib.parse import parse_qsl, unquote
 
 from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from pykubelet.kit.clock import Clock
 from pykubelet.server.admission import Shares, Stranger, Strangers
+from pykubelet.server.app import App
 from pykubelet.server.auth import PeerCertificate, peer_certificate
-from pykubelet.server.calls import TEXT, Admit, Answer, Bridging, Call, Flow, Refused, Reply, Upgraded
-from pykubelet.server.channels import serve_channels, serve_tunnel
 from pykubelet.server.listeners import Limits
-from pykubelet.server.proxy import Idle, open_stream, relay
+from pykubelet.server.relay import BLOCK, Idle, open_stream, relay, serve_channels, serve_tunnel
+from pykubelet.server.requests import TEXT, Bridging, Refused, Reply, Request, Response, Stream, Upgrade
 from pykubelet.server.streams import RETRY_AFTER
-from pykubelet.server.takeover import Gone, taken_over
 from pykubelet.server.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
@@ -46,12 +46,6 @@ HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 35\r\n"
     b"Connection: close\r\n\r\n431 Request Header Fields Too Large"
 )
-
-
-class Site(Protocol):
-    async def answer(self, call: Call, certificate: PeerCertificate | None, admit: Admit) -> Reply:
-        """Never fails: what goes wrong is an Answer."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -94,17 +88,17 @@ class _Log:
 class _Handler(RequestHandler):
     """The library's protocol, with an eye on headers that do not come to an end."""
 
-    __slots__ = ("connection", "front", "stranger")
+    __slots__ = ("connection", "server", "stranger")
 
-    def __init__(self, front: HttpFront, stranger: Stranger, **options: Any) -> None:
-        super().__init__(front, **options)
-        self.front = front
+    def __init__(self, server: HttpServer, stranger: Stranger, **options: Any) -> None:
+        super().__init__(server, **options)
+        self.server = server
         self.stranger = stranger
         self.connection: Connection | None = None
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
-        if connection is not None and not self.front.may_go_on(connection, data):
+        if connection is not None and not self.server.may_go_on(connection, data):
             if self.transport is not None and not connection.busy:
                 self.transport.write(HEAD_TOO_LARGE)
             self.force_close()
@@ -112,13 +106,13 @@ class _Handler(RequestHandler):
         super().data_received(data)
 
 
-class HttpFront(web.Server):
+class HttpServer(web.Server):
     """Makes a protocol for each connection; also the place where connections are counted and judged."""
 
     def __init__(
         self,
         *,
-        site: Site,
+        app: App,
         clock: Clock,
         limits: Limits,
         strangers: Strangers,
@@ -139,7 +133,7 @@ class HttpFront(web.Server):
             "read_bufsize": READ_BUFFER,
             "auto_decompress": False,
         }
-        self._site = site
+        self._app = app
         self._clock = clock
         self._limits = limits
         self._strangers = strangers
@@ -259,8 +253,8 @@ class HttpFront(web.Server):
 
     # --- requests -------------------------------------------------------------------------------
 
-    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = self._open.get(request.protocol)
+    async def _serve(self, incoming: web.BaseRequest) -> web.StreamResponse:
+        connection = self._open.get(incoming.protocol)
         if connection is not None and connection.certificate is not None:
             self._renew()
         stale = connection is not None and connection.certificate is not None
@@ -275,26 +269,26 @@ class HttpFront(web.Server):
                 raise Refused(429, text, {"Retry-After": RETRY_AFTER})
             shares.append(key)
 
-        self._begin(connection, request)
+        self._begin(connection, incoming)
         try:
-            call = _call(request, connection.address)
-            reply = await self._site.answer(call, connection.certificate, admit)
-            if connection.stranger is not None and isinstance(reply, Answer) and reply.status == 401:
+            request = _request(incoming, connection.address)
+            reply = await self._app.handle(request, connection.certificate, admit)
+            if connection.stranger is not None and isinstance(reply, Response) and reply.status == 401:
                 connection.refusals += 1
                 if connection.refusals > 1:
                     await self._clock.sleep(PAUSE_AFTER_REFUSALS)
-            connection.upgraded = isinstance(reply, Upgraded)
-            return await self._send(request, call, reply)
+            connection.upgraded = isinstance(reply, Upgrade)
+            return await self._send(incoming, request, reply)
         except Refused as refusal:
             return _refusal(refusal)
         finally:
             for key in shares:
                 self._shares.give_back(key)
-            self._end(connection, request.protocol)
+            self._end(connection, incoming.protocol)
 
-    def _begin(self, connection: Connection, request: web.BaseRequest) -> None:
+    def _begin(self, connection: Connection, incoming: web.BaseRequest) -> None:
         connection.busy = True
-        connection.body = request.content
+        connection.body = incoming.content
         self._idle.pop(connection, None)
         self._head_complete(connection)
 
@@ -308,34 +302,34 @@ class HttpFront(web.Server):
         if connection.stranger is None:
             self._rest(connection)
 
-    async def _send(self, request: web.BaseRequest, call: Call, reply: Reply) -> web.StreamResponse:
+    async def _send(self, incoming: web.BaseRequest, request: Request, reply: Reply) -> web.StreamResponse:
         match reply:
-            case Answer() if len(reply.body) > LARGE and reply.status == 200 and request.method != "HEAD":
-                return await _flow(request, _in_pieces(reply), self._limits.stalled_answer)
-            case Answer():
+            case Response() if len(reply.body) > LARGE and reply.status == 200 and incoming.method != "HEAD":
+                return await _send_stream(incoming, _in_pieces(reply), self._limits.stalled_answer)
+            case Response():
                 return _whole(reply)
-            case Flow():
-                return await _flow(request, reply, self._limits.stalled_flow)
-            case Upgraded():
+            case Stream():
+                return await _send_stream(incoming, reply, self._limits.stalled_flow)
+            case Upgrade():
                 try:
-                    return await self._upgrade(request, call, reply)
+                    return await self._upgrade(incoming, request, reply)
                 except Refused as refusal:
                     return _refusal(refusal)
 
-    async def _upgrade(self, request: web.BaseRequest, call: Call, reply: Upgraded) -> web.StreamResponse:
+    async def _upgrade(self, incoming: web.BaseRequest, request: Request, reply: Upgrade) -> web.StreamResponse:
         idle = Idle(self._clock, self._stream_idle)
         match reply.bridging:
             case Bridging.CHANNELS:
-                return await serve_channels(request, reply, idle)
+                return await serve_channels(incoming, reply, idle)
             case Bridging.TUNNEL:
-                return await serve_tunnel(request, reply, idle)
-        runtime = await open_stream(reply.url, call.method, call.headers)
+                return await serve_tunnel(incoming, reply, idle)
+        runtime = await open_stream(reply.url, request.method, request.headers)
         if runtime.status != 101:
             runtime.close()
             kind = runtime.headers.get("content-type", TEXT)
-            return _whole(Answer(status=runtime.status, body=runtime.body, content_type=kind))
+            return _whole(Response(status=runtime.status, body=runtime.body, content_type=kind))
         try:
-            async with taken_over(request) as (reader, writer):
+            async with taken_over(incoming) as (reader, writer):
                 writer.write(runtime.head)
                 await relay((reader, writer), (runtime.reader, runtime.writer), idle=idle)
         finally:
@@ -371,32 +365,32 @@ class _Query(Sequence[tuple[str, str]]):
         return len(self._parsed())
 
 
-def _call(request: web.BaseRequest, address: str) -> Call:
+def _request(incoming: web.BaseRequest, address: str) -> Request:
     """Raises Refused for a path that is too long."""
-    path, _, query = request.raw_path.partition("?")
+    path, _, query = incoming.raw_path.partition("?")
     if len(path) > MAX_PATH:
         raise Refused(414, "414 Request-URI Too Long")
     if not path.startswith("/"):  # absolute form, as sent to a proxy
-        path = request.rel_url.raw_path
+        path = incoming.rel_url.raw_path
 
     async def body(limit: int) -> bytes:
         found = bytearray()
-        while len(found) <= limit and (block := await request.content.readany()):
+        while len(found) <= limit and (block := await incoming.content.readany()):
             found += block
         if len(found) > limit:
             raise Refused(413, f"the body may have {limit} bytes")
         return bytes(found)
 
-    return Call(
-        method=request.method,
+    return Request(
+        method=incoming.method,
         path=unquote(_text(path), errors="replace"),
         query=_Query(_text(query)),
         headers=[
             (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
-            for name, value in request.raw_headers
+            for name, value in incoming.raw_headers
         ],
         body=body,
-        has_body=request.body_exists,
+        has_body=incoming.body_exists,
         address=address,
     )
 
@@ -410,34 +404,37 @@ def _headers(content_type: str, more: Mapping[str, str]) -> dict[str, str]:
     return {"Content-Type": content_type, "X-Content-Type-Options": "nosniff", **more}
 
 
-def _whole(answer: Answer) -> web.Response:
-    return web.Response(status=answer.status, body=answer.body, headers=_headers(answer.content_type, answer.headers))
+def _whole(response: Response) -> web.Response:
+    headers = _headers(response.content_type, response.headers)
+    return web.Response(status=response.status, body=response.body, headers=headers)
 
 
-def _in_pieces(answer: Answer) -> Flow:
+def _in_pieces(response: Response) -> Stream:
     """A large answer is sent as it is taken, so that one nobody takes is noticed; a small one waits in the kernel."""
 
     async def pieces() -> AsyncGenerator[bytes, None]:
-        for at in range(0, len(answer.body), LARGE):
-            yield answer.body[at : at + LARGE]
+        for at in range(0, len(response.body), LARGE):
+            yield response.body[at : at + LARGE]
 
-    return Flow(chunks=pieces(), content_type=answer.content_type, length=len(answer.body), headers=answer.headers)
+    return Stream(
+        chunks=pieces(), content_type=response.content_type, length=len(response.body), headers=response.headers
+    )
 
 
 def _refusal(refusal: Refused) -> web.Response:
-    return _whole(Answer(status=refusal.status, body=refusal.text.encode(), headers=refusal.headers))
+    return _whole(Response(status=refusal.status, body=refusal.text.encode(), headers=refusal.headers))
 
 
-async def _flow(request: web.BaseRequest, flow: Flow, stalled_after: float) -> web.StreamResponse:
-    response = web.StreamResponse(headers=_headers(flow.content_type, flow.headers))
-    async with aclosing(flow.chunks) as chunks:
-        if flow.length is not None:
-            response.content_length = flow.length
-        elif request.version >= (1, 1):
+async def _send_stream(incoming: web.BaseRequest, stream: Stream, stalled_after: float) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_headers(stream.content_type, stream.headers))
+    async with aclosing(stream.chunks) as chunks:
+        if stream.length is not None:
+            response.content_length = stream.length
+        elif incoming.version >= (1, 1):
             response.enable_chunked_encoding()
         else:
             response.force_close()
-        await response.prepare(request)
+        await response.prepare(incoming)
         sent = 0
         try:
             async for chunk in chunks:
@@ -446,16 +443,84 @@ async def _flow(request: web.BaseRequest, flow: Flow, stalled_after: float) -> w
                     async with asyncio.timeout(stalled_after):
                         await response.write(chunk)
         except TimeoutError as error:
-            logger.info("an answer was not taken", extra={"path": request.path[:200], "seconds": stalled_after})
-            if request.transport is not None:
-                request.transport.abort()  # closing would wait for the caller once more
+            logger.info("an answer was not taken", extra={"path": incoming.path[:200], "seconds": stalled_after})
+            if incoming.transport is not None:
+                incoming.transport.abort()  # closing would wait for the caller once more
             raise ConnectionResetError("the caller takes nothing") from error
         except (OSError, Refused) as error:
             if not isinstance(error, ConnectionError):
-                logger.warning("an answer broke off", extra={"path": request.path[:200], "error": str(error)})
+                logger.warning("an answer broke off", extra={"path": incoming.path[:200], "error": str(error)})
             # The headers said success: only a connection that breaks can say otherwise now.
             raise ConnectionResetError(str(error)) from error
-    if flow.length is not None and sent != flow.length:
+    if stream.length is not None and sent != stream.length:
         raise ConnectionResetError("the file became shorter while it was sent")
     await response.write_eof()
     return response
+
+
+class Gone(web.StreamResponse):
+    """Stands for an answer that was sent by other means; the connection ends with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.force_close()
+
+    async def prepare(self, incoming: web.BaseRequest) -> AbstractStreamWriter | None:
+        return None
+
+    async def write_eof(self, data: Any = b"") -> None:
+        return
+
+
+class _Tail:
+    """Collects the bytes that came right behind the upgrade request."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        self.data += data
+        return False, b""
+
+    def feed_eof(self) -> None:
+        return
+
+
+class _Taken(asyncio.StreamReaderProtocol):
+    lost = False
+    error: Exception | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost, self.error = True, exc
+        super().connection_lost(exc)
+
+
+@asynccontextmanager
+async def taken_over(incoming: web.BaseRequest) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """The caller's bare connection for the length of the block; then it is closed."""
+    transport, handler = incoming.transport, incoming.protocol
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the caller has gone")
+    loop = asyncio.get_running_loop()
+    tail = _Tail()
+    handler.set_parser(cast(Any, tail))
+    handler.keep_alive(False)
+    reader = asyncio.StreamReader(limit=BLOCK, loop=loop)
+    protocol = _Taken(reader, loop=loop)
+    if tail.data:
+        reader.feed_data(bytes(tail.data))
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    if not transport.is_reading():
+        transport.resume_reading()
+    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+    try:
+        yield reader, writer
+    finally:
+        handler.close()  # whatever still arrives is no HTTP
+        if protocol.lost:
+            # Later, so that the library does not cancel the very task that is finishing here.
+            loop.call_soon(handler.connection_lost, protocol.error)
+        else:
+            transport.set_protocol(handler)
+            writer.close()

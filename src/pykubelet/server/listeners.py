@@ -29,11 +29,10 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import TaskSet, finish
 from pykubelet.model.errors import PykubeletError
 from pykubelet.server.admission import Stranger, Strangers, address_of
-from pykubelet.server.handshakes import Handshakes, hand_over
-from pykubelet.server.tls import TlsFiles
+from pykubelet.server.tls import Handshakes, TlsFiles, hand_over
 
 if TYPE_CHECKING:
-    from pykubelet.server.http import HttpFront
+    from pykubelet.server.http import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -207,24 +206,24 @@ class Listener:
         *,
         name: str,
         address: Address,
-        make_front: Callable[[type[HttpFront]], HttpFront],
+        make_server: Callable[[type[HttpServer]], HttpServer],
         tls: TlsFiles | None,
         clock: Clock,
         limits: Limits,
         strangers: Strangers,
     ) -> None:
-        """`make_front` builds the HTTP side from its class, which is loaded when the first caller comes; both count
+        """`make_server` builds the HTTP side from its class, which is loaded when the first caller comes; both count
         the same `strangers`."""
         self.name = name
         self.address = address
-        self._make_front = make_front
+        self._make_server = make_server
         self._tls = tls
         self._clock = clock
         self._limits = limits
         self._socket: socket.socket | None = None
         self._lock: int | None = None
         """Held for a local socket: a second agent would take its place."""
-        self._front: HttpFront | None = None
+        self._server: HttpServer | None = None
         self._strangers = strangers
         self._tell_again = 0.0
         self._handshakes = Handshakes()
@@ -285,9 +284,9 @@ class Listener:
         finally:
             self.close()
             self._handshakes.close()
-            if self._front is not None:
+            if self._server is not None:
                 try:
-                    await finish(self._front.shutdown(STOP_WITHIN / 2), within=STOP_WITHIN)
+                    await finish(self._server.shutdown(STOP_WITHIN / 2), within=STOP_WITHIN)
                 except TimeoutError:
                     logger.warning("a connection did not end in time", extra={"server": self.name})
 
@@ -305,8 +304,8 @@ class Listener:
                 raise
             logger.error("no more connections can be accepted for now", extra={"error": error.strerror})
             is_full = error.errno in OUT_OF_FILES
-            if is_full and not self._strangers.drop_one() and self._front is not None:
-                self._front.drop_longest_idle()
+            if is_full and not self._strangers.drop_one() and self._server is not None:
+                self._server.drop_longest_idle()
             return False
         return True
 
@@ -327,7 +326,7 @@ class Listener:
             logger.warning("callers are sent away: too many nobody vouched for", extra={"server": self.name})
 
     async def _welcome(self, connection: socket.socket, stranger: Stranger) -> None:
-        front = await self._loaded_front()
+        server = await self._loaded_server()
         if not self._may_enter(connection):
             return
         context = self._tls.context() if self._tls is not None else None
@@ -338,15 +337,15 @@ class Listener:
             async with asyncio.timeout(self._limits.handshake):
                 if context is not None:
                     hand_over(await self._handshakes.shake(connection, context, stranger.address))
-                await self._connect(front, connection, context, stranger)
+                await self._connect(server, connection, context, stranger)
         except (OSError, TimeoutError) as error:  # SSLError is an OSError
             logger.debug("a handshake failed", extra={"server": self.name, "error": str(error)})
 
     async def _connect(
-        self, front: HttpFront, connection: socket.socket, context: ssl.SSLContext | None, stranger: Stranger
+        self, server: HttpServer, connection: socket.socket, context: ssl.SSLContext | None, stranger: Stranger
     ) -> None:
         stranger.met = True
-        make = partial(front.handler, stranger)
+        make = partial(server.handler, stranger)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(make, connection, ssl=context)
         except BaseException:
@@ -362,15 +361,15 @@ class Listener:
         logger.warning("a caller on the local socket is not root", extra={"uid": uid})
         return False
 
-    async def _loaded_front(self) -> HttpFront:
-        if self._front is None:
+    async def _loaded_server(self) -> HttpServer:
+        if self._server is None:
             # Some 20 MiB that a node whose server nobody calls does not pay; in a thread, for it takes a while.
             module = await host_calls.run(
                 partial(importlib.import_module, "pykubelet.server.http"), name="loading the server", within=120.0
             )
-            if self._front is None:
-                self._front = self._make_front(module.HttpFront)
-        return self._front
+            if self._server is None:
+                self._server = self._make_server(module.HttpServer)
+        return self._server
 
     def _log(self, error: BaseException) -> None:
         logger.error("a connection failed unexpectedly", extra={"server": self.name, "error": repr(error)})

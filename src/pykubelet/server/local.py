@@ -1,69 +1,163 @@
-"""What only the local socket offers, for the human commands: pods with those that end, events, restarts, images.
+"""What only the local socket offers, for the human commands: pods, events, restarts in place, images, shutdown.
 
 Answers are JSON. Only root can reach the socket, so there is nothing to authorize; the routes still name a right, as
-every route must. Does not cover: /explain, which both servers have (configz.py), nor anything kubelets have anyway.
+every route must. A restart stops containers with their hooks and grace, in the order a pod ends; the sandbox and its
+address stay, and the pod's worker starts the containers again without the delay of a crash.
+Does not cover: /explain, which both servers have (introspection.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.clients.cri.port import CriImages
+from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import Clock, utc
-from pykubelet.model.errors import CriError
-from pykubelet.model.pod import deletion_requested, uid_of
-from pykubelet.model.runtime_status import Image
-from pykubelet.server.calls import Answer, Call, Refused, Reply
+from pykubelet.kit.tasks import gather_all
+from pykubelet.model.errors import CriError, PykubeletError
+from pykubelet.model.pod import (
+    AnyContainer,
+    ContainerKind,
+    deletion_requested,
+    effective_restart_policy,
+    find_container,
+    readable,
+    uid_of,
+)
+from pykubelet.model.problems import KillCause
+from pykubelet.model.runtime_status import ContainerStatus
+from pykubelet.node.shutdown import ShutdownManager, Turn, two_turns
+from pykubelet.pleg.relist import Pleg
+from pykubelet.runtime.stop import StopOrder, Stopper, Stopping
 from pykubelet.server.pods import pod_list
-from pykubelet.server.restart import CannotRestart
-from pykubelet.server.routing import PROXY, Route
+from pykubelet.server.requests import PROXY, Refused, Reply, Request, Response, Route
+from pykubelet.settings.kinds import WrongValue, duration_of
 from pykubelet.wire import cri_pb2
 
-PULL_BODY = 64 * 1024
+ASKED = "Stopping container {name}: a restart was asked for"
 
 
-class LocalPods(Protocol):
-    """Pods of this node with those that are still ending (explain/service.py)."""
-
-    def pods(self) -> Sequence[Pod]: ...
-
-    def find(self, namespace: str, name: str, /) -> Pod | None: ...
-
-
-class Restarts(Protocol):
-    async def restart(self, pod: Pod, container: str = "") -> Sequence[str]:
-        """Stop in place, by the grace; the pod's worker starts again. Names of what was stopped."""
-        ...
+class CannotRestart(PykubeletError):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        """What HTTP says about it."""
 
 
-class Images(Protocol):
-    async def list_images(self, image: str | None = None) -> Sequence[Image]: ...
-
-    async def image_status(self, image: str) -> Image | None: ...
-
-    async def pull_image(
+class InPlaceRestart:
+    def __init__(
         self,
-        spec: cri_pb2.ImageSpec,
-        auth: cri_pb2.AuthConfig | None = None,
-        sandbox_config: cri_pb2.PodSandboxConfig | None = None,
-    ) -> str: ...
+        *,
+        pleg: Pleg,
+        stopper: Stopper,
+        is_ending: Callable[[str], bool],
+        forget_crashes: Callable[[Pod, AnyContainer], None] = lambda pod, container: None,
+    ) -> None:
+        """`forget_crashes` drops earlier crashes of a container, so that it starts without waiting."""
+        self._pleg = pleg
+        self._stopper = stopper
+        self._is_ending = is_ending
+        self._forget_crashes = forget_crashes
 
-    async def remove_image(self, image: str) -> None: ...
+    async def restart(self, pod: Pod, container: str = "") -> Sequence[str]:
+        """Names of the containers that were stopped. Raises CannotRestart."""
+        if container and find_container(pod, container) is None:
+            raise CannotRestart(404, f"pod {readable(pod)} has no container {container}")
+        if self._is_ending(uid_of(pod)):
+            raise CannotRestart(409, f"pod {readable(pod)} is ending")
+        seen = await self._pleg.refresh(uid_of(pod), asked=False)
+        chosen = [one for run in seen.running() if (one := _stopping(pod, run, container)) is not None]
+        if not chosen:
+            what = f"container {container} of pod {readable(pod)} does not run"
+            raise CannotRestart(409, what if container else f"nothing of pod {readable(pod)} runs")
+        for one in chosen:
+            if one.container is not None:
+                self._forget_crashes(pod, one.container)
+        order = StopOrder(pod, chosen)
+        await gather_all(*(self._stopper.stop_container(pod, one, order=order) for one in chosen))
+        return [one.status.name for one in chosen]
+
+
+def _stopping(pod: Pod, run: ContainerStatus, wanted: str) -> Stopping | None:
+    found = find_container(pod, run.name)
+    if found is None or (wanted and run.name != wanted) or found[0] is ContainerKind.EPHEMERAL:
+        return None
+    kind, container = found
+    policy = effective_restart_policy(pod, container)
+    if policy != "Always":
+        raise CannotRestart(
+            409, f"container {run.name} has restartPolicy {policy}: stopped by hand it might not be started again"
+        )
+    message, cause = ASKED.format(name=run.name), KillCause.RESTART_REQUESTED
+    return Stopping(status=run, container=container, kind=kind, message=message, cause=cause)
+
+
+USUAL = two_turns(30.0, 10.0)
+
+
+class ShutdownRoutes:
+    def __init__(self, *, manager: ShutdownManager, turns: Sequence[Turn]) -> None:
+        """`turns`: what the settings say."""
+        self._manager = manager
+        self._turns = turns
+
+    def routes(self) -> list[Route]:
+        path = "/local/shutdown"
+        return [
+            Route(pattern=path, handler=self.begin, access=PROXY, methods=("POST",), long_running=True),
+            Route(pattern=path, handler=self.cancel, access=PROXY, methods=("DELETE",)),
+        ]
+
+    async def begin(self, request: Request) -> Reply:
+        outcome = await self._manager.shut_down(self._asked(request))
+        return Response.json(msgspec.json.encode(outcome) + b"\n")
+
+    def _asked(self, request: Request) -> Sequence[Turn]:
+        if not request.has("grace"):
+            if request.has("graceCritical"):
+                raise Refused(400, "graceCritical needs grace")
+            return self._turns or USUAL
+        whole, critical = (
+            _seconds(request, "grace"),
+            _seconds(request, "graceCritical") if request.has("graceCritical") else 0.0,
+        )
+        if critical > whole:
+            raise Refused(400, f"graceCritical {critical:g}s must not exceed grace {whole:g}s")
+        return two_turns(whole, critical)
+
+    async def cancel(self, request: Request) -> Reply:
+        was = self._manager.shutting_down
+        self._manager.cancel()
+        return Response.json(msgspec.json.encode({"cancelled": was}) + b"\n")
+
+
+def _seconds(request: Request, name: str) -> float:
+    try:
+        seconds = duration_of(request.get(name))
+    except WrongValue as error:
+        raise Refused(400, f"{name}: {error}") from error
+    if seconds < 0:
+        raise Refused(400, f"{name}: must not be negative")
+    return seconds
+
+
+PULL_BODY = 64 * 1024
 
 
 class LocalRoutes:
     def __init__(
         self,
         *,
-        pods: LocalPods,
+        pods: Explainer,
         status: Callable[[str], PodStatus | None],
         is_ending: Callable[[str], bool],
         events: Callable[[], Iterable[Any]],
-        restarts: Restarts,
-        images: Images,
+        restarts: InPlaceRestart,
+        images: CriImages,
         about: Callable[[], dict[str, Any]],
         clock: Clock,
     ) -> None:
@@ -97,11 +191,11 @@ class LocalRoutes:
             Route(pattern=images, handler=self.remove, access=PROXY, methods=("DELETE",)),
         ]
 
-    async def about(self, call: Call) -> Reply:
+    async def about(self, request: Request) -> Reply:
         return _json(self._about())
 
-    async def pods(self, call: Call) -> Reply:
-        return Answer.json(pod_list(self._shown(pod) for pod in self._pods.pods()))
+    async def pods(self, request: Request) -> Reply:
+        return Response.json(pod_list(self._shown(pod) for pod in self._pods.pods()))
 
     def _shown(self, pod: Pod) -> Pod:
         told = self._status(uid_of(pod))
@@ -113,32 +207,32 @@ class LocalRoutes:
             pod = msgspec.structs.replace(pod, metadata=marked)
         return pod
 
-    async def events(self, call: Call) -> Reply:
+    async def events(self, request: Request) -> Reply:
         found = list(self._events())
-        namespace, pod = call.get("namespace"), call.get("pod")
+        namespace, pod = request.get("namespace"), request.get("pod")
         if namespace:
             found = [event for event in found if event.namespace in (namespace, "")]
         if pod:
             found = [event for event in found if event.name == pod]
         return _json({"items": found})
 
-    async def restart(self, call: Call) -> Reply:
-        namespace, name = call.params["namespace"], call.params["pod"]
+    async def restart(self, request: Request) -> Reply:
+        namespace, name = request.params["namespace"], request.params["pod"]
         pod = self._pods.find(namespace, name)
         if pod is None:
             raise Refused(404, f"this node knows no pod {namespace}/{name}")
         try:
-            stopped = await self._restarts.restart(pod, call.params.get("container", ""))
+            stopped = await self._restarts.restart(pod, request.params.get("container", ""))
         except CannotRestart as problem:
             raise Refused(problem.status, str(problem)) from problem
         return _json({"stopped": list(stopped)})
 
-    async def list_images(self, call: Call) -> Reply:
+    async def list_images(self, request: Request) -> Reply:
         return _json({"items": await self._images.list_images()})
 
-    async def pull(self, call: Call) -> Reply:
-        image = _named(call)
-        raw = await call.body(PULL_BODY)
+    async def pull(self, request: Request) -> Reply:
+        image = _named(request)
+        raw = await request.body(PULL_BODY)
         try:
             login = msgspec.json.decode(raw, type=dict[str, str]) if raw else {}
             auth = cri_pb2.AuthConfig(**login) if login else None
@@ -151,8 +245,8 @@ class LocalRoutes:
             raise Refused(502, str(error)) from error
         return _json({"ref": ref, "size_bytes": found.size_bytes if found is not None else 0})
 
-    async def remove(self, call: Call) -> Reply:
-        image = _named(call)
+    async def remove(self, request: Request) -> Reply:
+        image = _named(request)
         found = await self._images.image_status(image)
         if found is None:
             raise Refused(404, f"no such image: {image}")
@@ -160,12 +254,12 @@ class LocalRoutes:
         return _json({"removed": list(found.tags) or [found.id]})
 
 
-def _named(call: Call) -> str:
-    image = call.get("image")
+def _named(request: Request) -> str:
+    image = request.get("image")
     if not image:
         raise Refused(400, 'query parameter "image" is required')
     return image
 
 
-def _json(value: Any) -> Answer:
-    return Answer.json(msgspec.json.encode(value) + b"\n")
+def _json(value: Any) -> Response:
+    return Response.json(msgspec.json.encode(value) + b"\n")

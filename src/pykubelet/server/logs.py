@@ -1,8 +1,7 @@
-"""/containerLogs/<namespace>/<pod>/<container>: which container is meant, and its log as a flow of bytes.
+"""/containerLogs: the query as upstream understands it, and the log of a container, past or running.
 
-The pod's status decides which container of that name counts (running, ended, or the one before with `previous`);
-the runtime says where its log is. Does not cover: reading and following files (runtime/logs_read.py), the query
-(log_options.py).
+What cannot be decoded is refused with 400, what is not allowed with 422. Does not cover: how a log is read
+(runtime/logs.py), logs of the machine (node_logs.py).
 """
 
 from __future__ import annotations
@@ -10,19 +9,113 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
 
+from msgspec import Struct
+
+from pykubelet.api.times import parse_nano_time
 from pykubelet.api.types import ContainerStatus as ToldContainer
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.clients.cri.port import CriContainers
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import find_container, name_of, uid_of
-from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import open_log
 from pykubelet.runtime.logs_read import GATHER, ReadOptions, read_logs
 from pykubelet.runtime.logs_wake import FolderWaker, waking
-from pykubelet.server.calls import Call, Flow, Refused, Reply
-from pykubelet.server.log_options import LogOptions, log_options
+from pykubelet.server.requests import Refused, Reply, Request, Stream
+
+STREAMS = {"All": None, "Stdout": "stdout", "Stderr": "stderr"}
+MAX_INT64 = (1 << 63) - 1
+BILLION = 1_000_000_000
+
+
+class LogOptions(Struct, frozen=True, kw_only=True):
+    follow: bool = False
+    previous: bool = False
+    timestamps: bool = False
+    since_ns: int | None = None
+    """Unix nanoseconds."""
+    tail_lines: int | None = None
+    limit_bytes: int | None = None
+    stream: str | None = None
+    """stdout or stderr; None is both."""
+
+
+def log_options(request: Request, *, now_ns: int, split_streams: bool) -> LogOptions:
+    """Raises Refused: 400 for what cannot be read, 422 for what makes no sense."""
+    since_seconds = _number(request, "sinceSeconds")
+    since_time = request.get("sinceTime")
+    tail = _number(request, "tailLines")
+    if (legacy := request.get("tail")) and tail is None and legacy != "all":
+        tail = _int64(legacy, "tail")
+    limit = _number(request, "limitBytes")
+    stream = request.get("stream") or "All"
+    problems = []
+    if stream not in STREAMS:
+        problems.append(f'stream: Unsupported value: "{stream[:40]}": supported values: "All", "Stdout", "Stderr"')
+    elif stream != "All" and not split_streams:
+        problems.append("stream: Forbidden: may not be specified")
+    elif stream != "All" and tail is not None:
+        problems.append("tailLines: Forbidden: `tailLines` and specific `stream` are mutually exclusive for now")
+    if tail is not None and tail < 0:
+        problems.append(f"tailLines: Invalid value: {tail}: must be greater than or equal to 0")
+    if limit is not None and limit < 1:
+        problems.append(f"limitBytes: Invalid value: {limit}: must be greater than 0")
+    if since_seconds is not None and since_time:
+        problems.append("sinceSeconds: Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified")
+    elif since_seconds is not None and since_seconds < 1:
+        problems.append(f"sinceSeconds: Invalid value: {since_seconds}: must be greater than 0")
+    if problems:
+        raise Refused(422, _invalid(problems))
+    return LogOptions(
+        follow=_flag(request, "follow"),
+        previous=_flag(request, "previous"),
+        timestamps=_flag(request, "timestamps"),
+        since_ns=now_ns - since_seconds * BILLION if since_seconds is not None else _time(since_time),
+        tail_lines=tail,
+        limit_bytes=limit,
+        stream=STREAMS[stream],
+    )
+
+
+def _invalid(problems: list[str]) -> str:
+    text = problems[0] if len(problems) == 1 else "[" + ", ".join(problems) + "]"
+    return f'PodLogOptions "" is invalid: {text}'
+
+
+def _flag(request: Request, name: str) -> bool:
+    """Upstream's reading: present is true unless the value says otherwise."""
+    if not request.has(name):
+        return False
+    return request.get(name).lower() not in ("false", "0")
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.get(name)
+    return _int64(text, name) if text else None
+
+
+def _int64(text: str, name: str) -> int:
+    try:
+        # int() also takes underscores and blanks, which no other reader of this query does.
+        value = int(text) if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() else None
+    except ValueError:
+        value = None
+    if value is None or not -MAX_INT64 - 1 <= value <= MAX_INT64:
+        raise Refused(400, f'{{"message": "Unable to decode query.", "field": "{name}"}}')
+    return value
+
+
+def _time(text: str) -> int | None:
+    if not text:
+        return None
+    try:
+        return parse_nano_time(text)
+    except ValueError:
+        raise Refused(400, '{"message": "Unable to decode query.", "field": "sinceTime"}') from None
+
 
 WAKERS = 32
 """Followers that the kernel wakes, through one of the few inotify instances that root has; others look by the clock."""
@@ -31,37 +124,29 @@ PACE = 0.002
 PULL_PROBLEMS = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}
 
 
-class PodByName(Protocol):
-    def by_name(self, namespace: str, name: str) -> Pod | None: ...
-
-
-class ContainerLookup(Protocol):
-    async def container_status(self, container_id: str) -> ContainerStatus: ...
-
-
 class ContainerLogs:
     def __init__(
         self,
         *,
-        pods: PodByName,
+        pods: PodTable,
         status: Callable[[str], PodStatus | None],
-        runtime: ContainerLookup,
-        seen: Callable[[str], PodRuntimeStatus],
+        runtime: CriContainers,
+        runtime_status: Callable[[str], PodRuntimeStatus],
         clock: Clock,
         split_streams: bool = False,
     ) -> None:
-        """`seen` is the cached runtime status of a pod: it spares asking the runtime at each line of a follower."""
+        """`runtime_status` is a pod's cached one: it spares asking the runtime at each line of a follower."""
         self._pods = pods
         self._status = status
         self._runtime = runtime
-        self._seen = seen
+        self._runtime_status = runtime_status
         self._clock = clock
         self._split_streams = split_streams
         self._followers = self._woken = 0
 
-    async def handle(self, call: Call) -> Reply:
-        namespace, name, container = call.params["namespace"], call.params["pod"], call.params["container"]
-        options = log_options(call, now_ns=self._clock.now_ns(), split_streams=self._split_streams)
+    async def handle(self, request: Request) -> Reply:
+        namespace, name, container = request.params["namespace"], request.params["pod"], request.params["container"]
+        options = log_options(request, now_ns=self._clock.now_ns(), split_streams=self._split_streams)
         pod = self._pods.by_name(namespace, name)
         if pod is None:
             raise Refused(404, f'pod "{name}" does not exist\n')
@@ -76,7 +161,7 @@ class ContainerLogs:
         except OSError as error:
             problem = error.strerror or str(error)
             raise Refused(400, f"unable to retrieve container logs for {container_id}: {path}: {problem}") from None
-        return Flow(chunks=self._flow(uid_of(pod), container_id, path, options))
+        return Stream(chunks=self._flow(uid_of(pod), container_id, path, options))
 
     async def _log_path(self, container_id: str) -> Path:
         try:
@@ -89,7 +174,7 @@ class ContainerLogs:
 
     async def _flow(self, uid: str, container_id: str, path: Path, options: LogOptions) -> AsyncGenerator[bytes, None]:
         async def is_running() -> bool:
-            cached = next((c for c in self._seen(uid).containers if c.id == container_id), None)
+            cached = next((c for c in self._runtime_status(uid).containers if c.id == container_id), None)
             if cached is not None and cached.state is ContainerState.RUNNING:
                 return True
             try:

@@ -1,8 +1,8 @@
 """/metrics, its sisters and /stats/summary; and the counters the server keeps about itself.
 
-The agent's own instruments are in the registry, the probes' in one of their own. Figures about pods and the
-machine (/metrics/cadvisor, /metrics/resource, /stats/summary) come from a `StatsSource`, which may be absent: then
-those paths answer 503. Only the text format is offered; every scraper takes it.
+The agent's own instruments are in the registry, the probes' in one of their own. Stats of pods and the machine
+(/metrics/cadvisor, /metrics/resource, /stats/summary) come from stats/source.py; without it those paths answer 503.
+Only the text format is offered; every scraper takes it.
 """
 
 from __future__ import annotations
@@ -10,33 +10,17 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry, render_labels
-from pykubelet.server.calls import Answer, Call, Refused, Reply
+from pykubelet.server.requests import Refused, Reply, Request, Response
+from pykubelet.stats.source import NodeStatsSource
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 COMPRESS_FROM = 1024
 THREAD_FROM = 32 * 1024
 """Bytes whose compression takes so long that others should not wait for it."""
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-class StatsSource(Protocol):
-    """Figures about pods and the machine. Raises PykubeletError when they cannot be had."""
-
-    async def summary(self, *, only_cpu_and_memory: bool) -> bytes:
-        """The JSON of /stats/summary."""
-        ...
-
-    async def cadvisor(self) -> str:
-        """The text of /metrics/cadvisor."""
-        ...
-
-    async def resource(self) -> str:
-        """The text of /metrics/resource."""
-        ...
 
 
 class MetricRoutes:
@@ -46,7 +30,7 @@ class MetricRoutes:
         agent: Registry,
         probes: Callable[[], str],
         health: Callable[[], Mapping[str, str]],
-        stats: StatsSource | None,
+        stats: NodeStatsSource | None,
     ) -> None:
         """`probes` gives the text of /metrics/probes, `health` check name to problem."""
         self._agent = agent
@@ -55,28 +39,28 @@ class MetricRoutes:
         self._stats = stats
         self._checks: dict[tuple[str, str], int] = {}
 
-    async def metrics(self, call: Call) -> Reply:
-        return await exposition(call, self._agent.expose())
+    async def metrics(self, request: Request) -> Reply:
+        return await exposition(request, self._agent.expose())
 
-    async def probes(self, call: Call) -> Reply:
-        return await exposition(call, self._probes())
+    async def probes(self, request: Request) -> Reply:
+        return await exposition(request, self._probes())
 
-    async def cadvisor(self, call: Call) -> Reply:
-        return await exposition(call, await self._source().cadvisor())
+    async def cadvisor(self, request: Request) -> Reply:
+        return await exposition(request, await self._source().cadvisor())
 
-    async def resource(self, call: Call) -> Reply:
-        return await exposition(call, await self._source().resource())
+    async def resource(self, request: Request) -> Reply:
+        return await exposition(request, await self._source().resource())
 
-    async def summary(self, call: Call) -> Reply:
-        only = call.get("only_cpu_and_memory").lower() in ("true", "1", "t")
-        return Answer.json(await self._source().summary(only_cpu_and_memory=only))
+    async def summary(self, request: Request) -> Reply:
+        only = request.get("only_cpu_and_memory").lower() in ("true", "1", "t")
+        return Response.json(await self._source().summary(only_cpu_and_memory=only))
 
-    def _source(self) -> StatsSource:
+    def _source(self) -> NodeStatsSource:
         if self._stats is None:
             raise Refused(503, "stats are not collected on this node")
         return self._stats
 
-    async def slis(self, call: Call) -> Reply:
+    async def slis(self, request: Request) -> Reply:
         lines = [
             "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.",
             "# TYPE kubernetes_healthcheck gauge",
@@ -93,18 +77,18 @@ class MetricRoutes:
         for (name, status), count in self._checks.items():
             labels = render_labels(("name", "type", "status"), (name, "healthz", status))
             lines.append(f"kubernetes_healthchecks_total{labels} {count}")
-        return await exposition(call, "\n".join(lines) + "\n")
+        return await exposition(request, "\n".join(lines) + "\n")
 
 
-async def exposition(call: Call, text: str) -> Answer:
-    encodings = [word.partition(";")[0].strip() for word in call.tokens("accept-encoding")]
+async def exposition(request: Request, text: str) -> Response:
+    encodings = [word.partition(";")[0].strip() for word in request.tokens("accept-encoding")]
     if "gzip" not in encodings or len(text) < COMPRESS_FROM:
-        return Answer(body=text.encode(), content_type=CONTENT_TYPE)
+        return Response(body=text.encode(), content_type=CONTENT_TYPE)
     if len(text) < THREAD_FROM:
         body = _packed(text)
     else:
         body = await host_calls.run(partial(_packed, text), name="packing metrics", within=60.0)
-    return Answer(body=body, content_type=CONTENT_TYPE, headers={"Content-Encoding": "gzip"})
+    return Response(body=body, content_type=CONTENT_TYPE, headers={"Content-Encoding": "gzip"})
 
 
 def _packed(text: str) -> bytes:

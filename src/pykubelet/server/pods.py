@@ -8,67 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from pykubelet.api.codec import encode_json
 from pykubelet.api.times import format_time
 from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec, PodStatus
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.model.errors import CriError, CriNotFound, Unimplemented
 from pykubelet.model.pod import PodUID, find_container, uid_of
-from pykubelet.model.runtime_status import ContainerRecord, ExecResult, SandboxRecord
-from pykubelet.server.calls import JSON, Answer, Call, Refused, Reply
+from pykubelet.model.runtime_status import ContainerRecord, SandboxRecord
+from pykubelet.pods.table import PodTable
+from pykubelet.server.requests import JSON, Refused, Reply, Request, Response
 
 RUN_TIMEOUT = 0
 """The runtime's own; /run has no deadline upstream either."""
 MAX_RUN_OUTPUT = 16 * 1024 * 1024
 
 
-class Pods(Protocol):
-    """The pods of this node and the UIDs they go by (pods/manager.py)."""
-
-    def pods(self) -> Sequence[Pod]: ...
-
-    def by_name(self, namespace: str, name: str) -> Pod | None: ...
-
-    def translate(self, uid: PodUID, /) -> PodUID: ...
-
-
-class Runtime(Protocol):
-    """What routes ask of the container runtime; a part of the CRI client."""
-
-    async def list_pod_sandboxes(
-        self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
-    ) -> Sequence[SandboxRecord]: ...
-
-    async def list_containers(
-        self,
-        *,
-        pod_uid: str | None = None,
-        id: str | None = None,
-        sandbox_id: str | None = None,
-        running_only: bool = False,
-    ) -> Sequence[ContainerRecord]: ...
-
-    async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult: ...
-
-    async def checkpoint_container(self, container_id: str, location: str, timeout: int = 0) -> None: ...
-
-
-def find_pod(pods: Pods, call: Call) -> Pod:
+def find_pod(pods: PodTable, request: Request) -> Pod:
     """The pod that the path names; a UID in it must be the pod's own or that of its mirror."""
-    pod = pods.by_name(call.params["namespace"], call.params["pod"])
+    pod = pods.by_name(request.params["namespace"], request.params["pod"])
     if pod is None:
         raise Refused(404, "pod does not exist")
-    uid = call.params.get("uid")
+    uid = request.params.get("uid")
     if uid is not None and pods.translate(PodUID(uid)) != uid_of(pod):
         raise Refused(404, "pod not found")
     return pod
 
 
-async def running_container(runtime: Runtime, pod: Pod, name: str) -> str:
+async def running_container(runtime: CriClient, pod: Pod, name: str) -> str:
     """The id of the newest running container of that name; raises Refused."""
     try:
         found = await runtime.list_containers(pod_uid=uid_of(pod), running_only=True)
@@ -84,9 +54,9 @@ class PodRoutes:
     def __init__(
         self,
         *,
-        pods: Pods,
+        pods: PodTable,
         status: Callable[[str], PodStatus | None],
-        runtime: Runtime,
+        runtime: CriClient,
         checkpoints: Path,
         clock: Clock,
     ) -> None:
@@ -96,25 +66,25 @@ class PodRoutes:
         self._checkpoints = checkpoints
         self._clock = clock
 
-    async def list(self, call: Call) -> Reply:
-        return Answer.json(pod_list(self._with_status(pod) for pod in self._pods.pods()))
+    async def list(self, request: Request) -> Reply:
+        return Response.json(pod_list(self._with_status(pod) for pod in self._pods.pods()))
 
     def _with_status(self, pod: Pod) -> Pod:
-        told = self._status(uid_of(pod))
-        return pod if told is None else msgspec.structs.replace(pod, status=told)
+        status = self._status(uid_of(pod))
+        return pod if status is None else msgspec.structs.replace(pod, status=status)
 
-    async def running(self, call: Call) -> Reply:
+    async def running(self, request: Request) -> Reply:
         try:
             sandboxes = await self._runtime.list_pod_sandboxes(ready_only=True)
             containers = await self._runtime.list_containers(running_only=True)
         except CriError as error:
             raise Refused(500, f"Internal Error: {error}") from error
-        return Answer.json(pod_list(running_pods(sandboxes, containers)))
+        return Response.json(pod_list(running_pods(sandboxes, containers)))
 
-    async def run(self, call: Call) -> Reply:
-        pod = find_pod(self._pods, call)
-        container = await running_container(self._runtime, pod, call.params["container"])
-        command = call.get("cmd").split(" ")
+    async def run(self, request: Request) -> Reply:
+        pod = find_pod(self._pods, request)
+        container = await running_container(self._runtime, pod, request.params["container"])
+        command = request.get("cmd").split(" ")
         try:
             result = await self._runtime.exec_sync(container, command, RUN_TIMEOUT)
         except CriError as error:
@@ -123,18 +93,18 @@ class PodRoutes:
         if result.exit_code:
             text = output[-MAX_RUN_OUTPUT:].decode(errors="replace")
             raise Refused(500, f"command '{' '.join(command)}' exited with {result.exit_code}: {text}")
-        return Answer(body=output, content_type=JSON)
+        return Response(body=output, content_type=JSON)
 
-    async def checkpoint(self, call: Call) -> Reply:
-        pod = find_pod(self._pods, call)
-        name = call.params["container"]
+    async def checkpoint(self, request: Request) -> Reply:
+        pod = find_pod(self._pods, request)
+        name = request.params["container"]
         if find_container(pod, name) is None:
             raise Refused(404, f"container {name} does not exist")
-        timeout = _timeout(call)
+        timeout = _timeout(request)
         container = await running_container(self._runtime, pod, name)
         # Times in file names as upstream writes them; pod and container names cannot hold a slash.
         stamp = format_time(utc(self._clock.now()))
-        parts = f"{call.params['pod']}_{call.params['namespace']}-{name}-{stamp}"
+        parts = f"{request.params['pod']}_{request.params['namespace']}-{name}-{stamp}"
         location = self._checkpoints / f"checkpoint-{parts}.tar"
         try:
             self._checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,16 +113,16 @@ class PodRoutes:
             raise Refused(404, str(error)) from error
         except Unimplemented as error:
             why = f"the container runtime does not offer it: {error}"
-            problem = f"checkpointing of {call.params['namespace']}/{call.params['pod']}/{name} failed ({why})"
+            problem = f"checkpointing of {request.params['namespace']}/{request.params['pod']}/{name} failed ({why})"
             raise Refused(500, problem) from error
         except (CriError, OSError) as error:
-            problem = f"checkpointing of {call.params['namespace']}/{call.params['pod']}/{name} failed ({error})"
+            problem = f"checkpointing of {request.params['namespace']}/{request.params['pod']}/{name} failed ({error})"
             raise Refused(500, problem) from error
-        return Answer.json(encode_json({"items": [str(location)]}))
+        return Response.json(encode_json({"items": [str(location)]}))
 
 
-def _timeout(call: Call) -> int:
-    text = call.get("timeout")
+def _timeout(request: Request) -> int:
+    text = request.get("timeout")
     if not text:
         return 0
     if not (text.isascii() and text.isdigit() and int(text) < 1 << 31):

@@ -7,19 +7,18 @@ Does not cover: what the paths do (their own modules).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from msgspec import Struct
 
-from pykubelet.server.calls import Call, Handler, Refused, Reply
-from pykubelet.server.configz import ConfigRoutes
-from pykubelet.server.debug import DebugRoutes
-from pykubelet.server.health import HealthRoutes
+from pykubelet.server.introspection import ConfigRoutes, DebugRoutes, HealthRoutes
 from pykubelet.server.logs import ContainerLogs
 from pykubelet.server.metrics import MetricRoutes
+from pykubelet.server.node_logs import SystemLogs
 from pykubelet.server.pods import PodRoutes
-from pykubelet.server.routing import ANY, PROXY, Route
+from pykubelet.server.requests import ANY, PROXY, Handler, Refused, Reply, Request, Route
 from pykubelet.server.streams import StreamRoutes
-from pykubelet.server.system_logs import SystemLogs
+from pykubelet.settings.gates import Gates
 from pykubelet.settings.schema_server import ServerSettings
 
 STREAM_METHODS = ("GET", "POST")
@@ -51,15 +50,15 @@ class Offers(Struct, frozen=True, kw_only=True):
     flagz: bool = True
 
     @classmethod
-    def of(cls, settings: ServerSettings, *, checkpoint: bool, statusz: bool, flagz: bool) -> Offers:
+    def of(cls, settings: ServerSettings, gates: Gates) -> Offers:
         return cls(
             debugging=settings.enable_debugging_handlers,
             profiling=settings.enable_profiling_handler,
             debug_flags=settings.enable_debug_flags_handler,
             system_logs=settings.enable_system_log_handler,
-            checkpoint=checkpoint,
-            statusz=statusz,
-            flagz=flagz,
+            checkpoint=gates.enabled("ContainerCheckpoint"),
+            statusz=gates.enabled("ComponentStatusz"),
+            flagz=gates.enabled("ComponentFlagz"),
         )
 
 
@@ -74,13 +73,14 @@ def main_routes(handlers: Handlers, offers: Offers) -> list[Route]:
     routes.append(Route(pattern="/configz", handler=configs.configz, access=("configz", "proxy")))
     if offers.flagz:
         routes.append(Route(pattern="/flagz", handler=configs.flagz, access=("configz",)))
-    if offers.statusz:
-        routes.append(Route(pattern="/statusz", handler=configs.statusz, access=("statusz",)))
     if offers.checkpoint:
         pattern = "/checkpoint/{namespace}/{pod}/{container}"
         routes.append(
             Route(pattern=pattern, handler=handlers.pods.checkpoint, access=("checkpoint",), methods=("POST",))
         )
+    if offers.statusz:
+        paths = sorted({"/statusz", *(route.pattern for route in routes)})
+        routes.append(Route(pattern="/statusz", handler=partial(configs.statusz, paths), access=("statusz",)))
     return routes
 
 
@@ -170,7 +170,7 @@ def _off(head: str, text: str) -> Iterator[Route]:
 
 
 def _refuse(text: str) -> Handler:
-    async def handler(call: Call) -> Reply:
+    async def handler(request: Request) -> Reply:
         raise Refused(405, text + "\n")
 
     return handler

@@ -6,42 +6,22 @@ WebSocket v5 and tunnels are channels.py. Does not cover: /run, which does not s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable
 
 from msgspec import Struct
 
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.model.errors import CriError, Exhausted, NotFound
 from pykubelet.model.pod import find_container, uid_of
-from pykubelet.server.calls import Bridging, Call, Refused, Reply, Upgraded
-from pykubelet.server.pods import Pods, Runtime, find_pod, running_container
+from pykubelet.pods.table import PodTable
+from pykubelet.server.pods import find_pod, running_container
+from pykubelet.server.requests import Bridging, Refused, Reply, Request, Upgrade
 
 CHANNELS_V5 = "v5.channel.k8s.io"
 TUNNEL_PROTOCOL = "SPDY/3.1+portforward.k8s.io"
 SPDY = "spdy/3.1"
 WEBSOCKET = "websocket"
 RETRY_AFTER = "60"
-
-
-class StreamingRuntime(Runtime, Protocol):
-    """What streams ask of the container runtime: the URL at which it serves one."""
-
-    async def exec(
-        self,
-        container_id: str,
-        command: Sequence[str],
-        *,
-        tty: bool = False,
-        stdin: bool = False,
-        stdout: bool = True,
-        stderr: bool = True,
-    ) -> str: ...
-
-    async def attach(
-        self, container_id: str, *, tty: bool = False, stdin: bool = False, stdout: bool = True, stderr: bool = True
-    ) -> str: ...
-
-    async def port_forward(self, sandbox_id: str, ports: Sequence[int] = ()) -> str: ...
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
@@ -55,13 +35,13 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
         return tuple(name for name, on in wanted.items() if on)
 
 
-def stream_options(call: Call) -> StreamOptions:
-    tty = call.get("tty") == "1"
+def stream_options(request: Request) -> StreamOptions:
+    tty = request.get("tty") == "1"
     # A terminal has one output; asking for both is an old client's habit.
     options = StreamOptions(
-        stdin=call.get("input") == "1",
-        stdout=call.get("output") == "1",
-        stderr=call.get("error") == "1" and not tty,
+        stdin=request.get("input") == "1",
+        stdout=request.get("output") == "1",
+        stderr=request.get("error") == "1" and not tty,
         tty=tty,
     )
     if not (options.stdin or options.stdout or options.stderr):
@@ -69,55 +49,55 @@ def stream_options(call: Call) -> StreamOptions:
     return options
 
 
-def check_upgrade(call: Call) -> str:
+def check_upgrade(request: Request) -> str:
     """What the connection becomes, spdy/3.1 or websocket. Raises Refused 400 for anything else."""
-    if not call.wants_upgrade:
+    if not request.wants_upgrade:
         raise Refused(400, "Upgrade request required")
-    wanted = call.header("upgrade").strip().lower()
+    wanted = request.header("upgrade").strip().lower()
     if wanted not in (SPDY, WEBSOCKET):
         raise Refused(400, f"unable to upgrade: unknown protocol {wanted[:40]!r}")
-    if call.has_body:
+    if request.has_body:
         # Its bytes would be taken for the first frames of the new protocol.
         raise Refused(400, "unable to upgrade: the request has a body")
-    if wanted == WEBSOCKET and call.method != "GET":
+    if wanted == WEBSOCKET and request.method != "GET":
         raise Refused(400, "unable to upgrade: a websocket begins with GET")
     return wanted
 
 
-def offered(call: Call) -> list[str]:
+def offered(request: Request) -> list[str]:
     """WebSocket protocols the caller can speak, in its order."""
-    return [word.strip() for word in call.header("sec-websocket-protocol").split(",") if word.strip()]
+    return [word.strip() for word in request.header("sec-websocket-protocol").split(",") if word.strip()]
 
 
 class StreamRoutes:
-    def __init__(self, *, pods: Pods, runtime: StreamingRuntime, translate: bool = True) -> None:
+    def __init__(self, *, pods: PodTable, runtime: CriClient, translate: bool = True) -> None:
         """`translate`: speak WebSocket v5 and tunnels for runtimes that do not (gate ExtendWebSocketsToKubelet)."""
         self._pods = pods
         self._runtime = runtime
         self._translate = translate
 
-    async def exec(self, call: Call) -> Reply:
-        options = stream_options(call)
-        pod = find_pod(self._pods, call)
-        kind = check_upgrade(call)
-        container = await running_container(self._runtime, pod, call.params["container"])
+    async def exec(self, request: Request) -> Reply:
+        options = stream_options(request)
+        pod = find_pod(self._pods, request)
+        kind = check_upgrade(request)
+        container = await running_container(self._runtime, pod, request.params["container"])
         url = await _url(
             self._runtime.exec(
                 container,
-                call.all("command"),
+                request.all("command"),
                 tty=options.tty,
                 stdin=options.stdin,
                 stdout=options.stdout,
                 stderr=options.stderr,
             )
         )
-        return self._joined(call, kind, url, options)
+        return self._joined(request, kind, url, options)
 
-    async def attach(self, call: Call) -> Reply:
-        options = stream_options(call)
-        pod = find_pod(self._pods, call)
-        kind = check_upgrade(call)
-        name = call.params["container"]
+    async def attach(self, request: Request) -> Reply:
+        options = stream_options(request)
+        pod = find_pod(self._pods, request)
+        kind = check_upgrade(request)
+        name = request.params["container"]
         container = await running_container(self._runtime, pod, name)
         declared = find_container(pod, name)
         # What the container was started with, not what the caller believes.
@@ -131,21 +111,21 @@ class StreamRoutes:
                 stderr=options.stderr and not tty,
             )
         )
-        return self._joined(call, kind, url, options)
+        return self._joined(request, kind, url, options)
 
-    async def port_forward(self, call: Call) -> Reply:
-        pod = find_pod(self._pods, call)
-        kind = check_upgrade(call)
-        tunnelled = kind == WEBSOCKET and self._translate and TUNNEL_PROTOCOL in offered(call)
-        ports = [] if kind == SPDY or tunnelled else forwarded_ports(call)
+    async def port_forward(self, request: Request) -> Reply:
+        pod = find_pod(self._pods, request)
+        kind = check_upgrade(request)
+        tunnelled = kind == WEBSOCKET and self._translate and TUNNEL_PROTOCOL in offered(request)
+        ports = [] if kind == SPDY or tunnelled else forwarded_ports(request)
         sandbox = await self._sandbox(uid_of(pod))
         url = await _url(self._runtime.port_forward(sandbox, ports))
-        return Upgraded(url=url, bridging=Bridging.TUNNEL if tunnelled else Bridging.VERBATIM)
+        return Upgrade(url=url, bridging=Bridging.TUNNEL if tunnelled else Bridging.VERBATIM)
 
-    def _joined(self, call: Call, kind: str, url: str, options: StreamOptions) -> Upgraded:
-        if kind == WEBSOCKET and self._translate and CHANNELS_V5 in offered(call):
-            return Upgraded(url=url, bridging=Bridging.CHANNELS, streams=options.names())
-        return Upgraded(url=url)
+    def _joined(self, request: Request, kind: str, url: str, options: StreamOptions) -> Upgrade:
+        if kind == WEBSOCKET and self._translate and CHANNELS_V5 in offered(request):
+            return Upgrade(url=url, bridging=Bridging.CHANNELS, streams=options.names())
+        return Upgrade(url=url)
 
     async def _sandbox(self, uid: str) -> str:
         try:
@@ -157,9 +137,9 @@ class StreamRoutes:
         return max(found, key=lambda record: (record.attempt, record.created_at)).id
 
 
-def forwarded_ports(call: Call) -> list[int]:
+def forwarded_ports(request: Request) -> list[int]:
     """Ports of a WebSocket port-forward; one or several, repeated or with commas."""
-    words = [word for value in call.all("port") for word in value.split(",")]
+    words = [word for value in request.all("port") for word in value.split(",")]
     if not words:
         raise Refused(400, 'query parameter "port" is required')
     ports: list[int] = []

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct, field
 
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import HostReader
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
@@ -33,18 +34,6 @@ async def read_host(work: Callable[[], T]) -> T:
 
 FEW = 8
 """Pods that are asked for one by one."""
-
-
-class StatsRuntime(Protocol):
-    """The part of the runtime that measures."""
-
-    async def list_container_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
-    ) -> Sequence[cri_pb2.ContainerStats]: ...
-
-    async def image_fs_info(self) -> ImageFilesystems: ...
-
-    async def sandbox_image(self, sandbox_id: str, /) -> str: ...
 
 
 class StatPaths(Protocol):
@@ -74,7 +63,7 @@ class DiskFigures(Struct, frozen=True, kw_only=True):
 
 
 class DiskReader:
-    def __init__(self, *, cri: StatsRuntime, host: HostReader, paths: StatPaths, clock: Clock) -> None:
+    def __init__(self, *, cri: CriClient, host: HostReader, paths: StatPaths, clock: Clock) -> None:
         self._cri = cri
         self._host = host
         self._paths = paths

@@ -15,7 +15,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from pykubelet.clients.host.port import CgroupReader, HostReader
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.edges import GuardEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import finish, gather_all
 from pykubelet.model.errors import CriError
@@ -29,16 +30,16 @@ from pykubelet.model.figures import (
     ProcessFigures,
     TaskFigures,
 )
-from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskReader, Run, StatPaths, StatsRuntime, read_host
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pods.table import PodTable
+from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskReader, Run, StatPaths, read_host
 from pykubelet.stats.snapshot import (
+    CgroupNames,
     ContainerFigures,
     Group,
-    GroupNames,
-    KnownPods,
     NodeFigures,
     PodFigures,
     PodItem,
-    RuntimeStatuses,
     Snapshot,
     pod_groups,
     take_inventory,
@@ -54,8 +55,8 @@ MOST_PROCESSES = 64
 
 
 class StatsSettings(Struct, frozen=True, kw_only=True):
-    groups: GroupNames = field(default_factory=GroupNames)
-    system_groups: Mapping[str, str] = field(default_factory=dict)
+    cgroups: CgroupNames = field(default_factory=CgroupNames)
+    system_cgroups: Mapping[str, str] = field(default_factory=dict)
     """Name in the summary (kubelet, runtime, misc) to cgroup."""
     fresh_for: float = 1.0
     """Seconds for which one look serves everybody."""
@@ -80,20 +81,20 @@ class _Reading(Struct, kw_only=True):
 class StatsProvider:
     def __init__(
         self,
+        guard: GuardEdges,
         *,
-        cgroups: CgroupReader,
-        host: HostReader,
-        cri: StatsRuntime,
-        pods: KnownPods,
-        statuses: RuntimeStatuses,
+        cri: CriClient,
+        table: PodTable,
+        statuses: PodStatusCache,
         paths: StatPaths,
         clock: Clock,
         settings: StatsSettings,
         run: Run[Any] = read_host,
     ) -> None:
-        self._cgroups = cgroups
+        host = guard.host
+        self._cgroups = guard.cgroups
         self._host = host
-        self._pods = pods
+        self._table = table
         self._statuses = statuses
         self._clock = clock
         self._settings = settings
@@ -122,7 +123,7 @@ class StatsProvider:
         """The latest disk figures, however old."""
         return self._disk
 
-    async def look(self, *, full: bool, stale_disk: bool = False, at_most: float | None = None) -> Snapshot:
+    async def snapshot(self, *, full: bool, stale_disk: bool = False, at_most: float | None = None) -> Snapshot:
         """The node now, or at most `at_most` seconds ago. Without `full` only CPU and memory.
 
         Raises CriError when the runtime cannot be asked, unless older disk figures will do (`stale_disk`).
@@ -133,12 +134,12 @@ class StatsProvider:
                 known = self._last.get(kind)
                 if known is not None and known[0] >= asked and not (full and self.disk_problem and not stale_disk):
                     return known[1]
-            return await self._look(full, stale_disk)
+            return await self._read_all(full, stale_disk)
 
-    async def _look(self, full: bool, stale_disk: bool) -> Snapshot:
+    async def _read_all(self, full: bool, stale_disk: bool) -> Snapshot:
         started = self._clock.monotonic()
         settings = self._settings
-        groups = pod_groups(self._pods.pods(), settings.groups)
+        groups = pod_groups(self._table.pods(), settings.cgroups)
         inventory = take_inventory(self._statuses, groups, self._sandbox_images)
         if full and await self._learn_images(inventory):
             inventory = take_inventory(self._statuses, groups, self._sandbox_images)
@@ -190,12 +191,12 @@ class StatsProvider:
 
     def idle(self) -> list[str]:
         """Pods of this node of which no container runs: they are in no look, and use no memory."""
-        uids = [pod.metadata.uid or "" for pod in self._pods.pods()]
+        uids = [pod.metadata.uid or "" for pod in self._table.pods()]
         return [uid for uid in uids if not self._statuses.last_known(uid).running()]
 
     async def disks(self, uids: Collection[str] | None) -> DiskFigures:
         """Disk figures of some pods, or of all, read now and without the cost of a whole look. Raises CriError."""
-        every = take_inventory(self._statuses, pod_groups(self._pods.pods(), self._settings.groups))
+        every = take_inventory(self._statuses, pod_groups(self._table.pods(), self._settings.cgroups))
         return await self._read_disk([pod for pod in every if uids is None or pod.uid in uids], uids)
 
     async def _read_disk(self, inventory: Sequence[PodItem], uids: Collection[str] | None = None) -> DiskFigures:
@@ -213,9 +214,9 @@ class StatsProvider:
             self._processes = {}
         self._locate(inventory)
         reading = _Reading()
-        groups = self._settings.groups
+        names = self._settings.cgroups
         self._read_group(ROOT, reading, full)
-        for path in (groups.pods(), *self._settings.system_groups.values(), *groups.classes()):
+        for path in (names.pods(), *self._settings.system_cgroups.values(), *names.classes()):
             self._read_group(path, reading, full)
             reading.made[path] = self._cgroups.created_ns(path)
         for pod in inventory:
@@ -241,7 +242,7 @@ class StatsProvider:
         known, self._places = self._places, {}
         self._homeless = False
         for pod in inventory:
-            parent = pod.group if pod.group is not None else self._settings.groups.root
+            parent = pod.group if pod.group is not None else self._settings.cgroups.root
             for wanted in (pod.sandbox_id, *(container.id for container in pod.containers)):
                 place = known.get(wanted) or self._cgroups.locate(parent, wanted)
                 if place is not None:
@@ -279,13 +280,13 @@ class StatsProvider:
 
     def _assemble(self, inventory: Sequence[PodItem], reading: _Reading, full: bool) -> Snapshot:
         settings = self._settings
-        system = {name: self._group(path, reading) for name, path in settings.system_groups.items()}
-        system["pods"] = self._group(settings.groups.pods(), reading)
+        system = {name: self._group(path, reading) for name, path in settings.system_cgroups.items()}
+        system["pods"] = self._group(settings.cgroups.pods(), reading)
         node = NodeFigures(
             boot_seconds=self._boot,
             root=self._group(ROOT, reading),
             system={name: group for name, group in system.items() if group.usage is not None},
-            classes=tuple(self._group(path, reading) for path in settings.groups.classes()),
+            classes=tuple(self._group(path, reading) for path in settings.cgroups.classes()),
             network=reading.node_network,
             tasks=reading.tasks,
             load=self._smoothed(reading.tasks),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -30,20 +29,9 @@ from pykubelet.model.figures import (
 )
 from pykubelet.model.pod import QosClass
 from pykubelet.model.runtime_status import NamespaceMode, PodRuntimeStatus
+from pykubelet.pleg.cache import PodStatusCache
 
 NO_IMAGES: Mapping[str, str] = MappingProxyType({})
-
-
-class RuntimeStatuses(Protocol):
-    """What the runtime last reported about pods."""
-
-    def uids(self) -> tuple[str, ...]: ...
-
-    def last_known(self, uid: str) -> PodRuntimeStatus: ...
-
-
-class KnownPods(Protocol):
-    def pods(self) -> list[Pod]: ...
 
 
 class ContainerItem(Figures, frozen=True, kw_only=True):
@@ -66,7 +54,7 @@ class PodItem(Figures, frozen=True, kw_only=True):
     containers: tuple[ContainerItem, ...] = ()
 
 
-class GroupNames(Struct, frozen=True, kw_only=True):
+class CgroupNames(Struct, frozen=True, kw_only=True):
     """Where cgroups are on this node."""
 
     root: str = "/"
@@ -91,7 +79,7 @@ class GroupNames(Struct, frozen=True, kw_only=True):
 
 
 def take_inventory(
-    statuses: RuntimeStatuses, groups: dict[str, str | None], images: Mapping[str, str] = NO_IMAGES
+    statuses: PodStatusCache, groups: dict[str, str | None], images: Mapping[str, str] = NO_IMAGES
 ) -> tuple[PodItem, ...]:
     """`groups` is uid to cgroup of every pod this node wants; others are on their way out and not reported. `images`
     is sandbox to image."""
@@ -104,7 +92,7 @@ def take_inventory(
     return tuple(found)
 
 
-def pod_groups(pods: Iterable[Pod], names: GroupNames) -> dict[str, str | None]:
+def pod_groups(pods: Iterable[Pod], names: CgroupNames) -> dict[str, str | None]:
     return {pod.metadata.uid or "": names.pod(pod) for pod in pods}
 
 

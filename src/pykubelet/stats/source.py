@@ -34,7 +34,7 @@ class NodeStatsSource:
         self,
         *,
         provider: StatsProvider,
-        volumes: VolumeFigures | None,
+        volumes: VolumeFigures,
         machine: Machine,
         node_name: str,
         version: str,
@@ -53,7 +53,7 @@ class NodeStatsSource:
         self._encoder = msgspec.json.Encoder()
 
     async def summary_value(self, *, only_cpu_and_memory: bool) -> Summary:
-        snapshot = await self._provider.look(full=not only_cpu_and_memory)
+        snapshot = await self._provider.snapshot(full=not only_cpu_and_memory)
         return summarize(
             snapshot,
             node_name=self._node_name,
@@ -68,7 +68,7 @@ class NodeStatsSource:
 
     async def cadvisor(self) -> str:
         """Disk figures may be older than usual when the runtime does not answer; the text says so."""
-        snapshot = await self._provider.look(full=True, stale_disk=True)
+        snapshot = await self._provider.snapshot(full=True, stale_disk=True)
         return render_cadvisor(
             snapshot,
             machine=self._machine_text,
@@ -77,11 +77,11 @@ class NodeStatsSource:
         )
 
     async def resource(self) -> str:
-        snapshot = await self._provider.look(full=False)
+        snapshot = await self._provider.snapshot(full=False)
         return render_resource(snapshot if snapshot.node.root.usage is not None else None)
 
     def _pod_volumes(self) -> Mapping[str, PodVolumes]:
-        return self._volumes.all() if self._volumes is not None else {}
+        return self._volumes.all()
 
     def add_instruments(self, registry: Registry, *, cgroup_version: int) -> None:
         registry.gauge("kubelet_metrics_provider", "Where container figures come from", ("provider",)).set(1, "cri")

@@ -29,7 +29,8 @@ from pykubelet.stats.summary_types import (
     SwapStats,
     VolumeStats,
 )
-from pykubelet.stats.volumes import PodVolumes, VolumeUse
+from pykubelet.stats.volumes import PodVolumes
+from pykubelet.volumes.usage import VolumeUsage
 
 MAIN_INTERFACE = "eth0"
 
@@ -265,7 +266,7 @@ def ephemeral_storage(pod: PodFigures, volumes: PodVolumes | None, whole: FsFigu
     return FsStats(time=utc_from_ns(newest), used_bytes=used, inodes_used=inodes, **_room(whole))
 
 
-def _volume(volume: VolumeUse, time_ns: int, pod: PodItem) -> VolumeStats:
+def _volume(volume: VolumeUsage, time_ns: int, pod: PodItem) -> VolumeStats:
     claim = volume.claim
     return VolumeStats(
         name=volume.name,

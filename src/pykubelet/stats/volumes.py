@@ -21,7 +21,8 @@ from pykubelet.kit.metrics import Histogram, Registry
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.figures import Figures
-from pykubelet.stats.snapshot import KnownPods
+from pykubelet.pods.table import PodTable
+from pykubelet.volumes.usage import VolumeUsage
 
 logger = logging.getLogger(__name__)
 
@@ -38,40 +39,13 @@ AT_ONCE = 16
 """Pods that are measured at the same time."""
 
 
-class VolumeUse(Protocol):
-    """One volume, as volumes measure it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def used_bytes(self) -> int: ...
-    @property
-    def capacity_bytes(self) -> int: ...
-    @property
-    def available_bytes(self) -> int: ...
-    @property
-    def inodes(self) -> int: ...
-    @property
-    def inodes_free(self) -> int: ...
-    @property
-    def inodes_used(self) -> int: ...
-    @property
-    def claim(self) -> tuple[str, str] | None: ...
-    @property
-    def on_node_disk(self) -> bool: ...
-    @property
-    def complete(self) -> bool:
-        """False: a lower bound, counting goes on with the next measurement."""
-        ...
-
-
 class VolumeMeter(Protocol):
-    async def usage(self, pod: Pod) -> Sequence[VolumeUse]: ...
+    async def usage(self, pod: Pod) -> Sequence[VolumeUsage]: ...
 
 
 class PodVolumes(Figures, frozen=True, kw_only=True):
     time_ns: int
-    volumes: tuple[VolumeUse, ...]
+    volumes: tuple[VolumeUsage, ...]
 
 
 class VolumeFigures:
@@ -83,7 +57,7 @@ class VolumeFigures:
         self,
         *,
         meter: VolumeMeter,
-        pods: KnownPods,
+        table: PodTable,
         clock: Clock,
         metrics: Registry,
         period: float = 60.0,
@@ -91,7 +65,7 @@ class VolumeFigures:
     ) -> None:
         """A period of zero or less turns measuring off, but for pods with limits of their own."""
         self._meter = meter
-        self._pods = pods
+        self._table = table
         self._clock = clock
         self._period = period
         self._is_limited = is_limited
@@ -125,7 +99,7 @@ class VolumeFigures:
     async def renew(self, *, within: float) -> None:
         """Measure every pod now, for at most so many seconds: for a decision that should not rest on old figures. A
         second is old when a disk is being filled. Of those that take longer the last figures have to do."""
-        wanted = {pod.metadata.uid or "": pod for pod in self._pods.pods() if pod.spec.volumes}
+        wanted = {pod.metadata.uid or "": pod for pod in self._table.pods() if pod.spec.volumes}
         slots = asyncio.Semaphore(AT_ONCE)
 
         async def measure(uid: str, pod: Pod) -> None:
@@ -139,7 +113,7 @@ class VolumeFigures:
     def _wanted(self) -> dict[str, Pod]:
         return {
             pod.metadata.uid or "": pod
-            for pod in self._pods.pods()
+            for pod in self._table.pods()
             if pod.spec.volumes and (self._period > 0 or self._is_limited(pod))
         }
 

@@ -1,8 +1,9 @@
-"""Comparing statuses and changing one without generating it anew.
+"""Compares statuses, changes one without generating it anew, and merges one with what the API server has.
 
-Covers which differences count, which moves of a container are illegal, the status of a pod whose end is
-certain, and a single probe outcome written into a status. All functions return new values; none changes
-what it was given. Does not cover what is held back from the API server (manager.py).
+Covers which differences count, which moves of a container are illegal, the status of a pod whose end is certain, a
+single probe outcome written into a status, and what is sent: conditions of others stay, and while containers could
+still run, an end phase is held back, because controllers start a replacement the moment they read it, and then two
+would run. All functions return new values; none changes what it was given.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pykubelet.api.types import (
     ContainerState,
     ContainerStatus,
     Pod,
+    PodCondition,
     PodStatus,
     QuantityValue,
     ResourceRequirements,
@@ -27,14 +29,16 @@ from pykubelet.model.progress import could_restart_all
 from pykubelet.model.reasons import CONTAINERS_READY, POD_READY
 from pykubelet.model.results import ProbeKind
 from pykubelet.status.conditions import (
+    FAILED,
     OWNED,
+    POD_COMPLETED,
+    POD_FAILED,
     SHARED,
     containers_ready_condition,
-    find_condition,
     ready_condition,
+    transition_time,
 )
 from pykubelet.status.containers import bare_id, gone_at_end
-from pykubelet.status.phase import FAILED
 
 ProbeAbout = tuple[ProbeKind, str]
 """A kind of probe and the bare id of a container."""
@@ -188,16 +192,14 @@ def _end(status: ContainerStatus) -> ContainerStatus:
 
 def with_container_ready(pod: Pod, status: PodStatus, container: str, ready: bool, now: float) -> PodStatus | None:
     """The status after a readiness outcome for the container with this bare id; None if it says so already."""
-    changed = _with_flag(status, container, "ready", ready)
+    changed = _with_flags(status, container, ready=ready)
     if changed is None:
         return None
     known = [*changed.init_container_statuses, *changed.container_statuses]
     containers_ready = containers_ready_condition(pod, known, changed.phase or "")
     ready_now = ready_condition(pod, containers_ready, changed.conditions)
     for condition in (ready_now, containers_ready):
-        before = find_condition(status.conditions, condition.type or "")
-        same = before is not None and before.status == condition.status
-        condition.last_transition_time = before.last_transition_time if same and before else utc(now)
+        condition.last_transition_time = transition_time(condition, status.conditions) or utc(now)
         condition.observed_generation = pod.metadata.generation
     replaced = {POD_READY: ready_now, CONTAINERS_READY: containers_ready}
     kept = [replaced.pop(c.type, c) if c.type else c for c in changed.conditions]
@@ -206,13 +208,13 @@ def with_container_ready(pod: Pod, status: PodStatus, container: str, ready: boo
 
 def with_container_started(status: PodStatus, container: str, started: bool) -> PodStatus | None:
     """The status after a startup outcome for the container with this bare id; None if it says so already."""
-    return _with_flag(status, container, "started", started)
+    return _with_flags(status, container, started=started)
 
 
 def recalled(pod: Pod, status: PodStatus, before: PodStatus, heard: Collection[ProbeAbout], now: float) -> PodStatus:
-    """The status with what was told of containers that run on, before a restart of the agent, until a probe was heard.
+    """The status with what was reported, before a restart of the agent, of containers that run on.
 
-    Also the start time, as long as anything of that life runs."""
+    `heard`: the probes whose own result counts by now. The start time stays, too, as long as one of them runs."""
     mine = {each.container_id for each in (*status.container_statuses, *status.init_container_statuses) if _runs(each)}
     for each in (*before.init_container_statuses, *before.container_statuses):
         if not each.container_id or each.container_id not in mine or not _runs(each):
@@ -231,16 +233,65 @@ def _runs(status: ContainerStatus) -> bool:
     return status.state is not None and status.state.running is not None
 
 
-def _with_flag(status: PodStatus, container: str, flag: str, value: bool) -> PodStatus | None:
-    """None when the container is unknown or its flag has that value already."""
-    for kind in ("container_statuses", "init_container_statuses"):
-        statuses: list[ContainerStatus] = getattr(status, kind)
-        for index, each in enumerate(statuses):
-            if bare_id(each.container_id) != container:
-                continue
-            if getattr(each, flag) == value:
+def _with_flags(status: PodStatus, container: str, **flags: bool) -> PodStatus | None:
+    """None when the container is unknown or has these flags already."""
+    regular, init = status.container_statuses, status.init_container_statuses
+    for old in (*regular, *init):
+        if bare_id(old.container_id) == container:
+            new = msgspec.structs.replace(old, **flags)
+            if new == old:
                 return None
-            changed = [*statuses]
-            changed[index] = msgspec.structs.replace(each, **{flag: value})
-            return msgspec.structs.replace(status, **{kind: changed})
+            return msgspec.structs.replace(
+                status,
+                container_statuses=[new if each is old else each for each in regular],
+                init_container_statuses=[new if each is old else each for each in init],
+            )
     return None
+
+
+# --- what is sent to the API server ---------------------------------------------------------------
+
+
+def ends_pod(there: PodStatus, own: PodStatus) -> bool:
+    """Whether sending `own` would end the pod in the eyes of the API."""
+    return is_terminal_phase(own.phase) and not is_terminal_phase(there.phase)
+
+
+def merged_status(there: PodStatus, own: PodStatus, *, could_run: bool) -> PodStatus:
+    """The status to write. `there` is what the API server has, `could_run` that containers may not be gone yet."""
+    ending = ends_pod(there, own)
+    merged = msgspec.structs.replace(
+        own,
+        conditions=_conditions(there, own, with_shared=ending and not could_run),
+        resource_claim_statuses=there.resource_claim_statuses,
+        extended_resource_claim_status=there.extended_resource_claim_status,
+        node_allocatable_resource_claim_statuses=there.node_allocatable_resource_claim_statuses,
+        nominated_node_name=there.nominated_node_name,
+    )
+    if ending and could_run:
+        merged.phase, merged.reason, merged.message = there.phase, there.reason, there.message
+    if is_terminal_phase(merged.phase):
+        merged.conditions = _not_ready_any_more(merged.conditions, merged.phase)
+    return merged
+
+
+def _conditions(there: PodStatus, own: PodStatus, *, with_shared: bool) -> list[PodCondition]:
+    found = {c.type: c for c in there.conditions if c.type not in OWNED}
+    found |= {c.type: c for c in own.conditions if c.type in OWNED}
+    if with_shared:
+        for condition in own.conditions:
+            if condition.type in SHARED:
+                kept = transition_time(condition, there.conditions) or condition.last_transition_time
+                found[condition.type] = msgspec.structs.replace(condition, last_transition_time=kept)
+    return list(found.values())
+
+
+def _not_ready_any_more(conditions: Sequence[PodCondition], phase: str | None) -> list[PodCondition]:
+    """Make the pod not ready: it ended, and the last probe result does not count."""
+    reason = POD_FAILED if phase == FAILED else POD_COMPLETED
+    return [
+        msgspec.structs.replace(c, status="False", reason=reason, message=None)
+        if c.type in (POD_READY, CONTAINERS_READY) and c.status == "True"
+        else c
+        for c in conditions
+    ]

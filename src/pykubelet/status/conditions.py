@@ -1,19 +1,36 @@
-"""The conditions of a pod that this agent writes, with upstream's reasons and messages.
+"""The phase of a pod and the conditions that this agent writes, with upstream's reasons and messages.
 
-Pure. `own_conditions` makes them in upstream's order from container statuses already complete with
-ready and started. Does not cover keeping conditions of others; `generate.py` joins both.
+Pure. `own_conditions` makes them in upstream's order from container statuses already complete with ready and started;
+`pod_phase` counts containers of the spec by what they mean for the phase, then takes the first matching row. Does not
+cover conditions of others nor rules that look beyond one moment (never leave an end phase, deadlines): `generate.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
-from pykubelet.api.types import ContainerStatus, Pod, PodCondition, PodStatus
-from pykubelet.model.pod import is_sidecar
-from pykubelet.model.progress import could_restart_all, judge_sandbox, restart_all_cleaned_up, wants_restart_all
+from pykubelet.api.types import (
+    Container,
+    ContainerState,
+    ContainerStateTerminated,
+    ContainerStatus,
+    Pod,
+    PodCondition,
+    PodStatus,
+)
+from pykubelet.model.pod import is_sidecar, is_static, restarts_on_exit
+from pykubelet.model.progress import (
+    RESTARTING_ALL_CONTAINERS,
+    could_restart_all,
+    judge_sandbox,
+    restart_all_cleaned_up,
+    wants_restart_all,
+)
 from pykubelet.model.reasons import (
     ALL_CONTAINERS_RESTARTING,
     CONTAINERS_READY,
@@ -26,7 +43,11 @@ from pykubelet.model.reasons import (
     RESIZE_PENDING,
 )
 from pykubelet.status.inputs import StatusInputs
-from pykubelet.status.phase import FAILED, SUCCEEDED
+
+PENDING = "Pending"
+RUNNING = "Running"
+SUCCEEDED = "Succeeded"
+FAILED = "Failed"
 
 UNKNOWN_STATUSES: Final = "UnknownContainerStatuses"
 POD_COMPLETED: Final = "PodCompleted"
@@ -68,7 +89,7 @@ def own_conditions(inputs: StatusInputs, status: PodStatus) -> list[PodCondition
     known = [*status.init_container_statuses, *status.container_statuses]
     containers_ready = containers_ready_condition(pod, known, phase)
     made = []
-    if inputs.tells_ready_to_start:
+    if inputs.shows_ready_to_start:
         has_sandbox = not judge_sandbox(pod, inputs.runtime).needs_new
         made.append(PodCondition(type=POD_READY_TO_START, status=_truth(has_sandbox)))
     made += [
@@ -162,12 +183,16 @@ def stamp_transitions(status: PodStatus, inputs: StatusInputs) -> None:
     """Date each own condition: the old time while its status is the same, else now."""
     for condition in status.conditions:
         if condition.type in (RESIZE_PENDING, RESIZE_IN_PROGRESS):
-            continue  # dated by whoever judged the resize
+            continue  # dated where the resize is judged
         if condition.type not in OWNED and condition.type not in SHARED:
             continue
-        before = find_condition(inputs.old.conditions, condition.type or "")
-        same = before is not None and before.status == condition.status
-        condition.last_transition_time = (before.last_transition_time if same and before else None) or inputs.moment
+        condition.last_transition_time = transition_time(condition, inputs.old.conditions) or inputs.moment
+
+
+def transition_time(condition: PodCondition, before: Iterable[PodCondition]) -> datetime | None:
+    """When the condition got its status, as far as the conditions before show it."""
+    old = find_condition(before, condition.type or "")
+    return old.last_transition_time if old is not None and old.status == condition.status else None
 
 
 def _any_regular_started(pod: Pod, known: dict[str | None, ContainerStatus]) -> bool:
@@ -191,3 +216,100 @@ def _is_true(status: PodStatus, kind: str) -> bool:
 
 def _truth(value: bool) -> str:
     return "True" if value else "False"
+
+
+# --- the phase ------------------------------------------------------------------------------------
+
+
+class _Tally(Struct):
+    init_pending: int = 0
+    init_failed_for_good: int = 0
+    sidecar_pending: int = 0
+    unknown: int = 0
+    running: int = 0
+    waiting: int = 0
+    stopped: int = 0
+    stopped_for_good: int = 0
+    succeeded: int = 0
+
+
+def pod_phase(pod: Pod, statuses: Iterable[ContainerStatus], *, terminal: bool, initialised: bool) -> str:
+    """`initialised`: the active sandbox holds a regular container, so sidecars may restart freely."""
+    known = {status.name: status for status in statuses}
+    tally = _Tally()
+    for container in pod.spec.init_containers:
+        count = _count_sidecar if is_sidecar(container) else _count_init
+        count(tally, pod, container, known.get(container.name))
+    for container in pod.spec.containers:
+        _count_regular(tally, pod, container, known.get(container.name))
+    return _first_match(tally, terminal=terminal and not is_static(pod), initialised=initialised)
+
+
+def _first_match(tally: _Tally, *, terminal: bool, initialised: bool) -> str:
+    if tally.init_failed_for_good:
+        return FAILED
+    if tally.init_pending or (tally.sidecar_pending and not initialised) or tally.waiting:
+        return PENDING
+    if tally.unknown or (not tally.running and not tally.stopped):
+        return PENDING
+    if tally.running:
+        return RUNNING
+    if not terminal and tally.stopped != tally.stopped_for_good:
+        return RUNNING
+    return SUCCEEDED if tally.stopped == tally.succeeded else FAILED
+
+
+def _count_init(tally: _Tally, pod: Pod, container: Container, status: ContainerStatus | None) -> None:
+    state = _state(status)
+    ended = state.terminated or (_last_end(status) if state.waiting else None)
+    if ended is None:
+        tally.init_pending += 1
+    elif ended.exit_code and not _restarts(pod, container, ended):
+        tally.init_failed_for_good += 1
+
+
+def _count_sidecar(tally: _Tally, pod: Pod, container: Container, status: ContainerStatus | None) -> None:
+    state = _state(status)
+    if status is None:
+        tally.unknown += 1
+    elif state.running:
+        tally.running += 1
+        tally.sidecar_pending += not status.started
+    elif state.terminated or (state.waiting and _last_end(status)):
+        pass  # a sidecar that ended says nothing about the pod
+    elif state.waiting:
+        tally.sidecar_pending += 1
+        tally.waiting += 1
+    else:
+        tally.sidecar_pending += 1
+        tally.unknown += 1
+
+
+def _count_regular(tally: _Tally, pod: Pod, container: Container, status: ContainerStatus | None) -> None:
+    state = _state(status)
+    ended = state.terminated or (_last_end(status) if state.waiting else None)
+    if state.running:
+        tally.running += 1
+    elif ended is not None:
+        tally.stopped += 1
+        tally.stopped_for_good += not _restarts(pod, container, ended)
+        # Waiting after a success means that it is to run again: that one has not succeeded yet.
+        tally.succeeded += state.terminated is not None and not ended.exit_code
+    elif state.waiting:
+        tally.waiting += 1
+    else:
+        tally.unknown += 1
+
+
+def _restarts(pod: Pod, container: Container, ended: ContainerStateTerminated) -> bool:
+    if ended.reason == RESTARTING_ALL_CONTAINERS:
+        return True
+    return restarts_on_exit(pod, container, ended.exit_code or 0)
+
+
+def _state(status: ContainerStatus | None) -> ContainerState:
+    return (status.state if status is not None else None) or ContainerState()
+
+
+def _last_end(status: ContainerStatus | None) -> ContainerStateTerminated | None:
+    return status.last_state.terminated if status is not None and status.last_state is not None else None

@@ -1,8 +1,8 @@
-"""The statuses of a pod's containers, from what the runtime reports and what was told before.
+"""The statuses of a pod's containers, from what the runtime reports and what was reported before.
 
 For each container: a waiting state to begin with, what can be inferred when the runtime has lost it,
-the newest two runs the runtime knows (state and last state), and last the reason why it cannot start.
-Does not cover ready and started (readiness.py); see the tables in docs/states.md.
+the newest two runs the runtime knows (state and last state), the reason why it cannot start, whether it has started
+and is ready, and the resources in force. See the tables in docs/states.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import (
+    Container,
     ContainerState,
     ContainerStateRunning,
     ContainerStateTerminated,
@@ -19,6 +21,9 @@ from pykubelet.api.types import (
     ContainerStatus,
     ContainerUser,
     LinuxContainerUser,
+    PodStatus,
+    QuantityValue,
+    ResourceRequirements,
     VolumeMount,
     VolumeMountStatus,
 )
@@ -33,7 +38,7 @@ from pykubelet.model.progress import (
     wants_restart_all,
 )
 from pykubelet.model.reasons import COMPLETED, CONTAINER_CREATING, CONTAINER_STATUS_UNKNOWN, POD_INITIALIZING
-from pykubelet.status.container_resources import container_resources
+from pykubelet.model.results import ProbeKind, ProbeOutcome
 from pykubelet.status.inputs import StatusInputs
 
 GONE_EXIT_CODE = 137
@@ -45,6 +50,9 @@ _LOST_INIT = (
 )
 _REMOVED_FOR_RESTART = "The container is removed because RestartAllContainers in place"
 MESSAGE_BYTES_PER_POD = 12288
+_SMALLEST_CPU_REQUEST = 2
+_SMALLEST_CPU_LIMIT = 10
+_SHARES_PER_CPU = 1024
 
 
 def container_id(runtime_name: str, bare: str) -> str:
@@ -105,7 +113,7 @@ class _Conversion:
         )
 
     def _without_run(self, container: AnyContainer, status: ContainerStatus) -> ContainerStatus:
-        """The runtime has no trace of the container: go by what was told before."""
+        """The runtime has no trace of the container: go by what was reported before."""
         old = self._old.get(container.name or "")
         if old is not None:
             status = self._carry_over(old, status)
@@ -153,7 +161,7 @@ class _Conversion:
             last_state=_kept_last_state(run, old),
             volume_mounts=(old.volume_mounts if old is not None else []) or default.volume_mounts,
         )
-        keeps = self._inputs.recalls or self._inputs.previous is not None
+        keeps = self._inputs.keeps_reported or self._inputs.previous is not None
         if run.state is rt.ContainerState.RUNNING and _same_container(run, old) and old is not None and keeps:
             status.started = old.started
         status.resources = container_resources(container, run, old, self._inputs.actuated.get(run.name))
@@ -168,14 +176,14 @@ class _Conversion:
         counted = restart_count_of(run)
         if old is None:
             return counted
-        told = old.restart_count or 0
+        reported = old.restart_count or 0
         state = old.state or ContainerState()
         if run.state is rt.ContainerState.UNKNOWN and state.running is not None:
-            return told + 1
-        if run.state is rt.ContainerState.RUNNING and state.terminated is not None and told >= counted:
+            return reported + 1
+        if run.state is rt.ContainerState.RUNNING and state.terminated is not None and reported >= counted:
             # Containers removed by a restart of all take their count with them.
-            return told + 1
-        return max(counted, told)
+            return reported + 1
+        return max(counted, reported)
 
     def _state_of(self, run: rt.ContainerStatus, old: ContainerStatus | None) -> ContainerState:
         if run.state is rt.ContainerState.RUNNING:
@@ -186,7 +194,7 @@ class _Conversion:
         if run.state is rt.ContainerState.UNKNOWN and was_running:
             reason = RESTARTING_ALL_CONTAINERS if self._restarting else CONTAINER_STATUS_UNKNOWN
             return ContainerState(terminated=_gone(reason, GONE_AT_END))
-        # Made and not started yet. A status may be told at that moment, and somebody may wait for a reason in it.
+        # Created and not started yet. A status may be reported at that moment, and readers expect a reason in it.
         return ContainerState(waiting=ContainerStateWaiting(reason=self._default_reason))
 
     def _ended(self, run: rt.ContainerStatus) -> ContainerStateTerminated:
@@ -222,7 +230,7 @@ class _Conversion:
 
 
 def _kept_last_state(run: rt.ContainerStatus, old: ContainerStatus | None) -> ContainerState:
-    """The end of the run before, as told earlier; used when the runtime no longer has that run."""
+    """The end of the run before, as reported earlier; used when the runtime no longer has that run."""
     if old is None:
         return ContainerState()
     if not _same_container(run, old) and old.state is not None and old.state.terminated is not None:
@@ -262,3 +270,128 @@ def _cut(text: str, limit: int) -> str:
     """At most `limit` bytes of UTF-8; a character cut in two is dropped."""
     encoded = text.encode()
     return text if len(encoded) <= limit else encoded[:limit].decode(errors="ignore")
+
+
+# --- started and ready ----------------------------------------------------------------------------
+
+
+def set_readiness(inputs: StatusInputs, status: PodStatus) -> None:
+    """Set `started` and `ready` of each container from probe outcomes.
+
+    After a restart of the agent nothing is known from probes yet; then what was reported before stands until the
+    first outcome, so that traffic is not cut off (unless gate ChangeContainerStatusOnKubeletRestart is on).
+    """
+    specs = {container.name: container for container in inputs.pod.spec.containers}
+    for made in status.container_statuses:
+        _set_started_and_ready(inputs, specs[made.name], made)
+    specs = {container.name: container for container in inputs.pod.spec.init_containers}
+    for made in status.init_container_statuses:
+        container = specs[made.name]
+        if is_sidecar(container):
+            _set_started_and_ready(inputs, container, made)
+            continue
+        made.started = _is_started(inputs, container, made)
+        ended = made.state.terminated if made.state is not None else None
+        made.ready = ended is not None and not ended.exit_code
+
+
+def _set_started_and_ready(inputs: StatusInputs, container: Container, status: ContainerStatus) -> None:
+    status.started = _is_started(inputs, container, status)
+    status.ready = status.started and _is_ready(inputs, container, status)
+
+
+def _is_started(inputs: StatusInputs, container: Container, status: ContainerStatus) -> bool:
+    if status.state is None or status.state.running is None:
+        return False
+    outcome = inputs.probes.get(ProbeKind.STARTUP, bare_id(status.container_id))
+    if outcome is not None:
+        return outcome is ProbeOutcome.SUCCESS
+    # Has what was reported about this very run before (`_from_run`).
+    return bool(status.started) or container.startup_probe is None
+
+
+def _is_ready(inputs: StatusInputs, container: Container, status: ContainerStatus) -> bool:
+    outcome = inputs.probes.get(ProbeKind.READINESS, bare_id(status.container_id))
+    if outcome is ProbeOutcome.SUCCESS or container.readiness_probe is None:
+        return True
+    return outcome is None and _was_ready(inputs.reported_containers, status)
+
+
+def _was_ready(old: PodStatus, status: ContainerStatus) -> bool:
+    """Whether this very run of the container was reported ready before. (Going by its age instead would cut off
+    what started shortly before the agent was restarted.)"""
+    reported = (*old.container_statuses, *old.init_container_statuses)
+    return any(each.container_id == status.container_id and each.ready for each in reported)
+
+
+# --- resources in force ---------------------------------------------------------------------------
+
+
+def container_resources(
+    container: AnyContainer,
+    run: rt.ContainerStatus,
+    old: ContainerStatus | None,
+    actuated: ResourceRequirements | None,
+) -> ResourceRequirements:
+    """The allocated spec and, for a running container, what the runtime reports in its place.
+
+    Values at or below what the kernel can express keep the spec's figure, so that 1m is not shown as 2m.
+    """
+    spec = container.resources or ResourceRequirements()
+    requests, limits = dict(spec.requests), dict(spec.limits)
+    if run.state is rt.ContainerState.RUNNING:
+        before = _reported_resources(run, old)
+        in_force = run.resources or rt.ContainerResources()
+        if limits:
+            _put_cpu(limits, before.limits, _cpu_limit(in_force), _SMALLEST_CPU_LIMIT)
+            _put(limits, before.limits, "memory", _bytes(in_force.memory_limit_bytes))
+        if requests:
+            _put_cpu(requests, before.requests, _cpu_request(in_force), _SMALLEST_CPU_REQUEST)
+            memory = actuated.requests.get("memory") if actuated is not None else None
+            _put(requests, before.requests, "memory", Quantity.parse(memory) if memory is not None else None)
+    return ResourceRequirements(requests=requests, limits=limits, claims=list(spec.claims))
+
+
+def _reported_resources(run: rt.ContainerStatus, old: ContainerStatus | None) -> ResourceRequirements:
+    """What the status said about this very run; stands in for what the runtime does not report."""
+    if old is None or old.resources is None or old.state is None or old.state.running is None:
+        return ResourceRequirements()
+    same = bare_id(old.container_id) == run.id
+    return old.resources if same else ResourceRequirements()
+
+
+def _put_cpu(
+    values: dict[str, QuantityValue], before: dict[str, QuantityValue], cpu: Quantity | None, smallest: int
+) -> None:
+    spec = Quantity.parse(values.get("cpu", 0)).milli_value()
+    if cpu is not None and cpu.milli_value() <= smallest and spec <= smallest:
+        return
+    _put(values, before, "cpu", cpu)
+
+
+def _put(
+    values: dict[str, QuantityValue], before: dict[str, QuantityValue], name: str, amount: Quantity | None
+) -> None:
+    if amount is None:
+        if name in before:
+            values[name] = before[name]
+    elif name not in values or Quantity.parse(values[name]) != amount:
+        # Equal amounts keep the author's spelling.
+        values[name] = str(amount)
+
+
+def _cpu_limit(in_force: rt.ContainerResources) -> Quantity | None:
+    if not in_force.cpu_period or not in_force.cpu_quota or in_force.cpu_quota < 0:
+        return None
+    milli = in_force.cpu_quota * 1000 // in_force.cpu_period
+    return Quantity.of_milli(milli) if milli else None
+
+
+def _cpu_request(in_force: rt.ContainerResources) -> Quantity | None:
+    if not in_force.cpu_shares:
+        return None
+    return Quantity.of_milli(-(-in_force.cpu_shares * 1000 // _SHARES_PER_CPU))
+
+
+def _bytes(amount: int | None) -> Quantity | None:
+    return Quantity.of_bytes(amount) if amount else None

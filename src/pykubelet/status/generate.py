@@ -1,4 +1,4 @@
-"""A pod's status, from its spec, what the runtime reports, probe outcomes and what was told before.
+"""Generates a pod's status from its spec, what the runtime reports, probe outcomes and what was reported before.
 
 `generate_pod_status` is pure and touches none of its inputs. Covers phase, conditions, container
 statuses, addresses, start time. Does not cover keeping or sending statuses (manager.py), nor comparing
@@ -16,11 +16,9 @@ from pykubelet.api.types import HostIP, PodCondition, PodIP, PodStatus
 from pykubelet.model.pod import is_terminal_phase, qos_class, uses_host_network
 from pykubelet.model.progress import any_regular_in_active_sandbox
 from pykubelet.model.reasons import DISRUPTION_TARGET
-from pykubelet.status.conditions import OWNED, find_condition, own_conditions, stamp_transitions
-from pykubelet.status.containers import container_statuses
+from pykubelet.status.conditions import FAILED, OWNED, find_condition, own_conditions, pod_phase, stamp_transitions
+from pykubelet.status.containers import container_statuses, set_readiness
 from pykubelet.status.inputs import StatusInputs, StatusOverride
-from pykubelet.status.phase import FAILED, pod_phase
-from pykubelet.status.readiness import set_readiness
 
 __all__ = ["DEADLINE_EXCEEDED", "StatusInputs", "StatusOverride", "generate_pod_status"]
 
@@ -45,7 +43,7 @@ def generate_pod_status(inputs: StatusInputs) -> PodStatus:
         qos_class=qos_class(pod).value,
         start_time=old.start_time or pod.status.start_time or inputs.moment,
         observed_generation=_newer(pod.metadata.generation, old.observed_generation),
-        # Not ours: whoever wrote these keeps them.
+        # Written by others and kept.
         nominated_node_name=pod.status.nominated_node_name,
         resource_claim_statuses=pod.status.resource_claim_statuses,
         extended_resource_claim_status=pod.status.extended_resource_claim_status,
@@ -69,7 +67,7 @@ def _set_phase(inputs: StatusInputs, status: PodStatus) -> None:
         initialised=any_regular_in_active_sandbox(pod, inputs.runtime),
     )
     # A pod that has ended stays as it ended, whatever its containers look like later: one that was evicted has failed,
-    # although its program may have ended well when it was asked to.
+    # although its program may have ended well on its signal.
     phase = next((was for was in (old.phase, pod.status.phase) if was and is_terminal_phase(was)), phase)
     status.phase = phase
     if phase == old.phase:
@@ -117,7 +115,7 @@ def sort_addresses(addresses: Iterable[str], *, prefers_ipv6: bool) -> list[str]
         try:
             parsed = ipaddress.ip_address(address)
         except ValueError:
-            continue  # a runtime's odd text is no address anyone could use
+            continue  # a runtime's odd text is no usable address
         first.setdefault(parsed.version, str(parsed))
     order = (6, 4) if prefers_ipv6 else (4, 6)
     return [first[version] for version in order if version in first]
@@ -127,6 +125,6 @@ def _version(address: str) -> int:
     return ipaddress.ip_address(address).version
 
 
-def _newer(generation: int | None, told: int | None) -> int | None:
-    known = [value for value in (generation, told) if value]
+def _newer(generation: int | None, reported: int | None) -> int | None:
+    known = [value for value in (generation, reported) if value]
     return max(known) if known else None

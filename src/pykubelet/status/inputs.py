@@ -18,7 +18,7 @@ from pykubelet.model.runtime_status import PodRuntimeStatus
 
 
 class StatusOverride(Struct, frozen=True, kw_only=True):
-    """Someone decided how the pod ends (active deadline, eviction), whatever its containers say."""
+    """How the pod ends by decision (active deadline, eviction) and not by its containers."""
 
     phase: str
     reason: str
@@ -27,16 +27,16 @@ class StatusOverride(Struct, frozen=True, kw_only=True):
 
 class StatusInputs(Struct, frozen=True, kw_only=True):
     pod: Pod
-    """The pod as its source has it now; its own status is the API server's last word."""
+    """The pod as its source has it now; its own status is what the API server has."""
     runtime: PodRuntimeStatus
     now: float
     """Wall time in unix seconds."""
     probes: ProbeResults
     previous: PodStatus | None = None
     """The status this agent generated last; None at first, then the API server's serves."""
-    recalls: bool = True
+    keeps_reported: bool = True
     """What the API server shows of `started` and `ready` stands after a restart of the agent."""
-    tells_ready_to_start: bool = True
+    shows_ready_to_start: bool = True
     """Whether the pod shows PodReadyToStartContainers."""
     terminal: bool = False
     """The pod is being ended: its containers will not start again."""
@@ -59,13 +59,13 @@ class StatusInputs(Struct, frozen=True, kw_only=True):
 
     @property
     def old(self) -> PodStatus:
-        """What was told about the pod before."""
+        """What was reported about the pod before."""
         return self.pod.status if self.previous is None else self.previous
 
     @property
-    def told_of_containers(self) -> PodStatus:
+    def reported_containers(self) -> PodStatus:
         """Where to look whether a running container had started or was ready."""
-        return self.old if self.recalls or self.previous is not None else PodStatus()
+        return self.old if self.keeps_reported or self.previous is not None else PodStatus()
 
     @property
     def moment(self) -> datetime:

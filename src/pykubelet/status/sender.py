@@ -3,7 +3,7 @@
 One request per pod at a time and a few pods at once; what changes meanwhile is sent next, so intermediate states
 never queue up. The patch is made against the pod as our own watch or our last answer shows it, which saves reading it
 first; its UID is a precondition. Also deletes pods that were asked to go and have nothing left here.
-Does not cover how a status is made (generate.py) nor which part of it is sent (merge.py).
+Does not cover how a status is made (generate.py) nor which part of it is sent (changes.py).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from pykubelet.model.pod import (
     readable,
     uid_of,
 )
+from pykubelet.status.changes import ends_pod, merged_status
 from pykubelet.status.manager import StatusManager, ToldStatus
-from pykubelet.status.merge import ends_pod, merged_status
 
 logger = logging.getLogger(__name__)
 

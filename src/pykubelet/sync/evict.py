@@ -1,22 +1,21 @@
-"""Ends a pod for the node's sake: its status, its event, its story, and the wait until all it held is given back.
+"""Ends pods for the node's sake: evictions and shutdowns.
 
-Used by eviction. Who goes and why is decided there; how a pod is stopped is the pod worker's business.
+Which pods and why is decided in eviction/ and node/shutdown.py; how a pod is stopped, by its worker.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from pykubelet.api.types import Pod, PodStatus
-from pykubelet.kit.clock import Clock
+from pykubelet.context import Context
+from pykubelet.eviction.manager import EvictionOrder
 from pykubelet.model.disruption import mark_disrupted
-from pykubelet.model.events import AnnotatedSink
-from pykubelet.model.life import LifeRecorder, Step
-from pykubelet.model.pod import uid_of
+from pykubelet.model.life import Step
+from pykubelet.model.pod import is_static, uid_of
 from pykubelet.model.reasons import WARNING
-from pykubelet.pods.record import StatusChange, WorkerState
+from pykubelet.pods.record import StatusChange
 from pykubelet.pods.table import PodTable
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
@@ -26,48 +25,26 @@ PATIENCE_FACTOR = 1.5
 STEP = 0.1
 
 
-class ToldWhy(Protocol):
-    @property
-    def message(self) -> str: ...
-    @property
-    def annotations(self) -> Mapping[str, str]: ...
-    @property
-    def why(self) -> str: ...
-
-
-class EndOrder(Protocol):
-    @property
-    def told(self) -> ToldWhy: ...
-    @property
-    def grace(self) -> int: ...
-    @property
-    def signal(self) -> str: ...
-    @property
-    def disruption(self) -> bool: ...
-
-
 class PodEvictor:
     def __init__(
-        self,
-        *,
-        workers: PodWorkers,
-        table: PodTable,
-        events: AnnotatedSink,
-        recorder: LifeRecorder,
-        clock: Clock,
+        self, ctx: Context, *, workers: PodWorkers, table: PodTable, active: Callable[[], Sequence[Pod]]
     ) -> None:
+        """`active`: pods as they were allocated."""
         self._workers = workers
         self._table = table
-        self._events = events
-        self._recorder = recorder
-        self._clock = clock
+        self._active = active
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._clock = ctx.clock
 
-    async def evict(self, pod: Pod, order: EndOrder) -> None:
-        told = order.told
-        text = f"{told.message}{told.why}" if told.why else told.message
-        self._events.pod_event(pod, WARNING, EVICTED, text, annotations=told.annotations)
-        self._recorder.fail(uid_of(pod), Step.EVICTION, order.signal, reason=EVICTED, message=told.why or told.message)
-        mark = self._mark(told.message, disruption=order.disruption)
+    def candidates(self) -> Sequence[Pod]:
+        return [pod for pod in self._active() if not self._is_evicted(pod)]
+
+    async def evict(self, pod: Pod, order: EvictionOrder) -> None:
+        message, why = order.text.message, order.text.why
+        self._events.pod_event(pod, WARNING, EVICTED, f"{message}{why}", annotations=order.text.annotations)
+        self._recorder.fail(uid_of(pod), Step.EVICTION, order.signal, reason=EVICTED, message=why or message)
+        mark = self._mark(message, disruption=order.disruption)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         kill = KillRequest(grace_override=order.grace, evicted=True, change_status=mark, done=done)
         self._workers.update(UpdateKind.KILL, pod, kill)
@@ -80,13 +57,13 @@ class PodEvictor:
 
     async def cleaned_up(self, pod: Pod, *, within: float) -> bool:
         deadline = self._clock.monotonic() + within
-        while not self._is_over(pod):
+        while not self._table.is_gone(uid_of(pod)):
             if self._clock.monotonic() >= deadline:
                 return False
             await self._clock.sleep(STEP)
         return True
 
-    def is_leaving(self, pod: Pod) -> bool:
+    def _is_evicted(self, pod: Pod) -> bool:
         worker = self._table.worker(uid_of(pod))
         return worker is not None and worker.evicted
 
@@ -100,6 +77,17 @@ class PodEvictor:
 
         return mark
 
-    def _is_over(self, pod: Pod) -> bool:
-        worker = self._table.worker(uid_of(pod))
-        return worker is None or worker.state is WorkerState.FINISHED
+
+class PodEnder:
+    """Ends pods when the node shuts down, and starts them again when the shutdown is cancelled."""
+
+    def __init__(self, workers: PodWorkers) -> None:
+        self._workers = workers
+
+    def end(self, pod: Pod, grace: int, mark: StatusChange) -> None:
+        self._workers.update(UpdateKind.KILL, pod, KillRequest(grace_override=grace, change_status=mark))
+
+    def restart(self, pod: Pod) -> None:
+        """Start a static pod again; no controller would create another one."""
+        if is_static(pod):
+            self._workers.update(UpdateKind.CREATE, pod)

@@ -20,7 +20,7 @@ from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pleg.diff import ContainerDied
 from pykubelet.pods.record import Orphan, PodWorker, StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.sync.steps import PodSteps, SyncVerdict
+from pykubelet.sync.steps import PodSteps, SyncResult
 
 _EARLY = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0)
 _LATE = (120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0)
@@ -292,7 +292,7 @@ class TimedSteps:
         )
         self._begun: set[str] = set()
 
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncResult:
         uid = pod.metadata.uid or ""
         kind = "sync" if uid in self._begun else "create"
         if kind == "create":

@@ -18,13 +18,13 @@ from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, uses_host_network
-from pykubelet.model.problems import ContainerProblem, ResizeFailed
+from pykubelet.model.problems import ContainerProblem, Problem, ResizeFailed
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.record import Orphan, StatusChange
 from pykubelet.runtime.manager import SyncOutcome
 from pykubelet.runtime.reason_cache import ReasonCache
-from pykubelet.sync.steps import NetworkNotReady, RetryAt, SyncVerdict
+from pykubelet.sync.steps import NetworkNotReady, SyncResult
 
 logger = logging.getLogger(__name__)
 
@@ -193,13 +193,13 @@ class PodSync:
 
     # --- sync -----------------------------------------------------------------------------------
 
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncResult:
         pod = self._resizes.allocated(pod)
         self._resizes.review(pod, seen)
         status = self._maker.make(pod, seen, terminal=False)
         self._statuses.set_status(pod, status)
         if is_terminal_phase(status.phase):
-            return SyncVerdict(ended=True)
+            return SyncResult(ended=True)
         why = "" if uses_host_network(pod) else self._network.network_problem()
         if why:
             text = f"network is not ready: {why}"
@@ -223,15 +223,15 @@ class PodSync:
             status = self._maker.make(pod, fresh, terminal=False)
             self._statuses.set_status(pod, status)
             if is_terminal_phase(status.phase):
-                return SyncVerdict(ended=True)
+                return SyncResult(ended=True)
         # An outcome of "the pod is to end" with a phase that says otherwise has nothing left to do either.
         more = outcome.acted and not outcome.ended and self._runtime.has_work(pod, fresh)
-        # What this look found first nobody else will tell us: it must not wait until a sibling's trouble is over.
-        _raise_problems(outcome, self._clock.now(), at_once=more and fresh.ended_since(seen))
-        if more:
-            # A sidecar runs and the next one's turn has come, or what we started ended at once.
-            return SyncVerdict(again_in=0.0)
-        return SyncVerdict(again_in=self._until_deadline(pod, status))
+        # Containers that ended during this sync are in the status already and cause no further event: the next sync
+        # must not wait until a sibling's problem is over.
+        if more and (not outcome.problems or fresh.ended_since(seen)):
+            return SyncResult(problems=outcome.problems, retry_at=self._clock.now())
+        retry_at = _earliest(outcome.problems) if outcome.problems else _deadline(pod, status)
+        return SyncResult(problems=outcome.problems, retry_at=retry_at)
 
     async def _renew(self, pod: Pod) -> None:
         """Tell how far a pod is whose start takes long: an image is pulled, a hook runs. Cancelled when it is quick."""
@@ -242,13 +242,6 @@ class PodSync:
             logger.info("status not renewed while a pod starts", extra={"pod": readable(pod), "problem": str(error)})
             return
         self._statuses.set_status(pod, self._maker.make(pod, fresh, terminal=False))
-
-    def _until_deadline(self, pod: Pod, status: PodStatus) -> float | None:
-        """Seconds until the pod's active deadline; the status generator ends the pod when they are over."""
-        if pod.spec.active_deadline_seconds is None or status.start_time is None:
-            return None
-        due = status.start_time.timestamp() + pod.spec.active_deadline_seconds
-        return max(0.0, due - self._clock.now())
 
     async def _rehome(self, pod: Pod, seen: PodRuntimeStatus) -> PodRuntimeStatus:
         """Containers that run outside the pod's cgroup, because the settings changed, escape its limits: end them."""
@@ -351,14 +344,14 @@ def _restarts_all(status: PodStatus) -> bool:
     return any(c.type == ALL_CONTAINERS_RESTARTING and c.status == "True" for c in status.conditions)
 
 
-def _raise_problems(outcome: SyncOutcome, now: float, *, at_once: bool) -> None:
-    """Nothing for none; a timed retry when all are back-offs or more is to be done now; else the first real trouble."""
-    if not outcome.problems:
-        return
-    text = "; ".join(map(str, sorted(outcome.problems, key=lambda each: isinstance(each, ResizeFailed))))
-    if at_once:
-        raise RetryAt(0.0, text)
-    times = [problem.retry_at for problem in outcome.problems if problem.retry_at is not None]
-    if len(times) == len(outcome.problems):
-        raise RetryAt(max(0.0, min(times) - now), text)
-    raise PykubeletError(text)
+def _deadline(pod: Pod, status: PodStatus) -> float | None:
+    """When the pod's active deadline is over; the status generator ends the pod then."""
+    if pod.spec.active_deadline_seconds is None or status.start_time is None:
+        return None
+    return status.start_time.timestamp() + pod.spec.active_deadline_seconds
+
+
+def _earliest(problems: Sequence[Problem]) -> float | None:
+    """The first of the next tries; None when one of the problems has none."""
+    times = [problem.retry_at for problem in problems if problem.retry_at is not None]
+    return min(times) if len(times) == len(problems) else None

@@ -84,7 +84,7 @@ class PodStatusMaker:
     ) -> None:
         """`health(pod, container)`: the devices the container holds and how they are."""
         gates = gates or Gates({})
-        self._recalls = not gates.enabled("ChangeContainerStatusOnKubeletRestart")
+        self._keeps_reported = not gates.enabled("ChangeContainerStatusOnKubeletRestart")
         self._tells_ready_to_start = gates.enabled("PodReadyToStartContainersCondition")
         self._health = health
         self._told = told
@@ -112,8 +112,8 @@ class PodStatusMaker:
                 now=self._clock.now(),
                 probes=self._probes,
                 previous=previous,
-                recalls=self._recalls,
-                tells_ready_to_start=self._tells_ready_to_start,
+                keeps_reported=self._keeps_reported,
+                shows_ready_to_start=self._tells_ready_to_start,
                 terminal=terminal,
                 failures=self._reasons.of_pod(uid, names),
                 messages=self._termination_messages(seen),

@@ -5,12 +5,14 @@ Carried out in `pod_sync.py`, called by `worker.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.model.errors import PykubeletError
+from pykubelet.model.problems import Problem
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.record import Orphan, StatusChange
 
@@ -19,25 +21,21 @@ class NetworkNotReady(PykubeletError):
     """The pod needs the pod network and the runtime says that it is not there yet."""
 
 
-class RetryAt(PykubeletError):
-    """The step could not finish for a known reason that ends at a known time (back-off)."""
+class SyncResult(Struct, frozen=True, kw_only=True):
+    """What came of one sync."""
 
-    def __init__(self, delay: float, message: str) -> None:
-        super().__init__(message)
-        self.delay = delay
-
-
-class SyncVerdict(Struct, frozen=True, kw_only=True):
     ended: bool = False
     """The pod reached a terminal phase by itself and should end."""
-    again_in: float | None = None
-    """Something is due in so many seconds (a deadline), earlier than the ordinary resync."""
+    problems: Sequence[Problem] = ()
+    retry_at: float | None = None
+    """Wall time at which the next sync is due: the end of all back-offs, a deadline, or now. None = after the ordinary
+    retry if there are problems, else with the next resync."""
 
 
 class PodSteps(Protocol):
     """What to do in each phase; every method may be repeated after a failure."""
 
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncResult:
         """Bring the pod to what its spec says."""
         ...
 

@@ -33,11 +33,12 @@ from pykubelet.model.pod import (
     readable,
     uid_of,
 )
+from pykubelet.model.problems import ResizeFailed
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.record import Orphan, PodWorker, Room, WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.sync.steps import NetworkNotReady, PodSteps, RetryAt, StatusSource
+from pykubelet.sync.steps import NetworkNotReady, PodSteps, StatusSource, SyncResult
 
 logger = logging.getLogger(__name__)
 
@@ -306,25 +307,35 @@ class PodWorkers:
         try:
             async with asyncio.timeout(None) as scope:
                 worker.scope = scope
-                due = await self._step(worker)
+                result = await self._step(worker)
         except TimeoutError as error:
             if scope.expired():
                 return 0  # interrupted by news: run again at once with it
             return self._after_error(worker, error)
-        except RetryAt as wait:
-            worker.last_error = str(wait)
-            return self._paced(worker, min(max(0.0, wait.delay), self._sync_frequency))
         except Exception as error:
             return self._after_error(worker, error)
         finally:
             worker.scope = None
             worker.last_sync = self._clock.monotonic()
+        if result.problems:
+            return self._after_problems(worker, result)
         worker.failures = 0
         worker.last_error = ""
         if worker.state is not state:
             return 0
         resync = jittered(self._sync_frequency, source=self._chance)
-        return self._paced(worker, resync if due is None else min(due, resync))
+        return self._paced(worker, resync if result.retry_at is None else min(self._until(result.retry_at), resync))
+
+    def _until(self, moment: float) -> float:
+        return max(0.0, moment - self._clock.now())
+
+    def _after_problems(self, worker: PodWorker, result: SyncResult) -> float:
+        # A failed resize last: the problems of containers say more.
+        text = "; ".join(map(str, sorted(result.problems, key=lambda each: isinstance(each, ResizeFailed))))
+        if result.retry_at is None:
+            return self._after_error(worker, PykubeletError(text))
+        worker.last_error = text
+        return self._paced(worker, min(self._until(result.retry_at), self._sync_frequency))
 
     def _paced(self, worker: PodWorker, delay: float) -> float:
         """A pass may request another one at once, but not again and again while nothing changes."""
@@ -353,8 +364,8 @@ class PodWorkers:
         base = RETRY_NETWORK_NOT_READY if isinstance(error, NetworkNotReady) else RETRY_AFTER_ERROR
         return jittered(base, source=self._chance)
 
-    async def _step(self, worker: PodWorker) -> float | None:
-        """Do what the state asks for; seconds until something is due, if it knows."""
+    async def _step(self, worker: PodWorker) -> SyncResult:
+        """Do what the state asks for."""
         if worker.orphan is not None:
             await self._steps.terminating_orphan(worker.orphan)
             worker.orphan = None
@@ -362,18 +373,18 @@ class PodWorkers:
                 worker.move(WorkerState.FINISHED, "orphan stopped")
             else:  # its source spoke up meanwhile
                 worker.move(WorkerState.TERMINATED, "nothing runs any more")
-            return None
+            return SyncResult()
         if worker.room is not None and worker.state is WorkerState.SYNCING:
             await self._wait_for_room(worker, worker.room)
         pod = worker.pod
         assert pod is not None
         status = worker.runtime_status = await self._fresh(pod, worker.last_sync)
         if worker.state is WorkerState.SYNCING:
-            verdict = await self._steps.sync(pod, status)
-            if verdict.ended and worker.state is WorkerState.SYNCING:
+            result = await self._steps.sync(pod, status)
+            if result.ended and worker.state is WorkerState.SYNCING:
                 worker.shorten_grace(None)
                 worker.move(WorkerState.TERMINATING, "reached its end")
-            return verdict.again_in
+            return result
         if worker.state is WorkerState.TERMINATING:
             await self._steps.terminating(pod, status, worker.grace or 1, worker.changes)
             worker.move(WorkerState.TERMINATED, "nothing runs any more")
@@ -381,7 +392,7 @@ class PodWorkers:
         elif worker.state is WorkerState.TERMINATED:
             await self._steps.terminated(pod, status)
             worker.move(WorkerState.FINISHED, "everything given back")
-        return None
+        return SyncResult()
 
     async def _fresh(self, pod: Pod, than: float) -> PodRuntimeStatus:
         try:

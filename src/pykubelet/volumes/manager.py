@@ -10,57 +10,34 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from pykubelet.api.types import NodeSelector, Pod
-from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
-from pykubelet.kit.clock import Clock
+from pykubelet.api.types import Pod
+from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.metrics import Registry
-from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
 from pykubelet.model.problems import VolumeFailed
+from pykubelet.signals import VolumesMounted, VolumesUnmounted
 from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, VolumeTable, failure_of
+from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.desired_state import ObjectKey, Use, objects_of, wanted_volumes
 from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.mounts import MountBuilder
-from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.volumes.plugins.plugin import VolumePlugin
+from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.plugins.registry import Leftover, make_plugins
 from pykubelet.volumes.reconciler import Reconciler, found_name
 from pykubelet.volumes.reconstruct import Found, scan
-from pykubelet.volumes.selinux import SelinuxMounts
-from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
+from pykubelet.volumes.spec import CSI, VolumeSpec, is_claimed, spec_of
 from pykubelet.volumes.usage import EmptyDirUse, UsageMeter, VolumeUsage
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 123.0
 SCAN_SECONDS = 60.0
 SAFETY_PERIOD = 60.0
 """Seconds between looks at all volumes, should ever a signal have been lost."""
-
-
-class VolumeRules(Struct, frozen=True, kw_only=True):
-    """What volumes need to know about this node."""
-
-    allocatable_memory: Callable[[], int] = lambda: 0
-    """Bytes pods may use; bounds memory volumes. 0 = unknown, no bound."""
-    selinux: bool = False
-    labels: SelinuxMounts = field(default_factory=SelinuxMounts)
-    """How whole volumes are labelled by their mounts."""
-    supports_recursive_read_only: Callable[[Pod], bool] = lambda pod: False
-    """Whether the pod's runtime handler can make whole mount trees read-only."""
-    fits_node: Callable[[NodeSelector], bool] = lambda selector: True
-    """Whether a persistent volume's node affinity allows this node."""
-    refresh_period: float = 60.0
-    """Seconds after which a sync renews content even if nobody poked (tokens grow old, watches may be off)."""
-    wait_seconds: float = WAIT_SECONDS
-    quotas: Quotas | None = None
-    """Counts emptyDirs of pods in user namespaces (gate LocalStorageCapacityIsolationFSQuotaMonitoring)."""
 
 
 class VolumeView(Struct, frozen=True, kw_only=True):
@@ -79,67 +56,41 @@ class VolumeManager:
 
     def __init__(
         self,
+        ctx: Context,
         *,
         mounts: Mounts,
         paths: VolumePaths,
-        clock: Clock,
-        events: EventSink,
-        recorder: LifeRecorder,
-        metrics: Registry,
-        objects: VolumeObjects | None = None,
-        rules: VolumeRules | None = None,
-        more_plugins: Sequence[VolumePlugin] = (),
+        objects: VolumeObjects,
+        rules: VolumeRules,
+        csi: CsiVolumes | None = None,
     ) -> None:
-        objects, rules = objects or VolumeObjects(), rules or VolumeRules()
-        self._mounts, self._paths, self._clock, self._rules = mounts, paths, clock, rules
+        self._clock, self._signals = ctx.clock, ctx.signals
+        self._mounts, self._paths, self._rules, self._csi = mounts, paths, rules, csi
         self._tokens, self._certificates = objects.tokens, objects.certificates
-        self._table = VolumeTable()
-        self._plugins = make_plugins(
-            mounts=mounts,
-            paths=paths,
-            clock=clock,
-            objects=objects,
-            allocatable_memory=rules.allocatable_memory,
-            more=more_plugins,
-            quotas=rules.quotas,
-        )
+        self._table = table = VolumeTable()
+        self._plugins = plugins = make_plugins(ctx.clock, mounts=mounts, paths=paths, objects=objects, rules=rules)
+        if csi is not None:
+            plugins[csi.name] = csi
         self._reconciler = Reconciler(
-            table=self._table,
-            plugins=self._plugins,
+            ctx,
+            table=table,
+            plugins=plugins,
             objects=objects,
             mounts=mounts,
             paths=paths,
-            clock=clock,
-            events=events,
-            recorder=recorder,
-            metrics=metrics,
-            fits_node=rules.fits_node,
-            labels=rules.labels,
+            rules=rules,
             on_settled=self._settled,
         )
         self._builder = MountBuilder(
-            table=self._table,
-            plugins=self._plugins,
-            mounts=mounts,
-            paths=paths,
-            images=objects.images,
-            selinux=rules.selinux,
-            labels=rules.labels,
-            supports_recursive_read_only=rules.supports_recursive_read_only,
+            table=table, plugins=plugins, mounts=mounts, paths=paths, images=objects.images, rules=rules
         )
-        self._usage = UsageMeter(
-            table=self._table, plugins=self._plugins, mounts=mounts, paths=paths, quotas=rules.quotas
-        )
+        self._usage = UsageMeter(table=table, plugins=plugins, mounts=mounts, paths=paths, quotas=rules.quotas)
         self._ready = asyncio.Event()
         self._due = Signal()
-        self._totals = metrics.gauge(
+        self._totals = ctx.metrics.gauge(
             "volume_manager_total_volumes", "Volumes by plugin and state", ("plugin_name", "state")
         )
-        metrics.on_scrape(self._measure)
-        self.on_mounted: Callable[[str], None] = lambda uid: None
-        """Told when a pod's last missing volume came while nobody waited: its worker may be woken."""
-        self.on_released: Callable[[str], None] = lambda uid: None
-        """Told when nothing of a pod is mounted any more: its folder may go."""
+        ctx.metrics.on_scrape(self._measure)
 
     # --- the service ----------------------------------------------------------------------------
 
@@ -276,9 +227,9 @@ class VolumeManager:
             if entry.state is State.ABSENT:
                 self._table.remove(entry)
             if not any(each.in_pod for each in record.entries.values()):
-                self.on_released(entry.uid)
+                self._signals.publish(VolumesUnmounted(entry.uid))
         elif entry.state is State.MOUNTED and not record.unmounted() and not record.is_waited_for:
-            self.on_mounted(entry.uid)
+            self._signals.publish(VolumesMounted(entry.uid))
         record.changed()
 
     def _wake_rivals(self, gone: VolumeEntry) -> None:
@@ -304,10 +255,13 @@ class VolumeManager:
                 if entry.next_step() is not None:
                     self._reconciler.begin(entry)
 
-    def retry(self, plugin: str) -> None:
-        """Whatever stood in the way of this kind of volume may be over."""
+    def driver_registered(self, name: str) -> None:
+        """A CSI driver registered: retry volumes at once that failed, perhaps because it was missing."""
+        if self._csi is None:
+            return
+        self._csi.driver_registered(name)
         for entry in list(self._table.entries()):
-            if entry.spec is not None and entry.spec.plugin == plugin and entry.failures:
+            if entry.spec is not None and entry.spec.plugin == CSI and entry.failures:
                 entry.retry_now()
                 if entry.next_step() is not None:
                     self._reconciler.begin(entry)

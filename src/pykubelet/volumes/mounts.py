@@ -7,7 +7,7 @@ Mounts that are not volumes (/etc/hosts, termination log, devices) belong to the
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,8 @@ from pykubelet.model.expand import ExpansionTooLong, expand_strict
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.volumes.actual_state import State, VolumeEntry, VolumeTable
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.objects import VolumeImages
+from pykubelet.volumes.objects import VolumeImages, VolumeRules
 from pykubelet.volumes.plugins.plugin import VolumePlugin
-from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import IMAGE, VolumeSpec
 from pykubelet.volumes.subpath import place_of, show_subpath
 from pykubelet.wire import cri_pb2
@@ -88,18 +87,14 @@ class MountBuilder:
         mounts: Mounts,
         paths: VolumePaths,
         images: VolumeImages,
-        selinux: bool,
-        labels: SelinuxMounts,
-        supports_recursive_read_only: Callable[[Pod], bool],
+        rules: VolumeRules,
     ) -> None:
         self._table = table
         self._plugins = plugins
         self._mounts = mounts
         self._paths = paths
         self._images = images
-        self._selinux = selinux
-        self._labels = labels
-        self._supports_rro = supports_recursive_read_only
+        self._rules = rules
 
     async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
         found = []
@@ -111,7 +106,7 @@ class MountBuilder:
                 container_path=container_path(mount.mount_path or ""),
                 readonly=bool(mount.read_only) or plugin.always_read_only(entry.spec),
                 propagation=propagation_of(mount),
-                recursive_read_only=is_recursive_read_only(mount, self._supports_rro(pod)),
+                recursive_read_only=is_recursive_read_only(mount, self._rules.supports_recursive_read_only(pod)),
                 selinux_relabel=self._is_relabelled(pod, plugin, entry.spec),
             )
             subpath = subpath_of(mount, env)
@@ -131,7 +126,8 @@ class MountBuilder:
 
         At every mount of the volume: the runtime sees only the part that a subPath shows.
         """
-        return self._selinux and plugin.relabels and not spec.read_only and not self._labels.label(pod, spec)
+        selinux, labels = self._rules.selinux, self._rules.labels
+        return selinux and plugin.relabels and not spec.read_only and not labels.label(pod, spec)
 
     async def devices_for(self, pod: Pod, container: AnyContainer) -> Sequence[cri_pb2.Device]:
         found = []

@@ -6,6 +6,7 @@ Watchers call `VolumeManager.object_changed` when an object came or changed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -14,6 +15,7 @@ from pykubelet.api.types import (
     ConfigMap,
     CSIDriverSpec,
     LabelSelector,
+    NodeSelector,
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
@@ -22,7 +24,10 @@ from pykubelet.api.types import (
     Secret,
     VolumeAttachment,
 )
+from pykubelet.clients.host.port import Quotas
+from pykubelet.clients.plugins.port import CsiNodeInfo
 from pykubelet.volumes.errors import VolumeProblem
+from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.wire import cri_pb2
 
 
@@ -90,6 +95,40 @@ class Attachments(Protocol):
         ...
 
 
+class CsiObjects(Protocol):
+    async def known(self) -> None:
+        """Until the CSIDriver objects have been read once."""
+        ...
+
+    def driver(self, name: str) -> CSIDriverSpec | None:
+        """The cluster's say about a driver; None when there is no such object."""
+        ...
+
+    async def attachment(self, name: str) -> VolumeAttachment | None: ...
+
+    async def secret(self, namespace: str, name: str) -> Secret | None: ...
+
+    async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> tuple[str, str]:
+        """A token of the pod's service account and when it ends, as the API writes moments."""
+        ...
+
+    async def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None: ...
+
+    async def volume(self, name: str) -> PersistentVolume | None: ...
+
+    async def claim_status(self, claim: PersistentVolumeClaim, changed: PersistentVolumeClaim) -> PersistentVolumeClaim:
+        """Write the status of a claim as changed from what it was; the claim as it is then."""
+        ...
+
+
+class CsiNodeUpdater(Protocol):
+    """Updates this node's CSINode object."""
+
+    async def add_driver(self, name: str, info: CsiNodeInfo) -> None: ...
+
+    async def remove_driver(self, name: str) -> None: ...
+
+
 class VolumeImages(Protocol):
     def image_of(self, pod: Pod, volume: str) -> cri_pb2.ImageSpec | None:
         """The pulled image of an image volume; None when nobody pulled it here."""
@@ -151,29 +190,26 @@ class VolumeObjects(Struct, frozen=True, kw_only=True):
     downward: Downward = field(default=_ABSENT)
     attachments: Attachments = field(default=_ABSENT)
     images: VolumeImages = field(default=_ABSENT)
+    csi: CsiObjects | None = None
+    """None: no API server, and no CSI volumes."""
+    csi_node: CsiNodeUpdater | None = None
 
 
-class CsiObjects(Protocol):
-    async def known(self) -> None:
-        """Until the CSIDriver objects have been read once."""
-        ...
+class VolumeRules(Struct, frozen=True, kw_only=True):
+    """What volumes need to know about this node."""
 
-    def driver(self, name: str) -> CSIDriverSpec | None:
-        """The cluster's say about a driver; None when there is no such object."""
-        ...
-
-    async def attachment(self, name: str) -> VolumeAttachment | None: ...
-
-    async def secret(self, namespace: str, name: str) -> Secret | None: ...
-
-    async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> tuple[str, str]:
-        """A token of the pod's service account and when it ends, as the API writes moments."""
-        ...
-
-    async def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None: ...
-
-    async def volume(self, name: str) -> PersistentVolume | None: ...
-
-    async def claim_status(self, claim: PersistentVolumeClaim, changed: PersistentVolumeClaim) -> PersistentVolumeClaim:
-        """Write the status of a claim as changed from what it was; the claim as it is then."""
-        ...
+    allocatable_memory: Callable[[], int] = lambda: 0
+    """Bytes pods may use; bounds memory volumes. 0 = unknown, no bound."""
+    selinux: bool = False
+    labels: SelinuxMounts = field(default_factory=SelinuxMounts)
+    """How whole volumes are labelled by their mounts."""
+    supports_recursive_read_only: Callable[[Pod], bool] = lambda pod: False
+    """Whether the pod's runtime handler can make whole mount trees read-only."""
+    fits_node: Callable[[NodeSelector], bool] = lambda selector: True
+    """Whether a persistent volume's node affinity allows this node."""
+    refresh_period: float = 60.0
+    """Seconds after which a sync refreshes content even if no object changed (tokens expire, watches may be off)."""
+    wait_seconds: float = 123.0
+    """How long a pod sync waits for mounts; upstream's 2m3s."""
+    quotas: Quotas | None = None
+    """Counts emptyDirs of pods in user namespaces (gate LocalStorageCapacityIsolationFSQuotaMonitoring)."""

@@ -13,26 +13,22 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from pykubelet.api.types import NodeSelector, Pod
+from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, VolumePaths
-from pykubelet.kit.clock import Clock
+from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.life import Step as LifeStep
 from pykubelet.model.pod import namespace_of
 from pykubelet.model.reasons import WARNING
 from pykubelet.volumes.actual_state import State, Step, VolumeEntry, VolumeTable, failure_of
 from pykubelet.volumes.desired_state import ObjectKey, claim_name, fs_user, nested_folders, resolve_claim
 from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem
-from pykubelet.volumes.objects import VolumeObjects
+from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.ownership import tell_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
-from pykubelet.volumes.selinux import SelinuxMounts
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
 
@@ -55,18 +51,14 @@ _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0,
 class Reconciler:
     def __init__(
         self,
+        ctx: Context,
         *,
         table: VolumeTable,
         plugins: Mapping[str, VolumePlugin],
         objects: VolumeObjects,
         mounts: Mounts,
         paths: VolumePaths,
-        clock: Clock,
-        events: EventSink,
-        recorder: LifeRecorder,
-        metrics: Registry,
-        fits_node: Callable[[NodeSelector], bool],
-        labels: SelinuxMounts,
+        rules: VolumeRules,
         on_settled: Callable[[VolumeEntry], None],
     ) -> None:
         self._table = table
@@ -74,14 +66,12 @@ class Reconciler:
         self._objects = objects
         self._mounts = mounts
         self._paths = paths
-        self._clock = clock
-        self._events = events
-        self._recorder = recorder
-        self._fits_node = fits_node
-        self._labels = labels
+        self._clock, self._events, self._recorder = ctx.clock, ctx.events, ctx.recorder
+        self._fits_node = rules.fits_node
+        self._labels = rules.labels
         self._on_settled = on_settled
         self.tasks = TaskSet("volumes")
-        self._durations = metrics.histogram(
+        self._durations = ctx.metrics.histogram(
             "storage_operation_duration_seconds",
             "How long operations on volumes took",
             ("volume_plugin", "operation_name", "status", "migrated"),

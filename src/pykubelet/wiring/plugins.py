@@ -36,11 +36,7 @@ from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
 from pykubelet.signals import NodeStatusChanged
 from pykubelet.sync.worker import PodWorkers
-from pykubelet.volumes.csi.drivers import CsiDrivers, CsiTimes, LimitsKeeper
-from pykubelet.volumes.csi.plugin import CsiVolumes
-from pykubelet.volumes.manager import VolumeManager
-from pykubelet.volumes.plugins.plugin import VolumePlugin
-from pykubelet.volumes.spec import CSI
+from pykubelet.volumes.build import Volumes
 from pykubelet.wiring.devices import ClaimShares, DeviceHints, amounts_of, health_statuses
 
 logger = logging.getLogger(__name__)
@@ -74,8 +70,6 @@ class Sweeps:
 
 
 class PluginParts(Struct, frozen=True, kw_only=True):
-    csi: CsiVolumes | None = None
-    drivers: CsiDrivers | None = None
     devices: DeviceManager | None = None
     claims: DraManager | None = None
     table: PodTable
@@ -85,10 +79,6 @@ class PluginParts(Struct, frozen=True, kw_only=True):
     finders: list[Service] = field(default_factory=list)
     """Start after the managers: they bring in plugins."""
     numa_nodes: tuple[int, ...] = (0,)
-
-    @property
-    def volumes(self) -> list[VolumePlugin]:
-        return [self.csi] if self.csi is not None else []
 
     def _retry_claims(self, workers: PodWorkers) -> None:
         for pod in self.table.pods():
@@ -132,16 +122,8 @@ class PluginParts(Struct, frozen=True, kw_only=True):
             found += self.claims.health_of(pod, own) if own is not None else []
         return found
 
-    def join(self, volumes: VolumeManager, workers: PodWorkers, pinning: PinningManager, ctx: Context) -> None:
-        """Volumes that failed for want of their driver are tried again when it comes; devices tell of themselves."""
-        drivers, csi, devices = self.drivers, self.csi, self.devices
-        if drivers is not None and csi is not None:
-
-            def registered(name: str) -> None:
-                csi.driver_back(name)
-                volumes.retry(CSI)
-
-            drivers.on_registered = registered
+    def join(self, workers: PodWorkers, pinning: PinningManager, ctx: Context) -> None:
+        devices = self.devices
         if self.claims is not None:
             self.claims.on_health = workers.sync_now
             self.claims.drivers.on_registered = lambda: self._retry_claims(workers)
@@ -155,7 +137,7 @@ def plugin_parts(
     edges: Edges,
     api: ApiServer,
     *,
-    node_name: str,
+    volumes: Volumes,
     table: PodTable,
     cache: PodStatusCache,
     events: ClaimSink,
@@ -178,23 +160,10 @@ def plugin_parts(
     handlers: dict[str, PluginHandler] = {"DevicePlugin": devices}
     managers: list[Service] = [devices]
     chores: list[Callable[[], Awaitable[None]]] = []
-    csi: CsiVolumes | None = None
-    drivers: CsiDrivers | None = None
     claims: DraManager | None = None
-    if api.storage is not None and api.resource_claims is not None:
-        times = CsiTimes(clock=edges.clock, metrics=metrics)
-        drivers = CsiDrivers(connect=edges.plugins.csi, node=api.storage.node, times=times)
-        csi = CsiVolumes(
-            drivers=drivers,
-            objects=api.storage.objects,
-            mounts=edges.mounts,
-            paths=edges.paths,
-            node_name=node_name,
-            events=events,
-            clock=edges.clock,
-        )
-        handlers["CSIPlugin"] = drivers
-        managers.append(LimitsKeeper(drivers=drivers, objects=api.storage.objects, clock=edges.clock))
+    if volumes.csi_drivers is not None:
+        handlers["CSIPlugin"] = volumes.csi_drivers
+    if api.resource_claims is not None:
         claims = DraManager(
             root=edges.paths.root,
             connect=edges.plugins.dra,
@@ -205,7 +174,8 @@ def plugin_parts(
             recorder=recorder,
         )
         handlers["DRAPlugin"] = claims.drivers
-        sweeps = Sweeps([csi.sweep, partial(claims.sweep, table.could_have_running_containers)])
+        of_volumes = [volumes.csi.sweep] if volumes.csi is not None else []
+        sweeps = Sweeps([*of_volumes, partial(claims.sweep, table.could_have_running_containers)])
         managers += [claims, sweeps]
         chores.append(sweeps.soon)
     manager = PluginManager(
@@ -217,8 +187,6 @@ def plugin_parts(
         may_start=sources_ready,
     )
     return PluginParts(
-        csi=csi,
-        drivers=drivers,
         devices=devices,
         claims=claims,
         table=table,

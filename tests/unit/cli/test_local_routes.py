@@ -15,9 +15,8 @@ from pykubelet.model.errors import CriError
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, Image, PodRuntimeStatus
 from pykubelet.runtime.stop import StopOrder, Stopping
-from pykubelet.server.calls import Answer, Call, Refused
-from pykubelet.server.local import LocalRoutes
-from pykubelet.server.restart import CannotRestart, InPlaceRestart
+from pykubelet.server.local import CannotRestart, InPlaceRestart, LocalRoutes
+from pykubelet.server.requests import Refused, Request, Response
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod, a_sidecar
 
@@ -69,7 +68,7 @@ class Stops:
         self.forgiven.append(container.name or "")
 
     def restarts(self, *, ending: bool = False) -> InPlaceRestart:
-        return InPlaceRestart(look=self, stopper=self, is_ending=lambda uid: ending, forgive=self.forgive)
+        return InPlaceRestart(pleg=self, stopper=self, is_ending=lambda uid: ending, forget_crashes=self.forgive)
 
 
 def running(*names: str) -> PodRuntimeStatus:
@@ -110,9 +109,9 @@ class World:
             for route in self.routes.routes()
             if method in route.methods and (found := _match(route.pattern, path)) is not None
         )
-        call = Call(method=method, path=path, params=params, query=list(query.items()), body=read)
+        call = Request(method=method, path=path, params=params, query=list(query.items()), body=read)
         answer = await route.handler(call)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Response)
         return msgspec.json.decode(answer.body)
 
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from pykubelet.node.shutdown import ShutdownOutcome, Turn, two_turns
-from pykubelet.server.calls import Answer, Call, Refused
-from pykubelet.server.shutdown import USUAL, ShutdownRoutes
+from pykubelet.server.local import USUAL, ShutdownRoutes
+from pykubelet.server.requests import Refused, Request, Response
 from tests.unit.cli.a_node import CannedNode, Commands
 
 PATH = "/local/shutdown"
@@ -80,9 +80,9 @@ async def test_the_periods_asked_for_count_before_those_of_the_settings(
     query: tuple[tuple[str, str], ...], configured: tuple[Turn, ...], expected: tuple[Turn, ...]
 ) -> None:
     asked = Asked()
-    reply = await ShutdownRoutes(manager=asked, turns=configured).begin(Call(method="POST", path=PATH, query=query))
+    reply = await ShutdownRoutes(manager=asked, turns=configured).begin(Request(method="POST", path=PATH, query=query))
     assert asked.turns == [expected]
-    assert isinstance(reply, Answer)
+    assert isinstance(reply, Response)
     assert msgspec.json.decode(reply.body) == {"stopped": ["default/web"], "left": [], "seconds": 1.0}
 
 
@@ -93,7 +93,7 @@ async def test_the_periods_asked_for_count_before_those_of_the_settings(
 async def test_periods_that_make_no_sense_are_refused(query: tuple[tuple[str, str], ...]) -> None:
     asked = Asked()
     with pytest.raises(Refused, match="grace"):
-        await ShutdownRoutes(manager=asked, turns=()).begin(Call(method="POST", path=PATH, query=query))
+        await ShutdownRoutes(manager=asked, turns=()).begin(Request(method="POST", path=PATH, query=query))
     assert not asked.turns
 
 
@@ -102,6 +102,6 @@ async def test_taking_back_says_whether_there_was_anything() -> None:
     routes = ShutdownRoutes(manager=asked, turns=())
     for going_on in (False, True):
         asked.shutting_down = going_on
-        reply = await routes.cancel(Call(method="DELETE", path=PATH))
-        assert isinstance(reply, Answer) and msgspec.json.decode(reply.body) == {"cancelled": going_on}
+        reply = await routes.cancel(Request(method="DELETE", path=PATH))
+        assert isinstance(reply, Response) and msgspec.json.decode(reply.body) == {"cancelled": going_on}
         assert not asked.shutting_down

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pykubelet.api.types import Pod, ResourceRequirements
+from pykubelet.eviction.stats import ContainerUse, PodUse
 from pykubelet.eviction.thresholds import Observation
-from pykubelet.model.signals import ContainerUse, PodUse
 from pykubelet.settings.thresholds import Threshold, parse_amount
 from tests.builders import a_container, a_pod
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.eviction.pressure import AlarmKeeper
+from pykubelet.eviction.stats import MemorySignal, NodeSignals
 from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY
-from pykubelet.model.signals import MemorySignal, NodeSignals
 from tests.fakes.fake_guard import FakeAlarms
 from tests.unit.eviction.making import GIB, MIB, a_threshold
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from pykubelet.api.types import EmptyDirVolumeSource, Pod, ResourceRequirements, Volume
-from pykubelet.eviction.local_storage import breach, limits_storage, limits_volumes
+from pykubelet.eviction.local_storage import breach
+from pykubelet.model.pod_resources import limits_storage, limits_volumes
 from tests.builders import a_container, a_pod
 from tests.unit.eviction.making import GIB, MIB, a_use
 

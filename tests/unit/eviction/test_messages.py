@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pykubelet.api.types import ResourceRequirements
 from pykubelet.eviction.ranking import measured, pod_message, rank, reason_for
+from pykubelet.eviction.stats import ContainerUse, PodUse
 from pykubelet.eviction.thresholds import Layout
-from pykubelet.model.signals import ContainerUse, PodUse
 from tests.builders import a_container, a_pod, an_ephemeral_container
 from tests.unit.eviction.making import GIB, MIB, a_threshold, a_use, pod_asking, seen
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.eviction.pressure import alarm_at, next_look
-from pykubelet.model.signals import MemorySignal
+from pykubelet.eviction.pressure import alarm_at, next_check
+from pykubelet.eviction.stats import MemorySignal
 from tests.unit.eviction.making import GIB, MIB, a_threshold, seen
 
 
@@ -14,13 +14,13 @@ from tests.unit.eviction.making import GIB, MIB, a_threshold, seen
     [(90 * GIB, 10), (21 * GIB, 10), (9 * GIB, 4), (3 * GIB, 1), (GIB, 1), (GIB - 1, 10)],
 )
 def test_the_nearer_the_sooner(available: int, pause: float) -> None:
-    assert next_look([a_threshold("memory.available", "1Gi")], seen(memory_available=available)) == pause
+    assert next_check([a_threshold("memory.available", "1Gi")], seen(memory_available=available)) == pause
 
 
 def test_the_nearest_signal_decides() -> None:
     thresholds = [a_threshold("memory.available", "1Gi"), a_threshold("nodefs.available", "10%")]
-    assert next_look(thresholds, seen(memory_available=50 * GIB, nodefs_available=11 * GIB)) == 2
-    assert next_look(thresholds, {}) == next_look([], seen(memory_available=1)) == 10
+    assert next_check(thresholds, seen(memory_available=50 * GIB, nodefs_available=11 * GIB)) == 2
+    assert next_check(thresholds, {}) == next_check([], seen(memory_available=1)) == 10
 
 
 def test_an_alarm_is_set_at_the_use_that_crosses_the_next_threshold() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pykubelet.api.types import Pod
 from pykubelet.eviction.ranking import rank
+from pykubelet.eviction.stats import ContainerUse, PodUse
 from pykubelet.eviction.thresholds import Layout
 from pykubelet.model.pod import name_of, uid_of
-from pykubelet.model.signals import ContainerUse, PodUse
 from tests.unit.eviction.making import GIB, MIB, a_use, pod_asking
 
 

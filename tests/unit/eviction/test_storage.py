@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pykubelet.api.types import EmptyDirVolumeSource, Pod, ResourceRequirements, Volume
-from pykubelet.eviction.local_storage import StorageLimits, VolumeUse
+from pykubelet.eviction.local_storage import StorageLimits
+from pykubelet.eviction.stats import PodUse
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.pod import name_of
-from pykubelet.model.signals import PodUse
 from tests.builders import a_container, a_pod
 from tests.unit.eviction.making import GIB, a_use
 
@@ -23,7 +23,7 @@ class Used:
 
 @dataclass(frozen=True)
 class Volumes:
-    volumes: Sequence[VolumeUse] = (Used(),)
+    volumes: Sequence[Used] = (Used(),)
 
 
 class Figures:
@@ -55,7 +55,7 @@ async def over(limits: StorageLimits, *pods: Pod) -> list[str]:
 async def test_who_is_judged() -> None:
     clock, figures = LoopClock(), Figures()
     figures.known = {"uid-dirs": Volumes(), "uid-free": Volumes()}
-    limits = StorageLimits(volumes=figures, uses=figures, clock=clock)
+    limits = StorageLimits(volumes=figures, stats=figures, clock=clock)
     free, dirs, files = a_pod("free"), with_dir("dirs"), with_limit("files")
     assert await over(limits, free, dirs, files, with_limit("static", static=True)) == ["dirs", "files"]
     assert figures.asked == [{"uid-files"}]
@@ -66,7 +66,7 @@ async def test_who_is_judged() -> None:
 
 async def test_volumes_nobody_could_measure_yet_break_no_limit() -> None:
     clock, figures = LoopClock(), Figures()
-    limits = StorageLimits(volumes=figures, uses=figures, clock=clock)
+    limits = StorageLimits(volumes=figures, stats=figures, clock=clock)
     assert await over(limits, with_dir("dirs")) == []
     figures.known["uid-dirs"] = Volumes()
     await clock.sleep(10)

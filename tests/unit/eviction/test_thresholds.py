@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pykubelet.eviction.stats import MemorySignal, NodeSignals
 from pykubelet.eviction.thresholds import (
     Layout,
     Observation,
@@ -20,7 +21,6 @@ from pykubelet.eviction.thresholds import (
     shown,
 )
 from pykubelet.model.figures import FsFigures, TaskFigures
-from pykubelet.model.signals import MemorySignal, NodeSignals
 from tests.unit.eviction.making import GIB, MIB, a_threshold, seen
 
 

@@ -6,13 +6,14 @@ import pytest
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import AlarmRefused
+from pykubelet.edges import GuardEdges
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.runtime_status import PodRuntimeStatus
-from pykubelet.node.oom import Kill, OomWatcher, OwnScore, Victim, find_victim, whose_limit
-from tests.builders import a_container_status, a_pod, a_runtime_status
+from pykubelet.node.oom import Kill, OomWatcher, Victim, find_victim, whose_limit
+from pykubelet.stats.snapshot import CgroupNames
+from tests.builders import a_container_status, a_context, a_pod, a_runtime_status
 from tests.fakes.fake_guard import FakeKernelLog
 
 ID = "f" * 64
@@ -59,19 +60,9 @@ class Bed:
         self.known = Known(pod, a_runtime_status(pod, containers=[a_container_status(pod, "app", id=ID)]))
         self.events = EventBroadcaster(clock=self.clock, node_name="n1")
         self.scores: list[int] = []
-        self.watcher = OomWatcher(
-            log=self.log,
-            alarms=None,
-            groups=self.groups,
-            pods_group="/kubepods",
-            group_of=lambda pod: "/kubepods/pod",
-            pods=self.known,
-            statuses=self.known,
-            events=self.events,
-            recorder=LifeRecorder(self.clock),
-            clock=self.clock,
-            own=OwnScore(wanted=-999, set=self.score),
-        )
+        guard = GuardEdges(cgroups=self.groups, host=None, kernel_log=self.log, set_oom_score=self.score)
+        ctx = a_context(clock=self.clock, events=self.events)
+        self.watcher = OomWatcher(ctx, guard, cgroups=CgroupNames(), table=self.known, statuses=self.known)
         self.refuses = False
 
     def score(self, value: int) -> None:

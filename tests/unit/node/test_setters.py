@@ -8,7 +8,8 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import AttachedVolume, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo
 from pykubelet.cm.capacity import DeviceAmounts
 from pykubelet.model.runtime_status import RuntimeHandler
-from pykubelet.node.setters import NodeFacts, find_condition, joined, node_status, same_status, transitions
+from pykubelet.node.conditions import find_condition, joined
+from pykubelet.node.setters import NodeFacts, node_status, same_status, transitions
 from tests.builders import NOW, at
 from tests.unit.node.making import GIB, a_machine
 

@@ -13,10 +13,10 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiServerError, Forbidden
 from pykubelet.node.addresses import AddressFinder
+from pykubelet.node.conditions import find_condition, is_ready
 from pykubelet.node.facts import FactsGatherer, ImageList
 from pykubelet.node.own_node import OwnNode
 from pykubelet.node.register import NodeIdentity
-from pykubelet.node.setters import find_condition, is_ready
 from pykubelet.node.status import NodeReporter, ReportTiming, StartupTimes
 from pykubelet.settings.settings import Settings
 from tests.fakes.fake_kube import FakeKube

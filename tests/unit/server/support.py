@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pykubelet.api.types import (
     Pod,
@@ -31,9 +31,19 @@ from pykubelet.model.runtime_status import (
     PodRuntimeStatus,
     SandboxRecord,
 )
-from pykubelet.server.app import NodeServer, ServerViews
+from pykubelet.server.app import Local, NodeServer
+from pykubelet.server.build import https
+from pykubelet.server.introspection import LOG, PING, ConfigRoutes, DebugRoutes, HealthRoutes
 from pykubelet.server.listeners import Limits
-from pykubelet.server.tls import ServingFiles
+from pykubelet.server.logs import ContainerLogs
+from pykubelet.server.metrics import MetricRoutes
+from pykubelet.server.node_logs import SystemLogs
+from pykubelet.server.pods import PodRoutes
+from pykubelet.server.requests import Route
+from pykubelet.server.routes import Handlers
+from pykubelet.server.streams import StreamRoutes
+from pykubelet.server.tls import FindServing, ServingFiles
+from pykubelet.settings.gates import Gates
 from pykubelet.settings.schema_server import Authentication, ServerSettings, X509Authentication
 from tests.bed.certificates import Authority, Pair
 
@@ -155,8 +165,8 @@ class World:
     settings: ServerSettings = field(default_factory=ServerSettings)
     limits: Limits = field(default_factory=Limits)
     clock: Clock = field(default_factory=SystemClock)
-    changes: dict[str, Any] = field(default_factory=dict)
-    """Fields of ServerViews that a test wants otherwise."""
+    probe_metrics: Callable[[], str] = lambda: "prober_probe_total 1\n"
+    explain: Callable[[str, str], Any] | None = None
 
     def __post_init__(self) -> None:
         self.ca = Authority(self.folder)
@@ -166,34 +176,58 @@ class World:
             self.settings, address="127.0.0.1", port=0, healthz_port=0, authentication=authentication
         )
 
-    def views(self) -> ServerViews:
-        fields: dict[str, Any] = {
-            "pods": self.pods,
-            "status": self.statuses.get,
-            "seen": lambda uid: PodRuntimeStatus(uid=uid),
-            "runtime": self.runtime,
-            "metrics": self.metrics,
-            "probe_metrics": lambda: "prober_probe_total 1\n",
-            "configz": lambda: {"kind": "KubeletConfiguration", "port": 10250},
-            "flags": lambda: {"v": "2"},
-            "checkpoints": self.folder / "checkpoints",
-            "log_root": self.folder / "log",
-            "version": "v1.36.4",
-            "started": 0.0,
-        }
-        return ServerViews(**fields | self.changes)
+    def handlers(self) -> Handlers:
+        health = HealthRoutes([PING, LOG])
+        pods, runtime, clock = cast(Any, self.pods), cast(Any, self.runtime), self.clock
+        return Handlers(
+            pods=PodRoutes(
+                pods=pods,
+                status=self.statuses.get,
+                runtime=runtime,
+                checkpoints=self.folder / "checkpoints",
+                clock=clock,
+            ),
+            logs=ContainerLogs(
+                pods=pods,
+                status=self.statuses.get,
+                runtime=runtime,
+                runtime_status=lambda uid: PodRuntimeStatus(uid=uid),
+                clock=clock,
+            ),
+            streams=StreamRoutes(pods=pods, runtime=runtime),
+            health=health,
+            metrics=MetricRoutes(agent=self.metrics, probes=self.probe_metrics, health=health.problems, stats=None),
+            configs=ConfigRoutes(
+                configz=lambda: {"kind": "KubeletConfiguration", "port": 10250},
+                flags=lambda: {"v": "2"},
+                explain=self.explain,
+                version="v1.36.4",
+                started=0.0,
+                clock=clock,
+            ),
+            system_logs=SystemLogs(root=self.folder / "log", query_enabled=self.settings.enable_system_log_query),
+            debug=DebugRoutes(set_verbosity=lambda level: None, clock=clock),
+        )
 
-    def server(self, **more: Any) -> NodeServer:
-        arguments: dict[str, Any] = {
-            "settings": self.settings,
-            "views": self.views(),
-            "node_name": "node-1",
-            "clock": self.clock,
-            "serving": lambda: ServingFiles(self.serving.certificate, self.serving.key),
-            "reviewer": self.reviewer,
-            "limits": self.limits,
-        }
-        return NodeServer(**arguments | more)
+    def server(
+        self,
+        *,
+        settings: ServerSettings | None = None,
+        serving: FindServing | None = None,
+        local_socket: Path | None = None,
+        local_routes: Sequence[Route] = (),
+    ) -> NodeServer:
+        settings = settings or self.settings
+        serving = serving or (lambda: ServingFiles(self.serving.certificate, self.serving.key))
+        return NodeServer(
+            settings=settings,
+            handlers=self.handlers(),
+            metrics=self.metrics,
+            clock=self.clock,
+            https=https(settings, Gates({}), "node-1", cast(Any, self.reviewer), serving, self.clock),
+            local=Local(socket=local_socket, routes=local_routes) if local_socket is not None else None,
+            limits=self.limits,
+        )
 
     def client_context(self, pair: Pair | None = None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=str(self.ca.pair.certificate))

@@ -19,7 +19,7 @@ from pykubelet.api.types import ContainerState, ContainerStateRunning, Container
 from pykubelet.model.runtime_status import ContainerRecord, SandboxRecord
 from pykubelet.model.runtime_status import ContainerState as RuntimeState
 from pykubelet.model.runtime_status import ContainerStatus as RuntimeContainer
-from pykubelet.server import channels
+from pykubelet.server import relay
 from pykubelet.server.app import NodeServer
 from pykubelet.server.listeners import Limits
 from tests.builders import a_container, a_pod
@@ -46,7 +46,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def under_way(server: NodeServer) -> int:
-    front = server.listeners[0]._front
+    front = server.listeners[0]._server
     return front._shares._count if front is not None else 0
 
 
@@ -99,7 +99,7 @@ async def test_headers_without_end_are_bounded_together_and_in_time(world: World
             with contextlib.suppress(ConnectionError):
                 await client.writer.drain()
             clients.append(client)
-            front = server.listeners[0]._front
+            front = server.listeners[0]._server
             assert front is not None
             assert front._heads <= (4 << 20) + (1 << 20)
         await good_callers_are_served(port, world)
@@ -231,7 +231,7 @@ async def test_a_caller_who_takes_nothing_ends(world: World, path: str) -> None:
 
 async def takes_nothing(world: World, path: str = "/metrics/probes") -> None:
     world.limits = Limits(stalled_flow=0.5, stalled_answer=0.5)
-    world.changes = {"probe_metrics": lambda: "x" * 20_000_000}
+    world.probe_metrics = lambda: "x" * 20_000_000
     ada = world.client_context(world.ca.issue("ada"))
     log = pod_with_a_log(world, "crowd")
     log.write_bytes((b"2026-01-01T00:00:00Z stdout F " + b"x" * 1000 + b"\n") * 20_000)
@@ -241,14 +241,14 @@ async def takes_nothing(world: World, path: str = "/metrics/probes") -> None:
         client.send("GET", path)
         await until(lambda: under_way(server) > 0)
         await until(lambda: under_way(server) == 0)
-        front = server.listeners[0]._front
+        front = server.listeners[0]._server
         await until(lambda: front is not None and len(front) == 0)
         client.writer.transport.abort()
 
 
 async def test_a_large_answer_arrives_whole(world: World) -> None:
     text = "".join(f"{number}\n" for number in range(200_000))
-    world.changes = {"probe_metrics": lambda: text}
+    world.probe_metrics = lambda: text
     ada = world.client_context(world.ca.issue("ada"))
     async with serving(world.server()) as port, connected(port, ada) as client:
         assert (await client.ask("GET", "/metrics/probes")).text == text
@@ -257,7 +257,7 @@ async def test_a_large_answer_arrives_whole(world: World) -> None:
 
 async def test_a_patient_websocket_is_not_asked_whether_it_lives(world: World) -> None:
     """While one side waits for the other nobody reads answers to pings; the kernel asks instead."""
-    assert channels._socket("v5.channel.k8s.io")._heartbeat is None
+    assert relay._socket("v5.channel.k8s.io")._heartbeat is None
     server = world.server()
     async with serving(server):
         listening = server.listeners[0]._socket

@@ -16,17 +16,19 @@ from pykubelet.model.errors import ApiDown, Forbidden
 from pykubelet.server.auth import (
     ANONYMOUS,
     REVIEWS_AT_ONCE,
+    AlwaysAllow,
     Authenticator,
     NoAuthentication,
+    NoAuthorization,
     PeerCertificate,
+    Reviewer,
     User,
     bearer_token,
+    make_authorizer,
     peer_certificate,
     without_credentials,
 )
-from pykubelet.server.authz import AlwaysAllow, NoAuthorization, make_authorizer
-from pykubelet.server.calls import Call, Refused
-from pykubelet.server.reviews import KubeReviewer
+from pykubelet.server.requests import Refused, Request
 from pykubelet.settings.schema_server import (
     AnonymousAuthentication,
     Authentication,
@@ -35,7 +37,7 @@ from pykubelet.settings.schema_server import (
 )
 from tests.unit.server.support import FakeReviewer
 
-TOKEN = Call(headers=[("authorization", "Bearer t1")])
+TOKEN = Request(headers=[("authorization", "Bearer t1")])
 ADA = User(name="ada", groups=("g", "system:authenticated"))
 
 
@@ -85,19 +87,19 @@ async def test_a_failure_is_not_remembered() -> None:
 
 
 async def test_anonymous_is_for_those_without_credentials_only() -> None:
-    assert await authenticator(FakeReviewer(), anonymous=True).identify(Call(), None) == ANONYMOUS
+    assert await authenticator(FakeReviewer(), anonymous=True).identify(Request(), None) == ANONYMOUS
     assert await refused(authenticator(FakeReviewer(), anonymous=True).identify(TOKEN, None)) == 401
-    assert await refused(authenticator(FakeReviewer()).identify(Call(), None)) == 401
+    assert await refused(authenticator(FakeReviewer()).identify(Request(), None)) == 401
     assert await authenticator(None, anonymous=True, webhook=False).identify(TOKEN, None) == ANONYMOUS
 
 
 async def test_a_certificate_counts_until_it_expires() -> None:
     auth = authenticator(FakeReviewer())
     certificate = PeerCertificate(common_name="ada", organizations=("a", "b"), expires=LoopClock().now() + 10)
-    user = await auth.identify(Call(), certificate)
+    user = await auth.identify(Request(), certificate)
     assert user == User(name="ada", groups=("a", "b", "system:authenticated"))
     await LoopClock().sleep(11)
-    assert await refused(auth.identify(Call(), certificate)) == 401
+    assert await refused(auth.identify(Request(), certificate)) == 401
 
 
 def test_no_way_to_authenticate_is_an_error_at_the_start() -> None:
@@ -122,12 +124,12 @@ def test_names_in_a_certificate() -> None:
 def test_where_a_token_may_be() -> None:
     word = base64.urlsafe_b64encode(b"secret?").decode().rstrip("=")
     offer = f"base64url.bearer.authorization.k8s.io.{word}, v5.channel.k8s.io"
-    assert bearer_token(Call(headers=[("sec-websocket-protocol", offer)])) == "secret?"
-    assert bearer_token(Call(headers=[("authorization", "bearer  abc ")])) == "abc"
-    assert bearer_token(Call(headers=[("authorization", "Basic abc")])) == ""
-    assert bearer_token(Call()) == ""
+    assert bearer_token(Request(headers=[("sec-websocket-protocol", offer)])) == "secret?"
+    assert bearer_token(Request(headers=[("authorization", "bearer  abc ")])) == "abc"
+    assert bearer_token(Request(headers=[("authorization", "Basic abc")])) == ""
+    assert bearer_token(Request()) == ""
     with pytest.raises(Refused):
-        bearer_token(Call(headers=[("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.~ä")]))
+        bearer_token(Request(headers=[("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.~ä")]))
     kept = without_credentials([("authorization", "Bearer x"), ("sec-websocket-protocol", offer), ("a", "b")])
     assert kept == [("sec-websocket-protocol", "v5.channel.k8s.io"), ("a", "b")]
 
@@ -184,15 +186,15 @@ class Server:
 
 async def test_a_busy_api_server_is_asked_again() -> None:
     server = Server(ApiDown("a"), ApiDown("b"))
-    status = await KubeReviewer(kube=server, clock=LoopClock()).token_review("t")
+    status = await Reviewer(kube=server, clock=LoopClock()).token_review("t")
     assert status.user is not None and (status.user.username, server.tries) == ("t", 3)
     server = Server(*[ApiDown("x")] * 9)
     with pytest.raises(ApiDown):
-        await KubeReviewer(kube=server, clock=LoopClock()).token_review("t")
+        await Reviewer(kube=server, clock=LoopClock()).token_review("t")
     assert server.tries == 5
     server = Server(Forbidden("no"))
     with pytest.raises(Forbidden):
-        await KubeReviewer(kube=server, clock=LoopClock()).token_review("t")
+        await Reviewer(kube=server, clock=LoopClock()).token_review("t")
     assert server.tries == 1
 
 
@@ -204,7 +206,7 @@ async def test_a_token_that_is_no_text_is_nobody_s() -> None:
     reviewer = FakeReviewer(tokens={"t1": "ada"})
     for anonymous in (False, True):
         with pytest.raises(Refused) as refused:
-            call = Call(headers=[("authorization", "Bearer " + b"t\xff".decode("utf-8", "surrogateescape"))])
+            call = Request(headers=[("authorization", "Bearer " + b"t\xff".decode("utf-8", "surrogateescape"))])
             await authenticator(reviewer, anonymous=anonymous).identify(call, None)
         assert refused.value.status == 401
     assert reviewer.asked == []
@@ -227,7 +229,7 @@ async def test_made_up_tokens_leave_the_api_server_to_others() -> None:
     asked = authenticator(reviewer)
 
     async def made_up(number: int) -> None:
-        call = Call(headers=[("authorization", f"Bearer x{number}")], address="10.0.0.2")
+        call = Request(headers=[("authorization", f"Bearer x{number}")], address="10.0.0.2")
         with pytest.raises(Refused):
             await asked.identify(call, None)
 

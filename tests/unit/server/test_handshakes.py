@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pykubelet.server.handshakes import FinishedTls
+from pykubelet.server.tls import FinishedTls
 
 NOTHING = b""
 

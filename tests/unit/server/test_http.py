@@ -67,7 +67,7 @@ async def test_without_rights_every_route_is_forbidden(world: World) -> None:
     server = world.server()
     context = world.client_context(world.ca.issue("eve"))
     async with serving(server) as port, connected(port, context) as client:
-        routes = main_routes(server._handlers, Offers())
+        routes = main_routes(world.handlers(), Offers())
         assert len(routes) > 25
         for route in routes:
             path = route.pattern.replace(":*}", "}").replace("{", "").replace("}", "")
@@ -138,7 +138,7 @@ async def test_a_second_agent_does_not_take_the_local_socket_away(world: World, 
 async def test_the_local_socket_needs_no_certificate(world: World, tmp_path: Path) -> None:
     path = tmp_path / "run" / "pykubelet.sock"
     world.settings = replace(world.settings, enable_server=False)
-    world.changes = {"explain": lambda namespace, name: {"pod": f"{namespace}/{name}"} if name == "web" else None}
+    world.explain = lambda namespace, name: {"pod": f"{namespace}/{name}"} if name == "web" else None
     server = world.server(local_socket=path)
     assert server.listeners[0].address == LocalAddress(path)
     async with serving(server):

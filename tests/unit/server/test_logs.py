@@ -21,18 +21,17 @@ from pykubelet.model.runtime_status import ContainerState as RuntimeState
 from pykubelet.model.runtime_status import ContainerStatus as RuntimeContainer
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.runtime.logs_read import GATHER
-from pykubelet.server.calls import Call, Flow, Refused
-from pykubelet.server.log_options import LogOptions, log_options
-from pykubelet.server.logs import PACE, WAKERS, ContainerLogs, wanted_container
+from pykubelet.server.logs import PACE, WAKERS, ContainerLogs, LogOptions, log_options, wanted_container
+from pykubelet.server.requests import Refused, Request, Stream
 from tests.builders import a_pod
 from tests.unit.server.support import FakePods, FakeRuntime
 
 NOW_NS = 1_000_000_000_000
 
 
-def call(query: str, **params: str) -> Call:
+def call(query: str, **params: str) -> Request:
     pairs = [tuple(pair.partition("=")[::2]) for pair in query.split("&") if pair]
-    return Call(query=pairs, params={"namespace": "default", "pod": "web", "container": "app", **params})  # type: ignore[arg-type]
+    return Request(query=pairs, params={"namespace": "default", "pod": "web", "container": "app", **params})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +121,14 @@ def logs_of(path: Path, *, state: RuntimeState = RuntimeState.EXITED) -> Contain
         pods=FakePods(a_pod("web")),
         status={"uid-web": PodStatus(container_statuses=[told])}.get,
         runtime=runtime,
-        seen=lambda uid: PodRuntimeStatus(uid=uid),
+        runtime_status=lambda uid: PodRuntimeStatus(uid=uid),
         clock=LoopClock(),
     )
 
 
 async def text(logs: ContainerLogs, query: str) -> str:
     reply = await logs.handle(call(query))
-    assert isinstance(reply, Flow)
+    assert isinstance(reply, Stream)
     return b"".join([chunk async for chunk in reply.chunks]).decode()
 
 
@@ -167,7 +166,7 @@ async def test_a_crowd_of_followers_shares_what_the_kernel_and_the_loop_have(tmp
     async with contextlib.AsyncExitStack() as crowd:
         for _ in range(WAKERS + 20):
             reply = await logs.handle(call("follow=true"))
-            assert isinstance(reply, Flow)
+            assert isinstance(reply, Stream)
             await crowd.enter_async_context(contextlib.aclosing(reply.chunks))
             assert await anext(reply.chunks) == b"one\n"
         assert inotify_instances() - before <= WAKERS

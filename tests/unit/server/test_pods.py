@@ -12,8 +12,8 @@ from pykubelet.api.types import PodStatus
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import CriError, CriNotFound, Exhausted
 from pykubelet.model.runtime_status import ContainerRecord, ExecResult, SandboxRecord
-from pykubelet.server.calls import Answer, Bridging, Call, Refused, Upgraded
 from pykubelet.server.pods import PodRoutes
+from pykubelet.server.requests import Bridging, Refused, Request, Response, Upgrade
 from pykubelet.server.streams import StreamRoutes
 from tests.builders import a_container, a_pod
 from tests.unit.server.support import FakePods, FakeRuntime
@@ -45,12 +45,12 @@ def routes(found: FakeRuntime, tmp_path: Path = Path("/nowhere")) -> PodRoutes:
 
 
 def parsed(reply: Any) -> Any:
-    assert isinstance(reply, Answer)
+    assert isinstance(reply, Response)
     return json.loads(reply.body)
 
 
 async def test_pods_carry_their_newest_status() -> None:
-    found = parsed(await routes(runtime()).list(Call()))
+    found = parsed(await routes(runtime()).list(Request()))
     assert (found["kind"], found["apiVersion"], found["metadata"]) == ("PodList", "v1", {})
     assert [(pod["metadata"]["name"], pod.get("status")) for pod in found["items"]] == [
         ("web", {"phase": "Running"}),
@@ -60,7 +60,7 @@ async def test_pods_carry_their_newest_status() -> None:
 
 
 async def test_running_pods_are_the_runtimes() -> None:
-    found = parsed(await routes(runtime()).running(Call()))
+    found = parsed(await routes(runtime()).running(Request()))
     (pod,) = found["items"]
     assert pod["metadata"] == {"name": "web", "namespace": "default", "uid": "uid-web"}
     assert pod["spec"]["containers"] == [{"name": "app", "image": "busybox:1"}] * 2
@@ -69,9 +69,9 @@ async def test_running_pods_are_the_runtimes() -> None:
 async def test_run_gives_both_outputs() -> None:
     cri = runtime()
     cri.result = ExecResult(stdout=b"out", stderr=b"err")
-    call = Call(method="POST", params=PARAMS, query=[("cmd", "ls -l /")])
+    call = Request(method="POST", params=PARAMS, query=[("cmd", "ls -l /")])
     reply = await routes(cri).run(call)
-    assert isinstance(reply, Answer) and (reply.body, reply.content_type) == (b"outerr", "application/json")
+    assert isinstance(reply, Response) and (reply.body, reply.content_type) == (b"outerr", "application/json")
     assert cri.calls[-1] == ("exec_sync", "c2", ("ls", "-l", "/"))
     cri.result = ExecResult(stderr=b"bad", exit_code=3)
     with pytest.raises(Refused, match="exited with 3: bad"):
@@ -83,7 +83,7 @@ async def test_run_gives_both_outputs() -> None:
 
 async def test_checkpoint(tmp_path: Path) -> None:
     cri = runtime()
-    call = Call(method="POST", params=PARAMS, query=[("timeout", "5")])
+    call = Request(method="POST", params=PARAMS, query=[("timeout", "5")])
     found = parsed(await routes(cri, tmp_path).checkpoint(call))
     location = str(tmp_path / "checkpoints" / "checkpoint-web_default-app-1970-01-01T00:00:00Z.tar")
     assert found == {"items": [location]}
@@ -94,7 +94,7 @@ async def test_checkpoint(tmp_path: Path) -> None:
         (PARAMS, [("timeout", "x")], 404),
     ):
         with pytest.raises(Refused) as caught:
-            await routes(cri, tmp_path).checkpoint(Call(params=params, query=query))
+            await routes(cri, tmp_path).checkpoint(Request(params=params, query=query))
         assert caught.value.status == status
 
 
@@ -115,9 +115,9 @@ def streams(cri: FakeRuntime, *, tty: bool = False, translate: bool = True) -> S
     return StreamRoutes(pods=pods, runtime=cri, translate=translate)
 
 
-def call(query: str, headers: tuple[tuple[str, str], ...] = SPDY, method: str = "POST", **params: str) -> Call:
+def call(query: str, headers: tuple[tuple[str, str], ...] = SPDY, method: str = "POST", **params: str) -> Request:
     pairs = [(name, value) for name, _, value in (pair.partition("=") for pair in query.split("&") if pair)]
-    return Call(method=method, query=pairs, headers=headers, params={**PARAMS, **params})
+    return Request(method=method, query=pairs, headers=headers, params={**PARAMS, **params})
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def call(query: str, headers: tuple[tuple[str, str], ...] = SPDY, method: str = 
 async def test_exec_options(query: str, options: dict[str, bool]) -> None:
     cri = runtime()
     reply = await streams(cri).exec(call(f"command=ls&command=a&{query}"))
-    assert reply == Upgraded(url="http://127.0.0.1:5/x")
+    assert reply == Upgrade(url="http://127.0.0.1:5/x")
     assert cri.calls[-1] == ("exec", "c2", ("ls", "a"), options)
 
 
@@ -153,19 +153,19 @@ async def test_attach_takes_the_terminal_from_the_spec() -> None:
 async def test_who_translates(protocols: tuple[str, ...], translate: bool, bridging: Bridging) -> None:
     asked = call("input=1&output=1&tty=1", websocket(*protocols), "GET")
     reply = await streams(runtime(), translate=translate).exec(asked)
-    assert isinstance(reply, Upgraded) and reply.bridging is bridging
+    assert isinstance(reply, Upgrade) and reply.bridging is bridging
     if bridging is Bridging.CHANNELS:
         assert reply.streams == ("stdin", "stdout", "resize")
 
 
 async def test_port_forward_uses_the_newest_sandbox() -> None:
     cri = runtime()
-    assert await streams(cri).port_forward(call("", uid="mirror")) == Upgraded(url=cri.url)
+    assert await streams(cri).port_forward(call("", uid="mirror")) == Upgrade(url=cri.url)
     assert cri.calls[-1] == ("port_forward", "s2", ())
     await streams(cri).port_forward(call("port=80,81&port=82", websocket("v4.channel.k8s.io"), "GET"))
     assert cri.calls[-1] == ("port_forward", "s2", (80, 81, 82))
     tunnel = await streams(cri).port_forward(call("", websocket("SPDY/3.1+portforward.k8s.io"), "GET"))
-    assert isinstance(tunnel, Upgraded) and tunnel.bridging is Bridging.TUNNEL
+    assert isinstance(tunnel, Upgrade) and tunnel.bridging is Bridging.TUNNEL
     for query in ("", "port=0", "port=65536", "port=x", "port="):
         with pytest.raises(Refused) as caught:
             await streams(cri).port_forward(call(query, websocket("v4.channel.k8s.io"), "GET"))

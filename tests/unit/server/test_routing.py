@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.server.calls import Answer, Call, Reply
+from pykubelet.server.requests import BadRoute, Reply, Request, Response, Route, Router
 from pykubelet.server.routes import Offers, main_routes
-from pykubelet.server.routing import BadRoute, Route, Router
 from tests.unit.server.support import World
 
 
-async def nothing(call: Call) -> Reply:
-    return Answer()
+async def nothing(call: Request) -> Reply:
+    return Response()
 
 
 def route(pattern: str, *methods: str, access: tuple[str, ...] = ("proxy",)) -> Route:
@@ -107,8 +106,7 @@ def test_where_a_request_goes(method: str, path: str, pattern: str | None, param
     ],
 )
 def test_the_right_each_path_needs(path: str, access: tuple[str, ...], tmp_path: Path) -> None:
-    server = World(tmp_path).server()
-    router = Router(main_routes(server._handlers, Offers()))
+    router = Router(main_routes(World(tmp_path).handlers(), Offers()))
     method = "POST" if path.startswith(("/checkpoint", "/run/")) else "PUT" if path.endswith("/v") else "GET"
     match = router.find(method, path)
     assert match.access == access
@@ -116,7 +114,7 @@ def test_the_right_each_path_needs(path: str, access: tuple[str, ...], tmp_path:
 
 
 async def test_what_is_switched_off_says_so(tmp_path: Path) -> None:
-    handlers = World(tmp_path).server()._handlers
+    handlers = World(tmp_path).handlers()
     off = Router(main_routes(handlers, Offers(debugging=False)))
     for path in ("/exec/a/b/c", "/logs/", "/run/a/b/c", "/debug/pprof/heap", "/runningpods/", "/containerLogs/a/b/c"):
         assert off.find("GET", path).route is not None, path
@@ -128,4 +126,4 @@ async def test_what_is_switched_off_says_so(tmp_path: Path) -> None:
         found = part.find("GET", path).route
         assert found is not None
         with pytest.raises(Exception, match=f"{word} endpoint is disabled"):
-            await found.handler(Call(path=path))
+            await found.handler(Request(path=path))

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from asyncinotify import Inotify, Mask
 
-from pykubelet.server.calls import Answer, Call, Flow, Refused, Reply
-from pykubelet.server.log_query import NodeLogQuery, journal_command, node_log_query
-from pykubelet.server.system_logs import SystemLogs, open_below
+from pykubelet.server.node_logs import NodeLogQuery, SystemLogs, journal_command, node_log_query, open_below
+from pykubelet.server.requests import Refused, Reply, Request, Response, Stream
 
 
 @pytest.fixture
@@ -30,13 +29,13 @@ def root(tmp_path: Path) -> Path:
 
 
 async def ask(logs: SystemLogs, path: str, *query: tuple[str, str]) -> Reply:
-    return await logs.handle(Call(path=f"/logs/{path}", params={"path": path}, query=query))
+    return await logs.handle(Request(path=f"/logs/{path}", params={"path": path}, query=query))
 
 
 async def body(reply: Reply) -> bytes:
-    if isinstance(reply, Answer):
+    if isinstance(reply, Response):
         return reply.body
-    assert isinstance(reply, Flow)
+    assert isinstance(reply, Stream)
     return b"".join([chunk async for chunk in reply.chunks])
 
 
@@ -49,7 +48,7 @@ async def test_files_and_folders(root: Path) -> None:
     assert listing == b'<!doctype html>\n<pre>\n<a href="a%3Cb">a&lt;b</a>\n</pre>\n'
     assert b'<a href="sub/">sub/</a>' in await body(await ask(logs, ""))
     moved = await ask(logs, "sub")
-    assert isinstance(moved, Answer) and (moved.status, moved.headers) == (301, {"Location": "sub/"})
+    assert isinstance(moved, Response) and (moved.status, moved.headers) == (301, {"Location": "sub/"})
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ async def test_the_journal_is_asked(root: Path, tmp_path: Path) -> None:
 
 
 def query(*pairs: tuple[str, str]) -> NodeLogQuery:
-    return node_log_query(Call(query=pairs))
+    return node_log_query(Request(query=pairs))
 
 
 def test_a_query_becomes_a_command() -> None:

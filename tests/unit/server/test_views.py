@@ -13,17 +13,14 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError
-from pykubelet.server.calls import Answer, Call, Refused, Reply
-from pykubelet.server.configz import ConfigRoutes
-from pykubelet.server.debug import DebugRoutes
-from pykubelet.server.health import LOG, PING, HealthCheck, HealthRoutes
+from pykubelet.server.app import App
+from pykubelet.server.introspection import LOG, PING, ConfigRoutes, DebugRoutes, HealthCheck, HealthRoutes
 from pykubelet.server.metrics import MetricRoutes, RequestMetrics, path_label
-from pykubelet.server.routing import Route, Router
-from pykubelet.server.site import Site
+from pykubelet.server.requests import Refused, Reply, Request, Response, Route, Router
 
 
 def shown(reply: Reply) -> tuple[int, str]:
-    assert isinstance(reply, Answer)
+    assert isinstance(reply, Response)
     return reply.status, reply.body.decode()
 
 
@@ -33,22 +30,22 @@ def broken() -> str:
 
 async def test_health_in_upstreams_words() -> None:
     well = HealthRoutes([PING, LOG])
-    assert shown(await well.all(Call())) == (200, "ok")
-    verbose = Call(query=[("verbose", ""), ("exclude", "log"), ("exclude", "nope")])
+    assert shown(await well.all(Request())) == (200, "ok")
+    verbose = Request(query=[("verbose", ""), ("exclude", "log"), ("exclude", "nope")])
     assert shown(await well.all(verbose)) == (
         200,
         "[+]ping ok\n[+]log excluded: ok\n"
         'warn: some health checks cannot be excluded: no matches for "nope"\nhealthz check passed\n',
     )
     ill = HealthRoutes([PING, HealthCheck("syncloop", lambda: "no sync for 5m"), HealthCheck("bug", broken)])
-    assert shown(await ill.all(Call())) == (
+    assert shown(await ill.all(Request())) == (
         500,
         "[+]ping ok\n[-]syncloop failed: reason withheld\n[-]bug failed: reason withheld\nhealthz check failed\n",
     )
-    assert shown(await ill.one(Call(params={"check": "ping"}))) == (200, "ok")
-    assert shown(await ill.one(Call(params={"check": "syncloop"})))[0] == 500
+    assert shown(await ill.one(Request(params={"check": "ping"}))) == (200, "ok")
+    assert shown(await ill.one(Request(params={"check": "syncloop"})))[0] == 500
     with pytest.raises(Refused):
-        await ill.one(Call(params={"check": "nope"}))
+        await ill.one(Request(params={"check": "nope"}))
 
 
 class Figures:
@@ -74,9 +71,9 @@ async def test_metrics_can_be_parsed_and_packed() -> None:
         counter.inc(f'a"\n\\{number}')
     RequestMetrics(registry).begin(("false", "GET", "pods", "readwrite"))
     routes = metric_routes(registry)
-    plain = await routes.metrics(Call())
-    packed = await routes.metrics(Call(headers=[("accept-encoding", "deflate, gzip;q=0.5")]))
-    assert isinstance(plain, Answer) and isinstance(packed, Answer)
+    plain = await routes.metrics(Request())
+    packed = await routes.metrics(Request(headers=[("accept-encoding", "deflate, gzip;q=0.5")]))
+    assert isinstance(plain, Response) and isinstance(packed, Response)
     assert plain.content_type.startswith("text/plain; version=0.0.4")
     assert gzip.decompress(packed.body) == plain.body
     families = {family.name: family for family in text_string_to_metric_families(plain.body.decode())}
@@ -87,7 +84,7 @@ async def test_metrics_can_be_parsed_and_packed() -> None:
         "path": "pods",
         "server_type": "readwrite",
     }
-    slis = shown(await routes.slis(Call()))[1]
+    slis = shown(await routes.slis(Request()))[1]
     assert 'kubernetes_healthcheck{name="syncloop",type="healthz"} 0' in slis
     assert 'kubernetes_healthchecks_total{name="ping",type="healthz",status="success"} 1' in slis
     list(text_string_to_metric_families(slis))
@@ -95,12 +92,12 @@ async def test_metrics_can_be_parsed_and_packed() -> None:
 
 async def test_figures_come_from_their_source() -> None:
     routes = metric_routes(Registry(), Figures())
-    assert shown(await routes.summary(Call(query=[("only_cpu_and_memory", "true")]))) == (200, '{"only": true}')
-    assert shown(await routes.summary(Call())) == (200, "{}")
-    assert shown(await routes.cadvisor(Call())) == (200, "container_last_seen 1\n")
-    assert shown(await routes.probes(Call())) == (200, "p 1\n")
+    assert shown(await routes.summary(Request(query=[("only_cpu_and_memory", "true")]))) == (200, '{"only": true}')
+    assert shown(await routes.summary(Request())) == (200, "{}")
+    assert shown(await routes.cadvisor(Request())) == (200, "container_last_seen 1\n")
+    assert shown(await routes.probes(Request())) == (200, "p 1\n")
     with pytest.raises(Refused) as caught:
-        await metric_routes(Registry()).resource(Call())
+        await metric_routes(Registry()).resource(Request())
     assert caught.value.status == 503
 
 
@@ -127,20 +124,19 @@ def configs(explain: Any = None) -> ConfigRoutes:
         explain=explain,
         version="v1.36.4",
         started=LoopClock().now() - 3725 if explain else 0.0,
-        paths=lambda: ["/healthz", "/pods"],
         clock=LoopClock(),
     )
 
 
 async def test_what_the_agent_was_told() -> None:
     routes = configs(lambda namespace, name: {"pod": name, "steps": [1, 2]} if name == "web" else None)
-    assert shown(await routes.configz(Call())) == (200, '{"kubeletconfig":{"port":10250}}\n')
-    assert shown(await routes.flagz(Call()))[1].endswith("\n\nconfig=/etc/c\nv=2\n")
-    status = shown(await routes.statusz(Call()))[1]
+    assert shown(await routes.configz(Request())) == (200, '{"kubeletconfig":{"port":10250}}\n')
+    assert shown(await routes.flagz(Request()))[1].endswith("\n\nconfig=/etc/c\nv=2\n")
+    status = shown(await routes.statusz(["/healthz", "/pods"], Request()))[1]
     assert "Up: 1 hr 02 min 05 sec" in status and "Paths: /healthz /pods" in status
-    web = Call(params={"namespace": "ns", "pod": "web"})
+    web = Request(params={"namespace": "ns", "pod": "web"})
     assert shown(await routes.explain(web)) == (200, '{"pod":"web","steps":[1,2]}\n')
-    for other in (routes.explain(Call(params={"namespace": "ns", "pod": "no"})), configs().explain(web)):
+    for other in (routes.explain(Request(params={"namespace": "ns", "pod": "no"})), configs().explain(web)):
         with pytest.raises(Refused) as caught:
             await other
         assert caught.value.status == 404
@@ -152,7 +148,7 @@ async def test_debug_pages() -> None:
     routes = DebugRoutes(set_verbosity=levels.append, clock=LoopClock())
 
     async def ask(name: str, **query: str) -> str:
-        return shown(await routes.profile(Call(params={"name": name}, query=list(query.items()))))[1]
+        return shown(await routes.profile(Request(params={"name": name}, query=list(query.items()))))[1]
 
     async with TaskSet("test") as tasks:
         tasks.spawn(asyncio.Event().wait(), name="waiter")  # type: ignore[arg-type]
@@ -169,28 +165,28 @@ async def test_debug_pages() -> None:
     async def body(limit: int) -> bytes:
         return b"5\n"
 
-    await routes.verbosity(Call(method="PUT", body=body))
+    await routes.verbosity(Request(method="PUT", body=body))
     assert levels == [5]
     with pytest.raises(Refused):
-        await routes.verbosity(Call(method="PUT"))
+        await routes.verbosity(Request(method="PUT"))
 
 
 async def test_a_bug_in_a_route_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def bug(call: Call) -> Reply:
+    async def bug(call: Request) -> Reply:
         raise ValueError("internal detail")
 
-    async def known(call: Call) -> Reply:
+    async def known(call: Request) -> Reply:
         raise PykubeletError("no cgroups")
 
     routes = [Route(pattern=f"/{h.__name__}", handler=h, access=("proxy",)) for h in (bug, known)]
     metrics = RequestMetrics(Registry())
-    site = Site(router=Router(routes), gate=None, metrics=metrics, server_type="local", clock=LoopClock())
-    assert shown(await site.answer(Call(path="/bug"), None, lambda key: None)) == (
+    app = App(router=Router(routes), gate=None, metrics=metrics, server_type="local", clock=LoopClock())
+    assert shown(await app.handle(Request(path="/bug"), None, lambda key: None)) == (
         500,
         "Internal Error: see the agent's log\n",
     )
     assert "internal detail" in caplog.text
-    assert shown(await site.answer(Call(path="/known"), None, lambda key: None)) == (
+    assert shown(await app.handle(Request(path="/known"), None, lambda key: None)) == (
         500,
         "Internal Error: no cgroups\n",
     )

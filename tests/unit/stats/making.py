@@ -11,7 +11,11 @@ from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
-from pykubelet.kit.clock import LoopClock
+from pykubelet.edges import GuardEdges
+from pykubelet.eviction.stats import EvictionStats
+from pykubelet.kit.clock import Clock, LoopClock
+from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Services
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import (
     ContainerState,
@@ -22,12 +26,14 @@ from pykubelet.model.runtime_status import (
     PodRuntimeStatus,
     SandboxStatus,
 )
+from pykubelet.stats.build import Stats
 from pykubelet.stats.provider import StatsProvider, StatsSettings
-from pykubelet.stats.signals import EvictionFigures
-from pykubelet.stats.snapshot import GroupNames
+from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.volumes.usage import VolumeUsage
 from pykubelet.wire import cri_pb2
+from tests.fakes.fake_guard import FakeKernelLog
 from tests.unit.stats.trees import NET_DEV, group, machine, write
 
 CREATED = 1_700_000_100_000_000_000
@@ -123,6 +129,18 @@ class FakeRuntime:
         return ImageFilesystems(images=(usage,))
 
 
+class NoVolumes:
+    async def usage(self, pod: Pod) -> Sequence[VolumeUsage]:
+        return ()
+
+    def pods(self) -> list[Pod]:
+        return []
+
+
+def no_volumes(clock: Clock) -> VolumeFigures:
+    return VolumeFigures(meter=NoVolumes(), table=NoVolumes(), clock=clock, metrics=Registry())
+
+
 class Bed:
     """Everything around a provider; `add` makes pods."""
 
@@ -137,19 +155,21 @@ class Bed:
         self.clock = LoopClock()
         self.known: list[Pod] = []
         self.statuses: dict[str, PodRuntimeStatus] = {}
-        names = settings.pop("groups", GroupNames())
+        names = settings.pop("groups", CgroupNames())
         run = settings.pop("run", inline)
+        guard = GuardEdges(cgroups=self.cgroups, host=self.host, kernel_log=FakeKernelLog())
         self.provider = StatsProvider(
-            cgroups=self.cgroups,
-            host=self.host,
+            guard,
             cri=self.runtime,
-            pods=self,
+            table=self,
             statuses=self,
             paths=self.paths,
             clock=self.clock,
-            settings=StatsSettings(groups=names, **settings),
+            settings=StatsSettings(cgroups=names, **settings),
             run=run,
         )
+        volumes = volumes or no_volumes(self.clock)
+        stats = Stats(provider=self.provider, volumes=volumes, cgroups=names, services=Services())
         self.source = NodeStatsSource(
             provider=self.provider,
             volumes=volumes,
@@ -159,15 +179,12 @@ class Bed:
             cpu_layout=(2, 1),
             disk_names=self.host.device_name,
         )
-        self.signals = EvictionFigures(
-            provider=self.provider,
-            volumes=volumes,
-            cgroups=self.cgroups,
-            host=self.host,
+        self.signals = EvictionStats(
+            stats,
+            guard,
             cri=self.runtime,
             clock=self.clock,
             memory_bytes=MACHINE.memory_bytes,
-            pods_group=names.pods(),
             root_dir=str(folder),
         )
 

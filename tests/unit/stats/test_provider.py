@@ -12,7 +12,7 @@ import pytest
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, NamespaceMode
-from pykubelet.stats.snapshot import GroupNames, Snapshot, pod_item
+from pykubelet.stats.snapshot import CgroupNames, Snapshot, pod_item
 from tests.unit.stats.making import Bed, a_container, a_pod, a_status
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("version", [1, 2])
 async def test_a_full_look(version: int, tmp_path: Path) -> None:
     bed = Bed(version, tmp_path)
     path = bed.add("web")
-    snapshot = await bed.provider.look(full=True)
+    snapshot = await bed.provider.snapshot(full=True)
     (pod,) = snapshot.pods
     (container,) = pod.containers
     assert (pod.group.path, container.group.path) == (path, f"{path}/con-web")
@@ -44,7 +44,7 @@ async def test_a_quick_look_asks_the_runtime_nothing(version: int, tmp_path: Pat
     bed = Bed(version, tmp_path)
     bed.add("web")
     bed.runtime.broken = True
-    snapshot = await bed.provider.look(full=False)
+    snapshot = await bed.provider.snapshot(full=False)
     assert snapshot.pods[0].containers[0].group.usage is not None
     assert snapshot.pods[0].network is None and bed.runtime.calls == 0
 
@@ -52,26 +52,26 @@ async def test_a_quick_look_asks_the_runtime_nothing(version: int, tmp_path: Pat
 async def test_looks_that_fall_together_are_one(tmp_path: Path) -> None:
     bed = Bed(1, tmp_path)
     bed.add("web")
-    looks: list[Snapshot] = await asyncio.gather(*[bed.provider.look(full=True) for _ in range(5)])
+    looks: list[Snapshot] = await asyncio.gather(*[bed.provider.snapshot(full=True) for _ in range(5)])
     assert all(look is looks[0] for look in looks) and bed.runtime.calls == 1
-    assert await bed.provider.look(full=False) is looks[0]
-    assert await bed.provider.look(full=False, at_most=0.0) is looks[0]  # no time has passed at all
+    assert await bed.provider.snapshot(full=False) is looks[0]
+    assert await bed.provider.snapshot(full=False, at_most=0.0) is looks[0]  # no time has passed at all
     await bed.clock.sleep(1.5)
-    assert await bed.provider.look(full=True) is not looks[0]
+    assert await bed.provider.snapshot(full=True) is not looks[0]
     assert bed.runtime.calls == 1  # disks are read every ten seconds only
     await bed.clock.sleep(10)
-    await bed.provider.look(full=True)
+    await bed.provider.snapshot(full=True)
     assert bed.runtime.calls == 2
 
 
 async def test_cpu_rate_from_two_looks(tmp_path: Path) -> None:
     bed = Bed(2, tmp_path)
     path = bed.add("web")
-    first = await bed.provider.look(full=False)
+    first = await bed.provider.snapshot(full=False)
     assert first.pods[0].group.rate is None
     await bed.clock.sleep(4)
     bed.group(f"{path}/con-web", cpu_ns=7_000_000_000)
-    second = await bed.provider.look(full=False)
+    second = await bed.provider.snapshot(full=False)
     assert second.pods[0].containers[0].group.rate == pytest.approx(500_000_000, rel=1e-6)
     assert second.pods[0].group.rate == 0
 
@@ -81,45 +81,45 @@ async def test_a_runtime_that_fails(tmp_path: Path) -> None:
     bed.add("web")
     bed.runtime.broken = True
     with pytest.raises(CriError):
-        await bed.provider.look(full=True)
-    snapshot = await bed.provider.look(full=True, stale_disk=True)
+        await bed.provider.snapshot(full=True)
+    snapshot = await bed.provider.snapshot(full=True, stale_disk=True)
     assert snapshot.pods[0].containers[0].layer is None and bed.provider.disk_problem is not None
     with pytest.raises(CriError):
-        await bed.provider.look(full=True)
+        await bed.provider.snapshot(full=True)
     bed.runtime.broken = False
-    assert (await bed.provider.look(full=True)).pods[0].containers[0].layer is not None
+    assert (await bed.provider.snapshot(full=True)).pods[0].containers[0].layer is not None
     assert bed.provider.disk_problem is None
 
 
 async def test_containers_without_a_cgroup_have_the_runtimes_figures(tmp_path: Path) -> None:
     bed = Bed(1, tmp_path)
     bed.add("web", groups=False)
-    snapshot = await bed.provider.look(full=True)
+    snapshot = await bed.provider.snapshot(full=True)
     (pod,) = snapshot.pods
     assert pod.containers[0].group.usage is not None and pod.group.usage is not None
     assert pod.containers[0].group.usage.cpu_ns == 3
     assert pod.group.usage.memory is not None and pod.group.usage.memory.working_set == 4321
     bed.runtime.calls = 0
     await bed.clock.sleep(11)
-    await bed.provider.look(full=False)
+    await bed.provider.snapshot(full=False)
     assert bed.runtime.calls == 1  # also a quick look needs them now
 
 
 async def test_pods_on_the_hosts_network_have_no_network_of_their_own(tmp_path: Path) -> None:
     bed = Bed(1, tmp_path)
     bed.add("web", network=NamespaceMode.NODE)
-    assert (await bed.provider.look(full=True)).pods[0].network is None
+    assert (await bed.provider.snapshot(full=True)).pods[0].network is None
 
 
 async def test_pods_come_and_go(tmp_path: Path) -> None:
     bed = Bed(1, tmp_path)
     bed.add("web")
     bed.add("old")
-    assert len((await bed.provider.look(full=False)).pods) == 2
+    assert len((await bed.provider.snapshot(full=False)).pods) == 2
     del bed.statuses["uid-old"]
     bed.statuses["uid-stranger"] = a_status("stranger", a_container("x", "y"))
     await bed.clock.sleep(2)
-    assert [pod.item.name for pod in (await bed.provider.look(full=False)).pods] == ["web"]
+    assert [pod.item.name for pod in (await bed.provider.snapshot(full=False)).pods] == ["web"]
 
 
 async def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
     bed.runtime.stats = []
     empty = Bed(1, tmp_path / "b")
     empty.cgroups = bed.cgroups
-    snapshot = await bed.provider.look(full=True)
+    snapshot = await bed.provider.snapshot(full=True)
     assert snapshot.pods[0].group.usage is None
     assert "web" in (await bed.source.summary(only_cpu_and_memory=False)).decode()
     await bed.source.cadvisor()
@@ -146,13 +146,13 @@ def test_only_running_containers_count() -> None:
 
 def test_group_names() -> None:
     pod = a_pod("web", uid="a-b")
-    assert GroupNames(root="/x").pod(pod) == "/x/kubepods/besteffort/poda-b"
-    assert GroupNames(root="/x").classes() == ("/x/kubepods/burstable", "/x/kubepods/besteffort")
-    systemd = GroupNames(driver="systemd")
+    assert CgroupNames(root="/x").pod(pod) == "/x/kubepods/besteffort/poda-b"
+    assert CgroupNames(root="/x").classes() == ("/x/kubepods/burstable", "/x/kubepods/besteffort")
+    systemd = CgroupNames(driver="systemd")
     assert systemd.pods() == "/kubepods.slice"
     assert systemd.pod(pod) == "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-poda_b.slice"
-    assert GroupNames(per_qos=False).pod(pod) is None
-    assert GroupNames(root="/x", per_qos=False).pods() == "/x"
+    assert CgroupNames(per_qos=False).pod(pod) is None
+    assert CgroupNames(root="/x", per_qos=False).pods() == "/x"
 
 
 async def test_a_caller_that_goes_spoils_nothing(tmp_path: Path) -> None:
@@ -167,6 +167,6 @@ async def test_a_caller_that_goes_spoils_nothing(tmp_path: Path) -> None:
     bed.add("web")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
-            await bed.provider.look(full=False)
+            await bed.provider.snapshot(full=False)
     assert len(reads) == 1  # it was read to the end before anybody else may
-    assert len((await bed.provider.look(full=False)).pods) == 1
+    assert len((await bed.provider.snapshot(full=False)).pods) == 1

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pykubelet.api.types import PodCondition, PodResourceClaimStatus, PodStatus
-from pykubelet.status.merge import ends_pod, merged_status
+from pykubelet.status.changes import ends_pod, merged_status
 from tests.builders import NOW, at
 
 

@@ -14,7 +14,7 @@ from pykubelet.api.types import (
     ContainerStateWaiting,
     ContainerStatus,
 )
-from pykubelet.status.phase import pod_phase
+from pykubelet.status.conditions import pod_phase
 from tests.builders import a_container, a_pod, a_sidecar
 
 NONE = ContainerState()

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.events.broadcaster import EventBroadcaster
+from pykubelet.eviction.manager import EvictionOrder
+from pykubelet.eviction.ranking import EvictionText
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.life import LifeRecorder, Step
+from pykubelet.model.life import Step
 from pykubelet.model.pod import full_name, uid_of
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.sync.evict import PodEvictor
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
-from tests.builders import a_pod
+from tests.builders import a_context, a_pod
+
+TEXT = EvictionText(message="The node was low on resource: memory. ", why="memory.available 1Mi is below.")
 
 
-@dataclass(frozen=True)
-class Told:
-    message: str = "The node was low on resource: memory. "
-    annotations: dict[str, str] = field(default_factory=dict)
-    why: str = "memory.available 1Mi is below."
-
-
-@dataclass(frozen=True)
-class Order:
-    told: Told = Told()
-    grace: int = 1
-    signal: str = "memory.available"
-    disruption: bool = True
+def an_order(*, grace: int = 1, disruption: bool = True) -> EvictionOrder:
+    return EvictionOrder(text=TEXT, grace=grace, signal="memory.available", disruption=disruption)
 
 
 class Workers:
@@ -53,16 +45,14 @@ class Bed:
         self.clock = LoopClock()
         self.workers, self.table = Workers(obeys=obeys), PodTable()
         self.events = EventBroadcaster(clock=self.clock, node_name="n1")
-        self.recorder = LifeRecorder(self.clock)
+        ctx = a_context(clock=self.clock, events=self.events)
+        self.recorder = ctx.recorder
         self.pod = a_pod("web")
+        self.active = [self.pod]
         self.worker = PodWorker(uid_of(self.pod), full_name(self.pod), self.pod)
         self.table.add_worker(self.worker)
         self.evictor = PodEvictor(
-            workers=cast(PodWorkers, self.workers),
-            table=self.table,
-            events=self.events,
-            recorder=self.recorder,
-            clock=self.clock,
+            ctx, workers=cast(PodWorkers, self.workers), table=self.table, active=lambda: self.active
         )
 
     def told(self, reason: str) -> list[str]:
@@ -72,12 +62,12 @@ class Bed:
 @pytest.mark.parametrize("disruption", [True, False])
 async def test_status_event_and_story(disruption: bool) -> None:
     bed = Bed()
-    await bed.evictor.evict(bed.pod, Order(disruption=disruption))
+    await bed.evictor.evict(bed.pod, an_order(disruption=disruption))
     (kill,) = bed.workers.kills
     assert kill.evicted and kill.grace_override == 1 and kill.change_status is not None
     status = PodStatus()
     kill.change_status(status)
-    assert (status.phase, status.reason, status.message) == ("Failed", "Evicted", Told().message)
+    assert (status.phase, status.reason, status.message) == ("Failed", "Evicted", TEXT.message)
     assert [c.reason for c in status.conditions] == (["TerminationByKubelet"] if disruption else [])
     assert bed.told("Evicted") == ["The node was low on resource: memory. memory.available 1Mi is below."]
     life = bed.recorder.life(uid_of(bed.pod))
@@ -87,7 +77,7 @@ async def test_status_event_and_story(disruption: bool) -> None:
 
 async def test_a_runtime_that_does_not_obey_is_told_and_not_waited_for() -> None:
     bed = Bed(obeys=False)
-    await bed.evictor.evict(bed.pod, Order(grace=20))
+    await bed.evictor.evict(bed.pod, an_order(grace=20))
     assert bed.clock.monotonic() == 30
     assert bed.told("ExceededGracePeriod") == ["Container runtime did not kill the pod within specified grace period."]
 
@@ -102,8 +92,9 @@ async def test_waiting_until_everything_is_back() -> None:
     assert await bed.evictor.cleaned_up(bed.pod, within=30)
 
 
-def test_who_is_leaving() -> None:
+def test_a_pod_that_was_evicted_is_no_candidate() -> None:
     bed = Bed()
-    assert not bed.evictor.is_leaving(bed.pod)
+    bed.active.append(a_pod("other"))
+    assert bed.evictor.candidates() == bed.active
     bed.worker.evicted = True
-    assert bed.evictor.is_leaving(bed.pod) and not bed.evictor.is_leaving(a_pod("other"))
+    assert bed.evictor.candidates() == bed.active[1:]

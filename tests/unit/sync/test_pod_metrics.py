@@ -17,7 +17,7 @@ from pykubelet.pleg.diff import ContainerDied, ContainerStarted
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
-from pykubelet.sync.steps import SyncVerdict
+from pykubelet.sync.steps import SyncResult
 from tests.builders import a_container, a_pod, a_sandbox_status
 
 
@@ -135,9 +135,9 @@ async def test_steps_of_workers_are_timed() -> None:
     world = World()
 
     class Steps:
-        async def sync(self, *words: object) -> SyncVerdict:
+        async def sync(self, *words: object) -> SyncResult:
             await world.clock.sleep(1)
-            return SyncVerdict()
+            return SyncResult()
 
         async def terminating(self, *words: object) -> None:
             await world.clock.sleep(2)

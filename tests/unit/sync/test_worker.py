@@ -18,10 +18,11 @@ from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
+from pykubelet.model.problems import CreateFailed, Problem
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
 from pykubelet.pods.record import WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.sync.steps import NetworkNotReady, Orphan, RetryAt, StatusChange, SyncVerdict
+from pykubelet.sync.steps import NetworkNotReady, Orphan, StatusChange, SyncResult
 from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
 
 
@@ -37,6 +38,9 @@ def a_pod(name: str = "web", uid: str = "u1", *, static: bool = False, deleted: 
     return pod
 
 
+BACK_OFF = CreateFailed(reason="CreateContainerError", text="back-off")
+
+
 class Steps:
     """Records what was done and when; what each step does can be replaced."""
 
@@ -45,7 +49,7 @@ class Steps:
         self.log: list[tuple[float, str]] = []
         self.sync_takes = 0.0
         self.kill_takes = 0.0
-        self.on_sync: Callable[[Pod], SyncVerdict] = lambda pod: SyncVerdict()
+        self.on_sync: Callable[[Pod], SyncResult] = lambda pod: SyncResult()
         self.statuses: list[StatusChange] = []
 
     def done(self, what: str) -> int:
@@ -54,7 +58,7 @@ class Steps:
     def _note(self, what: str) -> None:
         self.log.append((round(self.clock.monotonic(), 3), what))
 
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncVerdict:
+    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncResult:
         self._note(f"sync {name_of(pod)}")
         await self.clock.sleep(self.sync_takes)
         return self.on_sync(pod)
@@ -180,14 +184,14 @@ async def test_a_shorter_grace_restarts_the_kill_a_longer_one_does_not() -> None
 async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
     async with a_bench() as bench:
 
-        def fail(pod: Pod) -> SyncVerdict:
+        def fail(pod: Pod) -> SyncResult:
             if name_of(pod) == "bad":
                 raise ValueError("boom")
             if name_of(pod) == "net":
                 raise NetworkNotReady("no CNI")
             if name_of(pod) == "loop":
-                raise RetryAt(3, "back-off")
-            return SyncVerdict()
+                return SyncResult(problems=[BACK_OFF], retry_at=bench.clock.now() + 3)
+            return SyncResult()
 
         bench.steps.on_sync = fail
         for number, name in enumerate(("bad", "net", "loop", "good")):
@@ -267,7 +271,7 @@ async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> 
 
 async def test_a_pod_that_ends_by_itself_is_terminated_but_not_deleted() -> None:
     async with a_bench() as bench:
-        bench.steps.on_sync = lambda pod: SyncVerdict(ended=True)
+        bench.steps.on_sync = lambda pod: SyncResult(ended=True)
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(1)
         assert bench.what() == ["sync web", "kill web 30", "killed web", "terminated web"]
@@ -381,22 +385,17 @@ async def test_an_orphan_is_killed_once_and_forgotten() -> None:
 
 async def test_a_deadline_brings_the_next_run_forward() -> None:
     async with a_bench() as bench:
-        bench.steps.on_sync = lambda pod: SyncVerdict(again_in=7)
+        bench.steps.on_sync = lambda pod: SyncResult(retry_at=bench.clock.now() + 7)
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(8)
-        assert [at for at, _ in bench.steps.log] == [0, 7]
+        assert [at for at, _ in bench.steps.log] == pytest.approx([0, 7], abs=1e-5)
 
 
-def _retry_at_once(pod: Pod) -> SyncVerdict:
-    raise RetryAt(0.0, "in a moment")
-
-
-@pytest.mark.parametrize("on_sync", [lambda pod: SyncVerdict(again_in=0.0), _retry_at_once])
-async def test_passes_that_change_nothing_are_not_repeated_without_a_pause(
-    on_sync: Callable[[Pod], SyncVerdict],
-) -> None:
+@pytest.mark.parametrize("problems", [[], [BACK_OFF]])
+async def test_passes_that_change_nothing_are_not_repeated_without_a_pause(problems: list[Problem]) -> None:
     async with a_bench() as bench:
-        bench.steps.on_sync, bench.steps.sync_takes = on_sync, 0.01
+        bench.steps.on_sync = lambda pod: SyncResult(problems=problems, retry_at=bench.clock.now())
+        bench.steps.sync_takes = 0.01
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(10)
         assert 8 <= bench.steps.done("sync web") <= 12
@@ -410,7 +409,9 @@ async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
             return PodRuntimeStatus(uid=uid, containers=(ContainerStatus(id=f"c{number}", name="app"),))
 
         bench.statuses.fresh = fresh  # type: ignore[method-assign]
-        bench.steps.on_sync = lambda pod: SyncVerdict(again_in=None if bench.steps.done("sync web") == 5 else 0.0)
+        bench.steps.on_sync = lambda pod: SyncResult(
+            retry_at=None if bench.steps.done("sync web") == 5 else bench.clock.now()
+        )
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(0.1)
         assert bench.steps.done("sync web") == 5

@@ -28,13 +28,16 @@ from pykubelet.api.types import (
     VolumeMount,
 )
 from pykubelet.clients.host.paths import NodePaths
+from pykubelet.context import Context
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.life import LifeRecorder
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
-from pykubelet.volumes.manager import VolumeManager, VolumeRules
-from pykubelet.volumes.objects import Credentials, VolumeObjects
+from pykubelet.settings.settings import Settings
+from pykubelet.signals import Signals
+from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.objects import Credentials, VolumeObjects, VolumeRules
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_mounts import FakeMounts
 
@@ -123,19 +126,28 @@ class Node:
     rules: VolumeRules = field(default_factory=VolumeRules)
     clock: LoopClock = field(default_factory=LoopClock)
     metrics: Registry = field(default_factory=Registry)
+    signals: Signals = field(default_factory=Signals)
 
     @property
     def paths(self) -> NodePaths:
         return NodePaths(root=self.root, pod_logs=self.root / "logs", container_logs=self.root / "links")
 
-    def manager(self) -> VolumeManager:
-        return VolumeManager(
-            mounts=self.mounts,
-            paths=self.paths,
+    def context(self) -> Context:
+        return Context(
+            settings=Settings(),
+            node_name="here",
             clock=self.clock,
             events=self.told,
             recorder=LifeRecorder(self.clock),
             metrics=self.metrics,
+            signals=self.signals,
+        )
+
+    def manager(self) -> VolumeManager:
+        return VolumeManager(
+            self.context(),
+            mounts=self.mounts,
+            paths=self.paths,
             objects=VolumeObjects(
                 references=self.objects,
                 tokens=self.objects,

@@ -26,15 +26,16 @@ from pykubelet.api.types import (
     Volume,
     VolumeDevice,
 )
+from pykubelet.clients.plugins.port import Observe
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
-from pykubelet.model.life import LifeRecorder
+from pykubelet.signals import CsiDriverRegistered, Signals
 from pykubelet.volumes import usage
-from pykubelet.volumes.csi.drivers import CsiDrivers, CsiTimes
+from pykubelet.volumes.csi.drivers import CsiDrivers
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.csi.records import CsiPaths, attachment_name, inline_handle, read_record
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.volumes.objects import VolumeObjects
+from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from tests.builders import a_container
 from tests.fakes.fake_csi import FakeCsiDriver, FakeCsiObjects, NobodyToTell
 from tests.unit.volumes.claiming import bound
@@ -63,33 +64,25 @@ class Bed:
     @asynccontextmanager
     async def life(self) -> AsyncIterator[VolumeManager]:
         """One life of the agent on this disk."""
-        self.metrics = Registry()
-        times = CsiTimes(clock=self.node.clock, metrics=self.metrics)
-        drivers = CsiDrivers(connect=lambda endpoint: self.driver, node=NobodyToTell(), times=times)
-        self.drivers = drivers
-        plugin = self.plugin = CsiVolumes(
-            drivers=drivers,
-            objects=self.objects,
-            mounts=self.node.mounts,
-            paths=self.node.paths,
-            node_name="here",
-            events=self.node.told,
-            clock=self.node.clock,
-        )
+        self.metrics, self.signals = self.node.metrics, self.node.signals = Registry(), Signals()
+        host = {"mounts": self.node.mounts, "paths": self.node.paths}
+        ctx = self.node.context()
+        self.drivers = drivers = CsiDrivers(ctx, connect=self._connect, node=NobodyToTell())
+        self.plugin = CsiVolumes(ctx, drivers=drivers, objects=self.objects, **host)
         manager = VolumeManager(
-            mounts=self.node.mounts,
-            paths=self.node.paths,
-            clock=self.node.clock,
-            events=self.node.told,
-            recorder=LifeRecorder(self.node.clock),
-            metrics=Registry(),
+            ctx,
             objects=replace(VolumeObjects(claims=self.node.objects), **self.more_objects),
-            more_plugins=[plugin],
+            rules=VolumeRules(),
+            csi=self.plugin,
+            **host,
         )
         if self.registered:
             await drivers.register("d", Path("/csi.sock"), ("1.0.0",))
         async with running(manager):
             yield manager
+
+    def _connect(self, endpoint: Path, observe: Observe) -> FakeCsiDriver:
+        return self.driver.connect(endpoint, observe)
 
     def volume(self, name: str = "data", **fields: Any) -> Volume:
         source = {"driver": "d", "volume_handle": f"h-{name}", **fields.pop("source", {})}
@@ -280,7 +273,7 @@ async def test_a_driver_that_is_not_there_yet(tmp_path: Path) -> None:
         assert problem_texts(manager)[0].startswith(
             "volume data: driver name d not found in the list of registered CSI drivers"
         )
-        bed.drivers.on_registered = lambda name: manager.retry("kubernetes.io/csi")
+        bed.signals.subscribe(CsiDriverRegistered, lambda signal: manager.driver_registered(signal.name))
         before = bed.node.clock.monotonic()
         await bed.drivers.register("d", Path("/csi.sock"), ("1.0.0",))
         await waiting

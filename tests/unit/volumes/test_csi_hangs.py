@@ -40,7 +40,7 @@ async def test_a_driver_that_hangs_holds_up_no_other_in_sweeping(tmp_path: Path)
     bed = Bed(tmp_path)
     drivers = {"d": bed.driver, "e": FakeCsiDriver(bed.node.mounts)}
     async with bed.life(), TaskSet("test") as tasks:
-        bed.drivers._connect = lambda endpoint: drivers[endpoint.stem]
+        bed.drivers._connect = lambda endpoint, observe: drivers[endpoint.stem].connect(endpoint, observe)
         for name in drivers:
             await bed.drivers.deregister(name, Path("/csi.sock"))
             await bed.drivers.register(name, Path(f"/{name}.sock"), ("1.0.0",))
@@ -102,7 +102,7 @@ async def test_a_driver_that_hangs_at_its_figures_is_left_alone_for_a_while(tmp_
             assert [each.name for each in await manager.usage(pod)] == ["scratch"]
         assert bed.node.clock.monotonic() - began < 10
         bed.driver.hangs = set()
-        bed.plugin.driver_back("d")
+        bed.plugin.driver_registered("d")
         assert [each.name for each in await manager.usage(pod)] == ["data", "scratch"]
         bed.driver.hangs = {"usage"}
         await manager.usage(pod)

@@ -16,6 +16,7 @@ from pykubelet.api.types import (
     VolumeAttachmentStatus,
 )
 from pykubelet.kit.tasks import TaskSet
+from pykubelet.signals import VolumesUnmounted
 from pykubelet.volumes.csi import plugin
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
 from pykubelet.volumes.errors import VolumesNotReady
@@ -90,7 +91,7 @@ async def test_a_volume_that_cannot_be_unstaged_is_in_use_and_its_pod_may_go(tmp
     pod = pod_with(bed.volume())
     released: list[str] = []
     async with bed.life() as manager:
-        manager.on_released = released.append
+        bed.signals.subscribe(VolumesUnmounted, lambda signal: released.append(signal.uid))
         await manager.wait_mounted(pod)
         bed.driver.plans = [("unstage", "INTERNAL", False)] * 3
         await manager.wait_unmounted(pod)

@@ -22,7 +22,7 @@ from pykubelet.api.types import (
     VolumeDevice,
 )
 from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
-from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.plugins import validation
 from pykubelet.volumes.plugins.empty_dir import memory_size, page_size
 from pykubelet.volumes.plugins.fc import global_name, link_names

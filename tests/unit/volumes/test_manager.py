@@ -10,6 +10,7 @@ import pytest
 
 from pykubelet.api.types import Pod, Volume, VolumeMount
 from pykubelet.kit.tasks import TaskSet
+from pykubelet.signals import VolumesMounted, VolumesUnmounted
 from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.manager import VolumeManager
 from tests.builders import a_container, a_pod
@@ -103,7 +104,7 @@ async def test_a_pod_nobody_waits_for_is_reported_when_ready(node: Node) -> None
     pod = pod_with(config_volume())
     async with node.running() as manager:
         ready: list[str] = []
-        manager.on_mounted = ready.append
+        node.signals.subscribe(VolumesMounted, lambda signal: ready.append(signal.uid))
         with pytest.raises(VolumesNotReady):
             await manager.wait_mounted(pod)
         node.objects.config_maps["default", "web"] = a_config()
@@ -142,7 +143,7 @@ async def test_unmounting_removes_everything(node: Node) -> None:
     pod = pod_with(empty_dir(), empty_dir("mem", medium="Memory"), secret_volume(), config_volume())
     async with node.running() as manager:
         released: list[str] = []
-        manager.on_released = released.append
+        node.signals.subscribe(VolumesUnmounted, lambda signal: released.append(signal.uid))
         await manager.wait_mounted(pod)
         (where(manager, pod, "scratch") / "file").write_text("x")
         assert len(node.mounts.points()) == 2

@@ -9,8 +9,8 @@ import pytest
 
 from pykubelet.api.types import ImageVolumeSource, LocalVolumeSource, Volume, VolumeMount
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.manager import VolumeRules
 from pykubelet.volumes.mounts import container_path, is_recursive_read_only, propagation_of, subpath_of
+from pykubelet.volumes.objects import VolumeRules
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container
 from tests.unit.volumes.claiming import bound

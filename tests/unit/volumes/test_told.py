@@ -21,7 +21,7 @@ from pykubelet.api.types import (
 from pykubelet.clients.host.port import Counted
 from pykubelet.volumes import reconciler
 from pykubelet.volumes.errors import VolumesNotReady
-from pykubelet.volumes.manager import VolumeRules
+from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.selinux import SelinuxMounts, file_label, mount_option
 from pykubelet.volumes.spec import FC, LOCAL, VolumeSpec
 from tests.builders import a_container

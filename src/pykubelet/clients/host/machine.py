@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from pykubelet.clients.host.port import Machine
+from pykubelet.clients.host.selinux import container_file_label
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "ppc64le": "ppc64le", "s390x": "s390x"}
 HUGEPAGE_FOLDER = re.compile(r"^hugepages-(\d+)kB$")
@@ -20,6 +21,7 @@ HUGEPAGE_FOLDER = re.compile(r"^hugepages-(\d+)kB$")
 def read_machine(root: Path = Path("/")) -> Machine:
     memory = _meminfo(root)
     hugepages = _hugepages(root)
+    selinux = (root / "sys/fs/selinux/enforce").exists()
     return Machine(
         hostname=platform.node(),
         cpus=_cpus(root),
@@ -37,7 +39,8 @@ def read_machine(root: Path = Path("/")) -> Machine:
         pids=_pids(root),
         cgroup_v2=(root / "sys/fs/cgroup/cgroup.controllers").exists(),
         apparmor=_first_line(root, "sys/module/apparmor/parameters/enabled") == "Y",
-        selinux=(root / "sys/fs/selinux/enforce").exists(),
+        selinux=selinux,
+        container_file_label=container_file_label(root / "etc/selinux/config") if selinux else "",
         swap_controller=_has_swap_controller(root),
         page_bytes=os.sysconf("SC_PAGE_SIZE"),
         thermal_paths=tuple(

@@ -102,6 +102,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     cgroup_v2: bool = False
     apparmor: bool = False
     selinux: bool = False
+    container_file_label: str = ""
+    """SELinux label of container files, user:role:type:level; empty without SELinux."""
     swap_controller: bool = False
     """The kernel accounts swap per cgroup."""
     page_bytes: int = 4096

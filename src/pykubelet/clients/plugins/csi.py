@@ -12,7 +12,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from pykubelet.clients.plugins.connection import PluginConnection
-from pykubelet.clients.plugins.port import CsiNodeInfo, CsiUsage, CsiVolume
+from pykubelet.clients.plugins.port import CsiNodeInfo, CsiUsage, CsiVolume, Observe, unobserved
 from pykubelet.wire import csi_pb2 as wire
 
 A = TypeVar("A", bound=Message)
@@ -22,8 +22,9 @@ SERVICE = "/csi.v1.Node"
 
 
 class GrpcCsiNode:
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, observe: Observe = unobserved) -> None:
         self._socket = socket
+        self._observe = observe
 
     async def info(self) -> CsiNodeInfo:
         said = await self._call("NodeGetInfo", wire.NodeGetInfoRequest(), wire.NodeGetInfoResponse)
@@ -103,8 +104,9 @@ class GrpcCsiNode:
         )
 
     async def _call(self, name: str, request: Message, answer: type[A]) -> A:
-        async with PluginConnection(self._socket) as driver:
-            return await driver.call(f"{SERVICE}/{name}", request, answer, seconds=SECONDS)
+        with self._observe(name):
+            async with PluginConnection(self._socket) as driver:
+                return await driver.call(f"{SERVICE}/{name}", request, answer, seconds=SECONDS)
 
 
 def capability_of(volume: CsiVolume) -> wire.VolumeCapability:

@@ -6,11 +6,16 @@ every call has a deadline, and an answer is only as good as the checks of whoeve
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct, field
+
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.go_text import grpc_code
+from pykubelet.model.errors import PluginError
 
 
 class PluginInfo(Struct, frozen=True, kw_only=True):
@@ -31,6 +36,28 @@ class Registrations(Protocol):
     async def notify(self, socket: Path, problem: str | None) -> None:
         """Tell the plugin that it is registered, or why it is not."""
         ...
+
+
+Observe = Callable[[str], AbstractContextManager[None]]
+"""Entered around each call, by the name of the method."""
+
+
+def unobserved(method: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@contextmanager
+def timed(clock: Clock, observe: Callable[[float, str], None]) -> Iterator[None]:
+    """Pass the seconds that a call takes and the gRPC code that it ends with to `observe`."""
+    began, code = clock.monotonic(), "CANCELLED"
+    try:
+        yield
+        code = "OK"
+    except PluginError as error:
+        code = error.code
+        raise
+    finally:
+        observe(clock.monotonic() - began, grpc_code(code))
 
 
 # --- storage drivers (csi.py) -------------------------------------------------------------------------------
@@ -95,7 +122,7 @@ class CsiNode(Protocol):
     async def usage(self, volume_id: str, path: Path, *, staging: Path | None) -> CsiUsage: ...
 
 
-CsiConnect = Callable[[Path], CsiNode]
+CsiConnect = Callable[[Path, Observe], CsiNode]
 """The driver that serves on this socket. Connects with each call, so it may be kept while the driver restarts."""
 
 

@@ -10,22 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct
 
-from pykubelet.clients.plugins.port import CsiConnect, CsiNode, CsiNodeInfo, CsiUsage, CsiVolume
+from pykubelet.clients.plugins.port import CsiConnect, CsiNode, CsiUsage, timed
+from pykubelet.context import Context
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.go_text import grpc_code
-from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.errors import PluginError, PykubeletError
+from pykubelet.model.errors import PykubeletError
+from pykubelet.signals import CsiDriverRegistered
 from pykubelet.volumes.csi import rules
 from pykubelet.volumes.csi.records import VolumeRecord
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.objects import CsiObjects
+from pykubelet.volumes.objects import CsiNodeUpdater, CsiObjects
 from pykubelet.volumes.spec import VolumeSpec
 from pykubelet.volumes.usage import VolumeUsage
 
@@ -33,56 +32,70 @@ logger = logging.getLogger(__name__)
 
 Version = tuple[int, int, int]
 HIGHEST_MAJOR = 1
+SERVICE = "/csi.v1.Node"
+_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
 
 class DriverRefused(PykubeletError):
-    """Why a storage driver is not taken."""
-
-
-class NodeDrivers(Protocol):
-    """Who tells the API server which drivers this node has."""
-
-    async def add_driver(self, name: str, info: CsiNodeInfo) -> None: ...
-
-    async def remove_driver(self, name: str) -> None: ...
+    """Why a CSI driver is not registered."""
 
 
 class _Driver(Struct):
     endpoint: Path
     version: Version
     capabilities: frozenset[str] | None = None
-    """Asked once in a registration: a driver that changes is restarted, and registers again."""
+    """Asked once per registration: a driver that changes is restarted, and registers again."""
 
 
 class CsiDrivers:
-    def __init__(self, *, connect: CsiConnect, node: NodeDrivers, times: CsiTimes) -> None:
+    def __init__(self, ctx: Context, *, connect: CsiConnect, node: CsiNodeUpdater) -> None:
+        self._clock = ctx.clock
+        self._signals = ctx.signals
         self._connect = connect
         self._node = node
-        self._times = times
         self._drivers: dict[str, _Driver] = {}
-        self.on_registered: Callable[[str], None] = lambda name: None
-        """Told when volumes of a driver may be tried again."""
+        self._durations = ctx.metrics.histogram(
+            "csi_operations_seconds",
+            "How long storage drivers took to answer, by the status they answered with.",
+            ("driver_name", "method_name", "grpc_status_code", "migrated"),
+            _BUCKETS,
+        )
 
     @property
     def names(self) -> list[str]:
         return sorted(self._drivers)
 
-    def find(self, name: str, *, migrated: bool = False) -> CsiNode:
-        """The driver; `migrated` when it stands in for a kind of volume that was once built in."""
+    def find(self, name: str, *, migrated: bool = False, waiting: Callable[[str], None] = lambda text: None) -> CsiNode:
+        """The driver, instrumented: `waiting` is called before each call with what the volume then waits for.
+
+        `migrated` when it replaces an in-tree plugin.
+        """
         driver = self._drivers.get(name)
         if driver is None:
             raise VolumeProblem(f"driver name {name} not found in the list of registered CSI drivers")
-        return self._at(driver.endpoint, name, migrated=migrated)
+        return self._client(driver.endpoint, name, migrated=migrated, waiting=waiting)
 
-    def _at(self, endpoint: Path, name: str, *, migrated: bool = False) -> CsiNode:
-        return self._times.of(self._connect(endpoint), name, migrated=migrated)
+    def _client(
+        self, endpoint: Path, name: str, *, migrated: bool = False, waiting: Callable[[str], None] = lambda text: None
+    ) -> CsiNode:
+        @contextmanager
+        def observe(method: str) -> Iterator[None]:
+            waiting(f"driver {name} has not answered {method}")
+            labels = "true" if migrated else "false"
+            with timed(
+                self._clock,
+                lambda took, code: self._durations.observe(took, name, f"{SERVICE}/{method}", code, labels),
+            ):
+                yield
 
-    async def capabilities(self, name: str, asked: CsiNode | None = None) -> frozenset[str]:
-        """What the driver can do; `asked` is the driver, for who wants to hear that it is being asked."""
-        now = self.find(name)
+        return self._connect(endpoint, observe)
+
+    async def capabilities(self, name: str, client: CsiNode | None = None) -> frozenset[str]:
+        """What the driver can do, asked through `client` when there is one."""
+        found = self.find(name)
         driver = self._drivers[name]
         if driver.capabilities is None:
-            driver.capabilities = await (asked or now).capabilities()
+            driver.capabilities = await (client or found).capabilities()
         return driver.capabilities
 
     # --- the plugin manager's handler -----------------------------------------------------------
@@ -97,12 +110,12 @@ class CsiDrivers:
                 f"the version specified [{_shown(version)}] is not higher than that of the already registered "
                 f"driver {name} [{_shown(known.version)}]"
             )
-        info = await self._at(endpoint, name).info()
+        info = await self._client(endpoint, name).info()
         if not info.node_id:
             raise DriverRefused(f"driver {name} did not say this node's id (NodeGetInfo)")
         await self._node.add_driver(name, info)
         self._drivers[name] = _Driver(endpoint, version)
-        self.on_registered(name)
+        self._signals.publish(CsiDriverRegistered(name))
 
     async def deregister(self, name: str, endpoint: Path) -> None:
         known = self._drivers.get(name)
@@ -112,11 +125,11 @@ class CsiDrivers:
         try:
             await self._node.remove_driver(name)
         except PykubeletError as error:
-            # A driver that is updated comes back within seconds and is told anew.
+            # A driver that is updated comes back within seconds and is added again.
             logger.warning("driver not taken off the node's list", extra={"driver": name, "problem": str(error)})
 
     async def refresh(self, name: str) -> None:
-        """Ask the driver again for its limits and tell the API server."""
+        """Ask the driver for its limits and update the CSINode."""
         info = await self.find(name).info()
         if name in self._drivers:
             await self._node.add_driver(name, info)
@@ -147,89 +160,7 @@ def _shown(version: Version) -> str:
     return ".".join(str(part) for part in version)
 
 
-def announced(driver: CsiNode, name: str, say: Callable[[str], None]) -> CsiNode:
-    """A driver that tells before each call whom it waits for, so that a person can see it."""
-
-    def around(call: str) -> AbstractContextManager[None]:
-        say(f"driver {name} has not answered {call}")
-        return nullcontext()
-
-    return AskedDriver(driver, around)
-
-
-Around = Callable[[str], AbstractContextManager[None]]
-
-
-class AskedDriver:
-    def __init__(self, driver: CsiNode, around: Around) -> None:
-        self._driver = driver
-        self._around = around
-
-    async def info(self) -> CsiNodeInfo:
-        with self._around("NodeGetInfo"):
-            return await self._driver.info()
-
-    async def capabilities(self) -> frozenset[str]:
-        with self._around("NodeGetCapabilities"):
-            return await self._driver.capabilities()
-
-    async def stage(self, volume: CsiVolume, staging: Path) -> None:
-        with self._around("NodeStageVolume"):
-            await self._driver.stage(volume, staging)
-
-    async def unstage(self, volume_id: str, staging: Path) -> None:
-        with self._around("NodeUnstageVolume"):
-            await self._driver.unstage(volume_id, staging)
-
-    async def publish(self, volume: CsiVolume, target: Path, *, staging: Path | None, read_only: bool) -> None:
-        with self._around("NodePublishVolume"):
-            await self._driver.publish(volume, target, staging=staging, read_only=read_only)
-
-    async def unpublish(self, volume_id: str, target: Path) -> None:
-        with self._around("NodeUnpublishVolume"):
-            await self._driver.unpublish(volume_id, target)
-
-    async def expand(self, volume: CsiVolume, path: Path, *, staging: Path | None, required_bytes: int) -> int:
-        with self._around("NodeExpandVolume"):
-            return await self._driver.expand(volume, path, staging=staging, required_bytes=required_bytes)
-
-    async def usage(self, volume_id: str, path: Path, *, staging: Path | None) -> CsiUsage:
-        with self._around("NodeGetVolumeStats"):
-            return await self._driver.usage(volume_id, path, staging=staging)
-
-
-BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
-SERVICE = "/csi.v1.Node"
-
-
-class CsiTimes:
-    def __init__(self, *, clock: Clock, metrics: Registry) -> None:
-        self._clock = clock
-        self._taken = metrics.histogram(
-            "csi_operations_seconds",
-            "How long storage drivers took to answer, by the status they answered with.",
-            ("driver_name", "method_name", "grpc_status_code", "migrated"),
-            BUCKETS,
-        )
-
-    def of(self, driver: CsiNode, name: str, *, migrated: bool = False) -> CsiNode:
-        return AskedDriver(driver, lambda call: self.timing(name, call, migrated=migrated))
-
-    @contextmanager
-    def timing(self, driver: str, call: str, *, migrated: bool = False) -> Iterator[None]:
-        began, code = self._clock.monotonic(), "CANCELLED"
-        try:
-            yield
-            code = "OK"
-        except PluginError as error:
-            code = error.code
-            raise
-        finally:
-            took, stands_in = self._clock.monotonic() - began, "true" if migrated else "false"
-            self._taken.observe(took, driver, f"{SERVICE}/{call}", grpc_code(code), stands_in)
-
-
-LOOK_EVERY = 10.0
+LIMITS_EVERY = 10.0
 """Seconds; the shortest period that a CSIDriver can name."""
 
 
@@ -240,7 +171,7 @@ class LimitsKeeper:
         self._drivers = drivers
         self._objects = objects
         self._clock = clock
-        self._asked: dict[str, float] = {}
+        self._refreshed: dict[str, float] = {}
         self._under_way: set[str] = set()
 
     async def run(self) -> None:
@@ -250,17 +181,17 @@ class LimitsKeeper:
                 names = set(self._drivers.names)
                 if names:
                     await self._objects.known()
-                self._asked = {name: self._asked.get(name, now) for name in names}
+                self._refreshed = {name: self._refreshed.get(name, now) for name in names}
                 for name in names - self._under_way:
-                    said = self._objects.driver(name)
-                    period = said.node_allocatable_update_period_seconds if said is not None else None
-                    if period and now - self._asked[name] >= period:
-                        self._asked[name] = now
+                    driver = self._objects.driver(name)
+                    period = driver.node_allocatable_update_period_seconds if driver is not None else None
+                    if period and now - self._refreshed[name] >= period:
+                        self._refreshed[name] = now
                         self._under_way.add(name)
-                        tasks.spawn(self._ask(name), name=f"limits of {name}")
-                await self._clock.sleep(LOOK_EVERY)
+                        tasks.spawn(self._refresh(name), name=f"limits of {name}")
+                await self._clock.sleep(LIMITS_EVERY)
 
-    async def _ask(self, name: str) -> None:
+    async def _refresh(self, name: str) -> None:
         try:
             await self._drivers.refresh(name)
         except PykubeletError as error:
@@ -270,43 +201,43 @@ class LimitsKeeper:
 
 
 STATS_SECONDS = 5.0
-"""Others wait for their figures behind a driver: one that takes longer has none."""
+"""Stats of other volumes wait behind a driver: one that takes longer has none."""
 STATS_SKIPPED = 20
-"""How often such a driver is passed over before it is asked again."""
+"""How many measurements skip such a driver before it is asked again."""
 
 
 class CsiStats:
     def __init__(self, drivers: CsiDrivers) -> None:
         self._drivers = drivers
-        self._passed_over: dict[str, int] = {}
-        """Drivers that hang when they are asked, and how often they still go without."""
+        self._skipped: dict[str, int] = {}
+        """Drivers that did not answer in time, and how many measurements still skip them."""
 
-    def driver_back(self, name: str) -> None:
-        self._passed_over.pop(name, None)
+    def driver_registered(self, name: str) -> None:
+        self._skipped.pop(name, None)
 
     async def of(
         self, spec: VolumeSpec, record: VolumeRecord, target: Path, staging: Path | None
     ) -> VolumeUsage | None:
-        """None when the driver has none. A block volume's are those of the whole device."""
-        said = await self._asked(record, target, staging)
-        if said is None:
+        """None when the driver has no stats. Those of a block volume are of the whole device."""
+        stats = await self._volume_stats(record, target, staging)
+        if stats is None:
             return None
         return VolumeUsage(
             name=spec.name,
-            used_bytes=said.used_bytes,
-            capacity_bytes=said.total_bytes,
-            available_bytes=said.available_bytes,
-            inodes=said.total_inodes,
-            inodes_free=said.available_inodes,
-            inodes_used=said.used_inodes,
+            used_bytes=stats.used_bytes,
+            capacity_bytes=stats.total_bytes,
+            available_bytes=stats.available_bytes,
+            inodes=stats.total_inodes,
+            inodes_free=stats.available_inodes,
+            inodes_used=stats.used_inodes,
             claim=spec.claim,
         )
 
-    async def _asked(self, record: VolumeRecord, target: Path, staging: Path | None) -> CsiUsage | None:
+    async def _volume_stats(self, record: VolumeRecord, target: Path, staging: Path | None) -> CsiUsage | None:
         name = record.driver
         late = f"driver {name} has not answered NodeGetVolumeStats within {STATS_SECONDS:g} s"
-        if left := self._passed_over.pop(name, 0):
-            self._passed_over[name] = left - 1
+        if left := self._skipped.pop(name, 0):
+            self._skipped[name] = left - 1
             raise VolumeProblem(f"{late} and is asked again later")
         try:
             async with asyncio.timeout(STATS_SECONDS):
@@ -314,5 +245,5 @@ class CsiStats:
                     return None
                 return await self._drivers.find(name).usage(record.handle, target, staging=staging)
         except TimeoutError:
-            self._passed_over[name] = STATS_SKIPPED
+            self._skipped[name] = STATS_SKIPPED
             raise VolumeProblem(late) from None

@@ -22,16 +22,15 @@ from msgspec.structs import replace
 from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.clients.plugins.port import CsiNode, CsiVolume
-from pykubelet.kit.clock import Clock
+from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.sharing import KeyedLock
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import PluginError, PykubeletError
-from pykubelet.model.events import ClaimSink
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes import ownership
 from pykubelet.volumes.csi import rules
-from pykubelet.volumes.csi.drivers import CsiDrivers, CsiStats, announced
+from pykubelet.volumes.csi.drivers import CsiDrivers, CsiStats
 from pykubelet.volumes.csi.expand import Growth
 from pykubelet.volumes.csi.records import (
     DATA_FILE,
@@ -50,7 +49,7 @@ from pykubelet.volumes.csi.rules import CsiSource, SecretName, source_of
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import CsiObjects
 from pykubelet.volumes.ownership import wait_for_ownership
-from pykubelet.volumes.plugins.plugin import RemotePlugin, Say, SetUp, make_folder
+from pykubelet.volumes.plugins.plugin import RemotePlugin, SetUp, Waiting, make_folder
 from pykubelet.volumes.spec import CSI, VolumeSpec
 from pykubelet.volumes.usage import VolumeUsage
 
@@ -69,25 +68,17 @@ class CsiVolumes(RemotePlugin):
     live = True
 
     def __init__(
-        self,
-        *,
-        drivers: CsiDrivers,
-        objects: CsiObjects,
-        mounts: Mounts,
-        paths: VolumePaths,
-        node_name: str,
-        events: ClaimSink,
-        clock: Clock,
+        self, ctx: Context, *, drivers: CsiDrivers, objects: CsiObjects, mounts: Mounts, paths: VolumePaths
     ) -> None:
         self._drivers = drivers
         self._objects = objects
         self._mounts = mounts
-        self._node_name = node_name
+        self._node_name = ctx.node_name
         self._paths = CsiPaths(paths)
         self._blocks = BlockPlaces(paths=self._paths, mounts=mounts)
-        self._growth = Growth(objects, events, clock)
+        self._growth = Growth(objects, ctx.events, ctx.clock)
         self._stats = CsiStats(drivers)
-        self._events = events
+        self._events = ctx.events
         self._locks = KeyedLock()
         """By driver and handle."""
         self._found_full: set[tuple[str, str]] = set()
@@ -148,9 +139,9 @@ class CsiVolumes(RemotePlugin):
     async def ready(self) -> None:
         await self._objects.known()
 
-    async def obtain(self, task: SetUp, say: Say) -> None:
+    async def obtain(self, task: SetUp, waiting: Waiting) -> None:
         source = source_of(task.spec, task.uid, namespace_of(task.pod))
-        driver = announced(self._drivers.find(source.driver, migrated=task.spec.migrated), source.driver, say)
+        driver = self._drivers.find(source.driver, migrated=task.spec.migrated, waiting=waiting)
         self._found_full.discard((source.driver, source.handle))
         async with self._locks.acquire((source.driver, source.handle)):
             said = self._objects.driver(source.driver)
@@ -304,7 +295,7 @@ class CsiVolumes(RemotePlugin):
 
     # --- giving back ----------------------------------------------------------------------------
 
-    async def give_back(self, uid: str, spec: VolumeSpec, say: Say) -> None:
+    async def give_back(self, uid: str, spec: VolumeSpec, waiting: Waiting) -> None:
         folder, block = spec.folder, spec.block
         home = self._paths.device_home(folder) if block else self._paths.home(uid, folder)
         record = await self._run(partial(read_record, home), (uid, folder))
@@ -315,11 +306,11 @@ class CsiVolumes(RemotePlugin):
         async with self._locks.acquire(record.key):
             if block:
                 await self._run(partial(self._blocks.hide, folder, uid), record.key)
-            driver = announced(self._drivers.find(record.driver), record.driver, say)
+            driver = self._drivers.find(record.driver, waiting=waiting)
             await driver.unpublish(record.handle, self._target(uid, folder, block=block))
             await self._run(partial(self._forget_target, uid, folder, block), record.key)
 
-    async def let_go(self, spec: VolumeSpec, say: Say) -> None:
+    async def let_go(self, spec: VolumeSpec, waiting: Waiting) -> None:
         if spec.csi is None:
             return
         key = spec.csi.driver or "", spec.csi.volume_handle or ""
@@ -333,7 +324,7 @@ class CsiVolumes(RemotePlugin):
             else:
                 # A record that was lost or damaged is no reason to leave the volume staged.
                 record = record or known
-                driver = announced(self._drivers.find(record.driver), record.driver, say)
+                driver = self._drivers.find(record.driver, waiting=waiting)
                 await self._unstage(record, driver, spec.block)
 
     async def _unstage(self, record: VolumeRecord, driver: CsiNode, block: bool) -> None:
@@ -381,10 +372,10 @@ class CsiVolumes(RemotePlugin):
                     extra={"driver": record.driver, "handle": record.handle, "problem": str(error)},
                 )
 
-    def driver_back(self, name: str) -> None:
-        """A driver registered (again): what it had staged is its own knowledge now, so it is asked anew."""
+    def driver_registered(self, name: str) -> None:
+        """A driver registered (again) and may have lost what it had staged: stage again."""
         self._staged = {key for key in self._staged if key[0] != name}
-        self._stats.driver_back(name)
+        self._stats.driver_registered(name)
 
     # --- figures --------------------------------------------------------------------------------
 

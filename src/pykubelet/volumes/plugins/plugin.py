@@ -125,8 +125,8 @@ class VolumePlugin(Protocol):
     def tear_down(self, uid: str, folder: str) -> None: ...
 
 
-Say = Callable[[str], None]
-"""Tell whom a volume waits for right now."""
+Waiting = Callable[[str], None]
+"""Called with what a volume waits for right now."""
 
 
 def make_folder(path: Path) -> None:
@@ -200,15 +200,15 @@ class RemotePlugin(PluginDefaults):
         """Why the volume is not attached to this node; empty when nobody says."""
         return ""
 
-    async def obtain(self, task: SetUp, say: Say) -> None:
+    async def obtain(self, task: SetUp, waiting: Waiting) -> None:
         """Instead of `set_up`."""
         raise NotImplementedError
 
-    async def give_back(self, uid: str, spec: VolumeSpec, say: Say) -> None:
+    async def give_back(self, uid: str, spec: VolumeSpec, waiting: Waiting) -> None:
         """Instead of `tear_down`: take it from the pod."""
         raise NotImplementedError
 
-    async def let_go(self, spec: VolumeSpec, say: Say) -> None:
+    async def let_go(self, spec: VolumeSpec, waiting: Waiting) -> None:
         """After `give_back`: take it from the node if no other pod has it."""
         raise NotImplementedError
 

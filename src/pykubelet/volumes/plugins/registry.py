@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
+from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.kit.clock import Clock
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.objects import VolumeObjects
+from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.plugins.empty_dir import EmptyDir
 from pykubelet.volumes.plugins.fc import FcVolume
 from pykubelet.volumes.plugins.host_path import HostPath
@@ -20,16 +19,10 @@ from pykubelet.volumes.spec import IMAGE, VolumeSpec
 
 
 def make_plugins(
-    *,
-    mounts: Mounts,
-    paths: VolumePaths,
-    clock: Clock,
-    objects: VolumeObjects,
-    allocatable_memory: Callable[[], int],
-    more: Sequence[VolumePlugin] = (),
-    quotas: Quotas | None = None,
+    clock: Clock, *, mounts: Mounts, paths: VolumePaths, objects: VolumeObjects, rules: VolumeRules
 ) -> dict[str, VolumePlugin]:
-    ground = EmptyDir(mounts=mounts, paths=paths, allocatable_memory=allocatable_memory, quotas=quotas)
+    """All plugins but CSI, by name."""
+    ground = EmptyDir(mounts=mounts, paths=paths, allocatable_memory=rules.allocatable_memory, quotas=rules.quotas)
     plugins: list[VolumePlugin] = [ground, HostPath(paths=paths), ImageVolume()]
     for kind in (ConfigMapVolume, SecretVolume, DownwardVolume, ProjectedVolume):
         plugins.append(kind(mounts=mounts, paths=paths, clock=clock, objects=objects, ground=ground))
@@ -39,7 +32,7 @@ def make_plugins(
         IscsiVolume(mounts=mounts, paths=paths, references=objects.references),
         FcVolume(mounts=mounts, paths=paths),
     ]
-    return {plugin.name: plugin for plugin in (*plugins, *more)}
+    return {plugin.name: plugin for plugin in plugins}
 
 
 class ImageVolume(PluginDefaults):

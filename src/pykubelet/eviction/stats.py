@@ -1,30 +1,28 @@
-"""What eviction watches: memory, disks and process ids of the node, and what each pod uses.
+"""What eviction measures: memory, disks and process ids of the node, and what each pod uses.
 
-Node signals are cheap: a handful of files, and the runtime's image filesystem every ten seconds. Pods are looked at
-only when somebody has to go. Formulas are upstream's: available memory is the machine's less the working set of the
-root cgroup (facts/node.md 4.1).
+Node signals are cheap: a handful of files, and the runtime's image filesystem every ten seconds. Pods are measured
+only when one has to be evicted. Formulas are upstream's: available memory is the machine's less the working set of the
+root cgroup.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 import msgspec
 
-from pykubelet.clients.host.port import HostReader
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.edges import GuardEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.tasks import both
 from pykubelet.model.errors import CriError
-from pykubelet.model.figures import CgroupBounds, CgroupUsage, TaskFigures
-from pykubelet.model.runtime_status import ImageFilesystems
-from pykubelet.model.signals import ContainerUse, MemorySignal, NodeSignals, PodUse
+from pykubelet.model.figures import Figures, FsFigures, TaskFigures
+from pykubelet.stats.build import Stats
 from pykubelet.stats.disk import DiskFigures
-from pykubelet.stats.provider import ROOT, StatsProvider
+from pykubelet.stats.provider import ROOT
 from pykubelet.stats.snapshot import PodFigures, PodItem
-from pykubelet.stats.volumes import VolumeFigures
 
 logger = logging.getLogger(__name__)
 
@@ -34,42 +32,78 @@ VOLUMES_WITHIN = 2.0
 """Seconds that measuring all volumes may take before a pod is chosen; of the others the last figures have to do."""
 
 
-class SignalCgroups(Protocol):
-    def usage(self, path: str, now_ns: int) -> CgroupUsage | None: ...
-
-    def bounds(self, path: str) -> CgroupBounds: ...
-
-
-class SignalHost(HostReader, Protocol):
-    def tasks(self, now_ns: int) -> TaskFigures | None: ...
-
-
-class ImageFsInfo(Protocol):
-    async def image_fs_info(self) -> ImageFilesystems: ...
+class MemorySignal(Figures, frozen=True, kw_only=True):
+    time_ns: int
+    available: int
+    capacity: int
+    working_set: int
+    usage: int = 0
+    """With the file pages the kernel would drop first: what it compares its own alarms with."""
 
 
-class EvictionFigures:
+class NodeSignals(Figures, frozen=True, kw_only=True):
+    """None: not to be had on this host, which means no pressure is ever seen there."""
+
+    memory: MemorySignal | None = None
+    allocatable_memory: MemorySignal | None = None
+    """Limit and working set of the group above all pods; None when it has no limit."""
+    node_fs: FsFigures | None = None
+    image_fs: FsFigures | None = None
+    container_fs: FsFigures | None = None
+    tasks: TaskFigures | None = None
+
+    @property
+    def pids_available(self) -> int | None:
+        return self.tasks.limit - self.tasks.tasks if self.tasks is not None else None
+
+    @property
+    def has_own_image_fs(self) -> bool:
+        return self._apart(self.image_fs)
+
+    @property
+    def has_own_container_fs(self) -> bool:
+        """Writable layers are not on the node's filesystem."""
+        return self._apart(self.container_fs)
+
+    def _apart(self, fs: FsFigures | None) -> bool:
+        return fs is not None and self.node_fs is not None and fs.device != self.node_fs.device
+
+
+class ContainerUse(Figures, frozen=True, kw_only=True):
+    memory: int | None = None
+    """Working set."""
+    layer: int = 0
+    layer_inodes: int = 0
+    logs: int = 0
+    logs_inodes: int = 0
+
+
+class PodUse(Figures, frozen=True, kw_only=True):
+    memory: int | None = None
+    processes: int = 0
+    containers: dict[str, ContainerUse]
+    volumes: int = 0
+    """Bytes of the local volumes that lie on the node's disk."""
+    volumes_inodes: int = 0
+    other: int = 0
+    """Pod-level logs and the hosts file."""
+    other_inodes: int = 0
+
+
+class EvictionStats:
+    """Measures the node and its pods for eviction."""
+
     def __init__(
-        self,
-        *,
-        provider: StatsProvider,
-        volumes: VolumeFigures | None,
-        cgroups: SignalCgroups,
-        host: SignalHost,
-        cri: ImageFsInfo,
-        clock: Clock,
-        memory_bytes: int,
-        pods_group: str,
-        root_dir: str,
+        self, stats: Stats, guard: GuardEdges, *, cri: CriClient, clock: Clock, memory_bytes: int, root_dir: str
     ) -> None:
-        self._provider = provider
-        self._volumes = volumes
-        self._cgroups = cgroups
-        self._host = host
+        self._provider = stats.provider
+        self._volumes = stats.volumes
+        self._cgroups = guard.cgroups
+        self._host = guard.host
         self._cri = cri
         self._clock = clock
         self._memory_bytes = memory_bytes
-        self._pods_group = pods_group
+        self._pods_cgroup = stats.cgroups.pods()
         self._root_dir = root_dir
         self._points: tuple[str, str] = ("", "")
         self._points_at = float("-inf")
@@ -80,8 +114,8 @@ class EvictionFigures:
         return self._signal(ROOT, self._memory_bytes)
 
     def allocatable_memory(self) -> MemorySignal | None:
-        limit = self._cgroups.bounds(self._pods_group).memory
-        return self._signal(self._pods_group, limit) if limit is not None else None
+        limit = self._cgroups.bounds(self._pods_cgroup).memory
+        return self._signal(self._pods_cgroup, limit) if limit is not None else None
 
     def _signal(self, path: str, capacity: int) -> MemorySignal | None:
         usage = self._cgroups.usage(path, self._clock.now_ns())
@@ -152,7 +186,7 @@ class EvictionFigures:
         A pod of which nothing runs yet is known to use nothing but its volumes; left out are those whose figures
         cannot be had.
         """
-        snapshot = await self._provider.look(full=disks, at_most=0.0)
+        snapshot = await self._provider.snapshot(full=disks, at_most=0.0)
         found = {}
         for uid in self._provider.idle():
             size, inodes = self._on_node_disk(uid)
@@ -163,14 +197,13 @@ class EvictionFigures:
 
     def _on_node_disk(self, uid: str) -> tuple[int, int]:
         """Bytes and inodes of the pod's local volumes."""
-        volumes = self._volumes.of_pod(uid) if self._volumes is not None else None
+        volumes = self._volumes.of_pod(uid)
         local = [each for each in volumes.volumes if each.on_node_disk] if volumes is not None else []
         return sum(each.used_bytes for each in local), sum(each.inodes_used for each in local)
 
     async def disks(self) -> Mapping[str, PodUse]:
         """What each pod has on disk, measured now: who fills it grows while others rest."""
-        if self._volumes is not None:
-            await self._volumes.renew(within=VOLUMES_WITHIN)
+        await self._volumes.renew(within=VOLUMES_WITHIN)
         found = {uid: PodUse(containers={}) for uid in self._provider.idle()}
         found.update(_all_files(await self._provider.disks(None)))
         return {uid: self._with_volumes(uid, use) for uid, use in found.items()}

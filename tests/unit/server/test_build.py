@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pykubelet.kit.clock import SystemClock
-from pykubelet.server.app import ServerGates
+from pykubelet.server.build import flag_values, https, servable, serving_files
 from pykubelet.server.listeners import LocalAddress
-from pykubelet.server.make import flag_values, make_server, servable, server_gates, serving_files
+from pykubelet.server.routes import Offers
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema import KubeletConfig
@@ -31,7 +31,9 @@ def settings(folder: Path, **server: object) -> Settings:
 
 
 def test_gates_have_upstreams_defaults() -> None:
-    assert server_gates(Gates({})) == ServerGates()
+    gates = Gates({})
+    assert Offers.of(ServerSettings(), gates) == Offers()
+    assert gates.enabled("ExtendWebSocketsToKubelet") and not gates.enabled("PodLogsQuerySplitStreams")
 
 
 def test_alone_the_https_server_stays_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -46,15 +48,9 @@ def test_alone_the_https_server_stays_off(tmp_path: Path, caplog: pytest.LogCapt
     )
     assert servable(own, alone=True).enable_server
     world = World(tmp_path)
-    made = make_server(
-        settings=settings(tmp_path, healthz_port=0),
-        views=world.views(),
-        node_name="node",
-        node_ips=(),
-        clock=SystemClock(),
-        kube=None,
-        local_socket=tmp_path / "s",
-    )
+    alone = servable(ServerSettings(healthz_port=0), alone=True)
+    assert https(alone, Gates({}), "node", None, serving_files(settings(tmp_path), "node", ()), SystemClock()) is None
+    made = world.server(settings=alone, local_socket=tmp_path / "s")
     assert [listener.address for listener in made.listeners] == [LocalAddress(tmp_path / "s")]
 
 

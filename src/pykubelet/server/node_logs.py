@@ -1,7 +1,8 @@
 """/logs/: files below the machine's log folder, and node log query: journal or files of named services.
 
 A file is opened first and its real place is checked on the open descriptor, so neither `..` nor a link, not even
-one swapped in between, leads out of the folder. Queries run journalctl with a deadline and a bounded output.
+one swapped in between, leads out of the folder. Queries run journalctl with a deadline and a bounded output; their
+limits are upstream's: four services, names of 256 characters, one file alone, 100,000 lines.
 Does not cover: logs of containers (logs.py).
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import html
 import os
+import re
 import shutil
 import stat
 from collections.abc import AsyncGenerator, Callable
@@ -19,9 +21,112 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
+from msgspec import Struct
+
+from pykubelet.api.times import parse_nano_time
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.server.calls import Answer, Call, Flow, Refused, Reply
-from pykubelet.server.log_query import NodeLogQuery, journal_command, node_log_query
+from pykubelet.server.requests import Refused, Reply, Request, Response, Stream
+
+MAX_SERVICES = 4
+MAX_NAME = 256
+MAX_LINES = 100_000
+SERVICE = re.compile(r"[a-zA-Z\-_.:0-9@]+")
+KNOWN = frozenset({"query", "sinceTime", "untilTime", "tailLines", "pattern", "boot"})
+BILLION = 1_000_000_000
+
+
+class NodeLogQuery(Struct, frozen=True, kw_only=True):
+    services: tuple[str, ...] = ()
+    file: str = ""
+    since: int | None = None
+    """Unix seconds, as journalctl takes them with an @."""
+    until: int | None = None
+    tail_lines: int | None = None
+    pattern: str = ""
+    boot: int | None = None
+
+
+def node_log_query(request: Request) -> NodeLogQuery:
+    """Raises Refused: 400 for what cannot be read, 406 for what is not allowed."""
+    words = [word for word in request.all("query") if word]
+    files = [word for word in words if "/" in word or "\\" in word]
+    query = NodeLogQuery(
+        services=tuple(word for word in words if word not in files),
+        file=files[0] if files else "",
+        since=_time(request, "sinceTime"),
+        until=_time(request, "untilTime"),
+        tail_lines=_integer(request, "tailLines"),
+        pattern=request.get("pattern"),
+        boot=_integer(request, "boot"),
+    )
+    if problem := _problem(query, files):
+        raise Refused(406, problem + "\n")
+    return query
+
+
+def _problem(query: NodeLogQuery, files: list[str]) -> str:
+    options = (query.since, query.until, query.tail_lines, query.boot)
+    restricted = any(option is not None for option in options) or bool(query.pattern)
+    checks = [
+        (not files and not query.services, "query: Required value: at least one service or file"),
+        (len(files) > 1, "query: Invalid value: cannot specify more than one file"),
+        (bool(files) and bool(query.services), "query: Invalid value: cannot specify a file and a service"),
+        (bool(files) and restricted, "query: Invalid value: cannot specify file with other options"),
+        (".." in query.file.replace("\\", "/").split("/"), "query: Invalid value: path cannot leave the log folder"),
+        (len(query.services) > MAX_SERVICES, f"query: Too many: {len(query.services)}: must have at most 4 items"),
+        (any(len(name) > MAX_NAME for name in query.services), "query: Too long: must have at most 256 characters"),
+        (
+            any(not SERVICE.fullmatch(name) or name.startswith("-") for name in query.services),
+            "query: Invalid value: input contains unsupported characters",
+        ),
+        (
+            query.since is not None and query.until is not None and query.since > query.until,
+            "untilTime: Invalid value: must be after `sinceTime`",
+        ),
+        (
+            query.tail_lines is not None and not 0 <= query.tail_lines <= MAX_LINES,
+            f"tailLines: Invalid value: {query.tail_lines}: must be between 0 and 100000, inclusive",
+        ),
+        (query.boot is not None and query.boot > 0, f"boot: Invalid value: {query.boot}: must be less than 1"),
+        ("\0" in query.pattern + query.file, "pattern: Invalid value: input contains unsupported characters"),
+    ]
+    return next((text for wrong, text in checks if wrong), "")
+
+
+def journal_command(program: str, query: NodeLogQuery, service: str) -> list[str]:
+    words = [program, "--utc", "--no-pager", "--output=short-precise"]
+    if query.since is not None:
+        words.append(f"--since=@{query.since}")
+    if query.until is not None:
+        words.append(f"--until=@{query.until}")
+    if query.tail_lines is not None:
+        words += ["--pager-end", f"--lines={query.tail_lines}"]
+    words.append(f"--unit={service}")
+    if query.pattern:
+        words.append(f"--grep={query.pattern}")
+    if query.boot is not None:
+        words += ["--boot", str(query.boot)]
+    return words
+
+
+def _time(request: Request, name: str) -> int | None:
+    text = request.get(name)
+    if not text:
+        return None
+    try:
+        return parse_nano_time(text) // BILLION
+    except ValueError:
+        raise Refused(400, f"{name}: {text[:40]!r} is not a time\n") from None
+
+
+def _integer(request: Request, name: str) -> int | None:
+    text = request.get(name)
+    if not text:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,18}", text, re.ASCII):
+        raise Refused(400, f"{name}: {text[:40]!r} is not a number\n")
+    return int(text)
+
 
 BLOCK = 64 * 1024
 MAX_ENTRIES = 10_000
@@ -74,16 +179,16 @@ class SystemLogs:
         self._query_enabled = query_enabled
         self._find_program = find_program
 
-    async def handle(self, call: Call) -> Reply:
-        path = call.params.get("path", "")
-        if self._query_enabled and call.query:
+    async def handle(self, request: Request) -> Reply:
+        path = request.params.get("path", "")
+        if self._query_enabled and request.query:
             # With a query the path must be the root: the query itself says which file.
             if path not in ("", "/"):
                 raise Refused(406, "path not allowed in query mode\n")
-            return await self._query(node_log_query(call))
-        return self._file(call, path)
+            return await self._query(node_log_query(request))
+        return self._file(request, path)
 
-    def _file(self, call: Call, path: str) -> Reply:
+    def _file(self, request: Request, path: str) -> Reply:
         try:
             descriptor = open_below(self._root, path)
         except OSError as error:
@@ -93,12 +198,12 @@ class SystemLogs:
             try:
                 if path and not path.endswith("/"):
                     location = quote(path.rpartition("/")[2]) + "/"
-                    return Answer(status=301, headers={"Location": location})
-                return Answer(body=_listing(descriptor), content_type=HTML)
+                    return Response(status=301, headers={"Location": location})
+                return Response(body=_listing(descriptor), content_type=HTML)
             finally:
                 os.close(descriptor)
         file = os.fdopen(descriptor, "rb")
-        return Flow(chunks=_pieces(file, found.st_size), length=found.st_size)
+        return Stream(chunks=_pieces(file, found.st_size), length=found.st_size)
 
     async def _query(self, query: NodeLogQuery) -> Reply:
         if query.file:
@@ -106,8 +211,8 @@ class SystemLogs:
                 file = open_file_below(self._root, query.file)
             except OSError as error:
                 raise _not_found(error) from None
-            return Flow(chunks=_pieces(file, None), content_type=PLAIN)
-        return Flow(chunks=self._services(query), content_type=PLAIN)
+            return Stream(chunks=_pieces(file, None), content_type=PLAIN)
+        return Stream(chunks=self._services(query), content_type=PLAIN)
 
     async def _services(self, query: NodeLogQuery) -> AsyncGenerator[bytes, None]:
         journalctl = self._find_program("journalctl")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pykubelet.eviction import stats
+from pykubelet.eviction.stats import NodeSignals
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.figures import FsFigures
 from pykubelet.model.runtime_status import ContainerState
-from pykubelet.model.signals import NodeSignals
-from pykubelet.stats import signals
 from tests.unit.stats.making import Bed, a_container, a_status
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
@@ -37,7 +37,7 @@ async def test_memory_is_watched_while_a_filesystem_of_the_node_hangs(
 ) -> None:
     bed = Bed(2, tmp_path)
     answer = threading.Event()
-    monkeypatch.setattr(signals, "SIGNALS_WITHIN", 0.3)
+    monkeypatch.setattr(stats, "SIGNALS_WITHIN", 0.3)
     monkeypatch.setattr(bed.signals, "_clock", SystemClock())  # threads have no loop to ask
     monkeypatch.setattr(bed.host, "filesystem", lambda path, now_ns: answer.wait(60) and None)
     try:

@@ -1,0 +1,252 @@
+"""Build the node's server with everything it shows, and the podresources service.
+
+A node without an API server cannot check tokens and rights: if the settings want that, which is their default, the
+HTTPS server stays off with a warning and the local socket serves alone. Everything else that cannot work is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from pykubelet.api.types import Pod
+from pykubelet.certs.self_signed import ensure_self_signed
+from pykubelet.certs.serving import SERVING_PREFIX
+from pykubelet.context import Context
+from pykubelet.edges import Edges, ServeEdges
+from pykubelet.events.broadcaster import EventBroadcaster
+from pykubelet.explain.service import Explainer
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import Services
+from pykubelet.model.assigned import Assigned
+from pykubelet.model.pod import AnyContainer
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pleg.relist import Pleg
+from pykubelet.pods.table import PodTable
+from pykubelet.probes.manager import ProbeManager
+from pykubelet.runtime.stop import Stopper
+from pykubelet.server.app import Gate, Https, Local, NodeServer
+from pykubelet.server.auth import Authenticator, Reviewer, make_authorizer
+from pykubelet.server.introspection import LOG, PING, ConfigRoutes, DebugRoutes, HealthCheck, HealthRoutes
+from pykubelet.server.local import InPlaceRestart, LocalRoutes
+from pykubelet.server.logs import ContainerLogs
+from pykubelet.server.metrics import MetricRoutes
+from pykubelet.server.node_logs import SystemLogs
+from pykubelet.server.pod_resources import PodResourcesServer
+from pykubelet.server.pods import PodRoutes
+from pykubelet.server.requests import Route
+from pykubelet.server.routes import Handlers, Offers
+from pykubelet.server.streams import StreamRoutes
+from pykubelet.server.tls import FindServing, ServingFiles, TlsFiles, tls_rules
+from pykubelet.settings.gates import Gates
+from pykubelet.settings.node_flags import NodeFlags
+from pykubelet.settings.schema_server import ServerSettings
+from pykubelet.settings.settings import Settings
+from pykubelet.stats.source import NodeStatsSource
+from pykubelet.status.manager import StatusManager
+from pykubelet.sync.runtime_state import RuntimeState
+
+logger = logging.getLogger(__name__)
+
+BOOTSTRAPPED = f"{SERVING_PREFIX}-current.pem"
+DEBUG_FROM = 4
+
+
+class Server(Struct, frozen=True, kw_only=True):
+    node_server: NodeServer
+    services: Services
+
+
+class Served(Struct, frozen=True, kw_only=True):
+    """The subsystems whose state the server shows and whose containers it reaches."""
+
+    table: PodTable
+    statuses: StatusManager
+    cache: PodStatusCache
+    pleg: Pleg
+    runtime_state: RuntimeState
+    probes: ProbeManager
+    stats: NodeStatsSource
+    explainer: Explainer
+    events: EventBroadcaster
+    stopper: Stopper
+    forget_crashes: Callable[[Pod, AnyContainer], None]
+    assigned: Assigned
+    started: float
+    """When the agent started, in unix seconds."""
+
+
+def build(ctx: Context, edges: Edges, serve: ServeEdges, served: Served, local_routes: Sequence[Route] = ()) -> Server:
+    """Raises PykubeletError for settings that cannot work. `local_routes` are further paths of the local socket."""
+    settings, kube = ctx.settings, edges.cluster.client if edges.cluster is not None else None
+    server = servable(settings.config.server, alone=kube is None)
+    reviewer = Reviewer(kube=kube, clock=ctx.clock) if kube is not None else None
+    serving = serving_files(settings, ctx.node_name, [str(ip) for ip in settings.node_ips])
+    local = None
+    if serve.local_socket is not None:
+        local = Local(socket=serve.local_socket, routes=[*_local_routes(ctx, edges, served), *local_routes])
+    node_server = NodeServer(
+        settings=server,
+        handlers=_handlers(ctx, edges, served),
+        metrics=ctx.metrics,
+        clock=ctx.clock,
+        https=https(server, settings.gates, ctx.node_name, reviewer, serving, ctx.clock),
+        local=local,
+    )
+    pod_resources = PodResourcesServer(
+        socket=edges.paths.root / "pod-resources" / "kubelet.sock",
+        active=served.table.active_pods,
+        assigned=served.assigned,
+        clock=ctx.clock,
+        metrics=ctx.metrics,
+    )
+    return Server(node_server=node_server, services=Services(producers=[pod_resources, node_server]))
+
+
+def https(
+    settings: ServerSettings,
+    gates: Gates,
+    node_name: str,
+    reviewer: Reviewer | None,
+    serving: FindServing,
+    clock: Clock,
+) -> Https | None:
+    """None when HTTPS is switched off. Without a `reviewer` there is no API server to ask about tokens and rights."""
+    if not settings.enable_server:
+        return None
+    gate = Gate(
+        Authenticator(settings=settings.authentication, reviewer=reviewer, clock=clock),
+        make_authorizer(settings=settings.authorization, reviewer=reviewer, node_name=node_name, clock=clock),
+    )
+    ca = settings.authentication.x509.client_ca_file
+    tls = TlsFiles(rules=tls_rules(settings), serving=serving, client_ca=Path(ca) if ca else None)
+    return Https(gate=gate, tls=tls, offers=Offers.of(settings, gates))
+
+
+def _handlers(ctx: Context, edges: Edges, served: Served) -> Handlers:
+    settings, clock, table = ctx.settings, ctx.clock, served.table
+    health = HealthRoutes(
+        [
+            *(PING, LOG),
+            HealthCheck("syncloop", served.runtime_state.runtime_problem),
+            HealthCheck("pleg", lambda: "" if served.pleg.healthy()[0] else served.pleg.healthy()[1]),
+        ]
+    )
+    return Handlers(
+        pods=PodRoutes(
+            pods=table,
+            status=served.statuses.get,
+            runtime=edges.cri,
+            checkpoints=edges.paths.checkpoints,
+            clock=clock,
+        ),
+        logs=ContainerLogs(
+            pods=table,
+            status=served.statuses.get,
+            runtime=edges.cri,
+            runtime_status=served.cache.last_known,
+            clock=clock,
+            split_streams=settings.gates.enabled("PodLogsQuerySplitStreams"),
+        ),
+        streams=StreamRoutes(
+            pods=table, runtime=edges.cri, translate=settings.gates.enabled("ExtendWebSocketsToKubelet")
+        ),
+        health=health,
+        metrics=MetricRoutes(
+            agent=ctx.metrics,
+            probes=served.probes.metrics.expose,
+            health=health.problems,
+            stats=served.stats,
+        ),
+        configs=ConfigRoutes(
+            configz=settings.configz,
+            flags=lambda: flag_values(settings.flags),
+            explain=served.explainer,
+            version=settings.kubernetes_version,
+            started=served.started,
+            clock=clock,
+        ),
+        system_logs=SystemLogs(root=Path("/var/log"), query_enabled=settings.config.server.enable_system_log_query),
+        debug=DebugRoutes(set_verbosity=set_verbosity, clock=clock),
+    )
+
+
+def _local_routes(ctx: Context, edges: Edges, served: Served) -> list[Route]:
+    settings, runtime = ctx.settings, served.runtime_state
+
+    def is_ending(uid: str) -> bool:
+        worker = served.table.worker(uid)
+        return worker is not None and worker.is_ending
+
+    def about() -> dict[str, Any]:
+        unreadable = edges.cluster.client.unreadable.now() if edges.cluster is not None else ()
+        return {
+            "node": ctx.node_name,
+            "pid": os.getpid(),
+            "version": settings.kubernetes_version,
+            "started": served.started,
+            "runtime": edges.runtime_name,
+            "endpoint": settings.config.runtime.container_runtime_endpoint,
+            "runtimeProblem": "" if runtime.is_up() else runtime.runtime_problem() or "does not answer",
+            "networkProblem": runtime.network_problem(),
+            "unreadable": [f"{each.shown}: {each.why}" for each in unreadable],
+        }
+
+    return LocalRoutes(
+        pods=served.explainer,
+        status=served.statuses.get,
+        is_ending=is_ending,
+        events=served.events.all,
+        restarts=InPlaceRestart(
+            pleg=served.pleg, stopper=served.stopper, is_ending=is_ending, forget_crashes=served.forget_crashes
+        ),
+        images=edges.cri,
+        about=about,
+        clock=ctx.clock,
+    ).routes()
+
+
+def servable(settings: ServerSettings, *, alone: bool) -> ServerSettings:
+    """The settings without an HTTPS server that could let no caller in."""
+    asks = settings.authentication.webhook.enabled or settings.authorization.mode == "Webhook"
+    if not (alone and asks and settings.enable_server):
+        return settings
+    logger.warning(
+        "the HTTPS server stays off: without an API server tokens and rights cannot be checked; to have it, set "
+        "authentication.webhook.enabled to false, authentication.x509.clientCAFile and authorization.mode AlwaysAllow"
+    )
+    return replace(settings, enable_server=False)
+
+
+def serving_files(settings: Settings, host: str, ips: Sequence[str]) -> FindServing:
+    """Upstream's order: the cluster's signer, the operator, self-signed. Nothing is made before it is used."""
+    server, folder = settings.config.server, Path(settings.flags.cert_dir)
+    if server.server_tls_bootstrap:
+        current = folder / BOOTSTRAPPED
+        return lambda: ServingFiles(current, current) if current.exists() else None
+    if server.tls_cert_file:
+        given = ServingFiles(Path(server.tls_cert_file), Path(server.tls_private_key_file))
+        return lambda: given
+    made: list[ServingFiles] = []
+
+    def own() -> ServingFiles:
+        if not made:
+            made.append(ServingFiles(*ensure_self_signed(folder, host, ips)))
+        return made[0]
+
+    return own
+
+
+def flag_values(flags: NodeFlags) -> Mapping[str, str]:
+    """What the command line said, for /flagz."""
+    return {field.name.replace("_", "-"): str(getattr(flags, field.name)) for field in fields(flags)}
+
+
+def set_verbosity(level: int) -> None:
+    logging.getLogger("pykubelet").setLevel(logging.DEBUG if level >= DEBUG_FROM else logging.INFO)

@@ -1,0 +1,63 @@
+"""Builds stats: what the node, its pods and their volumes use."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from pykubelet.cm.node_spec import NodeSpec
+from pykubelet.context import Context
+from pykubelet.edges import Edges, GuardEdges
+from pykubelet.kit.tasks import Services
+from pykubelet.model.pod_resources import limits_disk
+from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pods.table import PodTable
+from pykubelet.stats.provider import StatsProvider, StatsSettings
+from pykubelet.stats.snapshot import CgroupNames
+from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.volumes.manager import VolumeManager
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    provider: StatsProvider
+    volumes: VolumeFigures
+    cgroups: CgroupNames
+    services: Services
+
+
+def build(
+    ctx: Context,
+    edges: Edges,
+    guard: GuardEdges,
+    *,
+    spec: NodeSpec,
+    table: PodTable,
+    statuses: PodStatusCache,
+    volumes: VolumeManager,
+) -> Stats:
+    config = ctx.settings.config
+    cgroups = CgroupNames(root=spec.cgroup_root, driver=spec.cgroup_driver, per_qos=spec.cgroups_per_qos)
+    system = {
+        "kubelet": config.cgroups.kubelet_cgroups or guard.own_group,
+        "runtime": ctx.settings.flags.runtime_cgroups,
+        "misc": config.cgroups.system_cgroups,
+    }
+    provider = StatsProvider(
+        guard,
+        cri=edges.cri,
+        table=table,
+        statuses=statuses,
+        paths=edges.paths,
+        clock=ctx.clock,
+        settings=StatsSettings(
+            cgroups=cgroups, system_cgroups={name: cgroup for name, cgroup in system.items() if cgroup}
+        ),
+    )
+    measured = VolumeFigures(
+        meter=volumes,
+        table=table,
+        clock=ctx.clock,
+        metrics=ctx.metrics,
+        period=config.volumes.volume_stats_agg_period,
+        is_limited=limits_disk if config.volumes.local_storage_capacity_isolation else lambda pod: False,
+    )
+    return Stats(provider=provider, volumes=measured, cgroups=cgroups, services=Services(managers=[measured]))

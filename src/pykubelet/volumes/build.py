@@ -1,0 +1,73 @@
+"""Build the volume manager and, on a node with an API server, the CSI drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from pykubelet.api.types import Pod
+from pykubelet.context import Context
+from pykubelet.edges import Edges
+from pykubelet.kit.tasks import Services
+from pykubelet.model.pod_resources import MEMORY
+from pykubelet.pods.predicates import NodeInfo, matches_selector
+from pykubelet.volumes.csi.drivers import CsiDrivers, LimitsKeeper
+from pykubelet.volumes.csi.plugin import CsiVolumes
+from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.objects import VolumeObjects, VolumeRules
+from pykubelet.volumes.selinux import SelinuxMounts
+
+QUOTA_GATE = "LocalStorageCapacityIsolationFSQuotaMonitoring"
+LABEL_GATE = "SELinuxMount"
+
+
+class Volumes(Struct, frozen=True, kw_only=True):
+    manager: VolumeManager
+    csi: CsiVolumes | None
+    csi_drivers: CsiDrivers | None
+    """The plugin manager's handler for CSI drivers; they need an API server, which knows the volumes."""
+    services: Services
+
+
+def build(
+    ctx: Context,
+    edges: Edges,
+    objects: VolumeObjects,
+    *,
+    node: Callable[[], NodeInfo],
+    supports_recursive_read_only: Callable[[Pod], bool],
+) -> Volumes:
+    csi: CsiVolumes | None = None
+    drivers: CsiDrivers | None = None
+    services = Services()
+    if edges.plugins is not None and objects.csi is not None and objects.csi_node is not None:
+        drivers = CsiDrivers(ctx, connect=edges.plugins.csi, node=objects.csi_node)
+        csi = CsiVolumes(ctx, drivers=drivers, objects=objects.csi, mounts=edges.mounts, paths=edges.paths)
+        services.managers.append(LimitsKeeper(drivers=drivers, objects=objects.csi, clock=ctx.clock))
+    rules = _rules(ctx, edges, node, supports_recursive_read_only)
+    manager = VolumeManager(ctx, mounts=edges.mounts, paths=edges.paths, objects=objects, rules=rules, csi=csi)
+    services.managers.append(manager)
+    return Volumes(manager=manager, csi=csi, csi_drivers=drivers, services=services)
+
+
+def _rules(
+    ctx: Context,
+    edges: Edges,
+    node: Callable[[], NodeInfo],
+    supports_recursive_read_only: Callable[[Pod], bool],
+) -> VolumeRules:
+    gates, machine = ctx.settings.gates, edges.machine
+
+    def allocatable_memory() -> int:
+        amount = node().allocatable.get(MEMORY)
+        return amount.value() if amount is not None else machine.memory_bytes
+
+    return VolumeRules(
+        allocatable_memory=allocatable_memory,
+        selinux=machine.selinux,
+        labels=SelinuxMounts(default=machine.container_file_label, any_mode=gates.enabled(LABEL_GATE)),
+        supports_recursive_read_only=supports_recursive_read_only,
+        fits_node=lambda selector: matches_selector(selector, node()),
+        quotas=edges.quotas if gates.enabled(QUOTA_GATE) else None,
+    )
