@@ -7,8 +7,12 @@ from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.signals import (
     ApiPodObserved,
     CsiDriverRegistered,
+    DeviceHealthChanged,
+    DraDriverRegistered,
     NodeRead,
     ObjectChanged,
+    PodPreempted,
+    ResizeChanged,
     VolumesMounted,
     VolumesUnmounted,
 )
@@ -49,6 +53,10 @@ def connect(
     on(VolumesUnmounted, lambda unmounted: housekeeping.soon())
     on(CsiDriverRegistered, lambda registered: volumes.driver_registered(registered.name))
     on(ApiPodObserved, api_pod_observed)
+    on(DeviceHealthChanged, lambda changed: workers.sync_now(changed.uid))
+    on(DraDriverRegistered, lambda registered: workers.retry_now(registered.uid))
+    on(ResizeChanged, lambda changed: workers.sync_now(changed.uid))
+    on(PodPreempted, lambda preempted: loop.preempt(preempted.pod, preempted.resource))
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:
         statuses.listen(sender.changed)

@@ -116,3 +116,13 @@ class CpusetReconciler:
                 "CPUs of a container cannot be set, will retry",
                 extra={"uid": container.pod_uid, "container": container.name, "error": why},
             )
+
+
+def running_containers(cache: PodStatusCache, table: PodTable) -> Iterator[RunningContainer]:
+    """Running containers of pods that have a worker."""
+    for uid in cache.uids():
+        if table.worker(uid) is None:
+            continue
+        for each in cache.last_known(uid).containers:
+            if each.state is ContainerState.RUNNING:
+                yield RunningContainer(pod_uid=uid, name=each.name, id=each.id)

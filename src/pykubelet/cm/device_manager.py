@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ class DeviceManager:
         self._folder = folder
         self._read_handed = read_handed
         self._is_running = is_running
-        self._masks = list(masks(numa_nodes))
+        self._numa_nodes = numa_nodes
         self._recorder = ctx.recorder
         self._clock = ctx.clock
         self._signals = ctx.signals
@@ -162,6 +162,11 @@ class DeviceManager:
             self._signals.publish(DeviceHealthChanged(uid))
 
     # --- a hint provider of the topology manager ------------------------------------------------
+
+    @cached_property
+    def _masks(self) -> Sequence[int]:
+        """Only where a topology policy asks for hints, which bounds the number of nodes: there are 2^nodes."""
+        return list(masks(self._numa_nodes))
 
     def hints(self, pod: Pod, container: Container) -> Hints:
         """For each resource of ours that the container requests, where it could be allocated."""

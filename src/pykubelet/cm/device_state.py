@@ -141,9 +141,7 @@ class DeviceBooks:
 
     # --- places ---------------------------------------------------------------------------------
 
-    def hints(
-        self, resource: str, count: int, *, reusable: frozenset[str], masks: Sequence[int]
-    ) -> list[Hint] | None:
+    def hints(self, resource: str, count: int, *, reusable: frozenset[str], masks: Sequence[int]) -> list[Hint] | None:
         """Where `count` devices could be allocated, small places first; None = anywhere.
 
         Preferred are the places with the fewest nodes that could ever hold as many, allocated or not."""

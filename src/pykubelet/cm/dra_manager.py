@@ -6,6 +6,7 @@ are prepared once and given back by the last of them; all calls about one claim 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,6 @@ from pykubelet.cm.dra_claims import (
 )
 from pykubelet.cm.dra_drivers import DraDrivers, DraTimes, Slices
 from pykubelet.context import Context
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.sharing import KeyedLock
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.assigned import ClaimedDevice, ClaimShare
@@ -74,7 +74,6 @@ class DraManager:
         self._locks = KeyedLock()
         """By namespace and name of the claim."""
         self._health: dict[str, dict[tuple[str, str], tuple[ClaimedHealth, float]]] = {}
-        self._sweep_due = Signal()
 
     def open(self) -> None:
         self._books.load()
@@ -82,12 +81,7 @@ class DraManager:
     async def run(self) -> None:
         async with self.drivers.tasks as tasks:
             tasks.spawn(self.drivers.wipe_at_start(), name="old slices")
-            while True:
-                await self._sweep_due.wait()
-                try:
-                    await self.sweep()
-                except (PykubeletError, OSError) as error:
-                    logger.warning("a clean-up chore failed, will retry", extra={"error": str(error)})
+            await asyncio.Event().wait()
 
     def _registered(self) -> None:
         for pod in self._table.pods():
@@ -211,12 +205,8 @@ class DraManager:
         if missing:
             raise ClaimProblem(f"NodeUnprepareResources skipped {missing} ResourceClaims")
 
-    async def sweep_soon(self) -> None:
-        """A chore of housekeeping that waits for drivers and therefore runs beside it."""
-        self._sweep_due.set()
-
     async def sweep(self) -> None:
-        """Unprepare claims of pods of which nothing can run any more. Failures are logged and left for the next time."""
+        """Unprepare claims of pods of which nothing can run any more. Failures are retried the next time."""
         may_run = self._table.could_have_running_containers
         gone = {uid for entry in self._books for uid in entry.pods if not may_run(uid)}
         await gather_all(*(self._give_back_of_gone(uid) for uid in gone))

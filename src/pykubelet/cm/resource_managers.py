@@ -121,7 +121,7 @@ class PinningManager:
             provider.release(uid)
         self._states.write_soon()
 
-    def release_gone(self) -> None:
+    async def sweep(self) -> None:
         """Free what is allocated to pods of which nothing can run any more."""
         if self._drop(self._table.could_have_running_containers):
             self._states.write_soon()

@@ -3,25 +3,12 @@ runtime's pods as housekeeping wants them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from pykubelet.api.types import Pod
 from pykubelet.model.pod import PodUID
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus, SandboxState
-from pykubelet.node.facts import declared_features
-from pykubelet.pods.admission import (
-    AdmissionContext,
-    Rejection,
-    Verdict,
-    admission_chain,
-    decide_admission,
-    features_of_change,
-)
-from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.record import Orphan
-from pykubelet.pods.sysctls import SysctlAllowList
-from pykubelet.settings.gates import Gates
 
 
 class KnownStatuses(Protocol):

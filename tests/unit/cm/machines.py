@@ -7,9 +7,9 @@ from typing import Any
 
 from pykubelet.api.types import Container, Pod, ResourceRequirements
 from pykubelet.cm.cpu_manager import StaticCpus
-from pykubelet.cm.state import CpuState
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions
+from pykubelet.cm.state import CpuState
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.topology import Cpu, Cpus, NumaNode, Topology, parse_cpu_list
 from tests.builders import a_container, a_pod

@@ -12,11 +12,11 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
 from pykubelet.cm.cpu_assignment import take_distributed, take_packed
 from pykubelet.cm.cpu_manager import StaticCpus, choose_cpus, reserved_cpus
-from pykubelet.cm.state import CpuState
 from pykubelet.cm.errors import NotAligned, NotEnoughCpus, Refused
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.requests import containers_of
+from pykubelet.cm.state import CpuState
 from pykubelet.cm.topology_manager import Hint, Merger, TopologyManager, masks, nodes_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.topology import Cpus, Topology

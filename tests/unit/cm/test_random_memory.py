@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pykubelet.api.types import Pod
 from pykubelet.cm.errors import Refused
 from pykubelet.cm.memory_manager import StaticMemory, empty_machine
-from pykubelet.cm.state import MemoryState
 from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.state import MemoryState
 from pykubelet.cm.topology_manager import Merger, TopologyManager, nodes_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.topology import Topology

@@ -12,14 +12,13 @@ import pytest
 from pykubelet.api.types import Container, Pod
 from pykubelet.cm.container_resources import ContainerResourceSource
 from pykubelet.cm.cpu_manager import StaticCpus
-from pykubelet.cm.state import CpuState
 from pykubelet.cm.cpuset_reconciler import CpusetKeeper, RunningContainer
 from pykubelet.cm.errors import NotWritten, PinningProblem, Refused
 from pykubelet.cm.memory_manager import StaticMemory
-from pykubelet.cm.state import MemoryState
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.state import CpuState, MemoryState
 from pykubelet.cm.topology_manager import Hint, HintProvider, Hints, Merger, TopologyManager, mask_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from pykubelet.cm import cpu_state, memory_state
-from pykubelet.cm.state import CpuState
 from pykubelet.cm.errors import PinningProblem
-from pykubelet.cm.state import MemoryBlock, MemoryState, MemoryTable, NodeMemory
+from pykubelet.cm.state import CpuState, MemoryBlock, MemoryState, MemoryTable, NodeMemory
 from pykubelet.kit.go_text import fnv1a_32
 from tests.unit.cm.machines import cpus
 
