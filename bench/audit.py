@@ -10,8 +10,9 @@ import time
 
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.clock import SystemClock
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.relist import Pleg, PlegSettings
+from pykubelet.pleg.pleg import Pleg, PlegSettings
+from pykubelet.pods.table import PodTable
+from pykubelet.signals import Signals
 
 ROUNDS = 10
 
@@ -19,7 +20,8 @@ ROUNDS = 10
 async def audit_cpu(cri: GrpcCriClient) -> float:
     """Seconds of processor time for one relist in which nothing changed, on average."""
     clock = SystemClock()
-    pleg = Pleg(cri=cri, cache=PodStatusCache(), clock=clock, settings=PlegSettings(relist_period=3600.0))
+    settings = PlegSettings(relist_period=3600.0)
+    pleg = Pleg(cri=cri, table=PodTable(), clock=clock, signals=Signals(), settings=settings)
     task = asyncio.create_task(pleg.run())
     try:
         await asyncio.sleep(3.0)  # the first relist has every pod inspected

@@ -81,10 +81,10 @@ class ManyPods:
     def pods(self) -> list[Pod]:
         return self._pods
 
-    def uids(self) -> tuple[str, ...]:
-        return tuple(self._statuses)
+    def runtime_statuses(self) -> list[PodRuntimeStatus]:
+        return list(self._statuses.values())
 
-    def last_known(self, uid: str) -> PodRuntimeStatus:
+    def runtime_status(self, uid: str) -> PodRuntimeStatus:
         return self._statuses[uid]
 
     async def list_container_stats(
@@ -190,7 +190,7 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     names = CgroupNames(root=root)
     settings = StatsSettings(cgroups=names, fresh_for=0.0, disks_every=0.0)
     guard = GuardEdges(cgroups=cgroups, host=host, kernel_log=DeviceKernelLog())
-    provider = StatsProvider(guard, cri=many, table=many, statuses=many, paths=paths, clock=clock, settings=settings)
+    provider = StatsProvider(guard, cri=many, table=many, paths=paths, clock=clock, settings=settings)
     machine = read_machine()
     volumes = VolumeFigures(meter=Nobody(), table=many, clock=clock, metrics=Registry())
     stats = Stats(provider=provider, volumes=volumes, cgroups=names, services=Services())
@@ -222,7 +222,7 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     costs["eviction signals"], _ = await measured(signals.node)
     costs["eviction ranking"], _ = await measured(lambda: signals.pods(disks=True))
     costs[LOOK], _ = await measured(_watcher(many, stats, signals, clock).synchronize)
-    costs[LIMITS], _ = await measured(lambda: signals.files(many.uids()))
+    costs[LIMITS], _ = await measured(lambda: signals.files([status.uid for status in many.runtime_statuses()]))
     print(f"{count} pods, {len(text.splitlines())} cadvisor lines, {len(text) / 1e6:.1f} MB")
     return costs
 

@@ -145,7 +145,7 @@ class NodeHarness:
             slices=self.slices,
             network=DeafNetwork(),
             fetch=no_fetch,
-            event_sources=[EventSource(name="fake", open=self.cri.container_events)],
+            event_source=EventSource(name="fake", open=self.cri.container_events),
             cluster=self._cluster_edges(),
             guard=self.guard,
             plugins=self.plugins,

@@ -40,8 +40,7 @@ from pykubelet.node.conditions import NodeConditions
 from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.relist import Pleg
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
@@ -64,9 +63,8 @@ from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
-from pykubelet.sync.gate import RunningPods, WorkerStatuses
 from pykubelet.sync.housekeeping import Housekeeping
-from pykubelet.sync.loop import RuntimeBack, SyncLoop
+from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
@@ -90,7 +88,6 @@ class Node(Struct, kw_only=True):
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
-    cache: PodStatusCache
     events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
@@ -121,14 +118,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, table, cache, results = ctx.recorder, PodTable(), PodStatusCache(), ProbeResults()
+    recorder, table, results = ctx.recorder, PodTable(), ProbeResults()
     recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
     statuses = StatusManager(clock=clock, recalls=recalls)
     conditions, reasons = NodeConditions(ctx.signals), ReasonCache()
     runtime_state = RuntimeState(cri=cri, clock=clock)
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
-    pleg = Pleg(cri=cri, cache=cache, clock=clock, sources=edges.event_sources, metrics=metrics)
+    pleg = Pleg(cri=cri, table=table, clock=clock, signals=ctx.signals, source=edges.event_source, metrics=metrics)
     api = (
         api_server.connect(ctx, edges.cluster, table)
         if edges.cluster is not None
@@ -146,7 +143,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges,
         spec,
         table,
-        cache,
         node=NodeNow(
             info=lambda: api.node_info(local), pressure=conditions.pressures, shutting_down=conditions.shutting_down
         ),
@@ -198,7 +194,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             accounts=api.accounts,
             image_volumes=image_volumes,
             results=results,
-            cache=cache,
             look=pleg,
             table=table,
             events=events,
@@ -246,13 +241,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers = PodWorkers(
         table=table,
         steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
-        statuses=WorkerStatuses(pleg=pleg, cache=cache),
+        pleg=pleg,
         events=events,
         recorder=recorder,
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, table=table, cache=cache, events=events, sources_ready=mux.all_ready)
+    gc = container_gc(settings, edges, side, table=table, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
         admission=cm.admission,
@@ -299,7 +294,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         sources=mux,
         table=table,
         workers=workers,
-        runtime=RunningPods(cache),
         folders=edges.folders,
         holders=[
             *([sender] if sender is not None else []),
@@ -334,14 +328,11 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     workers.on_restart = statuses.begin_anew
     statuses.listen(probes.container_changed)
 
-    pleg.listen(loop.handle)
-    pleg.listen(count_pods(node_name, edges, table=table, cache=cache, recorder=recorder).ended)
     add_agent_metrics(metrics, settings)
-    pleg.listen(cm.handle)
     results.listen(loop.probe_result)
 
     def runtime_back() -> None:
-        loop.handle(RuntimeBack())
+        workers.sync_all()
         ctx.signals.publish(NodeStatusChanged())
 
     runtime_state.on_back = runtime_back
@@ -367,6 +358,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         housekeeping=housekeeping,
         statuses=statuses,
         sender=sender,
+        pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
+        cm=cm,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
@@ -393,14 +386,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges.cluster.client if edges.cluster is not None else None,
         table=table,
         statuses=statuses,
-        cache=cache,
         reasons=reasons,
         volumes=volumes.manager,
         runtime=runtime_state,
     )
     server: NodeServer | None = None
     if edges.guard is not None:
-        usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, statuses=cache, volumes=volumes.manager)
+        usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, volumes=volumes.manager)
         evicting = eviction.build(
             ctx,
             edges,
@@ -411,7 +403,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             containers=gc,
             images=side.images.gc,
         )
-        oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table, statuses=cache)
+        oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table)
         services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
         source = NodeStatsSource(
@@ -427,7 +419,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         served = Served(
             table=table,
             statuses=statuses,
-            cache=cache,
             pleg=pleg,
             runtime_state=runtime_state,
             probes=probes,
@@ -448,7 +439,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         table=table,
         workers=workers,
         statuses=statuses,
-        cache=cache,
         events=events,
         recorder=recorder,
         runtime=runtime_state,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -119,7 +119,7 @@ class Edges(Struct, frozen=True, kw_only=True):
     fetch: Fetch
     metrics: Registry = field(default_factory=Registry)
     """Where everything is counted; the edges' own calls, too."""
-    event_sources: Sequence[EventSource] = ()
+    event_source: EventSource | None = None
     cgroup_driver: str = ""
     """What the runtime says it uses; '' when it does not say."""
     logind: Logind | None = None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.signals import (
     ApiPodObserved,
+    ContainerDied,
+    ContainerStarted,
     CsiDriverRegistered,
     DeviceHealthChanged,
     DraDriverRegistered,
+    InspectionRecovered,
     NodeRead,
     ObjectChanged,
     PodPreempted,
@@ -20,6 +24,7 @@ from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender, uid_here
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
+from pykubelet.sync.pod_metrics import PodMetrics
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
 
@@ -33,6 +38,8 @@ def connect(
     housekeeping: Housekeeping,
     statuses: StatusManager,
     sender: StatusSender | None,
+    pod_metrics: PodMetrics,
+    cm: ContainerManager,
 ) -> None:
     on = ctx.signals.subscribe
 
@@ -48,6 +55,11 @@ def connect(
         if sender is not None:
             sender.observed(observed.change)
 
+    on(ContainerDied, loop.container_died)
+    on(ContainerDied, pod_metrics.container_died)
+    on(ContainerStarted, loop.container_started)
+    on(ContainerStarted, lambda started: cm.reconciler.soon())
+    on(InspectionRecovered, loop.inspection_recovered)
     on(ObjectChanged, object_changed)
     on(VolumesMounted, lambda mounted: workers.sync_now(mounted.uid))
     on(VolumesUnmounted, lambda unmounted: housekeeping.soon())

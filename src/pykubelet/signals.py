@@ -6,6 +6,7 @@ a handler must be quick and must not wait. Signals carry no state of their own: 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import Change
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound="Signal")
 
@@ -25,6 +28,40 @@ class PodSignal(Signal, frozen=True):
     """Something happened to one pod."""
 
     uid: str
+
+
+# --- runtime (PLEG) ---------------------------------------------------------------------------------
+
+
+class RuntimeSignal(PodSignal, frozen=True, kw_only=True):
+    """A container or sandbox is not as it was at the last inspection."""
+
+    container_id: str
+    """A sandbox's id when `sandbox` is true."""
+    name: str = ""
+    """The container's name; empty for sandboxes."""
+    sandbox: bool = False
+    requested: bool = False
+    """Found by an inspection that the pod's worker requested, which therefore has the new status in hand."""
+
+
+class ContainerStarted(RuntimeSignal, frozen=True, kw_only=True):
+    pass
+
+
+class ContainerDied(RuntimeSignal, frozen=True, kw_only=True):
+    pass
+
+
+class ContainerRemoved(RuntimeSignal, frozen=True, kw_only=True):
+    pass
+
+
+class InspectionRecovered(PodSignal, frozen=True):
+    """A pod that could not be inspected was inspected again, and nothing else changed."""
+
+
+# --- the API server ---------------------------------------------------------------------------------
 
 
 class NodeStatusChanged(Signal, frozen=True):
@@ -96,4 +133,7 @@ class Signals:
 
     def publish(self, signal: Signal) -> None:
         for handler in self._handlers.get(type(signal), ()):
-            handler(signal)
+            try:
+                handler(signal)
+            except Exception:  # the handler's trouble alone: neither the publisher nor other handlers suffer
+                logger.exception("a signal cannot be handled", extra={"signal": repr(signal)})

@@ -474,8 +474,8 @@ class World:
         found += [f"status of {uid}" for uid, _ in node.statuses]
         found += [f"pod {pod.metadata.name}" for pod in node.table.pods()]
         for uid in self.model.pods:
-            if not found and node.cache.get(uid) is not None and node.cache.get(uid).sandboxes:
-                found.append(f"cached state of {uid}")
+            if not found and node.table.runtime_status(uid).sandboxes:
+                found.append(f"runtime status of {uid}")
         return found
 
 

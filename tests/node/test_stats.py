@@ -92,10 +92,10 @@ class Seen:
                     return
                 await clock.sleep(0.2)
 
-    def uids(self) -> tuple[str, ...]:
-        return tuple(self.statuses)
+    def runtime_statuses(self) -> list[PodRuntimeStatus]:
+        return list(self.statuses.values())
 
-    def last_known(self, uid: str) -> PodRuntimeStatus:
+    def runtime_status(self, uid: str) -> PodRuntimeStatus:
         return self.statuses[uid]
 
     def pods(self) -> list[Pod]:
@@ -118,7 +118,6 @@ class Looking:
             guard,
             cri=cri,
             table=self.seen,
-            statuses=self.seen,
             paths=NodePaths(root=agent.root, pod_logs=agent.pod_logs, container_logs=agent.folder / "links"),
             clock=self.clock,
             settings=StatsSettings(cgroups=names, fresh_for=0.0, disks_every=0.0),

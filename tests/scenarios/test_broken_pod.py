@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from pykubelet.api.types import ExecAction, Pod, Probe
+from pykubelet.cm.admission import PodAdmission
 from pykubelet.model.pod import name_of
 from pykubelet.pods.admission import Verdict
-from pykubelet.sync.gate import AdmissionGate
+from pykubelet.signals import ContainerDied
 from pykubelet.sync.loop import SyncLoop
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import Behaviour
@@ -31,7 +32,7 @@ def loop_of(node: NodeHarness) -> Any:
 class BrokenAdmission:
     """Breaks for pods named bad."""
 
-    def __init__(self, inner: AdmissionGate) -> None:
+    def __init__(self, inner: PodAdmission) -> None:
         self.inner = inner
         self.tries: list[str] = []
         self.mended = False
@@ -187,11 +188,11 @@ async def test_an_event_of_the_runtime_that_breaks_still_restarts_the_container(
         def break_too(event: object) -> None:
             raise ZeroDivisionError("another bug")
 
-        node.node.pleg._listeners.insert(0, break_too)
+        node.node.pleg._signals._handlers[ContainerDied].insert(0, break_too)
         node.cri.exit("app", 1)
         await node.until(lambda: len(node.cri.called("start_container")) == 2, within=2)
         texts = [record.getMessage() for record in caplog.records]
-        assert "a runtime event cannot be handled" in texts and "an event about a pod cannot be handled" in texts
+        assert "a signal cannot be handled" in texts and "an event about a pod cannot be handled" in texts
 
 
 async def test_a_probe_whose_look_breaks_goes_on(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CallTimedOut, CriError, RuntimeDown
 from pykubelet.model.runtime_status import ContainerEvent, EventKind
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.diff import ContainerDied, ContainerRemoved, ContainerStarted, PodSync, RuntimeEvent
-from pykubelet.pleg.relist import EXIT_PAUSES, Pleg, PlegSettings
+from pykubelet.pleg.pleg import EXIT_PAUSES, Pleg, PlegSettings
+from pykubelet.pods.table import PodTable
+from pykubelet.signals import ContainerDied, ContainerRemoved, ContainerStarted, InspectionRecovered, PodSignal, Signals
 from tests.fakes.fake_cri import FakeCri
 from tests.unit.pleg.pods import IMAGE, start_container, start_pod, start_sandbox
 
@@ -26,17 +26,19 @@ class Node:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock, images=[IMAGE])
         self.cri.events_supported = events
-        self.cache = PodStatusCache()
+        self.table, signals = PodTable(), Signals()
         opened = self._anonymous if anonymous else self.cri.container_events
         self.pleg = Pleg(
             cri=self.cri,
-            cache=self.cache,
+            table=self.table,
+            signals=signals,
             clock=self.clock,
-            sources=[EventSource(name="stream", open=opened)],
+            source=EventSource(name="stream", open=opened),
             settings=settings,
         )
-        self.told: list[tuple[float, RuntimeEvent]] = []
-        self.pleg.listen(lambda event: self.told.append((self.clock.monotonic(), event)))
+        self.told: list[tuple[float, PodSignal]] = []
+        for kind in (ContainerStarted, ContainerDied, ContainerRemoved, InspectionRecovered):
+            signals.subscribe(kind, lambda event: self.told.append((self.clock.monotonic(), event)))
 
     async def _anonymous(self) -> AsyncIterator[ContainerEvent]:
         """containerd's own stream: ids only."""
@@ -54,11 +56,11 @@ class Node:
             self.cri.calls.clear()
             yield
 
-    def events(self, kind: type[RuntimeEvent], pod: str | None = None) -> list[RuntimeEvent]:
-        return [e for _, e in self.told if isinstance(e, kind) and (pod is None or e.pod_uid == f"uid-{pod}")]
+    def events(self, kind: type[PodSignal], pod: str | None = None) -> list[PodSignal]:
+        return [e for _, e in self.told if isinstance(e, kind) and (pod is None or e.uid == f"uid-{pod}")]
 
-    def delay(self, kind: type[RuntimeEvent], pod: str, since: float) -> float:
-        return round(next(at for at, e in self.told if isinstance(e, kind) and e.pod_uid == f"uid-{pod}") - since, 3)
+    def delay(self, kind: type[PodSignal], pod: str, since: float) -> float:
+        return round(next(at for at, e in self.told if isinstance(e, kind) and e.uid == f"uid-{pod}") - since, 3)
 
     def relists(self) -> list[float]:
         return [round(c.at, 3) for c in self.cri.called("list_containers") if not c.pod_uid]
@@ -82,7 +84,7 @@ async def test_a_crash_is_told_at_once(anonymous: bool) -> None:
         node.cri.exit("app", 1, pod="web")
         await node.clock.sleep(1)
         assert node.delay(ContainerDied, "web", before) == 0.0
-        assert node.cache.get("uid-web").container("app").exit_code == 1  # type: ignore[union-attr]
+        assert node.table.runtime_status("uid-web").container("app").exit_code == 1  # type: ignore[union-attr]
         assert len(node.told) == 1 and node.relists() == []
 
 
@@ -114,11 +116,11 @@ async def test_own_actions_echo_nothing() -> None:
     node = Node(anonymous=True)
     async with node.up():
         await start_sandbox(node.cri, "web")
-        await node.pleg.refresh("uid-web")
+        await node.pleg.inspect("uid-web")
         await start_container(node.cri, "web")
-        await node.pleg.refresh("uid-web")
+        await node.pleg.inspect("uid-web")
         calls, told = len(node.cri.calls), len(node.told)
-        assert all(e.asked for _, e in node.told if isinstance(e, ContainerStarted))
+        assert all(e.requested for _, e in node.told if isinstance(e, ContainerStarted))
         await node.clock.sleep(1)
         assert len(node.told) == told == 2
         assert len(node.cri.calls) == calls, "the stream's echo of our own actions costs no calls"
@@ -162,9 +164,9 @@ async def test_without_a_stream_the_relist_finds_everything() -> None:
         await node.clock.sleep(1.01)
         removed = node.events(ContainerRemoved, "web")
         assert len(removed) == 2
-        assert node.cache.uids() == ("uid-web",)
+        assert [status.uid for status in node.table.runtime_statuses()] == ["uid-web"]
         await node.clock.sleep(1.01)
-        assert node.cache.uids() == ()
+        assert node.table.runtime_statuses() == []
 
 
 async def test_relist_is_an_audit_while_the_stream_works() -> None:
@@ -198,13 +200,12 @@ async def test_a_hanging_inspection_delays_nobody_else() -> None:
         await node.clock.sleep(600)
         assert node.pleg.healthy() == (True, "")
         assert node.events(ContainerDied, "stuck") == []
-        with pytest.raises(CallTimedOut):
-            node.cache.get("uid-stuck")
-        assert node.cache.last_known("uid-stuck").sandboxes
+        assert isinstance(node.table.observed("uid-stuck").error, CallTimedOut)
+        assert node.table.runtime_status("uid-stuck").sandboxes
         fault.release()
         await node.clock.sleep(100)
         assert len(node.events(ContainerDied, "stuck")) == 1
-        assert node.cache.get("uid-stuck").running() == ()
+        assert node.table.runtime_status("uid-stuck").running() == ()
 
 
 async def test_a_hanging_pod_is_not_asked_without_pause() -> None:
@@ -223,8 +224,8 @@ async def test_a_waiting_worker_hears_of_the_failed_inspection() -> None:
         with pytest.raises(CriError, match="broken shim"):
             await node.pleg.status_newer_than("uid-stuck", node.clock.monotonic() + 0.001)
         await node.clock.sleep(1.5)
-        assert node.cache.get("uid-stuck").running()
-        assert node.events(PodSync, "stuck") != []
+        assert node.table.runtime_status("uid-stuck").running()
+        assert node.events(InspectionRecovered, "stuck") != []
 
 
 async def test_status_newer_than_uses_the_cache_when_it_can() -> None:
@@ -244,12 +245,12 @@ async def test_the_runtime_restarts() -> None:
         await node.clock.sleep(30)
         assert node.told == []
         with pytest.raises(RuntimeDown):
-            await node.pleg.refresh("uid-other")
+            await node.pleg.inspect("uid-other")
         node.cri.restore()
         back = node.clock.monotonic()
         await node.clock.sleep(10)
         assert node.delay(ContainerDied, "web", back) <= 1.0
-        assert node.cache.get("uid-other").running()
+        assert node.table.runtime_status("uid-other").running()
         assert node.pleg.snapshot().source == "stream"
         before = node.clock.monotonic()
         node.cri.exit("app", 1, pod="other")
@@ -295,7 +296,7 @@ async def test_a_relist_overtaken_by_a_refresh_tells_nothing_wrong() -> None:
         await node.clock.sleep(1.5)
         assert slow.hits == 1
         node.cri.exit("app", 1, pod="web")
-        await node.pleg.refresh("uid-web")
+        await node.pleg.inspect("uid-web")
         await node.clock.sleep(10)
         assert [type(e) for _, e in node.told] == [ContainerDied]
 
@@ -309,14 +310,14 @@ async def test_leaving_cancels_everything() -> None:
     # the harness fails the test if a task is left
 
 
-@pytest.mark.parametrize("asked", [True, False])
-async def test_who_looks_for_another_reason_keeps_nothing_from_the_worker(asked: bool) -> None:
+@pytest.mark.parametrize("requested", [True, False])
+async def test_who_looks_for_another_reason_keeps_nothing_from_the_worker(requested: bool) -> None:
     """Without a stream nobody else tells of an end that such a look finds first."""
     node = Node(events=False)
     async with node.up("web"):
         node.cri.exit("app", 1, pod="web")
-        await node.pleg.refresh("uid-web", asked=asked)
+        await node.pleg.inspect("uid-web", requested=requested)
         await node.clock.sleep(60)
-        assert [event.asked for event in node.events(ContainerDied, "web") if isinstance(event, ContainerDied)] == [
-            asked
+        assert [event.requested for event in node.events(ContainerDied, "web") if isinstance(event, ContainerDied)] == [
+            requested
         ]

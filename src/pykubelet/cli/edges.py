@@ -126,7 +126,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
                     node_stats=host,
                     local_socket=local_socket(paths.root),
                 ),
-                event_sources=[EventSource(name="runtime", open=cri.container_events)],
+                event_source=EventSource(name="runtime", open=cri.container_events),
             )
     finally:
         await cri.close()

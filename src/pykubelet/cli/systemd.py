@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pykubelet.clients.dbus.port import BusDown, BusRefused, Logind
 from pykubelet.clients.host.port import Slices
 from pykubelet.model.errors import PykubeletError
+from pykubelet.node.shutdown import turns_of
 from pykubelet.settings.settings import Settings
-from pykubelet.wiring.shutdown import configured_turns
 
 
 @asynccontextmanager
@@ -42,7 +42,7 @@ async def connected_slices(settings: Settings, *, told: str, unified: bool) -> A
 
 def logind_for(settings: Settings) -> Logind | None:
     """logind, if shutdowns are to wait for pods."""
-    if not configured_turns(settings):
+    if not settings.gates.enabled("GracefulNodeShutdown") or not turns_of(settings.config.shutdown):
         return None
     from pykubelet.clients.dbus.logind import DbusLogind
 

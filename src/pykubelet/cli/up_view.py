@@ -95,7 +95,7 @@ class LogTails(Struct):
     def fresh(self, node: Node) -> list[str]:
         found = []
         for pod in node.table.pods():
-            seen = node.cache.last_known(uid_of(pod))
+            seen = node.table.runtime_status(uid_of(pod))
             for container in pod.spec.containers:
                 run = seen.container(container.name or "")
                 if run is not None and run.log_path:

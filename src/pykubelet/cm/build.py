@@ -42,8 +42,6 @@ from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import CPU
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.diff import ContainerStarted, RuntimeEvent
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 
@@ -71,11 +69,6 @@ class ContainerManager(Struct, frozen=True, kw_only=True):
         if self.dra is not None:
             self.dra.open()
 
-    def handle(self, event: RuntimeEvent) -> None:
-        """A container that has just started may have been created before the shared pool changed."""
-        if isinstance(event, ContainerStarted):
-            self.reconciler.soon()
-
     def device_amounts(self) -> DeviceAmounts:
         return self.devices.amounts() if self.devices is not None else NO_DEVICES
 
@@ -102,7 +95,6 @@ def build(
     edges: Edges,
     spec: NodeSpec,
     table: PodTable,
-    cache: PodStatusCache,
     *,
     node: NodeNow,
     sources_ready: Callable[[], bool],
@@ -110,12 +102,12 @@ def build(
 ) -> ContainerManager:
     """`claim_objects` is None without an API server: then there are no resource claims."""
     settings, machine = ctx.settings, _machine(ctx, edges)
-    devices, dra = _devices(ctx, edges, machine.topology, cache), _dra(ctx, edges, claim_objects, table)
+    devices, dra = _devices(ctx, edges, machine.topology, table), _dra(ctx, edges, claim_objects, table)
     states = _states(ctx, edges, pod_level=machine.pod_level)
     cpus = _cpu_policy(ctx, machine, states.cpus)
     reconciler = CpusetReconciler(
         cri=edges.cri,
-        running=lambda: running_containers(cache, table) if cpus is not None else (),
+        running=lambda: running_containers(table) if cpus is not None else (),
         states=states,
         period=settings.config.managers.cpu_manager_reconcile_period if cpus is not None else 0.0,
     )
@@ -194,12 +186,12 @@ def plugin_services(
 # --- devices --------------------------------------------------------------------------------------------------
 
 
-def _devices(ctx: Context, edges: Edges, topology: Topology, cache: PodStatusCache) -> DeviceManager | None:
+def _devices(ctx: Context, edges: Edges, topology: Topology, table: PodTable) -> DeviceManager | None:
     if edges.plugins is None:
         return None
 
     def is_running(uid: str, container: str) -> bool:
-        containers = cache.last_known(uid).containers
+        containers = table.runtime_status(uid).containers
         return any(each.name == container and each.state is ContainerState.RUNNING for each in containers)
 
     return DeviceManager(

@@ -18,9 +18,7 @@ from pykubelet.cm.state import ManagerStates
 from pykubelet.kit.limits import Once
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
-from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.topology import Cpus, format_cpu_list
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.wire import cri_pb2
 
@@ -61,6 +59,7 @@ class CpusetReconciler:
         self._logged: Once[str] = Once()
 
     def soon(self) -> None:
+        """The shared pool changed, or a container started that may have been created before it did."""
         self._signal.set()
 
     def created(self, uid: str, container: str, cpus: Cpus) -> None:
@@ -118,11 +117,9 @@ class CpusetReconciler:
             )
 
 
-def running_containers(cache: PodStatusCache, table: PodTable) -> Iterator[RunningContainer]:
+def running_containers(table: PodTable) -> Iterator[RunningContainer]:
     """Running containers of pods that have a worker."""
-    for uid in cache.uids():
-        if table.worker(uid) is None:
-            continue
-        for each in cache.last_known(uid).containers:
-            if each.state is ContainerState.RUNNING:
-                yield RunningContainer(pod_uid=uid, name=each.name, id=each.id)
+    for record in table:
+        if record.worker is not None and record.runtime is not None:
+            for each in record.runtime.status.running():
+                yield RunningContainer(pod_uid=record.uid, name=each.name, id=each.id)

@@ -7,7 +7,6 @@ from pykubelet.context import Context
 from pykubelet.explain.conditions import WhyNotReady
 from pykubelet.explain.service import Explainer, Runtime
 from pykubelet.model.life import LifeEntry, Outcome, Step
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.status.manager import StatusManager
@@ -20,7 +19,6 @@ def build(
     *,
     table: PodTable,
     statuses: StatusManager,
-    cache: PodStatusCache,
     reasons: ReasonCache,
     volumes: VolumeManager,
     runtime: Runtime,
@@ -34,7 +32,6 @@ def build(
         ctx,
         table=table,
         statuses=statuses,
-        cache=cache,
         reasons=reasons,
         volumes=volumes,
         runtime=runtime,

@@ -21,7 +21,6 @@ from pykubelet.explain.view import Explanation
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.pod import all_containers, is_static, name_of, namespace_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.record import WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import LogFiles
@@ -50,7 +49,6 @@ class Explainer:
         *,
         table: PodTable,
         statuses: StatusManager,
-        cache: PodStatusCache,
         reasons: ReasonCache,
         volumes: VolumeManager,
         runtime: Runtime,
@@ -59,7 +57,6 @@ class Explainer:
         """`unreadable` are the pods whose newest version at the API server cannot be read."""
         self._table = table
         self._statuses = statuses
-        self._cache = cache
         self._reasons = reasons
         self._volumes = volumes
         self._runtime = runtime
@@ -99,7 +96,7 @@ class Explainer:
 
     def facts(self, pod: Pod) -> PodFacts:
         uid = uid_of(pod)
-        observed = self._cache.last_known(uid)
+        observed = self._table.runtime_status(uid)
         life = self._recorder.life(uid)
         worker = self._table.worker(uid)
         active = worker if worker is not None and worker.state is not WorkerState.FINISHED else None

@@ -129,12 +129,18 @@ class KillCause(enum.Enum):
 
 
 class VolumeFailed(Problem, frozen=True, kw_only=True):
-    """A volume is not as wanted."""
+    """A volume is not mounted, unmounted or expanded as desired."""
 
     volume: str
-    text: str
+    text: str = ""
     missing: str = ""
     """The object that the volume needs and that does not exist."""
+    claim: str = ""
+    """Namespace and name of the claim that cannot be used; empty when the claim is not the reason."""
+    expanding: str = ""
+    """The persistent volume that could not be expanded."""
+    is_mounted: bool = False
+    """Whether the pod has the volume nevertheless."""
     attempts: int = 0
     since: float | None = None
     """Wall time at which the operation under way began; None when none is."""
@@ -142,6 +148,23 @@ class VolumeFailed(Problem, frozen=True, kw_only=True):
     @property
     def message(self) -> str:
         return self.text
+
+    @property
+    def event_reason(self) -> str:
+        return reasons.VOLUME_RESIZE_FAILED if self.expanding and self.is_mounted else reasons.FAILED_MOUNT
+
+    @property
+    def event_message(self) -> str:
+        """Upstream's text."""
+        if self.expanding and self.is_mounted:
+            return f'NodeExpandVolume.NodeExpandVolume failed for volume "{self.expanding}" : {self.text}'
+        if self.expanding:
+            return f'MountVolume.Setup failed while expanding volume for volume "{self.expanding}" : {self.text}'
+        if self.claim:
+            name = self.volume
+            names = f"unmounted volumes=[{name}], unattached volumes=[], failed to process volumes=[{name}]"
+            return f"Unable to attach or mount volumes: {names}: error processing PVC {self.claim}: {self.text}"
+        return f'MountVolume.SetUp failed for volume "{self.volume}" : {self.text}'
 
     def describe(self, now: float) -> str:
         """`volume cfg: configmap default/web not found, 3rd try, next in 4 s`"""

@@ -46,3 +46,5 @@ UNREADABLE_OBJECT: Final = "UnreadableObject"
 
 NORMAL: Final = "Normal"
 WARNING: Final = "Warning"
+FAILED_MOUNT = "FailedMount"
+VOLUME_RESIZE_FAILED = "VolumeResizeFailed"

@@ -33,6 +33,14 @@ class ContainerState(enum.Enum):
     UNKNOWN = "unknown"
 
 
+class Life(enum.Enum):
+    """What matters of a state: it runs, it has ended, or neither is known."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    OTHER = "other"
+
+
 class NamespaceMode(enum.Enum):
     POD = 0
     CONTAINER = 1

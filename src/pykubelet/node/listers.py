@@ -1,7 +1,7 @@
 """Services and RuntimeClasses of the cluster, watched from the moment the first pod needs them.
 
 A node that runs only static pods never reads them. Which variables a container gets from services is decided in
-runtime/spec/services.py; the overhead of a RuntimeClass is written into the pod by the API server.
+runtime/spec/env.py; the overhead of a RuntimeClass is written into the pod by the API server.
 """
 
 from __future__ import annotations

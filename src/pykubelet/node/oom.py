@@ -26,7 +26,6 @@ from pykubelet.model.life import Step
 from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import ContainerState
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.stats.snapshot import CgroupNames
 
@@ -53,9 +52,7 @@ class Victim(Struct, frozen=True, kw_only=True):
 class OomWatcher:
     name = "oom watcher"
 
-    def __init__(
-        self, ctx: Context, guard: GuardEdges, *, cgroups: CgroupNames, table: PodTable, statuses: PodStatusCache
-    ) -> None:
+    def __init__(self, ctx: Context, guard: GuardEdges, *, cgroups: CgroupNames, table: PodTable) -> None:
         self._log = guard.kernel_log
         self._alarms = guard.alarms
         self._cgroups = guard.cgroups
@@ -63,7 +60,6 @@ class OomWatcher:
         self._score = ctx.settings.config.node.oom_score_adj
         self._names = cgroups
         self._table = table
-        self._statuses = statuses
         self._events = ctx.events
         self._recorder = ctx.recorder
         self._clock = ctx.clock
@@ -114,7 +110,7 @@ class OomWatcher:
         if kill.limit == "/":
             text = f"System OOM encountered, victim process: {kill.process}, pid: {kill.pid}"
             self._events.node_event(WARNING, SYSTEM_REASON, text)
-        victim = find_victim(kill.group, self._statuses)
+        victim = find_victim(kill.group, self._table)
         if victim is not None:
             tasks.spawn(self._tell_later(kill, victim), name=f"oom {kill.pid}")
 
@@ -148,7 +144,7 @@ class OomWatcher:
         )
 
     def _lives_on(self, victim: Victim, group: str) -> bool:
-        seen = self._statuses.last_known(victim.uid)
+        seen = self._table.runtime_status(victim.uid)
         runs = any(each.id == victim.id and each.state is ContainerState.RUNNING for each in seen.containers)
         return runs and (bool(self._cgroups.processes(group)) if self._cgroups.exists(group) else not group)
 
@@ -203,19 +199,19 @@ class OomWatcher:
             uid = pod.metadata.uid or ""
             if parent is None:
                 continue
-            for each in self._statuses.last_known(uid).running():
+            for each in self._table.runtime_status(uid).running():
                 group = self._cgroups.locate(parent, each.id)
                 if group is not None:
                     found.append((Victim(uid=uid, container=each.name, id=each.id), group))
         return found
 
 
-def find_victim(group: str, statuses: PodStatusCache) -> Victim | None:
+def find_victim(group: str, table: PodTable) -> Victim | None:
     """The container whose id the path of the group holds; None for groups that are no container's."""
-    for uid in statuses.uids():
-        for each in statuses.last_known(uid).containers:
+    for status in table.runtime_statuses():
+        for each in status.containers:
             if each.id and each.id in group:
-                return Victim(uid=uid, container=each.name, id=each.id)
+                return Victim(uid=status.uid, container=each.name, id=each.id)
     return None
 
 

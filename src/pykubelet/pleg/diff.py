@@ -1,13 +1,12 @@
-"""Events of the runtime, and how two looks at one pod become events. Pure.
+"""How two inspections of one pod become signals, and whether a listing says anything new. Pure.
 
-Sandboxes are told of like containers: ready is running, not ready is ended. A created container is not
-told of: nothing has to happen because of it. The table is upstream's generic PLEG.
-Does not cover: delivery (relist.py).
+Sandboxes are treated like containers: ready is running, not ready is ended. A created container causes no signal:
+nothing has to happen because of it. The table is upstream's generic PLEG.
+Does not cover: delivery (pleg.py).
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
@@ -15,54 +14,12 @@ from msgspec import Struct
 from pykubelet.model.runtime_status import (
     ContainerRecord,
     ContainerState,
+    Life,
     PodRuntimeStatus,
     SandboxRecord,
     SandboxState,
 )
-
-
-class Life(enum.Enum):
-    """What matters of a state: it runs, it has ended, or neither is known."""
-
-    RUNNING = "running"
-    ENDED = "ended"
-    OTHER = "other"
-
-
-class _Told(Struct, frozen=True, kw_only=True):
-    pod_uid: str
-    container_id: str
-    """A sandbox's id when `sandbox` is true."""
-    name: str = ""
-    """The container's name; empty for sandboxes."""
-    sandbox: bool = False
-    asked: bool = False
-    """Found by a refresh that somebody asked for, who therefore has the new status in hand."""
-
-
-class ContainerStarted(_Told, frozen=True, kw_only=True):
-    pass
-
-
-class ContainerDied(_Told, frozen=True, kw_only=True):
-    pass
-
-
-class ContainerRemoved(_Told, frozen=True, kw_only=True):
-    pass
-
-
-class ContainerChanged(_Told, frozen=True, kw_only=True):
-    """It is there, neither running nor ended. Not delivered, as upstream: it only renews the cache."""
-
-
-class PodSync(Struct, frozen=True, kw_only=True):
-    """A pod that could not be inspected could be now, and nothing else can be said."""
-
-    pod_uid: str
-
-
-RuntimeEvent = ContainerStarted | ContainerDied | ContainerRemoved | ContainerChanged | PodSync
+from pykubelet.signals import ContainerDied, ContainerRemoved, ContainerStarted, RuntimeSignal
 
 _CONTAINER_LIFE = {
     ContainerState.RUNNING: Life.RUNNING,
@@ -73,21 +30,17 @@ _CONTAINER_LIFE = {
 _SANDBOX_LIFE = {SandboxState.READY: Life.RUNNING, SandboxState.NOT_READY: Life.ENDED}
 
 
-class Seen(Struct, frozen=True):
+class Observed(Struct, frozen=True):
     life: Life
     name: str = ""
     sandbox: bool = False
 
 
-Sight = Mapping[str, Seen]
-"""One look at a pod: id of each sandbox and container, and what matters of it."""
-NOTHING: Sight = {}
-
-
-def sight_of(status: PodRuntimeStatus) -> Sight:
-    sight = {s.id: Seen(_SANDBOX_LIFE[s.state], sandbox=True) for s in status.sandboxes}
-    sight.update((c.id, Seen(_CONTAINER_LIFE[c.state], c.name)) for c in status.containers)
-    return sight
+def lives(status: PodRuntimeStatus) -> dict[str, Observed]:
+    """The id of each sandbox and container, and what matters of it."""
+    found = {s.id: Observed(_SANDBOX_LIFE[s.state], sandbox=True) for s in status.sandboxes}
+    found.update((c.id, Observed(_CONTAINER_LIFE[c.state], c.name)) for c in status.containers)
+    return found
 
 
 def listed_lives(
@@ -104,43 +57,40 @@ def listed_lives(
     return pods
 
 
-def plan_events(uid: str, old: Sight, new: Sight, *, asked: bool = False) -> list[RuntimeEvent]:
-    """What happened between two looks at a pod, ends before starts so that a restart reads in order."""
-    ends: list[RuntimeEvent] = []
-    starts: list[RuntimeEvent] = []
+def agrees(status: PodRuntimeStatus, listed: Mapping[str, Life], newer: Mapping[str, Life]) -> bool:
+    """Whether a newer listing says what the last inspection, by its statuses or its listing, said already."""
+    if newer == listed:
+        return True
+    known = lives(status)
+    if newer.keys() != listed.keys() and newer.keys() != known.keys():
+        return False
+    for id, life in newer.items():
+        observed = known.get(id)
+        if listed.get(id) is not life and (observed is None or observed.life is not life):
+            return False
+    return True
+
+
+def plan_signals(
+    uid: str, old: Mapping[str, Observed], new: Mapping[str, Observed], *, requested: bool = False
+) -> list[RuntimeSignal]:
+    """What happened between two inspections of a pod, ends before starts so that a restart reads in order."""
+    ends: list[RuntimeSignal] = []
+    starts: list[RuntimeSignal] = []
+
+    def make(kind: type[RuntimeSignal], id: str, facts: Observed) -> RuntimeSignal:
+        return kind(uid=uid, container_id=id, name=facts.name, sandbox=facts.sandbox, requested=requested)
+
     for id in (*old, *(id for id in new if id not in old)):
         was, now = old.get(id), new.get(id)
-        if was is not None and now is not None and was.life is now.life:
+        if now is None and was is not None:
+            if was.life is not Life.ENDED:
+                ends.append(make(ContainerDied, id, was))
+            ends.append(make(ContainerRemoved, id, was))
+        elif now is None or (was is not None and was.life is now.life):
             continue
-        facts = now or was
-        assert facts is not None
-        named = _Args(uid, id, facts, asked)
-        if now is None:
-            if was is not None and was.life is not Life.ENDED:
-                ends.append(named.make(ContainerDied))
-            ends.append(named.make(ContainerRemoved))
         elif now.life is Life.RUNNING:
-            starts.append(named.make(ContainerStarted))
+            starts.append(make(ContainerStarted, id, now))
         elif now.life is Life.ENDED:
-            ends.append(named.make(ContainerDied))
-        else:
-            starts.append(named.make(ContainerChanged))
+            ends.append(make(ContainerDied, id, now))
     return ends + starts
-
-
-class _Args(Struct, frozen=True):
-    uid: str
-    id: str
-    facts: Seen
-    asked: bool
-
-    def make(
-        self, kind: type[ContainerStarted] | type[ContainerDied] | type[ContainerRemoved] | type[ContainerChanged]
-    ) -> RuntimeEvent:
-        return kind(
-            pod_uid=self.uid,
-            container_id=self.id,
-            name=self.facts.name,
-            sandbox=self.facts.sandbox,
-            asked=self.asked,
-        )

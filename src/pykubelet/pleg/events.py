@@ -1,16 +1,14 @@
-"""Where hints of the runtime come from: the first event stream that the runtime offers.
+"""Where hints come from: the runtime's event stream, opened again after a growing pause when it breaks.
 
-Sources are tried in order: one that is not implemented passes on to the next, one that breaks is opened
-again after a growing pause, from the first source on, for the runtime may be another one now. Events are
-hints only, so nothing is lost by a break: `active` says whether somebody has to relist often instead.
-Does not cover: what a hint causes (relist.py).
+Events are hints only, so nothing is lost by a break: `active` says whether to relist often instead. Which kind of
+stream the runtime has is found out by the CRI client. Does not cover: what a hint causes (pleg.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pykubelet.clients.cri.port import EventSource
 from pykubelet.kit.backoff import Backoff
@@ -33,13 +31,13 @@ class EventFeed:
     def __init__(
         self,
         *,
-        sources: Sequence[EventSource],
+        source: EventSource | None,
         clock: Clock,
         on_event: Callable[[ContainerEvent], None],
         on_change: Callable[[bool], None],
         metrics: Registry | None = None,
     ) -> None:
-        self._sources = tuple(sources)
+        self._offered = source
         self._clock = clock
         self._on_event = on_event
         self._on_change = on_change
@@ -59,29 +57,28 @@ class EventFeed:
         return self._source
 
     async def run(self) -> None:
-        """Follow the streams for ever. With no source at all it only waits."""
+        """Follow the stream for ever. Without a source it only waits."""
+        if self._offered is None:
+            await asyncio.Event().wait()
+            return
         while True:
-            if await self._follow_first():
-                await self._clock.sleep(self._pause.next())
-            else:
-                await self._clock.sleep(UNOFFERED_PAUSE)
+            offered = await self._try(self._offered)
+            await self._clock.sleep(self._pause.next() if offered else UNOFFERED_PAUSE)
 
-    async def _follow_first(self) -> bool:
-        """Follow the first source that is offered until it breaks; False when none is."""
-        for source in self._sources:
-            try:
-                await self._follow(source)
-            except Unimplemented:
-                logger.debug("runtime does not offer this event stream", extra={"source": source.name})
-                continue
-            except CriError as error:
-                self._complain(source, error)
-                return True
-            finally:
-                self._set_source("")
+    async def _try(self, source: EventSource) -> bool:
+        """Follow the stream until it breaks; False when the runtime does not offer it."""
+        try:
+            await self._follow(source)
+        except Unimplemented:
+            logger.debug("runtime does not offer this event stream", extra={"source": source.name})
+            return False
+        except CriError as error:
+            self._complain(source, error)
+        else:
             self._complain(source, None)
-            return True
-        return False
+        finally:
+            self._set_source("")
+        return True
 
     async def _follow(self, source: EventSource) -> None:
         stream = source.open()

@@ -3,7 +3,7 @@
 Two filtered listings, then the statuses of what they name, all at once. What cannot change any more (an
 ended container, a sandbox in an unchanged state) is taken from the previous reading, so a repeat costs
 few calls. Something that vanishes between listing and status is left out.
-Does not cover: deadlines, repeats, and what a difference means (refresh.py, diff.py).
+Does not cover: deadlines, repeats, and what a difference means (pleg.py, diff.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pykubelet.kit.tasks import gather_all
+from pykubelet.kit.tasks import both, gather_all
 from pykubelet.model.errors import NotFound
 from pykubelet.model.runtime_status import (
     ContainerRecord,
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class RuntimeReader(Protocol):
-    """The calls of the runtime that only look."""
+    """The calls of the runtime that only read."""
 
     async def list_pod_sandboxes(self, *, pod_uid: str | None = None) -> Sequence[SandboxRecord]: ...
 
@@ -60,21 +60,6 @@ async def list_pod(cri: RuntimeReader, uid: str, *, started: float) -> Listing:
     return Listing(started=started, sandboxes=tuple(sandboxes), containers=tuple(containers))
 
 
-async def both(
-    sandboxes: Coroutine[Any, Any, Sequence[SandboxRecord]],
-    containers: Coroutine[Any, Any, Sequence[ContainerRecord]],
-) -> tuple[Sequence[SandboxRecord], Sequence[ContainerRecord]]:
-    """Await the two listings side by side."""
-    first: list[SandboxRecord] = []
-    second: list[ContainerRecord] = []
-    await gather_all(_into(first, sandboxes), _into(second, containers))
-    return first, second
-
-
-async def _into(target: list[T], asked: Coroutine[Any, Any, Sequence[T]]) -> None:
-    target.extend(await asked)
-
-
 async def inspect_pod(
     cri: RuntimeReader,
     uid: str,
@@ -84,29 +69,29 @@ async def inspect_pod(
     listing: Listing | None = None,
 ) -> Inspection:
     """Read the pod in full. `started` is now; a `listing` at hand saves the listing calls."""
-    seen = listing or await list_pod(cri, uid, started=started)
+    listed = listing or await list_pod(cri, uid, started=started)
     sandboxes: list[SandboxStatus] = []
     containers: list[ContainerStatus] = []
-    asking: list[Coroutine[Any, Any, None]] = []
+    calls: list[Coroutine[Any, Any, None]] = []
     old_sandboxes = {s.id: s for s in before.sandboxes} if before else {}
     old_containers = {c.id: c for c in before.containers} if before else {}
-    for record in seen.sandboxes:
+    for record in listed.sandboxes:
         known = old_sandboxes.get(record.id)
         if known is not None and is_settled_sandbox(known, record):
             sandboxes.append(known)
         else:
-            asking.append(_ask(cri.pod_sandbox_status, record.id, sandboxes))
-    for item in seen.containers:
+            calls.append(_ask(cri.pod_sandbox_status, record.id, sandboxes))
+    for item in listed.containers:
         ended = old_containers.get(item.id)
         if ended is not None and is_settled_container(ended, item):
             containers.append(ended)
         else:
-            asking.append(_ask_container(cri, item, containers))
-    if len(asking) == 1:
-        await asking[0]
+            calls.append(_ask_container(cri, item, containers))
+    if len(calls) == 1:
+        await calls[0]
     else:
-        await gather_all(*asking)
-    return Inspection(status=assemble(uid, seen, sandboxes, containers, before), listing=seen)
+        await gather_all(*calls)
+    return Inspection(status=assemble(uid, listed, sandboxes, containers, before), listing=listed)
 
 
 def is_settled_container(known: ContainerStatus, record: ContainerRecord) -> bool:
@@ -115,7 +100,7 @@ def is_settled_container(known: ContainerStatus, record: ContainerRecord) -> boo
 
 
 def is_settled_sandbox(known: SandboxStatus, record: SandboxRecord) -> bool:
-    """A sandbox keeps what it got when it was made; only one still without its address is worth asking again."""
+    """A sandbox keeps what it got when it was made; only one still without its address is worth calls again."""
     if known.state is not record.state:
         return False
     return known.state is SandboxState.NOT_READY or bool(known.ips) or known.network_mode is NamespaceMode.NODE
@@ -123,14 +108,14 @@ def is_settled_sandbox(known: SandboxStatus, record: SandboxRecord) -> bool:
 
 def assemble(
     uid: str,
-    seen: Listing,
+    listing: Listing,
     sandboxes: Sequence[SandboxStatus],
     containers: Sequence[ContainerStatus],
     before: PodRuntimeStatus | None,
 ) -> PodRuntimeStatus:
     """Order what was read, newest first, and settle the pod's name and addresses."""
     boxes = tuple(sorted(sandboxes, key=lambda s: (s.attempt, s.created_at, s.id), reverse=True))
-    records: list[SandboxRecord | ContainerRecord] = [*seen.sandboxes, *seen.containers]
+    records: list[SandboxRecord | ContainerRecord] = [*listing.sandboxes, *listing.containers]
     named = next(((r.pod_name, r.pod_namespace) for r in records if r.pod_name), None)
     name, namespace = named or ((before.name, before.namespace) if before else ("", ""))
     return PodRuntimeStatus(
@@ -140,7 +125,7 @@ def assemble(
         ips=pod_ips(boxes, before),
         sandboxes=boxes,
         containers=tuple(sorted(containers, key=lambda c: (c.attempt, c.created_at, c.id), reverse=True)),
-        observed_at=seen.started,
+        observed_at=listing.started,
     )
 
 

@@ -15,11 +15,12 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.mailbox import Signal
-from pykubelet.model.errors import IllegalMove
+from pykubelet.model.errors import CriError, IllegalMove
 from pykubelet.model.pod import PodUID
-from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.model.runtime_status import Life, PodRuntimeStatus
 
 HISTORY_LENGTH = 12
+NEVER = float("-inf")
 
 StatusChange = Callable[[PodStatus], None]
 
@@ -132,13 +133,39 @@ class PodWorker(Struct):
                 waiter.set_result(None)
 
 
+class ObservedRuntime(Struct):
+    """The last inspection of the pod, and whether it still holds."""
+
+    status: PodRuntimeStatus
+    """The newest that could be read."""
+    listed: Mapping[str, Life] = field(default_factory=dict)
+    """What the listing said about each id, which the statuses read a moment later may contradict."""
+    at: float = NEVER
+    """Monotonic time at which the listing behind the status, or the attempt that failed, was started."""
+    error: CriError | None = None
+    """Why the last inspection failed."""
+    stale_since: float | None = None
+    """Start of the relist that found the pod changed; it waits for an inspection."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.status.sandboxes and not self.status.containers
+
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether neither statuses nor listing named anything."""
+        return self.is_empty and not self.listed
+
+
 class PodRecord(Struct):
     uid: PodUID
     pod: Pod | None = None
     """Desired: the pod as its source has it, None when no source has it. Written by the sync loop."""
     worker: PodWorker | None = None
     """Written by the pod workers."""
+    runtime: ObservedRuntime | None = None
+    """What the runtime has of the pod. Written by PLEG."""
 
     @property
     def is_empty(self) -> bool:
-        return self.pod is None and self.worker is None
+        return self.pod is None and self.worker is None and self.runtime is None

@@ -7,11 +7,13 @@ every source has been read, so questions about unknown pods are answered in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pykubelet.api.types import Pod
+from pykubelet.model.errors import CriError
 from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, PodUID, full_name, is_mirror, is_static, uid_of
-from pykubelet.pods.record import PodRecord, PodWorker, WorkerState
+from pykubelet.model.runtime_status import Life, PodRuntimeStatus
+from pykubelet.pods.record import NEVER, ObservedRuntime, Orphan, PodRecord, PodWorker, WorkerState
 
 
 class PodTable:
@@ -23,6 +25,9 @@ class PodTable:
         self._mirrors: dict[str, Pod] = {}
         self._mirror_names: dict[str, PodUID] = {}
         self._synced = False
+        self._listed_at = NEVER
+        """When the last full listing of the runtime was started."""
+        self._listed_up: frozenset[str] = frozenset()
         self.undecided: set[PodUID] = set()
         """Pods whose admission failed or waits: neither started nor cleaned up until it is decided. The loop's."""
 
@@ -229,6 +234,90 @@ class PodTable:
     def _is_unwanted(self, uid: str) -> bool:
         """Whether a pod without a worker is one that no source wants, as far as the agent knows."""
         return self._synced and PodUID(uid) not in self.undecided
+
+    # --- runtime statuses; written by PLEG ------------------------------------------------------
+
+    def observe(self, status: PodRuntimeStatus, listed: Mapping[str, Life]) -> bool:
+        """Store the result of an inspection; False when a newer one is there."""
+        seen = self._observed(status.uid)
+        if status.observed_at < seen.status.observed_at:
+            return False
+        seen.status, seen.listed = status, listed
+        if status.observed_at >= seen.at:
+            seen.error = None
+            self._inspected(seen, status.observed_at)
+        return True
+
+    def observe_failure(self, uid: str, error: CriError, *, started: float) -> None:
+        """Note that an inspection failed; the last good status stays readable."""
+        seen = self._observed(uid)
+        if started >= seen.at:
+            seen.error = error
+            self._inspected(seen, started)
+
+    def relisted(self, started: float, *, changed: Iterable[str], up: Collection[str] = ()) -> None:
+        """A full listing that was started at `started` has ended; `changed` pods are yet to be inspected.
+
+        `up`: pods of which it shows a container or a sandbox that runs."""
+        self._listed_up = frozenset(up)
+        self._listed_at = max(self._listed_at, started)
+        for uid in changed:
+            self._observed(uid).stale_since = started
+        for record in self:
+            seen = record.runtime
+            if seen is not None and seen.at <= started and seen.stale_since is None and seen.is_empty:
+                record.runtime = None  # the listing says the same about it as about any unknown pod
+                self._drop_if_empty(record)
+
+    def _observed(self, uid: str) -> ObservedRuntime:
+        record = self._record(PodUID(uid))
+        if record.runtime is None:
+            record.runtime = ObservedRuntime(PodRuntimeStatus(uid=uid, observed_at=NEVER))
+        return record.runtime
+
+    def _inspected(self, seen: ObservedRuntime, at: float) -> None:
+        seen.at = at
+        # An inspection begun before the relist may not have seen what the relist saw.
+        if seen.stale_since is not None and at >= seen.stale_since:
+            seen.stale_since = None
+
+    def observed(self, uid: str) -> ObservedRuntime | None:
+        record = self._records.get(uid)
+        return record.runtime if record is not None else None
+
+    def runtime_status(self, uid: str) -> PodRuntimeStatus:
+        """The newest status that could be read; empty for a pod that the runtime does not know."""
+        seen = self.observed(uid)
+        return seen.status if seen is not None else PodRuntimeStatus(uid=uid, observed_at=self._listed_at)
+
+    def runtime_statuses(self) -> list[PodRuntimeStatus]:
+        """Of all pods of which the runtime knows, or lately knew, something."""
+        return [record.runtime.status for record in self._records.values() if record.runtime is not None]
+
+    def observed_at(self, uid: str) -> float:
+        """The monotonic time at which the pod was last known to be as the record says."""
+        seen = self.observed(uid)
+        if seen is None:
+            return self._listed_at
+        return seen.at if seen.stale_since is not None else max(seen.at, self._listed_at)
+
+    def is_down(self, uid: str) -> bool:
+        """Whether nothing of the pod runs, as far as is known; False before the first listing."""
+        seen = self.observed(uid)
+        if seen is not None and seen.error is None and seen.stale_since is None:
+            return not (seen.status.running() or seen.status.ready_sandboxes())
+        return self._listed_at != NEVER and uid not in self._listed_up
+
+    def orphans(self) -> list[Orphan]:
+        """Pods that run something although they have no worker and are not waiting for admission."""
+        found = []
+        for record in self:
+            if record.worker is not None or record.runtime is None or record.uid in self.undecided:
+                continue
+            status = record.runtime.status
+            if status.ready_sandboxes() or status.running():
+                found.append(Orphan(uid=record.uid, name=status.name, namespace=status.namespace))
+        return found
 
 
 def is_mirror_of(mirror: Pod, pod: Pod) -> bool:

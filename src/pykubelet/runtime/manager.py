@@ -34,8 +34,8 @@ from pykubelet.model.problems import CreateFailed, KillCause, Problem, ResizeFai
 from pykubelet.model.reasons import CREATE_POD_SANDBOX_ERROR, NORMAL, WARNING
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.runtime.errors import ConfigProblem, StartError
 from pykubelet.runtime.plan import ContainerKill, ContainerReset, KillReason, PlanInputs, PodPlan, plan_pod
-from pykubelet.runtime.problems import ConfigProblem, StartError
 from pykubelet.runtime.resize import ResizeProblem
 from pykubelet.runtime.start import ContainerStarter, SandboxInUse, SpecBuilder
 from pykubelet.runtime.stop import Stopper, Stopping

@@ -1,31 +1,133 @@
-"""Decide what a pod needs from the runtime: which sandbox, what to kill, what to start.
+"""Decide what a pod needs from the runtime: which sandbox, what to kill, what to start, what to resize.
 
-`plan_pod` is pure: the same spec, runtime status and probe outcomes always give the same plan, and
-`manager.py` carries it out step by step. Init containers and sidecars are judged in `plan_init.py`.
-Does not cover back-off (a start may still be put off) nor how anything is killed or started.
+`plan_pod` is pure: the same spec, runtime status and probe outcomes always give the same plan, and `manager.py`
+carries it out step by step. Does not cover back-off (a start may still be put off) nor how anything is killed or
+started, nor whether a resize was admitted.
 """
 
 from __future__ import annotations
 
-from pykubelet.api.types import Container, Pod
-from pykubelet.model.container_keys import definition_changed
-from pykubelet.model.pod import effective_restart_policy, restarts_all_on_exit
-from pykubelet.model.progress import any_regular_created, judge_sandbox, should_start
-from pykubelet.model.results import ProbeKind
-from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
-from pykubelet.runtime.plan_init import plan_init_containers
-from pykubelet.runtime.plan_resize import restarts_to_resize
-from pykubelet.runtime.plan_values import (
-    ContainerKill,
-    ContainerReset,
-    ContainerResize,
-    Draft,
-    KillReason,
-    PlanInputs,
-    PodPlan,
-)
+import enum
+from collections.abc import Mapping
 
-__all__ = ["ContainerKill", "ContainerReset", "ContainerResize", "KillReason", "PlanInputs", "PodPlan", "plan_pod"]
+from msgspec import Struct, field
+
+from pykubelet.api.types import Container, EphemeralContainer, Pod, ResourceRequirements
+from pykubelet.model.container_keys import definition_changed
+from pykubelet.model.held_resources import differing, effective_resources
+from pykubelet.model.pod import effective_restart_policy, is_sidecar, restarts_all_on_exit
+from pykubelet.model.progress import any_regular_alive, any_regular_created, init_failed, judge_sandbox, should_start
+from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+
+
+class KillReason(enum.Enum):
+    """Why a single container is killed; liveness and startup have their own grace periods."""
+
+    LIVENESS = "LivenessProbe"
+    STARTUP = "StartupProbe"
+    CHANGED = "Changed"
+    UNKNOWN = "Unknown"
+    RESIZE = "Resize"
+
+
+class ContainerKill(Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    message: str
+    """Text of the Killing event."""
+    reason: KillReason
+
+
+class ContainerReset(Struct, frozen=True, kw_only=True):
+    """A container to remove, logs kept, because all containers of the pod start over."""
+
+    id: str
+    name: str
+    kill: bool
+    """Not ended yet: kill it without grace before removing it."""
+
+
+class ContainerResize(Struct, frozen=True, kw_only=True):
+    """A running container whose cpu or memory is to be changed."""
+
+    id: str
+    name: str
+    wanted: ResourceRequirements
+    actuated: ResourceRequirements
+    resources: tuple[str, ...]
+    """Which of memory and cpu change, memory first: the order in which they are applied."""
+    needs_restart: bool
+    """The container's resize policy asks for a restart; such a one is killed and started, not updated."""
+
+
+class PodPlan(Struct, frozen=True, kw_only=True):
+    """What to do, in the order of the fields."""
+
+    kill_pod: bool = False
+    """Kill every container and stop every sandbox first; without `create_sandbox` nothing follows."""
+    create_sandbox: bool = False
+    sandbox_id: str = ""
+    """The sandbox to use, or the one that is replaced; '' when there is none."""
+    attempt: int = 0
+    kill: tuple[ContainerKill, ...] = ()
+    reset: tuple[ContainerReset, ...] = ()
+    resize: tuple[ContainerResize, ...] = ()
+    """Running containers whose resources change; those that need a restart are also in kill and start."""
+    start_ephemeral: tuple[EphemeralContainer, ...] = ()
+    start_init: tuple[Container, ...] = ()
+    start_regular: tuple[Container, ...] = ()
+    stopped: tuple[str, ...] = ()
+    """Ids of regular containers that no longer run; what was reserved for them may be released."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing to do: the pod is as it should be."""
+        return not (
+            self.kill_pod
+            or self.create_sandbox
+            or self.kill
+            or self.reset
+            or self.resize
+            or self.start_ephemeral
+            or self.start_init
+            or self.start_regular
+        )
+
+
+class PlanInputs(Struct, frozen=True, kw_only=True):
+    pod: Pod
+    """With the allocated resources, where they differ from the wanted ones."""
+    runtime: PodRuntimeStatus
+    probes: ProbeResults
+    restart_all: bool = False
+    """The AllContainersRestarting condition is True."""
+    actuated: Mapping[str, ResourceRequirements] | None = None
+    """Resources last put into force, by container name; None = nothing is resized in place."""
+
+
+class Draft(Struct):
+    """A plan in the making, shared by the steps of one `plan_pod`."""
+
+    inputs: PlanInputs
+    kill_pod: bool = False
+    kill: list[ContainerKill] = field(default_factory=list)
+    resize: list[ContainerResize] = field(default_factory=list)
+    start_init: list[Container] = field(default_factory=list)
+    start_regular: list[Container] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+
+    def add_kill(self, status: ContainerStatus, message: str, reason: KillReason) -> None:
+        self.kill.append(ContainerKill(id=status.id, name=status.name, message=message, reason=reason))
+
+    def outcome(self, kind: ProbeKind, status: ContainerStatus) -> ProbeOutcome | None:
+        return self.inputs.probes.get(kind, status.id)
+
+    def failed(self, kind: ProbeKind, status: ContainerStatus) -> bool:
+        return self.outcome(kind, status) is ProbeOutcome.FAILURE
+
+
+# --- sandbox and regular containers ---------------------------------------------------------------
 
 
 def plan_pod(inputs: PlanInputs) -> PodPlan:
@@ -161,3 +263,139 @@ def _split_by_source(
             entry = ContainerReset(id=status.id, name=status.name, kill=not ended)
             (sources if asked else others).append(entry)
     return sources, others
+
+
+# --- init containers and sidecars -----------------------------------------------------------------
+# The walk goes from the last init container to the first: finished ones may have been removed from the runtime, so the
+# last one that left a trace says how far initialisation has come. The table is in docs/states.md; every row has a test.
+
+
+def plan_init_containers(draft: Draft) -> bool:
+    """Add what init containers and sidecars need to the draft; True when the pod is initialised."""
+    pod, runtime = draft.inputs.pod, draft.inputs.runtime
+    containers = pod.spec.init_containers
+    if not containers:
+        return True
+    initialised = any_regular_alive(pod, runtime)
+    # True from the first container with a trace on: everything before it had its turn already.
+    passed = initialised
+    for index in range(len(containers) - 1, -1, -1):
+        container = containers[index]
+        status = runtime.container(container.name or "")
+        if status is None:
+            if passed and is_sidecar(container):
+                draft.start_init.append(container)
+            continue
+        if passed and not is_sidecar(container):
+            continue
+        judge = _judge_sidecar if is_sidecar(container) else _judge_regular
+        finished = judge(draft, container, status)
+        if draft.kill_pod:
+            draft.start_init.clear()
+            return False
+        if finished and index == len(containers) - 1:
+            initialised = True
+        elif finished and not passed:
+            draft.start_init.append(containers[index + 1])
+        passed = True
+    if not passed:
+        draft.start_init.append(containers[0])
+    # Collected backwards; they start in the order of the spec.
+    order = {container.name: index for index, container in enumerate(containers)}
+    draft.start_init.sort(key=lambda container: order[container.name])
+    return initialised
+
+
+def _judge_regular(draft: Draft, container: Container, status: ContainerStatus) -> bool:
+    """One init container that runs to its end; True when it did so successfully."""
+    if status.state is ContainerState.RUNNING:
+        restarts_to_resize(draft, container, status)
+        return False
+    if status.state is ContainerState.CREATED:
+        # Creating and starting are one step of ours, so its start must have failed.
+        draft.start_init.append(container)
+        return False
+    if not init_failed(status):
+        return True
+    pod = draft.inputs.pod
+    if status.state is ContainerState.UNKNOWN:
+        # No exit code, so no restart rule applies; only the policies count.
+        again = effective_restart_policy(pod, container) != "Never"
+    else:
+        again = should_start(pod, container, draft.inputs.runtime)
+    if not again:
+        draft.kill_pod = True
+        return False
+    if status.state is ContainerState.UNKNOWN:
+        _kill_unknown(draft, status)
+    draft.start_init.append(container)
+    return False
+
+
+def _judge_sidecar(draft: Draft, container: Container, status: ContainerStatus) -> bool:
+    """One sidecar; True when it has started, so that the container after it may."""
+    if status.state is not ContainerState.RUNNING:
+        if status.state is ContainerState.UNKNOWN:
+            _kill_unknown(draft, status)
+        draft.start_init.append(container)
+        return False
+    if container.startup_probe is not None:
+        outcome = draft.outcome(ProbeKind.STARTUP, status)
+        if outcome is ProbeOutcome.FAILURE:
+            _replace(draft, container, status, "failed startup probe", KillReason.STARTUP)
+        if outcome is not ProbeOutcome.SUCCESS:
+            return False
+    if definition_changed(container, status):
+        _replace(draft, container, status, "definition changed", KillReason.CHANGED)
+    elif container.liveness_probe is not None and draft.failed(ProbeKind.LIVENESS, status):
+        _replace(draft, container, status, "failed liveness probe", KillReason.LIVENESS)
+    elif restarts_to_resize(draft, container, status):
+        draft.start_init.append(container)
+    return True
+
+
+def _replace(draft: Draft, container: Container, status: ContainerStatus, why: str, reason: KillReason) -> None:
+    draft.add_kill(status, f"Init container {container.name} {why}", reason)
+    draft.start_init.append(container)
+
+
+def _kill_unknown(draft: Draft, status: ContainerStatus) -> None:
+    message = 'Init container is in "unknown" state, try killing it before restart'
+    draft.add_kill(status, message, KillReason.UNKNOWN)
+
+
+# --- resizes --------------------------------------------------------------------------------------
+
+
+def restarts_to_resize(draft: Draft, container: Container, status: ContainerStatus) -> bool:
+    """Note a wanted resize in the draft. True, with a kill noted, when it takes a restart."""
+    resize = judge_resize(container, status, draft)
+    if resize is None:
+        return False
+    draft.resize.append(resize)
+    if resize.needs_restart:
+        draft.add_kill(status, f"Container {container.name} resize requires restart", KillReason.RESIZE)
+    return resize.needs_restart
+
+
+def judge_resize(container: Container, status: ContainerStatus, draft: Draft) -> ContainerResize | None:
+    """The change a running container needs, if any."""
+    if draft.inputs.actuated is None or status.state is not ContainerState.RUNNING:
+        return None
+    actuated = draft.inputs.actuated.get(container.name or "")
+    if actuated is None:
+        # No record of what was put into force: a guess could restart a healthy container.
+        return None
+    wanted = effective_resources(draft.inputs.pod.spec.resources, container)
+    changed = differing(wanted, actuated)
+    if not changed:
+        return None
+    policies = {policy.resource_name: policy.restart_policy for policy in container.resize_policy}
+    return ContainerResize(
+        id=status.id,
+        name=status.name,
+        wanted=wanted,
+        actuated=actuated,
+        resources=changed,
+        needs_restart=any(policies.get(name) == "RestartContainer" for name in changed),
+    )

@@ -2,7 +2,7 @@
 
 Memory first, then cpu. For each: what grows, grows for the pod before its containers; what shrinks, shrinks for the
 pod after them, so that no container is ever promised more than its pod has. The record says at every moment how far
-it got; a failure leaves the rest to the next try. Whether a resize is wanted at all is decided in `plan_resize.py`.
+it got; a failure leaves the rest to the next try. Whether a resize is wanted at all is decided in `plan.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pykubelet.model.held_resources import (
     effective_resources,
 )
 from pykubelet.model.pod import AnyContainer, find_container, uid_of
-from pykubelet.runtime.plan_values import ContainerResize, PodPlan
+from pykubelet.runtime.plan import ContainerResize, PodPlan
 from pykubelet.runtime.spec.resources import container_resources, overhead_resources
 from pykubelet.wire import cri_pb2
 

@@ -36,9 +36,9 @@ from pykubelet.model.reasons import (
 )
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.runtime.backoff import CrashBackoff
+from pykubelet.runtime.errors import ConfigProblem, StartError
 from pykubelet.runtime.hooks import HookError
 from pykubelet.runtime.image_volumes import ImageVolumes
-from pykubelet.runtime.problems import ConfigProblem, StartError
 from pykubelet.runtime.stop import Stopper, Stopping
 from pykubelet.wire import cri_pb2
 

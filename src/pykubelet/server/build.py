@@ -26,8 +26,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Services
 from pykubelet.model.assigned import Assigned
 from pykubelet.model.pod import AnyContainer
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.relist import Pleg
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.runtime.stop import Stopper
@@ -68,7 +67,6 @@ class Served(Struct, frozen=True, kw_only=True):
 
     table: PodTable
     statuses: StatusManager
-    cache: PodStatusCache
     pleg: Pleg
     runtime_state: RuntimeState
     probes: ProbeManager
@@ -150,7 +148,7 @@ def _handlers(ctx: Context, edges: Edges, served: Served) -> Handlers:
             pods=table,
             status=served.statuses.get,
             runtime=edges.cri,
-            runtime_status=served.cache.last_known,
+            runtime_status=served.table.runtime_status,
             clock=clock,
             split_streams=settings.gates.enabled("PodLogsQuerySplitStreams"),
         ),

@@ -31,7 +31,7 @@ from pykubelet.model.pod import (
 from pykubelet.model.problems import KillCause
 from pykubelet.model.runtime_status import ContainerStatus
 from pykubelet.node.shutdown import ShutdownManager, Turn, two_turns
-from pykubelet.pleg.relist import Pleg
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.runtime.stop import StopOrder, Stopper, Stopping
 from pykubelet.server.pods import pod_list
 from pykubelet.server.requests import PROXY, Refused, Reply, Request, Response, Route
@@ -69,7 +69,7 @@ class InPlaceRestart:
             raise CannotRestart(404, f"pod {readable(pod)} has no container {container}")
         if self._is_ending(uid_of(pod)):
             raise CannotRestart(409, f"pod {readable(pod)} is ending")
-        seen = await self._pleg.refresh(uid_of(pod), asked=False)
+        seen = await self._pleg.inspect(uid_of(pod), requested=False)
         chosen = [one for run in seen.running() if (one := _stopping(pod, run, container)) is not None]
         if not chosen:
             what = f"container {container} of pod {readable(pod)} does not run"

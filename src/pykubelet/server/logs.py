@@ -22,8 +22,7 @@ from pykubelet.model.pod import find_container, name_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import open_log
-from pykubelet.runtime.logs_read import GATHER, ReadOptions, read_logs
-from pykubelet.runtime.logs_wake import FolderWaker, waking
+from pykubelet.runtime.logs_read import GATHER, FolderWaker, ReadOptions, read_logs, waking
 from pykubelet.server.requests import Refused, Reply, Request, Stream
 
 STREAMS = {"All": None, "Stdout": "stdout", "Stderr": "stderr"}

@@ -9,7 +9,6 @@ from pykubelet.context import Context
 from pykubelet.edges import Edges, GuardEdges
 from pykubelet.kit.tasks import Services
 from pykubelet.model.pod_resources import limits_disk
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
@@ -31,7 +30,6 @@ def build(
     *,
     spec: NodeSpec,
     table: PodTable,
-    statuses: PodStatusCache,
     volumes: VolumeManager,
 ) -> Stats:
     config = ctx.settings.config
@@ -45,7 +43,6 @@ def build(
         guard,
         cri=edges.cri,
         table=table,
-        statuses=statuses,
         paths=edges.paths,
         clock=ctx.clock,
         settings=StatsSettings(

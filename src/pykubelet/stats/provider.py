@@ -30,7 +30,6 @@ from pykubelet.model.figures import (
     ProcessFigures,
     TaskFigures,
 )
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskReader, Run, StatPaths, read_host
 from pykubelet.stats.snapshot import (
@@ -85,7 +84,6 @@ class StatsProvider:
         *,
         cri: CriClient,
         table: PodTable,
-        statuses: PodStatusCache,
         paths: StatPaths,
         clock: Clock,
         settings: StatsSettings,
@@ -95,7 +93,6 @@ class StatsProvider:
         self._cgroups = guard.cgroups
         self._host = host
         self._table = table
-        self._statuses = statuses
         self._clock = clock
         self._settings = settings
         self._run = run
@@ -140,9 +137,9 @@ class StatsProvider:
         started = self._clock.monotonic()
         settings = self._settings
         groups = pod_groups(self._table.pods(), settings.cgroups)
-        inventory = take_inventory(self._statuses, groups, self._sandbox_images)
+        inventory = take_inventory(self._table, groups, self._sandbox_images)
         if full and await self._learn_images(inventory):
-            inventory = take_inventory(self._statuses, groups, self._sandbox_images)
+            inventory = take_inventory(self._table, groups, self._sandbox_images)
         if (full or self._homeless) and self._is_due("disks", settings.disks_every):
             try:
                 self._disk = await self._read_disk(inventory)
@@ -192,11 +189,11 @@ class StatsProvider:
     def idle(self) -> list[str]:
         """Pods of this node of which no container runs: they are in no look, and use no memory."""
         uids = [pod.metadata.uid or "" for pod in self._table.pods()]
-        return [uid for uid in uids if not self._statuses.last_known(uid).running()]
+        return [uid for uid in uids if not self._table.runtime_status(uid).running()]
 
     async def disks(self, uids: Collection[str] | None) -> DiskFigures:
         """Disk figures of some pods, or of all, read now and without the cost of a whole look. Raises CriError."""
-        every = take_inventory(self._statuses, pod_groups(self._table.pods(), self._settings.cgroups))
+        every = take_inventory(self._table, pod_groups(self._table.pods(), self._settings.cgroups))
         return await self._read_disk([pod for pod in every if uids is None or pod.uid in uids], uids)
 
     async def _read_disk(self, inventory: Sequence[PodItem], uids: Collection[str] | None = None) -> DiskFigures:

@@ -29,7 +29,7 @@ from pykubelet.model.figures import (
 )
 from pykubelet.model.pod import QosClass
 from pykubelet.model.runtime_status import NamespaceMode, PodRuntimeStatus
-from pykubelet.pleg.cache import PodStatusCache
+from pykubelet.pods.table import PodTable
 
 NO_IMAGES: Mapping[str, str] = MappingProxyType({})
 
@@ -79,14 +79,14 @@ class CgroupNames(Struct, frozen=True, kw_only=True):
 
 
 def take_inventory(
-    statuses: PodStatusCache, groups: dict[str, str | None], images: Mapping[str, str] = NO_IMAGES
+    table: PodTable, groups: dict[str, str | None], images: Mapping[str, str] = NO_IMAGES
 ) -> tuple[PodItem, ...]:
     """`groups` is uid to cgroup of every pod this node wants; others are on their way out and not reported. `images`
     is sandbox to image."""
     found = []
-    for uid in statuses.uids():
-        if uid in groups:
-            item = pod_item(statuses.last_known(uid), groups[uid], images)
+    for status in table.runtime_statuses():
+        if status.uid in groups:
+            item = pod_item(status, groups[status.uid], images)
             if item is not None:
                 found.append(item)
     return tuple(found)

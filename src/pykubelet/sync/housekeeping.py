@@ -17,7 +17,7 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import PodUID, deletion_requested, is_static, uid_of
-from pykubelet.pods.record import Orphan, WorkerState
+from pykubelet.pods.record import WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.sync.worker import PodWorkers, UpdateKind
 
@@ -31,12 +31,6 @@ SETTLE = 0.1
 
 class Ready(Protocol):
     def all_ready(self) -> bool: ...
-
-
-class RuntimePods(Protocol):
-    def running_pods(self) -> Sequence[Orphan]:
-        """Pods of which the runtime runs a container or holds a sandbox ready, whoever made them."""
-        ...
 
 
 class PodHolder(Protocol):
@@ -54,7 +48,6 @@ class Housekeeping:
         sources: Ready,
         table: PodTable,
         workers: PodWorkers,
-        runtime: RuntimePods,
         folders: PodFolders,
         holders: Sequence[PodHolder],
         chores: Sequence[Callable[[], Awaitable[None]]] = (),
@@ -65,7 +58,6 @@ class Housekeeping:
         self._sources = sources
         self._table = table
         self._workers = workers
-        self._runtime = runtime
         self._folders = folders
         self._holders = holders
         self._chores = chores
@@ -132,15 +124,13 @@ class Housekeeping:
                 self._workers.update(UpdateKind.CREATE, pod)
 
     def _kill_orphans(self) -> None:
-        known = self._table.uids_in_use()
-        for orphan in self._runtime.running_pods():
-            if orphan.uid not in known:
-                logger.info(
-                    "pod runs although no source wants it, stopping it",
-                    extra={"pod": f"{orphan.namespace}/{orphan.name}", "uid": orphan.uid},
-                )
-                self._measure.orphaned.inc()
-                self._workers.kill_orphan(orphan)
+        for orphan in self._table.orphans():
+            logger.info(
+                "pod runs although no source wants it, stopping it",
+                extra={"pod": f"{orphan.namespace}/{orphan.name}", "uid": orphan.uid},
+            )
+            self._measure.orphaned.inc()
+            self._workers.kill_orphan(orphan)
 
     def _remove_folders(self, known: set[PodUID]) -> None:
         tried = failed = 0

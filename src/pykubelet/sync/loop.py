@@ -36,18 +36,11 @@ from pykubelet.model.pod import (
 )
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.results import ProbeKind, ProbeOutcome
-from pykubelet.pleg.diff import (
-    ContainerChanged,
-    ContainerDied,
-    ContainerRemoved,
-    ContainerStarted,
-    PodSync,
-    RuntimeEvent,
-)
 from pykubelet.pods.admission import Rejection, Verdict
 from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
 from pykubelet.pods.record import Room
 from pykubelet.pods.table import PodTable
+from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered
 from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
@@ -62,10 +55,6 @@ class ProbeChanged(Struct, frozen=True, kw_only=True):
     outcome: ProbeOutcome
 
 
-class RuntimeBack(Struct, frozen=True, kw_only=True):
-    """The runtime answers again after having been away."""
-
-
 class _Broken(Struct):
     """A change of a pod that could not be handled, to be tried again."""
 
@@ -73,9 +62,6 @@ class _Broken(Struct):
     pod: Pod
     due: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(initial=1.0, maximum=300.0))
-
-
-LoopEvent = PodsChanged | RuntimeEvent | ProbeChanged | RuntimeBack
 
 
 ROOM_MAY_BE_FREE = {Operation.ADD: "pods_added", Operation.REMOVE: "pods_removed"}
@@ -198,43 +184,34 @@ class SyncLoop:
         except TimeoutError:
             return []
 
-    def handle(self, event: LoopEvent) -> None:
-        """One event. Never waits. An unexpected error is that of the pod it is about."""
-        match event:
-            case PodsChanged():
-                self._pods_changed(event)
-                self._changes.mark_ready(event.source)
-                if event.op in ROOM_MAY_BE_FREE:
-                    self._resizes.retry(ROOM_MAY_BE_FREE[event.op])
-                self._tidy()
-            case RuntimeBack():
-                self._workers.sync_all()
-            case _:
-                try:
-                    self._pod_event(event)
-                except Exception as error:
-                    self._tell_broken(event.pod_uid, type(event).__name__, error)
-                    self._workers.sync_now(event.pod_uid)  # whatever it was: look at the pod
+    def handle(self, change: PodsChanged) -> None:
+        """Apply what one source changed. Never waits."""
+        self._pods_changed(change)
+        self._changes.mark_ready(change.source)
+        if change.op in ROOM_MAY_BE_FREE:
+            self._resizes.retry(ROOM_MAY_BE_FREE[change.op])
+        self._tidy()
 
-    def _pod_event(self, event: RuntimeEvent | ProbeChanged) -> None:
-        match event:
-            case ContainerDied(pod_uid=uid, name=name, sandbox=sandbox, asked=asked):
-                if not sandbox:
-                    self._recorder.note(uid, Step.EXIT, name)
-                    self._dead.prune_soon(uid, name)
-                if not asked:
-                    self._workers.sync_now(uid)
-            case ContainerStarted(pod_uid=uid, asked=asked):
-                if not asked:
-                    self._workers.sync_now(uid)
-            case ContainerRemoved() | ContainerChanged():
-                pass
-            case PodSync(pod_uid=uid):
-                self._workers.sync_now(uid)
-            case ProbeChanged():
-                self._probe_changed(event)
-            case _:
-                assert_never(event)
+    # --- the runtime ----------------------------------------------------------------------------
+
+    def container_died(self, died: ContainerDied) -> None:
+        """Wake the worker, which decides about a restart, and have dead containers of that name pruned."""
+        try:
+            if not died.sandbox:
+                self._recorder.note(died.uid, Step.EXIT, died.name)
+                self._dead.prune_soon(died.uid, died.name)
+        except Exception as error:  # this pod's trouble, never the node's: its worker runs all the same
+            self._tell_broken(died.uid, type(died).__name__, error)
+            self._workers.sync_now(died.uid)
+        if not died.requested:
+            self._workers.sync_now(died.uid)
+
+    def container_started(self, started: ContainerStarted) -> None:
+        if not started.requested:
+            self._workers.sync_now(started.uid)
+
+    def inspection_recovered(self, recovered: InspectionRecovered) -> None:
+        self._workers.sync_now(recovered.uid)
 
     # --- pods -----------------------------------------------------------------------------------
 
@@ -442,7 +419,11 @@ class SyncLoop:
 
     def probe_result(self, kind: ProbeKind, container_id: str, uid: str, outcome: ProbeOutcome) -> None:
         """For ProbeResults.listen."""
-        self.handle(ProbeChanged(kind=kind, container_id=container_id, pod_uid=uid, outcome=outcome))
+        try:
+            self._probe_changed(ProbeChanged(kind=kind, container_id=container_id, pod_uid=uid, outcome=outcome))
+        except Exception as error:
+            self._tell_broken(uid, ProbeChanged.__name__, error)
+            self._workers.sync_now(uid)
 
     def _probe_changed(self, event: ProbeChanged) -> None:
         pod = self._table.pod(event.pod_uid)

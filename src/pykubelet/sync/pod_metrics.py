@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter as Counting
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
@@ -17,9 +16,9 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.model.pod import ContainerKind, find_container, is_static, uses_host_network
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
-from pykubelet.pleg.diff import ContainerDied
 from pykubelet.pods.record import Orphan, PodWorker, StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.signals import ContainerDied
 from pykubelet.sync.steps import PodSteps, SyncResult
 
 _EARLY = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0)
@@ -38,24 +37,17 @@ IMAGE_VOLUME_MOUNT_FAILED = "ImageVolumeMountFailed"
 START_ERRORS = {Step.CREATE: "CreateContainerError", Step.START: "RunContainerError"}
 
 
-class SeenPods(Protocol):
-    def uids(self) -> Sequence[str]: ...
-
-    def last_known(self, uid: str) -> PodRuntimeStatus: ...
-
-
 class PodMetrics:
     def __init__(
         self,
         *,
         table: PodTable,
-        seen: SeenPods,
         recorder: LifeRecorder,
         clock: Clock,
         metrics: Registry,
         node_name: str,
     ) -> None:
-        self._table, self._seen, self._recorder = table, seen, recorder
+        self._table, self._recorder = table, recorder
         self._clock = clock
         metrics.gauge("kubelet_node_name", "The node's name; always 1.", ("node",)).set(1, node_name)
         self._make_gauges(metrics)
@@ -145,7 +137,7 @@ class PodMetrics:
         self._mirrors.set(len(self._table.mirrors()))
         self._working.replace({key: float(n) for key, n in Counting(map(self._work_of, workers)).items()})
         self._ephemeral.set(sum(len(pod.spec.ephemeral_containers) for pod in desired))
-        seen = [self._seen.last_known(uid) for uid in self._seen.uids()]
+        seen = self._table.runtime_statuses()
         self._running_pods.set(sum(bool(status.ready_sandboxes()) for status in seen))
         found = Counting(each.state for status in seen for each in status.containers)
         self._containers.replace({(state.name.lower(),): float(found[state]) for state in ContainerState})
@@ -158,14 +150,13 @@ class PodMetrics:
 
     # --- heard ----------------------------------------------------------------------------------
 
-    def ended(self, event: object) -> None:
-        """The runtime's news; only ends of containers count."""
-        if not isinstance(event, ContainerDied) or event.sandbox:
+    def container_died(self, died: ContainerDied) -> None:
+        if died.sandbox:
             return
-        status = self._seen.last_known(event.pod_uid)
-        container = next((each for each in status.containers if each.id == event.container_id), None)
+        status = self._table.runtime_status(died.uid)
+        container = next((each for each in status.containers if each.id == died.container_id), None)
         if container is not None:
-            kind = self._kind(event.pod_uid, event.name)
+            kind = self._kind(died.uid, died.name)
             self._ended.inc(kind, str(container.exit_code), container.reason)
 
     def _stepped(self, uid: str, entry: LifeEntry) -> None:

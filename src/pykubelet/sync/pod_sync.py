@@ -1,7 +1,7 @@
 """The three steps of a pod's life: sync, terminating, terminated. Each may be repeated after any failure.
 
 The steps only order what the managers do; the decisions are in the plan, the status and the phases. Every
-change this agent makes in the runtime is looked at right after it was made (`PodLook.refresh`), so nobody
+change this agent makes in the runtime is looked at right after it was made (`Pleg.inspect`), so nobody
 waits for a relist to learn what we did ourselves.
 """
 
@@ -48,7 +48,7 @@ class PodRuntime(Protocol):
 
 
 class PodLook(Protocol):
-    async def refresh(self, uid: str) -> PodRuntimeStatus:
+    async def inspect(self, uid: str) -> PodRuntimeStatus:
         """Ask the runtime about one pod now and renew the cache."""
         ...
 
@@ -218,7 +218,7 @@ class PodSync:
                 self._resizes.failed(pod, problem.message)
         fresh = seen
         if outcome.acted:
-            fresh = await self._look.refresh(uid_of(pod))
+            fresh = await self._look.inspect(uid_of(pod))
             self._resizes.review(pod, fresh)
             status = self._maker.make(pod, fresh, terminal=False)
             self._statuses.set_status(pod, status)
@@ -237,7 +237,7 @@ class PodSync:
         """Tell how far a pod is whose start takes long: an image is pulled, a hook runs. Cancelled when it is quick."""
         await self._clock.sleep(RENEW_AFTER)
         try:
-            fresh = await self._look.refresh(uid_of(pod))
+            fresh = await self._look.inspect(uid_of(pod))
         except PykubeletError as error:
             logger.info("status not renewed while a pod starts", extra={"pod": readable(pod), "problem": str(error)})
             return
@@ -249,7 +249,7 @@ class PodSync:
             return seen
         logger.warning("pod runs without its cgroup; it is stopped and started again", extra={"pod": readable(pod)})
         await self._runtime.kill_pod(pod, seen, None)
-        return await self._look.refresh(uid_of(pod))
+        return await self._look.inspect(uid_of(pod))
 
     async def _prepare(self, pod: Pod, seen: PodRuntimeStatus) -> None:
         """What must be there before anything of the pod runs."""
@@ -295,7 +295,7 @@ class PodSync:
         self._probes.stop_for_termination(pod)
         await self._kill(pod, seen, grace)
         self._probes.remove_pod(uid)
-        fresh = await self._look.refresh(uid)
+        fresh = await self._look.inspect(uid)
         if left := fresh.running():
             raise PykubeletError(f"containers still run after the kill: {', '.join(c.name for c in left)}")
         await self._claims.unprepare(uid)
@@ -303,11 +303,11 @@ class PodSync:
 
     async def terminating_orphan(self, orphan: Orphan) -> None:
         """Stop a pod of which only the runtime knows anything, quickly: nobody waits for it to be polite."""
-        seen = await self._look.refresh(orphan.uid)
+        seen = await self._look.inspect(orphan.uid)
         pod = Pod()
         pod.metadata.uid, pod.metadata.name, pod.metadata.namespace = orphan.uid, orphan.name, orphan.namespace
         await self._kill(pod, seen, 1)
-        if (await self._look.refresh(orphan.uid)).running():
+        if (await self._look.inspect(orphan.uid)).running():
             raise PykubeletError(f"containers of orphaned pod {orphan.namespace}/{orphan.name} still run")
 
     async def _kill(self, pod: Pod, seen: PodRuntimeStatus, grace: int) -> None:

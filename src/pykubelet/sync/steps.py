@@ -1,4 +1,4 @@
-"""What a pod's worker does in each phase, how a step may end, and where the worker learns what runs.
+"""What a pod's worker does in each state, and how a step may end.
 
 Carried out in `pod_sync.py`, called by `worker.py`.
 """
@@ -47,18 +47,4 @@ class PodSteps(Protocol):
 
     async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
         """Give back what the pod held."""
-        ...
-
-
-class StatusSource(Protocol):
-    async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
-        """The pod's runtime status as of a moment after `than` (monotonic)."""
-        ...
-
-    def is_down(self, uid: str) -> bool:
-        """Whether nothing of the pod runs, as far as anybody looked."""
-        ...
-
-    async def listed(self) -> None:
-        """Until somebody looked at the whole runtime."""
         ...

@@ -36,9 +36,10 @@ from pykubelet.model.pod import (
 from pykubelet.model.problems import ResizeFailed
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.record import Orphan, PodWorker, Room, WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.sync.steps import NetworkNotReady, PodSteps, StatusSource, SyncResult
+from pykubelet.sync.steps import NetworkNotReady, PodSteps, SyncResult
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class PodWorkers:
         *,
         table: PodTable,
         steps: PodSteps,
-        statuses: StatusSource,
+        pleg: Pleg,
         events: EventSink,
         recorder: LifeRecorder,
         clock: Clock,
@@ -101,7 +102,7 @@ class PodWorkers:
     ) -> None:
         self._table = table
         self._steps = steps
-        self._statuses = statuses
+        self._pleg = pleg
         self._events = events
         self._recorder = recorder
         self._clock = clock
@@ -121,7 +122,7 @@ class PodWorkers:
 
     async def wait_listed(self) -> None:
         """Until it is known what runs; before that it is unknown which pods have ended."""
-        await self._statuses.listed()
+        await self._pleg.wait_listed()
 
     # --- entrance -------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class PodWorkers:
     def _admit(self, pod: Pod, kind: UpdateKind) -> PodWorker:
         worker = PodWorker(uid_of(pod), full_name(pod), pod)
         ended = is_terminal_phase(pod.status.phase) and not is_static(pod) and kind is not UpdateKind.KILL
-        if ended and self._statuses.is_down(worker.uid):
+        if ended and self._table.is_down(worker.uid):
             # It ended in an earlier life of this agent: only release what it may still hold.
             worker.started = True
             worker.deleted = deletion_requested(pod)
@@ -396,7 +397,7 @@ class PodWorkers:
 
     async def _fresh(self, pod: Pod, than: float) -> PodRuntimeStatus:
         try:
-            return await self._statuses.fresh(uid_of(pod), than)
+            return await self._pleg.status_newer_than(uid_of(pod), than)
         except RuntimeDown:
             raise  # every pod waits, none is to blame
         except PykubeletError as error:

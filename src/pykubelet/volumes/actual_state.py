@@ -12,13 +12,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from pykubelet.api.types import Pod
+from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
 from pykubelet.model.problems import VolumeFailed
 from pykubelet.volumes.desired_state import ObjectKey, Use
 from pykubelet.volumes.spec import VolumeSpec
 
+FIRST_RETRY, LAST_RETRY = 0.5, 122.0
+"""Seconds, doubled with each failure; upstream's."""
 NO_OBJECTS: frozenset[ObjectKey] = frozenset()
 
 
@@ -53,19 +57,21 @@ class VolumeEntry:
     stale: bool = False
     """Content changed at its source: set up again although mounted."""
     refreshed_at: float = 0.0
-    failures: int = 0
-    problem: str = ""
-    missing: str = ""
-    """The object for which it waits and that does not exist."""
+    failure: VolumeFailed | None = None
+    """How the last operation failed."""
+    waiting_for: str = ""
+    """What the operation under way waits for."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY, LAST_RETRY))
     next_try: float = 0.0
     begun_at: float | None = None
-    """When the operation under way began; None when none is."""
-    driven: bool = False
-    wake: Signal = field(default_factory=Signal)
+    """When the operation under way began; None when there is none."""
     scope: asyncio.Timeout | None = None
-    """Around the part of an operation that may be cut short when the pod goes."""
+    """Around the part of an operation that may be interrupted when the pod goes."""
     stuck: asyncio.Future[None] | None = None
-    """Blocking work that outlived its deadline; nothing else is begun before it returns."""
+    """A blocking call that did not return in time; the next operation waits for it."""
+
+    def __str__(self) -> str:
+        return f"{self.uid}/{self.name}"
 
     @property
     def wanted(self) -> bool:
@@ -83,33 +89,50 @@ class VolumeEntry:
             return Step.REFRESH if self.stale else None
         return Step.UNMOUNT if self.state is not State.ABSENT else None
 
-    def wait_for(self, whom: str) -> None:
-        """Whom the operation under way waits for; shown until it ends."""
-        self.problem, self.missing = whom, ""
+    @property
+    def problem(self) -> str:
+        return self.waiting_for or (self.failure.text if self.failure is not None else "")
 
-    def retry_now(self) -> None:
-        """Something changed for the better: forget the wait."""
-        self.failures = 0
+    @property
+    def failures(self) -> int:
+        return self.backoff.failures
+
+    def wait_for(self, what: str) -> None:
+        """Show until the operation under way ends what it waits for."""
+        self.waiting_for = what
+
+    def failed(self, problem: VolumeFailed, now: float) -> float:
+        """Returns the seconds until the next try."""
+        delay = self.backoff.next()
+        self.failure, self.waiting_for, self.next_try = problem, "", now + delay
+        return delay
+
+    def succeeded(self, state: State, now: float) -> None:
+        self.state, self.refreshed_at = state, now
+        self.failure, self.waiting_for = None, ""
+        self.reset_backoff()
+
+    def reset_backoff(self) -> None:
+        """Something changed that may help: the next try is due now."""
+        self.backoff.reset()
         self.next_try = 0.0
-        self.wake.set()
 
     def drop(self) -> None:
-        """Nobody wants it any more; an operation waiting for the API server is cut short."""
+        """Remove the volume from the desired state; an operation that waits for the API server is interrupted."""
         self.pod = None
         self.stale = False
-        self.problem, self.missing = "", ""
-        self.retry_now()
+        self.failure, self.waiting_for = None, ""
+        self.reset_backoff()
         if self.scope is not None:
             self.scope.reschedule(0)
 
 
 def failure_of(entry: VolumeEntry, clock: Clock) -> VolumeFailed:
-    """Why the volume is not as wanted, with times of the wall clock."""
+    """Why the volume is not as desired, with times of the wall clock."""
+    known = entry.failure if entry.failure is not None and not entry.waiting_for else None
     since_boot = clock.now() - clock.monotonic()
-    return VolumeFailed(
-        volume=entry.name,
-        text=entry.problem,
-        missing=entry.missing,
+    return replace(
+        known or VolumeFailed(volume=entry.name, text=entry.waiting_for),
         attempts=entry.failures,
         since=None if entry.begun_at is None else since_boot + entry.begun_at,
         retry_at=None if entry.begun_at is not None else since_boot + entry.next_try,

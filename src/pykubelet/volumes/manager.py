@@ -102,7 +102,8 @@ class VolumeManager:
                 while True:
                     await self._due.wait(at_most=SAFETY_PERIOD)
                     for entry in list(self._table.entries()):
-                        if entry.next_step() is not None and not entry.driven and self._may_begin(entry):
+                        active = self._reconciler.is_active(entry)
+                        if entry.next_step() is not None and not active and self._may_begin(entry):
                             self._reconciler.begin(entry)
             finally:
                 self._ready.clear()
@@ -117,11 +118,11 @@ class VolumeManager:
 
     def _look(self) -> list[tuple[Found, VolumeSpec]]:
         for plugin in self._plugins.values():
-            plugin.remember()
+            plugin.reconstruct()
         volumes = scan(self._paths, self._mounts.table())
         for name in {found.plugin for found in volumes} - set(self._plugins):
             self._plugins[name] = Leftover(name, mounts=self._mounts, paths=self._paths)
-        return [(found, self._plugins[found.plugin].recall(found.uid, found.spec())) for found in volumes]
+        return [(found, self._plugins[found.plugin].reconstruct_spec(found.uid, found.spec())) for found in volumes]
 
     def _may_begin(self, entry: VolumeEntry) -> bool:
         """A volume found after a restart is left alone until its pod, or that there is none, is known."""
@@ -177,26 +178,23 @@ class VolumeManager:
             entry = record.entries.get(name)
             if entry is None:
                 entry = record.entries[name] = VolumeEntry(uid=uid, name=name)
-                self._adopt(record, entry, pod, use)
+                self._adopt(entry, pod, use)
             elif not entry.wanted:
-                entry.retry_now()  # a wait for another try at taking it away is over
+                entry.reset_backoff()  # of the next try to tear it down
             self._note_pod(entry, pod, use)
             if entry.next_step() is not None:
                 self._reconciler.begin(entry)
         return record
 
-    def _adopt(self, record: PodVolumes, entry: VolumeEntry, pod: Pod, use: Use) -> None:
-        """Take over what an earlier run left of this very volume. Claims are taken over once resolved."""
+    def _adopt(self, entry: VolumeEntry, pod: Pod, use: Use) -> None:
+        """Take over what an earlier run left of this volume. Claims are taken over once resolved."""
         if is_claimed(use.volume):
             return
         try:
             spec = spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
         except VolumeProblem:
-            return  # said, with back-off, by the reconciler
-        found = record.entries.get(found_name(spec.plugin, spec.folder))
-        if found is not None and not found.driven:
-            self._table.remove(found)
-            entry.state = State.UNCERTAIN
+            return  # reported, with back-off, by the reconciler
+        self._reconciler.adopt(entry, spec)
 
     def _note_pod(self, entry: VolumeEntry, pod: Pod, use: Use) -> None:
         if entry.state is State.MOUNTED and self._is_live(entry):
@@ -207,15 +205,15 @@ class VolumeManager:
             self._table.hang_on(entry, objects_of(pod, use.volume))
 
     def _is_live(self, entry: VolumeEntry) -> bool:
-        return entry.spec is not None and self._plugins[entry.spec.plugin].live
+        return entry.spec is not None and self._plugins[entry.spec.plugin].requires_remount
 
     def _unwant(self, record: PodVolumes) -> None:
         for entry in list(record.entries.values()):
             if entry.wanted:
                 entry.drop()
-            if entry.next_step() is not None:
+            if entry.next_step() is not None or self._reconciler.is_active(entry):
                 self._reconciler.begin(entry)
-            elif not entry.driven:
+            else:
                 self._table.remove(entry)
 
     def _settled(self, entry: VolumeEntry) -> None:
@@ -238,9 +236,16 @@ class VolumeManager:
             return
         for entry in self._table.hanging_on(ObjectKey("persistentvolume", "", gone.spec.persistent)):
             if entry is not gone and entry.state is not State.MOUNTED:
-                entry.retry_now()
+                entry.reset_backoff()
+                if self._reconciler.is_active(entry):
+                    self._reconciler.begin(entry)
 
-    # --- news -----------------------------------------------------------------------------------
+    def _retry(self, entry: VolumeEntry) -> None:
+        entry.reset_backoff()
+        if entry.next_step() is not None:
+            self._reconciler.begin(entry)
+
+    # --- changes --------------------------------------------------------------------------------
 
     def object_changed(self, kind: str, namespace: str, name: str) -> None:
         """An object came or changed: whatever hangs on it is tried or renewed at once. Cheap when nothing does."""
@@ -251,9 +256,7 @@ class VolumeManager:
             for entry in self._table.hanging_on(key):
                 if entry.state is State.MOUNTED or entry.begun_at is not None:
                     entry.stale = self._is_live(entry)  # also what is just being fetched may be old already
-                entry.retry_now()
-                if entry.next_step() is not None:
-                    self._reconciler.begin(entry)
+                self._retry(entry)
 
     def driver_registered(self, name: str) -> None:
         """A CSI driver registered: retry volumes at once that failed, perhaps because it was missing."""
@@ -262,9 +265,7 @@ class VolumeManager:
         self._csi.driver_registered(name)
         for entry in list(self._table.entries()):
             if entry.spec is not None and entry.spec.plugin == CSI and entry.failures:
-                entry.retry_now()
-                if entry.next_step() is not None:
-                    self._reconciler.begin(entry)
+                self._retry(entry)
 
     def keep_only(self, uids: Iterable[str]) -> None:
         """Pods not named here exist no more: give up what is still mounted for them."""
@@ -289,11 +290,11 @@ class VolumeManager:
         """
         if not self._ready.is_set():
             return None
-        names = {unique for plugin in self._plugins.values() for unique in plugin.held()}
+        names = {unique for plugin in self._plugins.values() for unique in plugin.in_use()}
         for entry in self._table.entries():
             plugin = self._plugins.get(entry.spec.plugin) if entry.spec is not None else None
             if entry.spec is not None and plugin is not None:
-                names.update(entry.spec.attached or (plugin.attached_as(entry.spec),))
+                names.update(entry.spec.attached or (plugin.unique_name(entry.spec),))
         return sorted(names - {""})
 
     def problems(self, uid: str) -> list[VolumeFailed]:

@@ -104,7 +104,7 @@ class MountBuilder:
             plugin = self._plugins[entry.spec.plugin]
             built = cri_pb2.Mount(
                 container_path=container_path(mount.mount_path or ""),
-                readonly=bool(mount.read_only) or plugin.always_read_only(entry.spec),
+                readonly=bool(mount.read_only) or plugin.is_read_only(entry.spec),
                 propagation=propagation_of(mount),
                 recursive_read_only=is_recursive_read_only(mount, self._rules.supports_recursive_read_only(pod)),
                 selinux_relabel=self._is_relabelled(pod, plugin, entry.spec),
@@ -127,7 +127,7 @@ class MountBuilder:
         At every mount of the volume: the runtime sees only the part that a subPath shows.
         """
         selinux, labels = self._rules.selinux, self._rules.labels
-        return selinux and plugin.relabels and not spec.read_only and not labels.label(pod, spec)
+        return selinux and plugin.selinux_relabel and not spec.read_only and not labels.label(pod, spec)
 
     async def devices_for(self, pod: Pod, container: AnyContainer) -> Sequence[cri_pb2.Device]:
         found = []
@@ -158,7 +158,7 @@ class MountBuilder:
         return entry
 
     def _place(self, pod: Pod, spec: VolumeSpec) -> Path:
-        return self._plugins[spec.plugin].where(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)
+        return self._plugins[spec.plugin].mount_path(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)
 
     def _image(self, pod: Pod, spec: VolumeSpec) -> cri_pb2.ImageSpec:
         pulled = self._images.image_of(pod, spec.name)

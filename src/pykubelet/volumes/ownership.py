@@ -169,7 +169,7 @@ FIRST, NEXT = 30.0, 60.0
 """Seconds until it is told, and told again."""
 
 
-def tell_slow_ownership(events: EventSink, task: SetUp, *, first: bool) -> None:
+def report_slow_ownership(events: EventSink, task: SetUp, *, first: bool) -> None:
     where = f"Setting volume ownership for {task.path}"
     if first:
         text = f"{where} is taking longer than expected, consider using OnRootMismatch"
@@ -187,5 +187,5 @@ async def wait_for_ownership(future: asyncio.Future[None], events: EventSink, ta
         if future.done():
             return future.result()
         if task.feedback.files:
-            tell_slow_ownership(events, task, first=first)
+            report_slow_ownership(events, task, first=first)
             first = False

@@ -17,16 +17,17 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.kit.tasks import TaskSet
+from pykubelet.kit.keyed import KeyedTasks
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.life import Step as LifeStep
 from pykubelet.model.pod import namespace_of
-from pykubelet.model.reasons import WARNING
-from pykubelet.volumes.actual_state import State, Step, VolumeEntry, VolumeTable, failure_of
+from pykubelet.model.problems import VolumeFailed
+from pykubelet.model.reasons import FAILED_MOUNT, WARNING
+from pykubelet.volumes.actual_state import FIRST_RETRY, LAST_RETRY, State, Step, VolumeEntry, VolumeTable, failure_of
 from pykubelet.volumes.desired_state import ObjectKey, claim_name, fs_user, nested_folders, resolve_claim
 from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
-from pykubelet.volumes.ownership import tell_slow_ownership
+from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
 from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
@@ -34,17 +35,16 @@ from pykubelet.volumes.subpath import clean_subpaths
 
 logger = logging.getLogger(__name__)
 
-FIRST_RETRY, LAST_RETRY = 0.5, 122.0
 GATHER_SECONDS = 30.0
-"""For all questions to the API server that one set-up needs."""
+"""For all requests to the API server that one set-up needs."""
 ATTACH_SECONDS = 600.0
-ATTACH_LOOK = 15.0
-"""Seconds between looks at what an attacher has to say."""
+ATTACH_ERROR_EVERY = 15.0
+"""Seconds between reads of the attacher's error."""
 OPERATION_SECONDS = 120.0
-"""For the blocking part; what takes longer goes on, but is reported."""
-PATIENCE = (30.0, 60.0, OPERATION_SECONDS - 90.0)
-"""Its parts, in seconds: after the first and second a slow change of owners is told."""
-RESIZE_FAILED = "VolumeResizeFailed"
+"""For the blocking part; what takes longer continues, but is reported."""
+REPORT_AFTER = (30.0, 60.0, OPERATION_SECONDS - 90.0)
+"""Its parts, in seconds: after the first and the second a slow change of owners is reported."""
+API_SERVER_SILENT = "the API server did not answer in time"
 _BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 
 
@@ -70,7 +70,14 @@ class Reconciler:
         self._fits_node = rules.fits_node
         self._labels = rules.labels
         self._on_settled = on_settled
-        self.tasks = TaskSet("volumes")
+        self.tasks = KeyedTasks(
+            "volume",
+            self._reconcile,
+            clock=ctx.clock,
+            first_retry=FIRST_RETRY,
+            last_retry=LAST_RETRY,
+            on_finished=on_settled,
+        )
         self._durations = ctx.metrics.histogram(
             "storage_operation_duration_seconds",
             "How long operations on volumes took",
@@ -79,13 +86,21 @@ class Reconciler:
         )
 
     def begin(self, entry: VolumeEntry) -> None:
-        """See to the entry: at once and to the end if that takes only a moment, else by a task of its own."""
+        """Reconcile the entry: at once if that takes only a moment, else in a task of its own."""
         step = entry.next_step()
-        if entry.driven:
-            entry.wake.set()
-        elif step is not None and not self._done_now(entry, step):
-            entry.driven = True
-            self.tasks.spawn(self._drive(entry), name=f"volume {entry.uid}/{entry.name}")
+        if self.is_active(entry) or (step is not None and not self._done_now(entry, step)):
+            self.tasks.wake(entry)
+
+    def is_active(self, entry: VolumeEntry) -> bool:
+        """Whether an operation on the entry is under way or will be retried."""
+        return entry in self.tasks
+
+    def adopt(self, entry: VolumeEntry, spec: VolumeSpec) -> None:
+        """Take over what an earlier run left of this volume, known until now by its folder's name."""
+        found = self._table.of(entry.uid).entries.get(found_name(spec.plugin, spec.folder))
+        if found is not None and not self.is_active(found):
+            self._table.remove(found)
+            entry.state = State.UNCERTAIN
 
     def plugin_of(self, spec: VolumeSpec) -> VolumePlugin:
         plugin = self._plugins.get(spec.plugin)
@@ -93,7 +108,7 @@ class Reconciler:
             raise VolumeProblem(f"no plugin {spec.plugin} is registered on this node")
         return plugin
 
-    # --- the short way --------------------------------------------------------------------------
+    # --- on the loop, at once -------------------------------------------------------------------
 
     def _done_now(self, entry: VolumeEntry, step: Step) -> bool:
         if entry.next_try > self._clock.monotonic() or entry.stuck is not None:
@@ -128,7 +143,7 @@ class Reconciler:
         path = self._paths.volume(entry.uid, spec.plugin, spec.folder)
         if (
             isinstance(plugin, RemotePlugin)
-            or plugin.where(path, spec) == path
+            or plugin.mount_path(path, spec) == path
             or (self._paths.subpaths(entry.uid) / spec.folder).exists()
         ):
             return False
@@ -136,19 +151,16 @@ class Reconciler:
         self._on_settled(entry)
         return True
 
-    # --- the long way ---------------------------------------------------------------------------
+    # --- in a task ------------------------------------------------------------------------------
 
-    async def _drive(self, entry: VolumeEntry) -> None:
-        try:
-            while (step := entry.next_step()) is not None:
-                left = entry.next_try - self._clock.monotonic()
-                if left > 0:
-                    await entry.wake.wait(at_most=left)
-                    continue
-                await self._attempt(entry, step)
-        finally:
-            entry.driven = False
-        self._on_settled(entry)
+    async def _reconcile(self, entry: VolumeEntry) -> float | None:
+        """Returns the seconds until the next try; None when the volume is as desired."""
+        while (step := entry.next_step()) is not None:
+            left = entry.next_try - self._clock.monotonic()
+            if left > 0:
+                return left
+            await self._attempt(entry, step)
+        return None
 
     async def _attempt(self, entry: VolumeEntry, step: Step) -> None:
         began = entry.begun_at = self._clock.monotonic()
@@ -157,7 +169,7 @@ class Reconciler:
                 await self._unmount(entry)
             elif not await self._mount(entry):
                 return
-        except Exception as error:  # this volume's trouble alone: told, kept, retried
+        except Exception as error:  # concerns this volume alone: reported and retried
             if not isinstance(error, PykubeletError | OSError | TimeoutError):
                 logger.exception("unexpected error with a volume", extra={"volume": entry.name, "uid": entry.uid})
             self._failed(entry, step, error, began)
@@ -165,72 +177,70 @@ class Reconciler:
             self._succeeded(entry, step, began)
         finally:
             entry.begun_at = None
-            entry.scope = None
 
     async def _mount(self, entry: VolumeEntry) -> bool:
-        """Set up, or set up again with new content; False when nobody wants it any more."""
+        """Set up, or set up again with new content; False when it is not desired any more."""
         pod = entry.pod
         assert pod is not None
-        # Cleared before asking: news that come from here on must lead to another round.
-        entry.stale = False
-        waits_for = "the API server did not answer in time"
-        try:
-            async with asyncio.timeout(GATHER_SECONDS) as entry.scope:
-                spec = await self._resolve(entry, pod)
-                plugin = self.plugin_of(spec)
-                if self._is_leaving(entry, spec):
-                    raise VolumeProblem("what an earlier run left of it is still being taken away")
-                self._check_alone(entry, spec)
-                self._check_label(entry, pod, spec)
-                if isinstance(plugin, RemotePlugin):
-                    await plugin.ready()
-                if unique := plugin.attached_as(spec):
-                    waits_for = f"{unique} is not attached to this node"
-                    entry.wait_for(waits_for)
-                    entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
-                    await self._attached(entry, pod, spec, unique)
-                task = self._task(pod, spec)
-                files = await plugin.gather(task)
-        except TimeoutError as error:
-            if not entry.wanted:
-                return False
-            raise VolumeProblem(entry.problem if entry.problem.startswith(waits_for) else waits_for) from error
-        except BaseException:
-            entry.stale = entry.state is State.MOUNTED
-            raise
-        entry.scope = None
-        if not entry.wanted:
+        prepared = await self._prepare(entry, pod)
+        if prepared is None or not entry.wanted:
             return False
+        plugin, task, files = prepared
         if not entry.in_pod:
             entry.state = State.UNCERTAIN
         if isinstance(plugin, RemotePlugin):
-            await plugin.obtain(task, entry.wait_for)
+            await plugin.publish(task, entry.wait_for)
         else:
-            await self._blocking(entry, partial(self._set_up, plugin, task, files, unique), task)
+            await self._blocking(entry, partial(self._set_up, plugin, task, files), task)
             for reason, text in task.feedback.warnings:
                 self._events.pod_event(pod, WARNING, reason, text)
         return True
 
-    def _set_up(self, plugin: VolumePlugin, task: SetUp, files: Files | None, unique: str) -> None:
-        if unique:
-            note_attached(self._paths, task.uid, task.spec, unique)
+    async def _prepare(self, entry: VolumeEntry, pod: Pod) -> tuple[VolumePlugin, SetUp, Files | None] | None:
+        """Get all that set-up needs from the API server; None when the volume is not desired any more."""
+        # Cleared first: changes from here on must lead to another round.
+        entry.stale = False
+        try:
+            async with asyncio.timeout(GATHER_SECONDS) as entry.scope:
+                spec = await self._resolve(entry, pod)
+                plugin = self.plugin_of(spec)
+                self._check(entry, pod, spec)
+                await plugin.ready()
+                unique = plugin.unique_name(spec)
+                if unique:
+                    entry.scope.reschedule(asyncio.get_running_loop().time() + ATTACH_SECONDS)
+                    await self._wait_attached(entry, pod, spec, unique)
+                task = self._task(pod, spec, unique)
+                return plugin, task, await plugin.gather(task)
+        except TimeoutError as error:
+            if not entry.wanted:
+                return None
+            raise VolumeProblem(entry.waiting_for or API_SERVER_SILENT) from error
+        except BaseException:
+            entry.stale = entry.state is State.MOUNTED
+            raise
+        finally:
+            entry.scope = None
+
+    def _set_up(self, plugin: VolumePlugin, task: SetUp, files: Files | None) -> None:
+        if task.unique_name:
+            note_attached(self._paths, task.uid, task.spec, task.unique_name)
         plugin.set_up(task, files)
 
-    async def _attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> None:
-        """Until the volume is attached; who waits long is told what the attacher says."""
+    async def _wait_attached(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec, unique: str) -> None:
+        """Wait until the volume is attached; show the attacher's error after a while."""
         plugin = self.plugin_of(spec)
+        entry.wait_for(f"{unique} is not attached to this node")
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ATTACH_LOOK):
+                async with asyncio.timeout(ATTACH_ERROR_EVERY):
                     await self._objects.attachments.wait_attached(pod, unique)
                     return
-            why = ""
             try:
-                why = await plugin.attach_trouble(spec) if isinstance(plugin, RemotePlugin) else ""
+                if why := await plugin.attach_error(spec):
+                    entry.wait_for(f"{unique} is not attached to this node: {why}")
             except PykubeletError as error:
                 logger.debug("attacher's word not read", extra={"volume": entry.name, "problem": str(error)})
-            if why:
-                entry.wait_for(f"{unique} is not attached to this node: {why}")
 
     async def _resolve(self, entry: VolumeEntry, pod: Pod) -> VolumeSpec:
         use = entry.use
@@ -240,43 +250,32 @@ class Reconciler:
                 entry.spec = await resolve_claim(self._objects.claims, pod, use, self._fits_node)
                 volume = ObjectKey("persistentvolume", "", entry.spec.persistent)
                 self._table.hang_on(entry, entry.objects | {volume})
-                self._adopt(entry, entry.spec)
+                self.adopt(entry, entry.spec)
             else:
                 entry.spec = spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
         return entry.spec
 
-    def _adopt(self, entry: VolumeEntry, spec: VolumeSpec) -> None:
-        """A volume found on disk after a restart under its folder's name turns out to be this one."""
-        record = self._table.of(entry.uid)
-        found = record.entries.get(found_name(spec.plugin, spec.folder))
-        if found is not None and not found.driven:
-            self._table.remove(found)
-            entry.state = State.UNCERTAIN
-
     def _is_leaving(self, entry: VolumeEntry, spec: VolumeSpec) -> bool:
-        """Whether this very volume, found on disk after a restart, is being taken away: that has to end first."""
+        """Whether this volume, found on disk after a restart, is being torn down: that has to end first."""
         found = self._table.of(entry.uid).entries.get(found_name(spec.plugin, spec.folder))
-        return found is not None and found.driven and found.in_pod
+        return found is not None and found.in_pod and self.is_active(found)
 
-    def _check_label(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec) -> None:
-        """A mount has one label: whoever needs another one waits until it is gone."""
-        wanted = self._labels.label(pod, spec)
-        for other in self._table.entries() if wanted else ():
+    def _check(self, entry: VolumeEntry, pod: Pod, spec: VolumeSpec) -> None:
+        if self._is_leaving(entry, spec):
+            raise VolumeProblem("what an earlier run left of it is still being taken away")
+        alone = spec.access_modes == ("ReadWriteOncePod",)
+        label = self._labels.label(pod, spec)
+        for other in self._table.entries() if alone or label else ():
             if other.spec is None or other.spec.persistent != spec.persistent or other.uid == entry.uid:
                 continue
-            has = self._labels.label(other.pod, other.spec) if other.pod is not None else wanted
-            if other.state is not State.ABSENT and has != wanted:
-                raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {wanted!r}")
-
-    def _check_alone(self, entry: VolumeEntry, spec: VolumeSpec) -> None:
-        if spec.access_modes != ("ReadWriteOncePod",):
-            return
-        for other in self._table.entries():
-            same = other.spec is not None and other.spec.persistent == spec.persistent
-            if same and other.uid != entry.uid and other.in_pod:
+            if alone and other.in_pod:
                 raise VolumeProblem("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+            has = self._labels.label(other.pod, other.spec) if other.pod is not None else label
+            if label and other.state is not State.ABSENT and has != label:
+                # A mount has one label.
+                raise VolumeProblem(f"another pod has it mounted with SELinux label {has!r}, this one needs {label!r}")
 
-    def _task(self, pod: Pod, spec: VolumeSpec) -> SetUp:
+    def _task(self, pod: Pod, spec: VolumeSpec, unique: str = "") -> SetUp:
         return SetUp(
             pod=pod,
             spec=spec,
@@ -284,22 +283,23 @@ class Reconciler:
             fs_user=fs_user(pod),
             nested=nested_folders(pod, spec.name),
             label=self._labels.label(pod, spec),
+            unique_name=unique,
         )
 
     async def _unmount(self, entry: VolumeEntry) -> None:
         spec = entry.spec
-        if spec is None:  # its claim was never resolved, so nothing can be there
+        if spec is None:  # its claim was never resolved, so nothing can be mounted
             return
         plugin = self.plugin_of(spec)
         if entry.state is not State.STAGED:
             await self._blocking(entry, partial(self._tear_down, entry.uid, spec))
             if isinstance(plugin, RemotePlugin):
-                await plugin.give_back(entry.uid, spec, entry.wait_for)
+                await plugin.unpublish(entry.uid, spec, entry.wait_for)
         if isinstance(plugin, RemotePlugin):
-            # The pod may go from here on; the volume is in use until the node has let go of it, too.
+            # The pod may go from here on; the volume is in use until it is unstaged, too.
             entry.state = State.STAGED
             self._on_settled(entry)
-            await plugin.let_go(spec, entry.wait_for)
+            await plugin.unstage(spec, entry.wait_for)
 
     def _tear_down(self, uid: str, spec: VolumeSpec) -> None:
         clean_subpaths(self._mounts, self._paths, uid, spec.folder)
@@ -321,12 +321,12 @@ class Reconciler:
             pod=entry.uid,
             within=OPERATION_SECONDS,
         )
-        for number, seconds in enumerate(PATIENCE):
+        for number, seconds in enumerate(REPORT_AFTER):
             await asyncio.wait({future}, timeout=seconds)
-            if future.done() or number == len(PATIENCE) - 1:
+            if future.done() or number == len(REPORT_AFTER) - 1:
                 break
             if task is not None and task.feedback.files:
-                tell_slow_ownership(self._events, task, first=number == 0)
+                report_slow_ownership(self._events, task, first=number == 0)
         if not future.done():
             entry.stuck = future
             raise VolumeProblem(f"the file system has not finished after {OPERATION_SECONDS:.0f} s")
@@ -337,17 +337,11 @@ class Reconciler:
     def _succeeded(self, entry: VolumeEntry, step: Step, began: float) -> None:
         if entry.failures:
             logger.info("volume is fine now", extra={"volume": entry.name, "uid": entry.uid, "was": entry.problem})
-        entry.state = State.ABSENT if step is Step.UNMOUNT else State.MOUNTED
-        entry.failures, entry.problem, entry.missing, entry.next_try = 0, "", "", 0.0
-        entry.refreshed_at = self._clock.monotonic()
+        entry.succeeded(State.ABSENT if step is Step.UNMOUNT else State.MOUNTED, self._clock.monotonic())
         self._measure(entry, step, began, "success")
 
     def _failed(self, entry: VolumeEntry, step: Step, error: Exception, began: float) -> None:
-        entry.failures += 1
-        entry.problem = str(error) or type(error).__name__
-        entry.missing = error.missing if isinstance(error, VolumeProblem) else ""
-        delay = min(LAST_RETRY, FIRST_RETRY * 2.0 ** min(entry.failures - 1, 16))
-        entry.next_try = self._clock.monotonic() + delay
+        delay = entry.failed(_failure(entry, error), self._clock.monotonic())
         if step is Step.REFRESH:
             entry.stale = True
         self._measure(entry, step, began, "fail-unknown")
@@ -357,15 +351,14 @@ class Reconciler:
                    "failures": entry.failures, "retry_in": delay},
         )  # fmt: skip
         if step is Step.UNMOUNT and entry.wanted:
-            entry.retry_now()  # wanted again meanwhile: what could not be taken away is set up again
+            entry.reset_backoff()  # desired again meanwhile: set up at once what could not be torn down
         elif entry.pod is not None:
             problem = failure_of(entry, self._clock)
             text = problem.describe(self._clock.now() - (self._clock.monotonic() - began))
             self._recorder.fail(
-                entry.uid, LifeStep.VOLUMES, entry.name, reason="FailedMount", message=text, cause=problem
+                entry.uid, LifeStep.VOLUMES, entry.name, reason=FAILED_MOUNT, message=text, cause=problem
             )
-            reason = RESIZE_FAILED if _grows_later(entry, error) else "FailedMount"
-            self._events.pod_event(entry.pod, WARNING, reason, _event_text(entry, error))
+            self._events.pod_event(entry.pod, WARNING, problem.event_reason, problem.event_message)
         record = self._table.pods.get(entry.uid)
         if record is not None:
             record.changed()
@@ -382,22 +375,17 @@ def found_name(plugin: str, folder: str) -> str:
     return f"{plugin}/{folder}"
 
 
-def _grows_later(entry: VolumeEntry, error: Exception) -> bool:
-    """A running pod goes on with the size it has."""
-    return isinstance(error, GrowthProblem) and entry.state is State.MOUNTED
-
-
-def _event_text(entry: VolumeEntry, error: Exception) -> str:
-    if isinstance(error, GrowthProblem):
-        name = entry.spec.persistent if entry.spec is not None else entry.name
-        later = _grows_later(entry, error)
-        what = (
-            "NodeExpandVolume.NodeExpandVolume failed" if later else "MountVolume.Setup failed while expanding volume"
-        )
-        return f'{what} for volume "{name}" : {error}'
-    if isinstance(error, ClaimProblem):
-        pod, use = entry.pod, entry.use
-        claim = f"{namespace_of(pod)}/{claim_name(pod, use.volume)}" if pod and use else ""
-        names = f"unmounted volumes=[{entry.name}], unattached volumes=[], failed to process volumes=[{entry.name}]"
-        return f"Unable to attach or mount volumes: {names}: error processing PVC {claim}: {error}"
-    return f'MountVolume.SetUp failed for volume "{entry.name}" : {error}'
+def _failure(entry: VolumeEntry, error: Exception) -> VolumeFailed:
+    claim, expanding = "", ""
+    if isinstance(error, ClaimProblem) and entry.pod is not None and entry.use is not None:
+        claim = f"{namespace_of(entry.pod)}/{claim_name(entry.pod, entry.use.volume)}"
+    elif isinstance(error, GrowthProblem):
+        expanding = entry.spec.persistent if entry.spec is not None else entry.name
+    return VolumeFailed(
+        volume=entry.name,
+        text=str(error) or type(error).__name__,
+        missing=error.missing if isinstance(error, VolumeProblem) else "",
+        claim=claim,
+        expanding=expanding,
+        is_mounted=entry.state is State.MOUNTED,
+    )

@@ -146,7 +146,7 @@ class UsageMeter:
         try:
             told = await plugin.usage(uid, spec) if isinstance(plugin, Measures) else None
             if told is None:
-                path = plugin.where(self._paths.volume(uid, spec.plugin, spec.folder), spec)
+                path = plugin.mount_path(self._paths.volume(uid, spec.plugin, spec.folder), spec)
                 measure = partial(self._one, uid, name, spec, path, str(path) in points)
                 told = await host_calls.run(
                     partial(self._device, uid, name, spec) if spec.block else measure,

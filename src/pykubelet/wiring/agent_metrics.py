@@ -12,7 +12,6 @@ from pykubelet.edges import Edges
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.life import LifeRecorder
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.settings.gates import known_gates
 from pykubelet.settings.settings import Settings
@@ -29,13 +28,10 @@ HELP = {
 STAGES = {"Alpha": "ALPHA", "Beta": "BETA", "GA": "", "Deprecated": "DEPRECATED"}
 
 
-def count_pods(
-    node_name: str, edges: Edges, *, table: PodTable, cache: PodStatusCache, recorder: LifeRecorder
-) -> PodMetrics:
-    """Who makes it also lets it hear the runtime's news (`ended`)."""
+def count_pods(node_name: str, edges: Edges, *, table: PodTable, recorder: LifeRecorder) -> PodMetrics:
+    """The caller must subscribe `container_died` to ContainerDied."""
     return PodMetrics(
         table=table,
-        seen=cache,
         recorder=recorder,
         clock=edges.clock,
         metrics=edges.metrics,

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from pykubelet.clients.http.hooks import HookCaller
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.images.build import Images
@@ -21,12 +20,10 @@ from pykubelet.model.events import EventSink
 from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
-from pykubelet.runtime.gc import ContainerGc, ContainerRemover
-from pykubelet.runtime.gc_plan import GcPolicy
-from pykubelet.runtime.hooks import LifecycleHooks
+from pykubelet.runtime.gc import ContainerGc, ContainerRemover, GcPolicy
+from pykubelet.runtime.hooks import HookCaller, LifecycleHooks
 from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.manager import Resizer, RuntimeHandlers, RuntimeManager
@@ -38,7 +35,7 @@ from pykubelet.settings.settings import Settings
 
 
 class PodLook(Protocol):
-    async def refresh(self, uid: str) -> PodRuntimeStatus: ...
+    async def inspect(self, uid: str) -> PodRuntimeStatus: ...
 
 
 class RuntimeNeeds(Struct, frozen=True, kw_only=True):
@@ -52,7 +49,6 @@ class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     accounts: ServiceAccounts | None
     image_volumes: ImageVolumes
     results: ProbeResults
-    cache: PodStatusCache
     look: PodLook
     table: PodTable
     events: EventSink
@@ -95,7 +91,7 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
 
     async def pod_ip(uid: str) -> str:
         """A postStart hook may run before anybody looked at the new sandbox: ask the runtime then."""
-        ips = needs.cache.last_known(uid).ips or (await needs.look.refresh(uid)).ips
+        ips = needs.table.runtime_status(uid).ips or (await needs.look.inspect(uid)).ips
         return ips[0] if ips else ""
 
     http_hooks = HookCaller(network=edges.network, pod_ip=pod_ip, events=events, metrics=needs.metrics)
@@ -146,7 +142,6 @@ def container_gc(
     side: RuntimeParts,
     *,
     table: PodTable,
-    cache: PodStatusCache,
     events: EventSink,
     sources_ready: Callable[[], bool],
 ) -> ContainerGc:
@@ -155,7 +150,7 @@ def container_gc(
         cri=edges.cri,
         remover=side.remover,
         fate=table,
-        statuses=cache,
+        statuses=table,
         sources_ready=sources_ready,
         events=events,
         clock=edges.clock,

@@ -16,7 +16,7 @@ from pykubelet.cm.topology_manager import Merger, TopologyManager, nodes_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.topology import Topology
 from tests.builders import a_container, a_pod, a_sidecar
-from tests.unit.cm.machines import GIB, a_machine, whole
+from tests.unit.cm.machines import GIB, StillClock, a_machine, whole
 
 sizes = st.integers(1, 14).map(lambda gib: f"{gib}Gi")
 machines = st.builds(
@@ -52,7 +52,9 @@ class Node:
         self.state = Unsaved(Path("unused"), policy="Static", pod_level=False)
         self.memory = self.restarted()
         merger = Merger(policy=policy, nodes=tuple(node.id for node in machine.nodes))
-        self.topology = TopologyManager(merger=merger, scope=scope, providers=[self.memory], metrics=self.metrics)
+        self.topology = TopologyManager(
+            merger=merger, scope=scope, providers=[self.memory], metrics=self.metrics, clock=StillClock()
+        )
         self.policy = policy
         self.there: list[Pod] = []
 

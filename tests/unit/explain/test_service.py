@@ -26,7 +26,6 @@ class World:
     table: PodTable = field(default_factory=PodTable)
     reported: dict[str, PodStatus] = field(default_factory=dict)
     up: bool = True
-    runs: tuple[ContainerStatus, ...] = ()
 
     def want(self, pod: Pod) -> Pod:
         self.table.put(pod)
@@ -37,9 +36,6 @@ class World:
 
     def get(self, uid: str) -> PodStatus | None:
         return self.reported.get(uid)
-
-    def last_known(self, uid: str) -> PodRuntimeStatus:
-        return PodRuntimeStatus(uid=uid, containers=self.runs)
 
     def of_pod(self, uid: str, containers: list[str]) -> dict[str, ContainerProblem]:
         return {}
@@ -61,7 +57,6 @@ class World:
             a_context(recorder=recorder),
             table=self.table,
             statuses=self,
-            cache=self,
             reasons=self,
             volumes=self,
             runtime=self,
@@ -77,10 +72,11 @@ async def test_a_crash_is_told_with_the_end_of_the_right_log(tmp_path: Path) -> 
     new, old = tmp_path / "1.log", tmp_path / "0.log"
     new.write_text("".join(f"2026-01-02T03:04:05.6Z stdout F {line}\n" for line in ("first", "", "second\r")))
     old.write_text("2026-01-02T03:04:04.6Z stdout F before\n")
-    world.runs = (
+    runs = (
         ContainerStatus(id="2", name="app", state=ContainerState.EXITED, log_path=str(new)),
         ContainerStatus(id="1", name="app", state=ContainerState.EXITED, log_path=str(old)),
     )
+    world.table.observe(PodRuntimeStatus(uid="uid-web", containers=runs), {})
     found = world.explainer(recorder)("default", "web")
     assert found is not None
     assert found["causes"][0]["evidence"] == ("first", "second")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import AlarmRefused
 from pykubelet.edges import GuardEdges
 from pykubelet.events.broadcaster import EventBroadcaster
@@ -12,28 +11,12 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.node.oom import Kill, OomWatcher, Victim, find_victim, whose_limit
+from pykubelet.pods.table import PodTable
 from pykubelet.stats.snapshot import CgroupNames
 from tests.builders import a_container_status, a_context, a_pod, a_runtime_status
 from tests.fakes.fake_guard import FakeKernelLog
 
 ID = "f" * 64
-
-
-class Known:
-    def __init__(self, pod: Pod, status: PodRuntimeStatus) -> None:
-        self._pod, self.status = pod, status
-
-    def pod(self, uid: str) -> Pod | None:
-        return self._pod if self._pod.metadata.uid == uid else None
-
-    def pods(self) -> list[Pod]:
-        return [self._pod]
-
-    def uids(self) -> tuple[str, ...]:
-        return (self._pod.metadata.uid or "",)
-
-    def last_known(self, uid: str) -> PodRuntimeStatus:
-        return self.status
 
 
 class Groups:
@@ -57,13 +40,18 @@ class Bed:
     def __init__(self) -> None:
         self.clock, self.log, self.groups = LoopClock(), FakeKernelLog(), Groups()
         pod = a_pod("web")
-        self.known = Known(pod, a_runtime_status(pod, containers=[a_container_status(pod, "app", id=ID)]))
+        self.table = PodTable()
+        self.table.put(pod)
+        self.show(a_runtime_status(pod, containers=[a_container_status(pod, "app", id=ID)]))
         self.events = EventBroadcaster(clock=self.clock, node_name="n1")
         self.scores: list[int] = []
         guard = GuardEdges(cgroups=self.groups, host=None, kernel_log=self.log, set_oom_score=self.score)
         ctx = a_context(clock=self.clock, events=self.events)
-        self.watcher = OomWatcher(ctx, guard, cgroups=CgroupNames(), table=self.known, statuses=self.known)
+        self.watcher = OomWatcher(ctx, guard, cgroups=CgroupNames(), table=self.table)
         self.refuses = False
+
+    def show(self, status: PodRuntimeStatus) -> None:
+        self.table.observe(status, {})
 
     def score(self, value: int) -> None:
         if self.refuses:
@@ -136,8 +124,8 @@ async def test_others_processes_are_no_pods_business() -> None:
     ],
 )
 def test_the_container_is_found_by_its_id(group: str) -> None:
-    assert find_victim(group, Bed().known) == Victim(uid="uid-web", container="app", id=ID)
-    assert find_victim("/system.slice", Bed().known) is None
+    assert find_victim(group, Bed().table) == Victim(uid="uid-web", container="app", id=ID)
+    assert find_victim("/system.slice", Bed().table) is None
 
 
 @pytest.mark.parametrize(

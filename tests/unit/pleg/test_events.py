@@ -45,13 +45,13 @@ class Script:
 
 
 class Heard:
-    def __init__(self, *scripts: Script) -> None:
+    def __init__(self, script: Script) -> None:
         self.events: list[ContainerEvent] = []
         self.changes: list[tuple[float, bool]] = []
         self.metrics = Registry()
         self.feed = EventFeed(
             metrics=self.metrics,
-            sources=[script.source for script in scripts],
+            source=script.source,
             clock=LoopClock(),
             on_event=self.events.append,
             on_change=lambda active: self.changes.append((asyncio.get_running_loop().time(), active)),
@@ -80,18 +80,11 @@ async def test_an_event_proves_the_stream() -> None:
     assert heard.changes[0] == (0.5, True)
 
 
-async def test_unimplemented_passes_to_the_next_source() -> None:
-    first, second = Script("cri", [Unimplemented("no")]), Script("containerd", [EVENT, 1000.0])
-    heard = Heard(first, second)
-    await heard.during(1, lambda: pytest.fail(heard.feed.source) if heard.feed.source != "containerd" else None)
-    assert heard.events == [EVENT]
-
-
 async def test_nothing_offered_is_asked_again_seldom() -> None:
-    first, second = Script("cri", [Unimplemented("no")]), Script("containerd", [Unimplemented("no")])
-    heard = Heard(first, second)
+    script = Script("cri", [Unimplemented("no")])
+    heard = Heard(script)
     await heard.during(2 * UNOFFERED_PAUSE + 1)
-    assert first.opened == second.opened == [0.0, UNOFFERED_PAUSE, 2 * UNOFFERED_PAUSE]
+    assert script.opened == [0.0, UNOFFERED_PAUSE, 2 * UNOFFERED_PAUSE]
     assert heard.changes == []
 
 
@@ -104,12 +97,11 @@ async def test_a_broken_stream_is_opened_again_with_growing_pauses() -> None:
     assert heard.changes == []
 
 
-async def test_a_working_stream_resets_the_pauses_and_a_new_runtime_may_offer_more() -> None:
-    first = Script("cri", [Unimplemented("no")], [Unimplemented("no")], [EVENT, 1000.0])
-    second = Script("containerd", [RuntimeDown("gone")], [EVENT, 10.0, RuntimeDown("restarted")])
-    heard = Heard(first, second)
+async def test_a_working_stream_resets_the_pauses() -> None:
+    script = Script("cri", [RuntimeDown("gone")], [EVENT, 10.0, RuntimeDown("restarted")], [EVENT, 1000.0])
+    heard = Heard(script)
     await heard.during(20)
-    assert [round(at, 3) for at in first.opened] == [0.0, 0.1, 10.2]
+    assert [round(at, 3) for at in script.opened] == [0.0, 0.1, 10.2]
     assert [active for _, active in heard.changes] == [True, False, True, False]
 
 

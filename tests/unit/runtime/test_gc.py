@@ -16,8 +16,8 @@ from pykubelet.clients.host.paths import NodePaths
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, PykubeletError
-from pykubelet.pleg.cache import PodStatusCache
 from pykubelet.pleg.inspect import inspect_pod
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.gc import PERIOD, ContainerGc, ContainerRemover
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri import FakeCri
@@ -54,7 +54,7 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock, images=[IMAGE])
-        self.fate, self.events, self.cache, self.ready = Fate(), Events(), PodStatusCache(), True
+        self.fate, self.events, self.table, self.ready = Fate(), Events(), PodTable(), True
         self.paths = NodePaths(root=root / "lib", pod_logs=root / "pods", container_logs=root / "containers")
         self.folders = DiskFolders(self.paths)
         self.folders.make_roots()
@@ -63,7 +63,7 @@ class Node:
             cri=self.cri,
             remover=self.remover,
             fate=self.fate,
-            statuses=self.cache,
+            statuses=self.table,
             sources_ready=lambda: self.ready,
             events=self.events,
             clock=self.clock,
@@ -122,7 +122,7 @@ class Node:
 
     async def look(self, pod: str) -> None:
         now = self.clock.monotonic()
-        self.cache.set((await inspect_pod(self.cri, f"uid-{pod}", started=now)).status)
+        self.table.observe((await inspect_pod(self.cri, f"uid-{pod}", started=now)).status, {})
 
     def logs(self) -> list[str]:
         return sorted(str(p.relative_to(self.paths.pod_logs)) for p in self.paths.pod_logs.rglob("*") if p.is_file())

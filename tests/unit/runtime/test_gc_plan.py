@@ -12,7 +12,7 @@ from pykubelet.model.runtime_status import (
     SandboxRecord,
     SandboxState,
 )
-from pykubelet.runtime.gc_plan import GcPolicy, plan_containers, plan_prune, plan_sandboxes
+from pykubelet.runtime.gc import GcPolicy, plan_containers, plan_prune, plan_sandboxes
 
 SECOND = 1_000_000_000
 CREATED, RUNNING, EXITED, UNKNOWN = (

@@ -18,9 +18,8 @@ from pykubelet.api.times import format_nano_time
 from pykubelet.kit.clock import LoopClock, SystemClock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.runtime.logs import parse_line
-from pykubelet.runtime.logs_read import AHEAD, BLOCK, ReadOptions, Selection, later_files, read_logs
+from pykubelet.runtime.logs_read import AHEAD, BLOCK, ReadOptions, Selection, later_files, read_logs, waking
 from pykubelet.runtime.logs_rotate import compress
-from pykubelet.runtime.logs_wake import waking
 
 BASE = 1_700_000_000 * 1_000_000_000
 

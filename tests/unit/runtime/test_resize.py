@@ -13,7 +13,7 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.cgroup_limits import CgroupLimits
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.held_resources import HeldResources, effect_of
-from pykubelet.runtime.plan_values import ContainerResize, PodPlan
+from pykubelet.runtime.plan import ContainerResize, PodPlan
 from pykubelet.runtime.resize import PodResizer, ResizeProblem, in_order, lowered_limit, with_amount, without_overhead
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod

@@ -14,7 +14,7 @@ from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.kit.files import open_checked
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.runtime.spec.env_files import read_env_file
+from pykubelet.runtime.spec.env import read_env_file
 
 IN_OPEN = 0x20
 

@@ -162,7 +162,6 @@ class Bed:
             guard,
             cri=self.runtime,
             table=self,
-            statuses=self,
             paths=self.paths,
             clock=self.clock,
             settings=StatsSettings(cgroups=names, **settings),
@@ -191,10 +190,10 @@ class Bed:
     def pods(self) -> list[Pod]:
         return self.known
 
-    def uids(self) -> tuple[str, ...]:
-        return tuple(self.statuses)
+    def runtime_statuses(self) -> list[PodRuntimeStatus]:
+        return list(self.statuses.values())
 
-    def last_known(self, uid: str) -> PodRuntimeStatus:
+    def runtime_status(self, uid: str) -> PodRuntimeStatus:
         return self.statuses[uid]
 
     def group(self, path: str, *, cpu_ns: int = 5_000_000_000, usage: int = 20_000) -> None:

@@ -12,10 +12,9 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import PodUID, uid_of
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
-from pykubelet.pleg.cache import PodStatusCache
-from pykubelet.pleg.diff import ContainerDied, ContainerStarted
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.signals import ContainerDied
 from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
 from pykubelet.sync.steps import SyncResult
 from tests.builders import a_container, a_pod, a_sandbox_status
@@ -24,10 +23,9 @@ from tests.builders import a_container, a_pod, a_sandbox_status
 class World:
     def __init__(self) -> None:
         self.clock, self.metrics = LoopClock(), Registry()
-        self.recorder, self.table, self.cache = LifeRecorder(self.clock), PodTable(), PodStatusCache()
+        self.recorder, self.table = LifeRecorder(self.clock), PodTable()
         self.subject = PodMetrics(
             table=self.table,
-            seen=self.cache,
             recorder=self.recorder,
             clock=self.clock,
             metrics=self.metrics,
@@ -56,9 +54,8 @@ async def test_pods_and_containers_are_counted_when_asked() -> None:
     world.table.add_worker(PodWorker(uid=PodUID("uid-c"), full_name="", pod=None))
     running = ContainerStatus(id="1", name="main", state=ContainerState.RUNNING)
     ended = ContainerStatus(id="0", name="main", state=ContainerState.EXITED)
-    world.cache.set(
-        PodRuntimeStatus(uid="uid-a", sandboxes=(a_sandbox_status(pod),), containers=(running, ended), observed_at=1.0)
-    )
+    boxes, containers = (a_sandbox_status(pod),), (running, ended)
+    world.table.observe(PodRuntimeStatus(uid="uid-a", sandboxes=boxes, containers=containers, observed_at=1.0), {})
     assert world.values("kubelet_desired_pods") == {("",): 1, ("true",): 1}
     assert world.values("kubelet_active_pods") == {("",): 1, ("true",): 1}
     assert world.values("kubelet_working_pods") == {
@@ -123,11 +120,10 @@ async def test_ends_are_counted_with_their_reason() -> None:
     world = World()
     world.add(a_pod("a", containers=[a_container("main")]))
     died = ContainerStatus(id="1", name="main", state=ContainerState.EXITED, exit_code=3, reason="Error")
-    world.cache.set(PodRuntimeStatus(uid="uid-a", containers=(died,), observed_at=1.0))
-    world.subject.ended(ContainerDied(pod_uid="uid-a", container_id="1", name="main"))
-    world.subject.ended(ContainerDied(pod_uid="uid-a", container_id="1", sandbox=True))
-    world.subject.ended(ContainerStarted(pod_uid="uid-a", container_id="1", name="main"))
-    world.subject.ended(ContainerDied(pod_uid="uid-x", container_id="9", name="main"))
+    world.table.observe(PodRuntimeStatus(uid="uid-a", containers=(died,), observed_at=1.0), {})
+    world.subject.container_died(ContainerDied(uid="uid-a", container_id="1", name="main"))
+    world.subject.container_died(ContainerDied(uid="uid-a", container_id="1", sandbox=True))
+    world.subject.container_died(ContainerDied(uid="uid-x", container_id="9", name="main"))
     assert world.values("kubelet_terminated_containers_total") == {("container", "3", "Error"): 1}
 
 

@@ -20,10 +20,10 @@ from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
 from pykubelet.model.problems import CreateFailed, Problem
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
-from pykubelet.pods.record import WorkerState
+from pykubelet.pods.record import Orphan, Room, StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.sync.steps import NetworkNotReady, Orphan, StatusChange, SyncResult
-from pykubelet.sync.worker import KillRequest, PodWorkers, Room, UpdateKind
+from pykubelet.sync.steps import NetworkNotReady, SyncResult
+from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 
 def a_pod(name: str = "web", uid: str = "u1", *, static: bool = False, deleted: int | None = None) -> Pod:
@@ -76,20 +76,18 @@ class Steps:
         self._note(f"terminated {name_of(pod)}")
 
 
-class Statuses:
+class Inspections:
+    """Stands for PLEG."""
+
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self.down = True
 
-    async def fresh(self, uid: str, than: float) -> PodRuntimeStatus:
+    async def status_newer_than(self, uid: str, observed_at: float) -> PodRuntimeStatus:
         if self.error is not None:
             raise self.error
         return PodRuntimeStatus(uid=uid)
 
-    def is_down(self, uid: str) -> bool:
-        return self.down
-
-    async def listed(self) -> None:
+    async def wait_listed(self) -> None:
         return
 
 
@@ -97,14 +95,15 @@ class Bench:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.table = PodTable()
+        self.table.relisted(0.0, changed=())
         self.steps = Steps(self.clock)
-        self.statuses = Statuses()
+        self.pleg = Inspections()
         self.events = EventBroadcaster(clock=self.clock, node_name="node1")
         self.finished: list[str] = []
         self.workers = PodWorkers(
             table=self.table,
             steps=self.steps,
-            statuses=self.statuses,
+            pleg=self.pleg,
             events=self.events,
             recorder=LifeRecorder(self.clock),
             clock=self.clock,
@@ -206,11 +205,11 @@ async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
 
 async def test_a_status_that_cannot_be_had_is_told_but_not_when_the_whole_runtime_is_away() -> None:
     async with a_bench() as bench:
-        bench.statuses.error = CriError("no such sandbox")
+        bench.pleg.error = CriError("no such sandbox")
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(1)
         assert [e.message for e in bench.events.all()] == ["error determining status: no such sandbox"]
-        bench.statuses.error = RuntimeDown("connection refused")
+        bench.pleg.error = RuntimeDown("connection refused")
         await bench.clock.sleep(30)
         assert len(bench.events.all()) == 1
 
@@ -245,11 +244,11 @@ async def test_a_pod_that_waited_for_room_starts_as_it_is_by_then() -> None:
 
 async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
     async with a_bench() as bench:
-        bench.statuses.error = RuntimeDown("no answer")
+        bench.pleg.error = RuntimeDown("no answer")
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(3)
         assert bench.what() == []
-        bench.statuses.error = None
+        bench.pleg.error = None
         await bench.clock.sleep(4)
         assert bench.what() == ["sync web"]
 
@@ -262,7 +261,7 @@ async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> 
             asked.append(bench.clock.monotonic())
             raise RuntimeDown("no answer")
 
-        bench.statuses.fresh = fresh  # type: ignore[method-assign]
+        bench.pleg.status_newer_than = fresh  # type: ignore[method-assign]
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(3 * 3600)
         pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
@@ -293,7 +292,7 @@ async def test_a_pod_that_already_ended_in_the_api_is_only_cleaned_up() -> None:
 
 async def test_a_pod_that_ended_in_the_api_and_is_still_up_is_stopped_first() -> None:
     async with a_bench() as bench:
-        bench.statuses.down = False
+        bench.table.relisted(0.0, changed=(), up=["u1"])
         pod = a_pod()
         pod.status.phase = "Failed"
         bench.workers.update(UpdateKind.CREATE, pod)
@@ -408,7 +407,7 @@ async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
             number = bench.steps.done("sync web")
             return PodRuntimeStatus(uid=uid, containers=(ContainerStatus(id=f"c{number}", name="app"),))
 
-        bench.statuses.fresh = fresh  # type: ignore[method-assign]
+        bench.pleg.status_newer_than = fresh  # type: ignore[method-assign]
         bench.steps.on_sync = lambda pod: SyncResult(
             retry_at=None if bench.steps.done("sync web") == 5 else bench.clock.now()
         )

@@ -133,7 +133,7 @@ def test_a_disk_the_host_itself_uses_is_not_taken_from_it(tmp_path: Path, used: 
         (top / "holders/dm-7").touch()
     plugin.tear_down(task.uid, "disk")
     assert host.block_devices() == ["sdb"] and not host.said("blockdev")
-    assert list(plugin.held()) == [plugin.attached_as(task.spec)], "what the host uses is in use"
+    assert list(plugin.in_use()) == [plugin.unique_name(task.spec)], "what the host uses is in use"
     (top / "dev").write_text("8:16\n")
     (top / "sdb1/dev").write_text("8:17\n") if used == "partition" else None
     (top / "holders/dm-7").unlink(missing_ok=True)
@@ -141,7 +141,7 @@ def test_a_disk_the_host_itself_uses_is_not_taken_from_it(tmp_path: Path, used: 
     other = host.task(a_pod("other"), volume(lun=4))
     plugin.set_up(other, None)
     plugin.tear_down(other.uid, "disk")
-    assert host.block_devices() == [] and list(plugin.held()) == []
+    assert host.block_devices() == [] and list(plugin.in_use()) == []
 
 
 def test_a_disk_that_is_also_passed_on_as_a_device_stays(tmp_path: Path) -> None:
@@ -165,9 +165,9 @@ def test_a_disk_that_cannot_be_given_back_is_in_use_also_for_the_next_life(tmp_p
     for _ in range(GIVE_BACK_TRIES - 1):
         with pytest.raises(MountError, match="busy"):
             plugin.tear_down(task.uid, "disk")
-    assert list(plugin.held()) == [], "its pod answers for it"
+    assert list(plugin.in_use()) == [], "its pod answers for it"
     plugin.tear_down(task.uid, "disk")
-    unique = [plugin.attached_as(task.spec)]
+    unique = [plugin.unique_name(task.spec)]
     again = plugin_on(host)
-    again.remember()
-    assert list(plugin.held()) == unique and list(again.held()) == unique
+    again.reconstruct()
+    assert list(plugin.in_use()) == unique and list(again.in_use()) == unique

@@ -173,15 +173,15 @@ def test_a_disk_that_cannot_be_given_back_is_in_use_also_for_the_next_life(tmp_p
         with pytest.raises(MountError, match="busy"):
             plugin.tear_down(task.uid, "disk")
     plugin.tear_down(task.uid, "disk")
-    unique = plugin.attached_as(task.spec)
-    assert str(place) in host.mounts.points() and unique in plugin.held()
+    unique = plugin.unique_name(task.spec)
+    assert str(place) in host.mounts.points() and unique in plugin.in_use()
     plugin = plugin_on(host)
-    plugin.remember()
-    assert unique in plugin.held()
+    plugin.reconstruct()
+    assert unique in plugin.in_use()
     other = host.task(a_pod("other"), volume(lun=2))
     plugin.set_up(other, None)
     plugin.tear_down(other.uid, "disk")
-    assert host.mounts.points() == [] and list(plugin.held()) == []
+    assert host.mounts.points() == [] and list(plugin.in_use()) == []
 
 
 def test_a_disk_that_somebody_else_on_this_host_has_is_in_use(tmp_path: Path) -> None:
@@ -193,11 +193,11 @@ def test_a_disk_that_somebody_else_on_this_host_has_is_in_use(tmp_path: Path) ->
     holder.parent.mkdir(parents=True, exist_ok=True)
     holder.touch()
     plugin.tear_down(task.uid, "disk")
-    assert host.block_devices() == ["sda1"] and plugin.attached_as(task.spec) in plugin.held()
+    assert host.block_devices() == ["sda1"] and plugin.unique_name(task.spec) in plugin.in_use()
     holder.unlink()
     plugin.set_up(task, None)
     plugin.tear_down(task.uid, "disk")
-    assert host.sessions() == {} and list(plugin.held()) == []
+    assert host.sessions() == {} and list(plugin.in_use()) == []
 
 
 def test_of_two_pods_that_go_at_once_the_second_gives_the_disk_back(tmp_path: Path) -> None:

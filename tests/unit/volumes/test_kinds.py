@@ -307,7 +307,7 @@ async def test_an_fc_disk_has_the_name_the_control_plane_writes(
     tmp_path: Path, fields: dict[str, Any], name: str
 ) -> None:
     plugin = Node(tmp_path).manager()._plugins[FC]
-    assert plugin.attached_as(spec_of(Volume(name="disk", fc=FCVolumeSource(**fields)))) == name
+    assert plugin.unique_name(spec_of(Volume(name="disk", fc=FCVolumeSource(**fields)))) == name
 
 
 @pytest.mark.parametrize("wwid", ["../../../../etc", "a/b", "..", "-x", "a\nb", "", "w" * 300])

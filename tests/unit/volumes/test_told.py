@@ -126,7 +126,7 @@ async def test_another_pods_group_is_not_changed_but_told(tmp_path: Path) -> Non
 
 @pytest.mark.real_loop
 async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciler, "PATIENCE", (0.05, 0.05, 10.0))
+    monkeypatch.setattr(reconciler, "REPORT_AFTER", (0.05, 0.05, 10.0))
     node, gate = Node(tmp_path / "root"), threading.Event()
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -12,7 +12,7 @@ from typing import Protocol
 from pykubelet.api.types import ConfigMap, Pod, Secret, Service
 from pykubelet.cm.container_resources import NO_RESOURCES, ContainerResources
 from pykubelet.model.pod import AnyContainer
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.errors import ConfigProblem
 from pykubelet.wire import cri_pb2
 
 

@@ -16,9 +16,9 @@ from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.container_keys import container_annotations, container_labels
 from pykubelet.model.expand import ExpansionTooLong, expand_words
 from pykubelet.model.pod import AnyContainer
-from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.hosts import HOSTS_PATH
+from pykubelet.runtime.errors import ConfigProblem
 from pykubelet.runtime.spec.resources import container_resources
+from pykubelet.runtime.spec.sandbox import HOSTS_PATH
 from pykubelet.runtime.spec.security import ImageUser, check_non_root, container_security
 from pykubelet.wire import cri_pb2
 

@@ -1,17 +1,19 @@
-"""A pod's resolver settings: the policies, dnsConfig on top, and the limits with their warning texts. Pure.
+"""A pod's resolver settings: the policies, dnsConfig on top, and the limits with their warning texts.
 
-Reading the host's file is in resolv_conf.py; telling the warnings is in builder.py.
+Pure but for the host's resolver file, which is read again only when it changed. The warnings are published in
+builder.py.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import log_form, namespace_of, uses_host_network
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.errors import ConfigProblem
 
 MAX_SERVERS = 3
 MAX_SEARCHES = 32
@@ -160,3 +162,31 @@ def _searches_within_limits(searches: tuple[str, ...]) -> tuple[str, ...]:
 
 def _unique(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
+
+
+MAX_BYTES = 10 << 20
+
+
+class HostResolver:
+    """`path` '' means that pods get nothing of the host's settings."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._resolver = Resolver()
+
+    def read(self) -> Resolver | None:
+        """What the file says now; None without one. Raises ConfigProblem when it cannot be read."""
+        if not self._path:
+            return None
+        try:
+            info = os.stat(self._path)
+            # Managers of this file replace it by rename or write it in place: inode, size and time tell both.
+            mark = (info.st_ino, info.st_size, info.st_mtime_ns)
+            if mark != self._seen:
+                with open(self._path, encoding="utf-8", errors="replace") as file:
+                    self._resolver = parse_resolv_conf(file.read(MAX_BYTES))
+                self._seen = mark
+        except OSError as error:
+            raise ConfigProblem(f"cannot read the resolver file {self._path} (resolvConf): {error.strerror}") from error
+        return self._resolver

@@ -15,7 +15,7 @@ from pykubelet.api.pod_resources import is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod, ResourceFieldSelector
 from pykubelet.model.pod import AnyContainer, find_container, name_of, namespace_of, uid_of
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.errors import ConfigProblem
 
 KEYED_FIELD = re.compile(r"^metadata\.(labels|annotations)\['(.*)'\]$")
 DEFAULTED = ("cpu", "memory", "ephemeral-storage")

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, field
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ConfigMap, EnvFromSource, EnvVarSource, FileKeySelector, Pod, Secret, Service
+from pykubelet.kit.files import reopen_checked
+from pykubelet.model.errors import PykubeletError
 from pykubelet.model.expand import MOST_EXPANDED, ExpansionTooLong, expand
 from pykubelet.model.pod import AnyContainer, namespace_of
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.errors import ConfigProblem
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
-from pykubelet.runtime.spec.env_files import EnvFile
-from pykubelet.runtime.spec.services import service_variables
 
 _NOTHING: Final = Addresses()
 
@@ -167,3 +171,189 @@ def _from_file(selector: FileKeySelector, inputs: EnvInputs) -> str | None:
     if not selector.optional:
         raise ConfigProblem(f'environment variable key "{selector.key}" not found in file "{file.path}"')
     return None
+
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 20
+MAX_LINKS = 40
+_BLANKS = " \t"
+
+
+class EnvFileProblem(PykubeletError):
+    """The file cannot be read or does not follow the syntax; the message is for the log."""
+
+
+class EnvFile(Struct, frozen=True, kw_only=True):
+    path: str
+    """As messages name it."""
+    text: str = ""
+    error: str = ""
+    """Why it could not be read; told when a variable asks for it."""
+
+    def value(self, key: str) -> str:
+        """The variable's value; '' when the file does not have it."""
+        try:
+            if self.error:
+                raise EnvFileProblem(self.error)
+            return find_value(self.text, key)
+        except EnvFileProblem as problem:
+            logger.warning("cannot take %s from %s: %s", key, self.path, problem)
+            raise ConfigProblem("couldn't parse env file") from problem
+
+
+def find_value(text: str, key: str) -> str:
+    """The value of the first assignment of `key`. What follows it is not judged, as upstream does not either."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    number = 0
+    while number < len(lines):
+        line = lines[number].removesuffix("\r").lstrip(_BLANKS)
+        number += 1
+        if not line or line.startswith("#"):
+            continue
+        name, equals, rest = line.partition("=")
+        if not equals:
+            raise EnvFileProblem(f"line {number}: missing '='")
+        if not name or name != name.rstrip(_BLANKS):
+            raise EnvFileProblem(f"line {number}: a name must stand directly before '='")
+        if rest[:1] in (" ", "\t"):
+            # What a shell makes of it: an empty value, and the rest is another word.
+            if name == key:
+                return ""
+            continue
+        if not rest.startswith("'"):
+            raise EnvFileProblem(f"line {number}: the value must be in single quotes")
+        value, number = _quoted(rest[1:], lines, number)
+        if name == key:
+            return value
+    return ""
+
+
+def _quoted(rest: str, lines: list[str], number: int) -> tuple[str, int]:
+    """The text up to the closing quote, and the number of lines used so far."""
+    first, parts = number, []
+    while True:
+        head, quote, tail = rest.partition("'")
+        parts.append(head)
+        if quote:
+            tail = tail.lstrip(_BLANKS)
+            if tail and not tail.startswith("#"):
+                raise EnvFileProblem(f"line {number}: text after the closing quote")
+            return "\n".join(parts), number
+        if number >= len(lines):
+            raise EnvFileProblem(f"line {first}: the quote is never closed")
+        rest = lines[number].removesuffix("\r")
+        number += 1
+
+
+def read_env_file(root: str, path: str) -> EnvFile:
+    """The file below `root`; trouble is kept in the result, for it only matters if a variable needs it."""
+    shown = os.path.join(root, path.lstrip("/"))
+    try:
+        descriptor = open_beneath(root, path)
+    except OSError as error:
+        return EnvFile(path=shown, error=f"cannot open {shown}: {error.strerror}")
+    try:
+        content = _read(descriptor)
+    except OSError as error:
+        return EnvFile(path=shown, error=f"cannot read {shown}: {error.strerror}")
+    finally:
+        os.close(descriptor)
+    if len(content) > MAX_BYTES:
+        return EnvFile(path=shown, error=f"{shown} is larger than {MAX_BYTES} bytes")
+    return EnvFile(path=shown, text=content.decode(errors="surrogateescape"))
+
+
+def _read(descriptor: int) -> bytes:
+    content = b""
+    while len(content) <= MAX_BYTES and (more := os.read(descriptor, MAX_BYTES + 1 - len(content))):
+        content += more
+    return content
+
+
+def open_beneath(root: str, path: str) -> int:
+    """Open a file for reading as if `root` were the file system's root, whatever links the path goes through."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    way = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    todo = [part for part in reversed(path.split("/")) if part]
+    links = 0
+    try:
+        while todo:
+            part = todo.pop()
+            if part == ".":
+                continue
+            if part == "..":
+                if len(way) > 1:
+                    os.close(way.pop())
+                continue
+            way.append(os.open(part, flags, dir_fd=way[-1]))
+            if not stat.S_ISLNK(os.fstat(way[-1]).st_mode):
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), part)
+            link = way.pop()
+            try:
+                target = os.readlink("", dir_fd=link)
+            finally:
+                os.close(link)
+            if target.startswith("/"):
+                while len(way) > 1:
+                    os.close(way.pop())
+            todo += [step for step in reversed(target.split("/")) if step]
+        return reopen_checked(way[-1], path)
+    finally:
+        for descriptor in way:
+            os.close(descriptor)
+
+
+MASTER_NAMESPACE = "default"
+MASTER_SERVICE = "kubernetes"
+
+
+def visible_services(master: Iterable[Service], own: Iterable[Service], *, links: bool) -> list[Service]:
+    """Services whose variables a pod gets: the API server's always, those of its namespace if it wants links.
+
+    `master` are the services of the default namespace, `own` those of the pod's. Of two with one name the
+    pod's own wins.
+    """
+    wanted = [each for each in master if each.metadata.name == MASTER_SERVICE]
+    if links:
+        wanted += own
+    return list({each.metadata.name: each for each in wanted if has_address(each)}.values())
+
+
+def has_address(service: Service) -> bool:
+    return bool(service.spec.cluster_ip) and service.spec.cluster_ip != "None"
+
+
+def service_variables(services: Iterable[Service]) -> dict[str, str]:
+    """The Docker-link style variables of each service with a cluster address."""
+    result: dict[str, str] = {}
+    for service in services:
+        address = service.spec.cluster_ip or ""
+        if not has_address(service) or not service.spec.ports:
+            continue
+        name = _variable_name(service.metadata.name or "")
+        host = f"[{address}]" if ":" in address else address
+        result[f"{name}_SERVICE_HOST"] = address
+        result[f"{name}_SERVICE_PORT"] = str(service.spec.ports[0].port)
+        for index, port in enumerate(service.spec.ports):
+            if port.name:
+                result[f"{name}_SERVICE_PORT_{_variable_name(port.name)}"] = str(port.port)
+            protocol = (port.protocol or "TCP").lower()
+            prefix = f"{name}_PORT_{port.port}_{protocol.upper()}"
+            url = f"{protocol}://{host}:{port.port}"
+            if index == 0:
+                result[f"{name}_PORT"] = url
+            result[prefix] = url
+            result[f"{prefix}_PROTO"] = protocol
+            result[f"{prefix}_PORT"] = str(port.port)
+            result[f"{prefix}_ADDR"] = address
+    return result
+
+
+def _variable_name(name: str) -> str:
+    return name.upper().replace("-", "_")

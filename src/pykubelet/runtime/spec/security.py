@@ -22,7 +22,7 @@ from pykubelet.api.types import (
 )
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.pod import AnyContainer, all_containers, log_form
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.errors import ConfigProblem
 from pykubelet.wire import cri_pb2
 
 MASKED_PATHS: Final = (

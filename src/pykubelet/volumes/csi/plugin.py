@@ -65,7 +65,7 @@ OWNERS_WITHIN = 3600.0
 
 class CsiVolumes(RemotePlugin):
     name = CSI
-    live = True
+    requires_remount = True
 
     def __init__(
         self, ctx: Context, *, drivers: CsiDrivers, objects: CsiObjects, mounts: Mounts, paths: VolumePaths
@@ -90,7 +90,7 @@ class CsiVolumes(RemotePlugin):
 
     # --- questions of the manager ---------------------------------------------------------------
 
-    def attached_as(self, spec: VolumeSpec) -> str:
+    def unique_name(self, spec: VolumeSpec) -> str:
         if spec.csi is None:
             return ""
         return self._unique(spec.csi.driver or "", spec.csi.volume_handle or "")
@@ -99,14 +99,14 @@ class CsiVolumes(RemotePlugin):
         said = self._objects.driver(driver)
         return "" if said is not None and said.attach_required is False else unique_name(driver, handle)
 
-    def held(self) -> Iterable[str]:
+    def in_use(self) -> Iterable[str]:
         """Also what could not be unstaged yet, though no pod has it any more."""
         return [self._unique(*record.key) for record in self._held.values()]
 
-    def remember(self) -> None:
+    def reconstruct(self) -> None:
         self._held = {self._record_home(record, block): record for block, record in self._all_staged()}
 
-    def recall(self, uid: str, found: VolumeSpec) -> VolumeSpec:
+    def reconstruct_spec(self, uid: str, found: VolumeSpec) -> VolumeSpec:
         home = self._paths.device_home(found.folder) if found.block else self._paths.home(uid, found.folder)
         record = read_record(home)
         if record is None or record.lifecycle == EPHEMERAL:
@@ -114,12 +114,12 @@ class CsiVolumes(RemotePlugin):
         source = CSIPersistentVolumeSource(driver=record.driver, volume_handle=record.handle)
         return replace(found, csi=source, persistent=found.folder)
 
-    def where(self, path: Path, spec: VolumeSpec) -> Path:
+    def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
         return path / "mount"
 
     # --- attaching ------------------------------------------------------------------------------
 
-    async def attach_trouble(self, spec: VolumeSpec) -> str:
+    async def attach_error(self, spec: VolumeSpec) -> str:
         """What the attacher says. A node that is full has told wrong limits: they are asked for again."""
         assert spec.csi is not None
         driver, handle = spec.csi.driver or "", spec.csi.volume_handle or ""
@@ -139,7 +139,7 @@ class CsiVolumes(RemotePlugin):
     async def ready(self) -> None:
         await self._objects.known()
 
-    async def obtain(self, task: SetUp, waiting: Waiting) -> None:
+    async def publish(self, task: SetUp, waiting: Waiting) -> None:
         source = source_of(task.spec, task.uid, namespace_of(task.pod))
         driver = self._drivers.find(source.driver, migrated=task.spec.migrated, waiting=waiting)
         self._found_full.discard((source.driver, source.handle))
@@ -175,7 +175,7 @@ class CsiVolumes(RemotePlugin):
         )
 
     async def _publish_context(self, spec: VolumeSpec, source: CsiSource) -> Mapping[str, str]:
-        if not self.attached_as(spec):
+        if not self.unique_name(spec):
             return {}
         name = source.record(spec, self._node_name).attachment
         attachment = await self._objects.attachment(name)
@@ -295,7 +295,7 @@ class CsiVolumes(RemotePlugin):
 
     # --- giving back ----------------------------------------------------------------------------
 
-    async def give_back(self, uid: str, spec: VolumeSpec, waiting: Waiting) -> None:
+    async def unpublish(self, uid: str, spec: VolumeSpec, waiting: Waiting) -> None:
         folder, block = spec.folder, spec.block
         home = self._paths.device_home(folder) if block else self._paths.home(uid, folder)
         record = await self._run(partial(read_record, home), (uid, folder))
@@ -310,7 +310,7 @@ class CsiVolumes(RemotePlugin):
             await driver.unpublish(record.handle, self._target(uid, folder, block=block))
             await self._run(partial(self._forget_target, uid, folder, block), record.key)
 
-    async def let_go(self, spec: VolumeSpec, waiting: Waiting) -> None:
+    async def unstage(self, spec: VolumeSpec, waiting: Waiting) -> None:
         if spec.csi is None:
             return
         key = spec.csi.driver or "", spec.csi.volume_handle or ""

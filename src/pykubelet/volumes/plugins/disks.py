@@ -212,7 +212,7 @@ class DeviceMounts:
         self._kept: set[Path] = set()
         """Places whose disk could not be given back, or was found mounted with no pod that notes it."""
 
-    def remember(self) -> None:
+    def reconstruct(self) -> None:
         """What an earlier life of the agent, or another agent, left on the node."""
         noted = {note.place for note in self.notes()}
         mounted = {entry.mount_point for entry in self._mounts.table()}

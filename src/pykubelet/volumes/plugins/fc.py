@@ -56,13 +56,13 @@ class FcVolume(MountedPlugin):
         self._devices = DeviceMounts(mounts=mounts, paths=paths, plugin=FC, top=self._top, record_file="fc.json")
         self._disks = disks or ScsiDisks(mounts=mounts)
 
-    def attached_as(self, spec: VolumeSpec) -> str:
+    def unique_name(self, spec: VolumeSpec) -> str:
         return f"{FC}/{unique_name(spec.volume.fc)}" if spec.volume.fc is not None else ""
 
-    def remember(self) -> None:
-        self._devices.remember()
+    def reconstruct(self) -> None:
+        self._devices.reconstruct()
 
-    def held(self) -> Iterable[str]:
+    def in_use(self) -> Iterable[str]:
         return [name for place in self._devices.kept() for name in names_by_place(FC, place.name)]
 
     def using(self, task: SetUp) -> AbstractContextManager[None]:

@@ -57,7 +57,7 @@ def _create(path: str, kind: str) -> None:
 
 class HostPath(PluginDefaults):
     name = HOST_PATH
-    relabels = False
+    selinux_relabel = False
 
     def __init__(self, *, paths: VolumePaths) -> None:
         self._paths = paths
@@ -66,7 +66,7 @@ class HostPath(PluginDefaults):
         # A type check looks at a path of the host, which may lie on a file server that hangs.
         return not (spec.volume.host_path and spec.volume.host_path.type)
 
-    def where(self, path: Path, spec: VolumeSpec) -> Path:
+    def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
         return Path((spec.volume.host_path.path if spec.volume.host_path else "") or "")
 
     def set_up(self, task: SetUp, files: Files | None) -> None:

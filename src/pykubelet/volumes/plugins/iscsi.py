@@ -355,16 +355,16 @@ class IscsiVolume(MountedPlugin):
         self._targets = KeyedLocks()
         self._references = references
 
-    def attached_as(self, spec: VolumeSpec) -> str:
+    def unique_name(self, spec: VolumeSpec) -> str:
         source = spec.volume.iscsi
         if source is None:
             return ""
         return f"{ISCSI}/{source.target_portal}:{source.iqn}:{source.lun or 0}"
 
-    def remember(self) -> None:
-        self._devices.remember()
+    def reconstruct(self) -> None:
+        self._devices.reconstruct()
 
-    def held(self) -> Iterable[str]:
+    def in_use(self) -> Iterable[str]:
         return [name for place in self._devices.kept() for name in names_by_place(ISCSI, place.name)]
 
     async def gather(self, task: SetUp) -> Files | None:

@@ -127,7 +127,7 @@ FORCE_AFTER = 60.0
 class NfsVolume(MountedPlugin):
     name = NFS
     owned = False
-    relabels = False
+    selinux_relabel = False
 
     def mount(self, task: SetUp, files: Files | None) -> None:
         source = task.spec.volume.nfs

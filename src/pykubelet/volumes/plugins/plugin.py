@@ -60,6 +60,8 @@ class SetUp:
     """Folders other volumes will be mounted on inside this one."""
     label: str = ""
     """SELinux label to mount it with; empty: none."""
+    unique_name: str = ""
+    """Set when the control plane attaches it."""
     feedback: Feedback = field(default_factory=Feedback, compare=False)
 
     @property
@@ -83,12 +85,12 @@ class VolumePlugin(Protocol):
         ...
 
     @property
-    def live(self) -> bool:
+    def requires_remount(self) -> bool:
         """Whether set-up is repeated to bring new content to a running pod."""
         ...
 
     @property
-    def relabels(self) -> bool:
+    def selinux_relabel(self) -> bool:
         """Whether the runtime may relabel the volume for SELinux: only what belongs to the pod alone."""
         ...
 
@@ -96,27 +98,35 @@ class VolumePlugin(Protocol):
         """Whether set-up takes microseconds and cannot hang, so that it is done on the loop at once."""
         ...
 
-    def attached_as(self, spec: VolumeSpec) -> str:
+    def unique_name(self, spec: VolumeSpec) -> str:
         """Unique name of a volume the control plane attaches to nodes; empty for all others."""
         ...
 
-    def remember(self) -> None:
+    async def ready(self) -> None:
+        """Wait until the synchronous questions below can be answered."""
+        ...
+
+    async def attach_error(self, spec: VolumeSpec) -> str:
+        """Why the volume is not attached to this node; empty when unknown."""
+        ...
+
+    def reconstruct(self) -> None:
         """Learn from disk what an earlier life of the agent left on the node. Blocking; before anything else."""
         ...
 
-    def recall(self, uid: str, found: VolumeSpec) -> VolumeSpec:
+    def reconstruct_spec(self, uid: str, found: VolumeSpec) -> VolumeSpec:
         """What the disk tells of a volume that was found there. Blocking."""
         ...
 
-    def held(self) -> Iterable[str]:
+    def in_use(self) -> Iterable[str]:
         """Unique names of volumes that the node itself has, whether a pod still does or not."""
         ...
 
-    def where(self, path: Path, spec: VolumeSpec) -> Path:
+    def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
         """What containers get: the volume's folder, or a place of the host."""
         ...
 
-    def always_read_only(self, spec: VolumeSpec) -> bool: ...
+    def is_read_only(self, spec: VolumeSpec) -> bool: ...
 
     async def gather(self, task: SetUp) -> Files | None: ...
 
@@ -161,28 +171,34 @@ def remove_empty(path: Path) -> None:
 class PluginDefaults:
     """Answers that fit most kinds."""
 
-    live = False
-    relabels = True
+    requires_remount = False
+    selinux_relabel = True
 
     def is_quick(self, spec: VolumeSpec) -> bool:
         return False
 
-    def attached_as(self, spec: VolumeSpec) -> str:
+    def unique_name(self, spec: VolumeSpec) -> str:
         return ""
 
-    def remember(self) -> None:
+    def reconstruct(self) -> None:
         return
 
-    def recall(self, uid: str, found: VolumeSpec) -> VolumeSpec:
+    def reconstruct_spec(self, uid: str, found: VolumeSpec) -> VolumeSpec:
         return found
 
-    def held(self) -> Iterable[str]:
+    def in_use(self) -> Iterable[str]:
         return ()
 
-    def where(self, path: Path, spec: VolumeSpec) -> Path:
+    async def ready(self) -> None:
+        return
+
+    async def attach_error(self, spec: VolumeSpec) -> str:
+        return ""
+
+    def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
         return path
 
-    def always_read_only(self, spec: VolumeSpec) -> bool:
+    def is_read_only(self, spec: VolumeSpec) -> bool:
         return spec.read_only
 
     async def gather(self, task: SetUp) -> Files | None:
@@ -190,30 +206,22 @@ class PluginDefaults:
 
 
 class RemotePlugin(PluginDefaults):
-    """A kind whose volumes a program outside this agent brings and takes: asked on the loop, with deadlines."""
+    """A kind whose volumes an external driver mounts: called on the loop, with deadlines."""
 
-    async def ready(self) -> None:
-        """Until what is asked of this plugin without waiting can be answered."""
+    async def publish(self, task: SetUp, waiting: Waiting) -> None:
+        """Called instead of `set_up`; stages the volume first."""
         raise NotImplementedError
 
-    async def attach_trouble(self, spec: VolumeSpec) -> str:
-        """Why the volume is not attached to this node; empty when nobody says."""
-        return ""
-
-    async def obtain(self, task: SetUp, waiting: Waiting) -> None:
-        """Instead of `set_up`."""
+    async def unpublish(self, uid: str, spec: VolumeSpec, waiting: Waiting) -> None:
+        """Called instead of `tear_down`."""
         raise NotImplementedError
 
-    async def give_back(self, uid: str, spec: VolumeSpec, waiting: Waiting) -> None:
-        """Instead of `tear_down`: take it from the pod."""
-        raise NotImplementedError
-
-    async def let_go(self, spec: VolumeSpec, waiting: Waiting) -> None:
-        """After `give_back`: take it from the node if no other pod has it."""
+    async def unstage(self, spec: VolumeSpec, waiting: Waiting) -> None:
+        """After `unpublish`: unstage it from the node if no other pod has it."""
         raise NotImplementedError
 
     def set_up(self, task: SetUp, files: Files | None) -> None:
-        raise NotImplementedError("this kind is asked by obtain()")
+        raise NotImplementedError("use publish()")
 
     def tear_down(self, uid: str, folder: str) -> None:
-        raise NotImplementedError("this kind is asked by give_back()")
+        raise NotImplementedError("use unpublish()")

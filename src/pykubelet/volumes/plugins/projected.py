@@ -44,7 +44,7 @@ class ContentPlugin(PluginDefaults):
 
     name = ""
     medium = "Memory"
-    live = True
+    requires_remount = True
 
     def __init__(
         self, *, mounts: Mounts, paths: VolumePaths, clock: Clock, objects: VolumeObjects, ground: EmptyDir
@@ -55,7 +55,7 @@ class ContentPlugin(PluginDefaults):
         self._objects = objects
         self._ground = ground
 
-    def always_read_only(self, spec: VolumeSpec) -> bool:
+    def is_read_only(self, spec: VolumeSpec) -> bool:
         return True
 
     def set_up(self, task: SetUp, files: Files | None) -> None:

@@ -37,15 +37,15 @@ def make_plugins(
 
 class ImageVolume(PluginDefaults):
     name = IMAGE
-    relabels = False
+    selinux_relabel = False
 
     def is_quick(self, spec: VolumeSpec) -> bool:
         return True
 
-    def where(self, path: Path, spec: VolumeSpec) -> Path:
+    def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
         return Path()
 
-    def always_read_only(self, spec: VolumeSpec) -> bool:
+    def is_read_only(self, spec: VolumeSpec) -> bool:
         return True
 
     def set_up(self, task: SetUp, files: Files | None) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from pykubelet.api.types import ContainerPort, HTTPGetAction, HTTPHeader, Pod
 from pykubelet.clients.http.client import ShortCalls
-from pykubelet.clients.http.hooks import HookCaller
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.http import BadRequest, HttpProblem, HttpRequest, PlainAnswer
+from pykubelet.runtime.hooks import HookCaller
 from tests.bed.certificates import Authority
 from tests.builders import a_container, a_pod
 from tests.unit.clients.http.servers import plain_after_hello, serving, serving_raw

@@ -38,10 +38,9 @@ from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.pod import AnyContainer, ContainerKind, uid_of
 from pykubelet.model.runtime_status import Image
-from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.builder import PodSpecBuilder
+from pykubelet.runtime.errors import ConfigProblem
+from pykubelet.runtime.spec.builder import REMEMBERED_IMAGES, ImageUsers, PodSpecBuilder, pod_addresses
 from pykubelet.runtime.spec.collaborators import NoReferences, NoVolumes
-from pykubelet.runtime.spec.lookups import REMEMBERED_IMAGES, ImageUsers, pod_addresses
 from pykubelet.runtime.start import ContainerRequest, SpecBuilder
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod, an_ephemeral_container

@@ -10,7 +10,7 @@ from pykubelet.api.types import Lifecycle, VolumeMount
 from pykubelet.cm.container_resources import ContainerResources
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.pod import AnyContainer
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.errors import ConfigProblem
 from pykubelet.runtime.spec.container import ContainerParts, build_container_config, wants_hosts_file
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod, an_ephemeral_container

@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import PodDNSConfig, PodDNSConfigOption
-from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.dns import DnsResult, Resolver, host_resolver_complaint, parse_resolv_conf, pod_resolver
-from pykubelet.runtime.spec.resolv_conf import HostResolver
+from pykubelet.runtime.errors import ConfigProblem
+from pykubelet.runtime.spec.dns import (
+    DnsResult,
+    HostResolver,
+    Resolver,
+    host_resolver_complaint,
+    parse_resolv_conf,
+    pod_resolver,
+)
 from tests.builders import a_pod
 
 HOST = Resolver(servers=("192.168.0.53",), searches=("corp.example", "svc.cluster.local"), options=("timeout:2",))

@@ -8,7 +8,7 @@ import pytest
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ResourceFieldSelector, ResourceRequirements
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.errors import ConfigProblem
 from pykubelet.runtime.spec.downward import Addresses, field_value, quote, resource_value
 from tests.builders import a_container, a_pod
 

@@ -26,9 +26,8 @@ from pykubelet.api.types import (
     ServiceSpec,
 )
 from pykubelet.model.expand import ExpansionTooLong, expand_command, literal_env
-from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.env import EnvInputs, build_env
-from pykubelet.runtime.spec.env_files import EnvFile
+from pykubelet.runtime.errors import ConfigProblem
+from pykubelet.runtime.spec.env import EnvFile, EnvInputs, build_env
 from tests.builders import a_container, a_pod
 
 

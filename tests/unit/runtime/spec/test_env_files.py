@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.runtime.problems import ConfigProblem
-from pykubelet.runtime.spec.env_files import MAX_BYTES, EnvFileProblem, find_value, open_beneath, read_env_file
+from pykubelet.runtime.errors import ConfigProblem
+from pykubelet.runtime.spec.env import MAX_BYTES, EnvFileProblem, find_value, open_beneath, read_env_file
 
 
 @pytest.mark.parametrize(

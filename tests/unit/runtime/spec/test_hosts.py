@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import HostAlias
-from pykubelet.runtime.spec.hosts import (
+from pykubelet.runtime.spec.sandbox import (
     HostnameTooLong,
     host_network_hosts_file,
     hosts_file,

@@ -16,7 +16,7 @@ from pykubelet.api.types import (
     SELinuxOptions,
 )
 from pykubelet.cm.node_spec import NodeSpec
-from pykubelet.runtime.problems import ConfigProblem
+from pykubelet.runtime.errors import ConfigProblem
 from pykubelet.runtime.spec.security import (
     MASKED_PATHS,
     READONLY_PATHS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.api.types import ObjectMeta, Service, ServicePort, ServiceSpec
-from pykubelet.runtime.spec.services import service_variables, visible_services
+from pykubelet.runtime.spec.env import service_variables, visible_services
 
 
 def a_service(name: str, ip: str | None = "10.0.0.1", *ports: ServicePort, namespace: str = "default") -> Service:
