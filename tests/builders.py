@@ -17,7 +17,6 @@ from pykubelet.kit.clock import Clock, LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.container_keys import container_annotations, container_labels, pod_labels
 from pykubelet.model.events import AnnotatedSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import (
     HASH_ANNOTATION,
     SOURCE_ANNOTATION,
@@ -33,6 +32,7 @@ from pykubelet.model.runtime_status import (
     SandboxState,
     SandboxStatus,
 )
+from pykubelet.recorder import LifeRecorder
 from pykubelet.settings.settings import Settings
 from tests.fakes.recorded_events import RecordedEvents
 

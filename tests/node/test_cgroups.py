@@ -20,8 +20,8 @@ from pykubelet.cm.cgroups import PodCgroups
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.cgroup_limits import CgroupLimits
-from pykubelet.model.held_resources import effect_of
+from pykubelet.model.cgroups import CgroupLimits
+from pykubelet.model.pod_resources import effect_of
 from pykubelet.runtime.plan import ContainerResize, PodPlan
 from pykubelet.runtime.resize import PodResizer, ResizeProblem
 from tests.bed.agent import BedAgent, bed_agent

@@ -29,8 +29,8 @@ from pykubelet.cm.resize import (
 )
 from pykubelet.context import Context
 from pykubelet.kit.mailbox import Signal
-from pykubelet.model.held_resources import allocation_of, differing, effective_resources, with_held
 from pykubelet.model.pod import is_sidecar, readable, uid_of
+from pykubelet.model.pod_resources import allocation_of, differing, effective_resources, with_resources
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pods.table import PodTable
@@ -121,7 +121,7 @@ class AllocationManager:
 
     def allocated(self, pod: Pod) -> Pod:
         """The pod with what it was promised instead of what it asks for."""
-        return with_held(pod, self._allocated.get(uid_of(pod)))
+        return with_resources(pod, self._allocated.get(uid_of(pod)))
 
     def active_pods(self) -> list[Pod]:
         """Pods that hold resources, with what they were promised."""
@@ -129,7 +129,7 @@ class AllocationManager:
 
     def in_force(self, pod: Pod) -> Pod:
         """The pod with what is in force for it, as far as that is known."""
-        return with_held(self.allocated(pod), self.actuation.get(uid_of(pod)))
+        return with_resources(self.allocated(pod), self.actuation.get(uid_of(pod)))
 
     def actuated(self, uid: str) -> dict[str, ResourceRequirements]:
         held = self.actuation.get(uid)

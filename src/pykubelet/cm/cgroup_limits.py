@@ -15,11 +15,10 @@ from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod, ResourceRequirements
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits, milli_to_quota, milli_to_shares
-from pykubelet.model.held_resources import amount_of
+from pykubelet.model.cgroups import MIN_SHARES, CgroupLimits, milli_to_quota, milli_to_shares
 from pykubelet.model.pod import QosClass, is_critical, qos_class
+from pykubelet.model.pod_resources import amount_of, pod_requests
 from pykubelet.model.pod_resources import pod_limits as limits_of
-from pykubelet.model.pod_resources import pod_requests
 from pykubelet.settings.settings import Settings
 
 UNBOUNDED_HUGEPAGES = 1 << 62

@@ -32,9 +32,9 @@ from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.life import LifeEntry, Step
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
 from pykubelet.model.pod_resources import served_by_claims
+from pykubelet.recorder import LifeEntry, Step
 from pykubelet.signals import DeviceHealthChanged, NodeStatusChanged
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,7 @@ from pykubelet.cm.capacity import machine_capacity, quantities, reserved
 from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.cgroups import NoSlices, lacks_root
 from pykubelet.kit.clock import Clock
-from pykubelet.model.cgroup_limits import CgroupLimits, milli_to_shares
-from pykubelet.model.cgroup_names import class_parts, driver_path, named_path
+from pykubelet.model.cgroups import CgroupLimits, class_parts, driver_path, milli_to_shares, named_path
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import QosClass

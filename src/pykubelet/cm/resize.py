@@ -18,9 +18,8 @@ from pykubelet.cm.cgroup_limits import swap_limit
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.held_resources import amount_of, differing, same_resources
 from pykubelet.model.pod import QosClass, is_sidecar, qos_class, uid_of
-from pykubelet.model.pod_resources import CPU, MEMORY, pod_requests
+from pykubelet.model.pod_resources import CPU, MEMORY, amount_of, differing, pod_requests, same_resources
 from pykubelet.model.reasons import RESIZE_IN_PROGRESS, RESIZE_PENDING
 from pykubelet.settings.settings import Settings
 

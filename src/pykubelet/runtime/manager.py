@@ -20,7 +20,6 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import Beginner, beside, gather_all
 from pykubelet.model.errors import CriError, NotFound, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import (
     AnyContainer,
     ContainerKind,
@@ -34,6 +33,7 @@ from pykubelet.model.problems import CreateFailed, KillCause, Problem, ResizeFai
 from pykubelet.model.reasons import CREATE_POD_SANDBOX_ERROR, NORMAL, WARNING
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.runtime.errors import ConfigProblem, StartError
 from pykubelet.runtime.plan import ContainerKill, ContainerReset, KillReason, PlanInputs, PodPlan, plan_pod
 from pykubelet.runtime.resize import ResizeProblem

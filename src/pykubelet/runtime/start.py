@@ -24,7 +24,6 @@ from pykubelet.kit.clock import Clock
 from pykubelet.model.container_keys import restart_count_of
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, ContainerKind, log_form, uid_of
 from pykubelet.model.problems import CreateFailed, HookFailed, PullFailed
 from pykubelet.model.reasons import (
@@ -35,6 +34,7 @@ from pykubelet.model.reasons import (
     WARNING,
 )
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.runtime.backoff import CrashBackoff
 from pykubelet.runtime.errors import ConfigProblem, StartError
 from pykubelet.runtime.hooks import HookError

@@ -17,10 +17,10 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.memory import give_back
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover, GcPolicy
 from pykubelet.runtime.hooks import HookCaller, LifecycleHooks

@@ -11,8 +11,8 @@ from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequiremen
 from pykubelet.cm.allocation import POD_UPDATED, AllocationManager
 from pykubelet.cm.resize import ResizeRules
 from pykubelet.kit.tasks import running
-from pykubelet.model.held_resources import effect_of
 from pykubelet.model.pod import uid_of
+from pykubelet.model.pod_resources import effect_of
 from pykubelet.signals import PodPreempted, ResizeChanged
 from tests.builders import a_container, a_container_status, a_context, a_pod, a_runtime_status, at
 

@@ -10,9 +10,9 @@ import pytest
 
 from pykubelet.api.types import ResourceRequirements
 from pykubelet.cm.allocation_state import AllocationState, checksum, decode, encode
-from pykubelet.model.held_resources import HeldResources
+from pykubelet.model.pod_resources import PodResourceInfo
 
-HELD = HeldResources(
+HELD = PodResourceInfo(
     containers={"app": ResourceRequirements(requests={"cpu": "100m"}, limits={"cpu": "1", "memory": "64Mi"})},
     pod=ResourceRequirements(requests={"cpu": "1"}),
 )

@@ -32,7 +32,7 @@ from pykubelet.context import Context
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.life import LifeRecorder
+from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import Signals
