@@ -44,11 +44,11 @@ from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
 from pykubelet.recorder import LifeRecorder
-from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.resize import PodResizer
 from pykubelet.runtime.spec.builder import PodSpecBuilder
+from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
 from pykubelet.server.build import Served
@@ -65,7 +65,6 @@ from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.pod_fields import PodFields
 from pykubelet.sync.pod_metrics import TimedSteps
 from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
@@ -132,7 +131,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
     )
     spec = node_spec(settings, edges)
-    image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
         return runtime_state.conditions.supports_recursive_read_only(api.runtime_classes.handler_now(pod))
@@ -152,7 +150,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     volumes = build_volumes(
         ctx,
         edges,
-        replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
+        replace(api.volume_objects, downward=PodFields(spec.allocatable)),
         node=cm.admission.node_info,
         supports_recursive_read_only=recursive_read_only,
     )
@@ -192,7 +190,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             resizer=resizer,
             references=api.references,
             accounts=api.accounts,
-            image_volumes=image_volumes,
+            image_volumes=volumes.image_volumes,
             results=results,
             look=pleg,
             table=table,
@@ -301,7 +299,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             probes,
             maker,
             side.images.puller,
-            image_volumes,
+            volumes.image_volumes,
             volumes.manager,
             cm.allocation,
             user_namespaces,

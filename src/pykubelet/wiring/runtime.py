@@ -24,7 +24,6 @@ from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover, GcPolicy
 from pykubelet.runtime.hooks import HookCaller, LifecycleHooks
-from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.manager import Resizer, RuntimeHandlers, RuntimeManager
 from pykubelet.runtime.spec.builder import PodSpecBuilder
@@ -32,6 +31,7 @@ from pykubelet.runtime.spec.collaborators import References
 from pykubelet.runtime.start import ContainerStarter
 from pykubelet.runtime.stop import Stopper
 from pykubelet.settings.settings import Settings
+from pykubelet.volumes.image_volumes import ImageVolumes
 
 
 class PodLook(Protocol):
