@@ -17,7 +17,6 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.memory import give_back
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
-from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import LifeRecorder
@@ -48,7 +47,6 @@ class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     references: References
     accounts: ServiceAccounts | None
     image_volumes: ImageVolumes
-    results: ProbeResults
     look: PodLook
     table: PodTable
     events: EventSink
@@ -120,7 +118,7 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
         specs=needs.specs,
         handlers=needs.handlers,
         resizer=needs.resizer,
-        probes=needs.results,
+        table=needs.table,
         events=events,
         recorder=recorder,
     )
