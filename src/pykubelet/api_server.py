@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import CSIDriver, Node, ObjectMeta, Pod, PodStatus, RuntimeClass, Service
@@ -45,6 +46,7 @@ from pykubelet.status.sender import belongs
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
+from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.volumes.objects import VolumeObjects
 
 logger = logging.getLogger(__name__)
@@ -123,7 +125,11 @@ class DefaultHandler:
         return None if pod.spec.runtime_class_name else ""
 
 
-def absent(ctx: Context, node_info: Callable[[NodeInfo], NodeInfo]) -> ApiServer:
+def absent(ctx: Context, runtime: RuntimeState) -> ApiServer:
+    def node_info(local: NodeInfo) -> NodeInfo:
+        # No Node shows what the runtime supports, so the runtime itself is asked.
+        return replace(local, supplemental_groups_policy=bool(runtime.conditions.supplemental_groups_policy))
+
     return ApiServer(
         node=OwnNode(ctx.node_name),
         node_info=node_info,
