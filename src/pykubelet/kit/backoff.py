@@ -84,9 +84,10 @@ class BackoffTable(Struct):
     def forget(self, key: str) -> None:
         self._entries.pop(key, None)
 
-    def collect(self, now: float) -> None:
-        """Drop entries that have been quiet for twice the maximum delay."""
-        stale = [key for key, entry in self._entries.items() if now - entry.updated > 2 * self.maximum]
+    def collect(self, now: float, quiet: float | None = None) -> None:
+        """Drop entries without a failure for `quiet` seconds; twice the maximum delay if not given."""
+        longest = 2 * self.maximum if quiet is None else quiet
+        stale = [key for key, entry in self._entries.items() if now - entry.updated > longest]
         for key in stale:
             del self._entries[key]
 

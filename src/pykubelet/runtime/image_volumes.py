@@ -65,8 +65,8 @@ class ImageVolumes:
     def problems(self, pod: Pod, container: AnyContainer) -> list[PykubeletError]:
         """Why images of volumes that the container mounts could not be had, in the order of its mounts."""
         found = self._found.get(uid_of(pod), {})
-        seen = (found.get(mount.name or "") for mount in container.volume_mounts)
-        return [each for each in seen if isinstance(each, PykubeletError)]
+        mounted = (found.get(mount.name or "") for mount in container.volume_mounts)
+        return [each for each in mounted if isinstance(each, PykubeletError)]
 
     def image_of(self, pod: Pod, volume: str) -> cri_pb2.ImageSpec | None:
         found = self._found.get(uid_of(pod), {}).get(volume)
