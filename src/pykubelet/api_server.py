@@ -21,6 +21,7 @@ from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
 from pykubelet.clients.kube.port import KubeClient, Unreadable
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.tokens import TokenManager
+from pykubelet.clients.kube.trust_bundles import TrustBundleWatcher
 from pykubelet.clients.kube.watch import Query
 from pykubelet.context import Context
 from pykubelet.edges import ClusterEdges
@@ -45,7 +46,6 @@ from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.wiring.projections import projections
 
 logger = logging.getLogger(__name__)
 
@@ -182,14 +182,11 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
     )
     objects.listen_objects(lambda *changed: signals.publish(ObjectChanged(*changed)))
     tokens, claims = TokenManager(kube=client, clock=clock), ClaimReader(client)
-    bundles = projections(
-        ctx.settings.gates,
+    bundles = TrustBundleWatcher(
         kube=client,
         clock=clock,
-        events=ctx.events,
-        node=lambda: (own.name, (own.node.metadata.uid or "") if own.node is not None else ""),
+        on_change=lambda name: signals.publish(ObjectChanged("ClusterTrustBundle", "", name)),
     )
-    bundles.listen(lambda name: signals.publish(ObjectChanged("ClusterTrustBundle", "", name)))
     attachments = NodeAttachments(own, report=lambda: signals.publish(NodeStatusChanged()))
     own.listen(attachments.changed)
     storage = StoragePlugins(
@@ -216,10 +213,10 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
             tokens=PodTokens(tokens),
             claims=claims,
             attachments=attachments,
-            trust=bundles.trust,
-            certificates=bundles.certificates,
+            trust=bundles,
             csi=storage.objects,
             csi_node=storage.node,
+            node_uid=lambda: (own.node.metadata.uid or "") if own.node is not None else "",
         ),
         status_of=lambda pod: _status_of(api_pods, pod),
         services=Services(
@@ -233,7 +230,7 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
                 classes,
                 storage.objects,
                 storage.node,
-                *bundles.services,
+                bundles,
             ]
         ),
         chores=[mirrors.remove_orphans],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.signals import (
@@ -9,9 +10,13 @@ from pykubelet.signals import (
     ContainerDied,
     ContainerStarted,
     CsiDriverRegistered,
+    DeviceHealthChanged,
+    DraDriverRegistered,
     InspectionRecovered,
     NodeRead,
     ObjectChanged,
+    PodPreempted,
+    ResizeChanged,
     VolumesMounted,
     VolumesUnmounted,
 )
@@ -22,7 +27,6 @@ from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_metrics import PodMetrics
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.wiring.pinning import PinningParts
 
 
 def connect(
@@ -35,7 +39,7 @@ def connect(
     statuses: StatusManager,
     sender: StatusSender | None,
     pod_metrics: PodMetrics,
-    cpus: PinningParts,
+    cm: ContainerManager,
 ) -> None:
     on = ctx.signals.subscribe
 
@@ -54,13 +58,17 @@ def connect(
     on(ContainerDied, loop.container_died)
     on(ContainerDied, pod_metrics.container_died)
     on(ContainerStarted, loop.container_started)
-    on(ContainerStarted, cpus.container_started)
+    on(ContainerStarted, lambda started: cm.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
     on(ObjectChanged, object_changed)
     on(VolumesMounted, lambda mounted: workers.sync_now(mounted.uid))
     on(VolumesUnmounted, lambda unmounted: housekeeping.soon())
     on(CsiDriverRegistered, lambda registered: volumes.driver_registered(registered.name))
     on(ApiPodObserved, api_pod_observed)
+    on(DeviceHealthChanged, lambda changed: workers.sync_now(changed.uid))
+    on(DraDriverRegistered, lambda registered: workers.retry_now(registered.uid))
+    on(ResizeChanged, lambda changed: workers.sync_now(changed.uid))
+    on(PodPreempted, lambda preempted: loop.preempt(preempted.pod, preempted.resource))
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:
         statuses.listen(sender.changed)

@@ -18,14 +18,13 @@ import pytest
 
 from pykubelet.api.types import ResourceRequirements
 from pykubelet.cli.local_socket import local_socket
-from pykubelet.clients.dbus.systemd import DbusSystemd
-from pykubelet.clients.dbus.systemd_slices import SystemdSlices
+from pykubelet.clients.dbus.systemd import DbusSystemd, SystemdSlices
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.cgroups import PodCgroups
 from pykubelet.kit.clock import SystemClock
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.parts import blocking
 from tests.bed.runtime import BedContainerd

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, DraConnect, DraDriver, Prepared
 from pykubelet.cm.dra_claims import ClaimEntry
+from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.go_text import grpc_code
 from pykubelet.kit.metrics import Registry
@@ -142,14 +143,15 @@ class DraDrivers:
         clock: Clock,
         times: DraTimes,
         on_health: Callable[[str, Sequence[ClaimedHealth] | None], None],
+        on_registered: Callable[[], None],
     ) -> None:
+        """`on_registered`: pods that failed because a driver was missing may be retried."""
         self._connect = connect
         self._slices = slices
         self._clock = clock
         self._times = times
         self._on_health = on_health
-        self.on_registered: Callable[[], None] = lambda: None
-        """Told when pods that failed for want of a driver may be tried again."""
+        self._on_registered = on_registered
         self._instances: dict[str, list[Instance]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         """Drivers without an instance, and what deletes their slices when none comes back."""
@@ -178,7 +180,7 @@ class DraDrivers:
         if leaving := self._leaving.pop(name, None):
             leaving.cancel()
         instance.health = self.tasks.spawn(self._follow_health(instance), name=f"health of {name}")
-        self.on_registered()
+        self._on_registered()
 
     async def deregister(self, name: str, endpoint: Path) -> None:
         known = self._instances.pop(name, [])
@@ -201,15 +203,16 @@ class DraDrivers:
         del self._leaving[name]
 
     async def _wipe(self, name: str) -> None:
-        pause, spent = 1.0, 0.0
+        pauses, spent = Backoff(initial=1.0), 0.0
         while spent < WIPE_PATIENCE:
             try:
                 await self._slices.delete_slices(name)
                 return
             except PykubeletError as error:
                 logger.warning("ResourceSlices not deleted, will retry", extra={"driver": name, "problem": str(error)})
+            pause = pauses.next()
             await self._clock.sleep(pause)
-            spent, pause = spent + pause, pause * 2
+            spent += pause
 
     # --- health ---------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ from pykubelet.clients.kube.port import KubeClient, Unreadable
 from pykubelet.context import Context
 from pykubelet.explain.conditions import WhyNotReady
 from pykubelet.explain.service import Explainer, Runtime
-from pykubelet.model.life import LifeEntry, Outcome, Step
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeEntry, Outcome, Step
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.status.manager import StatusManager
 from pykubelet.volumes.manager import VolumeManager

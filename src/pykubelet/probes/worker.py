@@ -20,12 +20,12 @@ from pykubelet.api.types import ContainerStatus, Pod, PodStatus, Probe
 from pykubelet.context import Context
 from pykubelet.kit.log import current_pod
 from pykubelet.kit.metrics import Counter, Histogram
-from pykubelet.model.life import Step as LifeStep
 from pykubelet.model.pod import AnyContainer, ContainerKind, PodUID, name_of, namespace_of, readable, uid_of
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
 from pykubelet.probes.decide import Act, Tally, container_status, ends_all, first_outcome, holds_after, next_step
 from pykubelet.probes.executors import Answer, ProbeErrored, ProbeExecutor, Result, Target
+from pykubelet.recorder import Step as LifeStep
 
 logger = logging.getLogger(__name__)
 

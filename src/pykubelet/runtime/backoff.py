@@ -8,8 +8,6 @@ container gets one immediate restart. Does not cover failed pulls and creates.
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from pykubelet.api.types import Pod
@@ -34,8 +32,7 @@ def crash_delays(longest: float | None, *, reduced: bool) -> tuple[float, float]
 
 class CrashBackoff:
     def __init__(self, *, initial: float = INITIAL_DELAY, maximum: float = MAXIMUM_DELAY) -> None:
-        # Whether a delay starts over depends on when the container ended, not on when it is judged.
-        self._delays = BackoffTable(initial=initial, maximum=maximum, reset_after=math.inf)
+        self._table = BackoffTable(initial, maximum, reset_after=HEALTHY_AFTER)
 
     def check(
         self, pod: Pod, container: AnyContainer, newest_exited: ContainerStatus | None, now: float
@@ -45,11 +42,8 @@ class CrashBackoff:
             return None
         key = backoff_key(pod, container)
         finished = newest_exited.finished_at / 1e9
-        restarted = self._delays.updated(key)
-        delay = self._delays.delay(key)
-        if restarted is None or finished - restarted > HEALTHY_AFTER:
-            self._delays.forget(key)
-        elif now - finished < delay:
+        delay = self._table.delay(key)
+        if not self._table.is_quiet(key, finished) and now - finished < delay:
             return CrashLoop(
                 container=container.name or "",
                 pod=log_form(pod),
@@ -57,19 +51,19 @@ class CrashBackoff:
                 exit_code=newest_exited.exit_code,
                 retry_at=finished + delay,
             )
-        self._delays.advance(key, now)
+        self._table.advance(key, now, quiet_until=finished)
         return None
 
     def forget(self, pod: Pod, container: AnyContainer) -> None:
-        """Let the next start not wait, because a person requested it."""
-        self._delays.forget(backoff_key(pod, container))
+        """A person asked for the next start: it does not wait."""
+        self._table.forget(backoff_key(pod, container))
 
     def collect(self, now: float) -> None:
         """Forget containers whose last restart is long past, among them those of pods that are gone."""
-        self._delays.collect(now, quiet=HEALTHY_AFTER)
+        self._table.collect(now)
 
     def __len__(self) -> int:
-        return len(self._delays)
+        return len(self._table)
 
 
 def backoff_key(pod: Pod, container: AnyContainer) -> str:

@@ -24,7 +24,6 @@ from pykubelet.pods.table import PodTable
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover, GcPolicy
 from pykubelet.runtime.hooks import HttpHooks, LifecycleHooks
-from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.manager import RuntimeManager
 from pykubelet.runtime.resize import PodResizer
@@ -33,7 +32,7 @@ from pykubelet.runtime.spec.env import References
 from pykubelet.runtime.start import ContainerStarter, RuntimeHandlers, SandboxStarter
 from pykubelet.runtime.stop import Stopper
 from pykubelet.settings.settings import Settings
-from pykubelet.volumes.manager import VolumeManager
+from pykubelet.volumes.build import Volumes
 
 
 class ContainerRuntime(Struct, frozen=True, kw_only=True):
@@ -60,8 +59,7 @@ def build(
     pleg: Pleg,
     *,
     probes: ProbeResults,
-    volumes: VolumeManager,
-    image_volumes: ImageVolumes,
+    volumes: Volumes,
     user_namespaces: PodUserNamespaces,
     references: References,
     handlers: RuntimeHandlers,
@@ -84,8 +82,8 @@ def build(
         folders=edges.folders,
         images=cri,
         events=ctx.events,
-        env=EnvSources(references=references, volumes=volumes, node=spec, host_ips=host_ips),
-        volumes=volumes,
+        env=EnvSources(references=references, volumes=volumes.manager, node=spec, host_ips=host_ips),
+        volumes=volumes.manager,
         resources=cm.container_resources,
         user_namespaces=user_namespaces,
     )
@@ -96,7 +94,7 @@ def build(
         ctx,
         cri,
         images=images.puller,
-        image_volumes=image_volumes,
+        image_volumes=volumes.image_volumes,
         specs=specs,
         folders=edges.folders,
         stopper=stopper,

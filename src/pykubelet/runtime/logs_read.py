@@ -157,8 +157,11 @@ async def read_logs(
     waker: Waker | None = None,
     pace: Callable[[], float] = lambda: GATHER,
 ) -> AsyncGenerator[bytes, None]:
-    """The requested part of the log. Raises OSError when there is none. `waker` serves following; without it, time does.
-    `pace` is the seconds between reads of a log that is written all the time."""
+    """The requested part of the log. Raises OSError when there is none.
+
+    `waker` serves following; without it, time does. `pace` is the seconds between reads of a log that is written all
+    the time.
+    """
     selection = Selection(options)
     plain = open_log(path)
     file: LogSource = plain

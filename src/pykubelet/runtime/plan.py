@@ -13,10 +13,10 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Container, EphemeralContainer, Pod, ResourceRequirements
 from pykubelet.model.container_keys import definition_changed
-from pykubelet.model.held_resources import differing, effective_resources
+from pykubelet.model.lifecycle import any_regular_alive, any_regular_created, init_failed, judge_sandbox, should_start
 from pykubelet.model.pod import effective_restart_policy, is_sidecar, restarts_all_on_exit
+from pykubelet.model.pod_resources import differing, effective_resources
 from pykubelet.model.problems import KillCause
-from pykubelet.model.progress import any_regular_alive, any_regular_created, init_failed, judge_sandbox, should_start
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 

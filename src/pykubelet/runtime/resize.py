@@ -22,15 +22,15 @@ from pykubelet.cm.container_resources import ContainerResources
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.cgroup_limits import CgroupLimits, milli_to_quota, milli_to_shares
+from pykubelet.model.cgroups import CgroupLimits, milli_to_quota, milli_to_shares
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown, Unimplemented
-from pykubelet.model.held_resources import (
+from pykubelet.model.pod import AnyContainer, find_container, uid_of
+from pykubelet.model.pod_resources import (
     amount_of,
     differing,
     effect_of,
     effective_resources,
 )
-from pykubelet.model.pod import AnyContainer, find_container, uid_of
 from pykubelet.runtime.plan import ContainerResize, PodPlan
 from pykubelet.runtime.spec.resources import container_resources, overhead_resources
 from pykubelet.wire import cri_pb2

@@ -25,7 +25,6 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import Beginner, both
 from pykubelet.model.container_keys import restart_count_of
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
-from pykubelet.model.life import Step
 from pykubelet.model.pod import (
     AnyContainer,
     ContainerKind,
@@ -43,14 +42,15 @@ from pykubelet.model.reasons import (
     WARNING,
 )
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.recorder import Step
 from pykubelet.runtime.backoff import CrashBackoff
 from pykubelet.runtime.errors import ConfigProblem, StartError
 from pykubelet.runtime.hooks import HookError
-from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.plan import PodPlan
 from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.container import ContainerRequest
 from pykubelet.runtime.stop import Stopper, Stopping
+from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)

@@ -22,11 +22,11 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.context import Context
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.errors import RuntimeDown
-from pykubelet.model.life import Step
 from pykubelet.model.pod import AnyContainer, ContainerKind, all_containers, sidecars, uid_of
 from pykubelet.model.problems import KillCause
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.recorder import Step
 from pykubelet.runtime.hooks import LifecycleHooks
 
 logger = logging.getLogger(__name__)

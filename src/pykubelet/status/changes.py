@@ -24,8 +24,8 @@ from pykubelet.api.types import (
     ResourceRequirements,
 )
 from pykubelet.kit.clock import utc
+from pykubelet.model.lifecycle import could_restart_all
 from pykubelet.model.pod import is_sidecar, is_static, is_terminal_phase, restarts_on_exit
-from pykubelet.model.progress import could_restart_all
 from pykubelet.model.reasons import CONTAINERS_READY, POD_READY
 from pykubelet.model.results import ProbeKind
 from pykubelet.status.conditions import (

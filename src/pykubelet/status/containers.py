@@ -30,13 +30,13 @@ from pykubelet.api.types import (
 from pykubelet.kit.clock import utc_from_ns
 from pykubelet.model import runtime_status as rt
 from pykubelet.model.container_keys import restart_count_of
-from pykubelet.model.pod import AnyContainer, deletion_requested, is_sidecar
-from pykubelet.model.progress import (
+from pykubelet.model.lifecycle import (
     RESTARTING_ALL_CONTAINERS,
     any_regular_created,
     should_start,
     wants_restart_all,
 )
+from pykubelet.model.pod import AnyContainer, deletion_requested, is_sidecar
 from pykubelet.model.reasons import COMPLETED, CONTAINER_CREATING, CONTAINER_STATUS_UNKNOWN, POD_INITIALIZING
 from pykubelet.model.results import ProbeKind, ProbeOutcome
 from pykubelet.status.inputs import StatusInputs

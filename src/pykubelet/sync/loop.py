@@ -18,17 +18,17 @@ from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.disruption import mark_disrupted
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
-from pykubelet.model.operations import Operation, PodsChanged
 from pykubelet.model.pod import (
+    Operation,
+    PodsChanged,
     PodUID,
     Source,
     compute_qos,
     deletion_requested,
     is_mirror,
     is_terminal_phase,
+    mark_disrupted,
     name_of,
     namespace_of,
     readable,
@@ -40,6 +40,7 @@ from pykubelet.pods.admission import Rejection, Verdict
 from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
 from pykubelet.pods.record import Room
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered
 from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
 from pykubelet.sync.fresh_node import FreshNode

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.life import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.model.pod import ContainerKind, find_container, is_static, uses_host_network
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pods.record import Orphan, PodWorker, StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeEntry, LifeRecorder, Outcome, Step
 from pykubelet.signals import ContainerDied
 from pykubelet.sync.steps import PodSteps, SyncResult
 

@@ -16,12 +16,12 @@ from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, uses_host_network
 from pykubelet.model.problems import ContainerProblem, Problem, ResizeFailed
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.record import Orphan, StatusChange
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.runtime.manager import SyncOutcome
 from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.sync.steps import NetworkNotReady, SyncResult

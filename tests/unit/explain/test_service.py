@@ -9,12 +9,12 @@ from pathlib import Path
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import uid_of
 from pykubelet.model.problems import ContainerProblem, VolumeFailed
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder, Step
 from tests.builders import a_context, a_pod
 from tests.unit.explain.making import crashed, ended
 

@@ -16,11 +16,11 @@ from pykubelet.api.types import (
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.http import HttpAnswer, HttpRequest
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import uid_of
 from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
 from pykubelet.model.runtime_status import ExecResult
 from pykubelet.probes.manager import ProbeManager
+from pykubelet.recorder import LifeRecorder
 from tests.builders import a_context, at
 
 Script = Callable[[str], ExecResult | Exception]

@@ -9,11 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import PodUID, uid_of
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.signals import ContainerDied
 from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
 from pykubelet.sync.steps import SyncResult

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from pykubelet.api.types import ClusterTrustBundle, LabelSelector, LabelSelectorRequirement
-from pykubelet.clients.kube.port import Change, KubeClient
+from pykubelet.clients.kube.port import KubeClient
 from pykubelet.clients.kube.reflector import Reflector
 from pykubelet.clients.kube.watch import Query
 from pykubelet.kit.clock import Clock
@@ -28,13 +28,15 @@ class BundlesUnavailable(PykubeletError):
 class TrustBundleWatcher:
     name = "trust bundles"
 
-    def __init__(self, *, kube: KubeClient, clock: Clock) -> None:
+    def __init__(self, *, kube: KubeClient, clock: Clock, on_change: Callable[[str], None] = lambda name: None) -> None:
+        """`on_change` is called with the name of a bundle."""
         self._live = Reflector(
-            client=kube, query=Query(kind=ClusterTrustBundle), clock=clock, on_change=lambda change: self._tell(change)
+            client=kube,
+            query=Query(kind=ClusterTrustBundle),
+            clock=clock,
+            on_change=lambda change: on_change(change.object.metadata.name or ""),
         )
         self._wanted = asyncio.Event()
-        self.on_change: Callable[[str], None] = lambda name: None
-        """Told the name of a bundle."""
 
     async def run(self) -> None:
         await self._wanted.wait()
@@ -57,9 +59,6 @@ class TrustBundleWatcher:
         self._wanted.set()
         if not await self._live.wait_synced(FIRST_READ_WITHIN):
             raise BundlesUnavailable(f"cluster trust bundles could not be read within {FIRST_READ_WITHIN:g} s")
-
-    def _tell(self, change: Change[ClusterTrustBundle]) -> None:
-        self.on_change(change.object.metadata.name or "")
 
 
 def joined(bundles: Iterable[ClusterTrustBundle]) -> str:

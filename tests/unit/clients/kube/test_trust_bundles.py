@@ -35,9 +35,8 @@ async def test_bundles_are_read_on_demand_and_followed() -> None:
     kube.add(bundle("root", "B", "A", "B"))
     kube.add(bundle("s:1", "A", "C", signer="s", tier="web"))
     kube.add(bundle("s:2", "D", "C", signer="s", tier="db"))
-    watcher = TrustBundleWatcher(kube=kube, clock=clock)
     changed: list[str] = []
-    watcher.on_change = changed.append
+    watcher = TrustBundleWatcher(kube=kube, clock=clock, on_change=changed.append)
     async with running(watcher):
         await asyncio.sleep(1)
         assert not kube.open_watches

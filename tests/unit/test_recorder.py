@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.life import ENTRIES_PER_POD, LifeRecorder, Outcome, Step
+from pykubelet.recorder import ENTRIES_PER_POD, LifeRecorder, Outcome, Step
 
 
 async def test_a_step_records_its_duration_and_outcome() -> None:

@@ -1,41 +1,29 @@
-"""Image volumes: their images are on the node before a container starts, and the mount builder learns which.
+"""Image volumes: pulls their images before containers start, and tells the mount builder which they are.
 
-All of a pod's are fetched at once, each time containers of it are about to start, by the same rules as images of
-containers. One that cannot be had fails the containers that mount it and no others. Mounting is the runtime's work.
+All images of a pod's volumes are pulled at once whenever containers of it are about to start, by the same rules as
+images of containers. One that cannot be pulled fails only the containers that mount it. The runtime does the mounting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from pykubelet.api.types import Pod
+from pykubelet.images.pull import ImagePuller
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.wire import cri_pb2
 
 
-class ImageEnsurer(Protocol):
-    async def ensure_image(
-        self,
-        pod: Pod,
-        image: str,
-        policy: str | None,
-        *,
-        sandbox_config: cri_pb2.PodSandboxConfig | None = None,
-        field_path: str = "",
-    ) -> str: ...
-
-
 class ImageVolumes:
-    """What became of the images of each pod's volumes. Implements volumes.objects.VolumeImages."""
+    """The pulled image of each image volume, or why it could not be pulled."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[str, cri_pb2.ImageSpec | PykubeletError]] = {}
 
-    async def fetch(self, images: ImageEnsurer, pod: Pod, sandbox: cri_pb2.PodSandboxConfig, handler: str) -> None:
-        """Make sure of all images, at the same time; what fails is kept for the containers that need it.
+    async def fetch(self, images: ImagePuller, pod: Pod, sandbox: cri_pb2.PodSandboxConfig, handler: str) -> None:
+        """Pull all images at the same time; errors are kept for the containers that need the image.
 
         Raises only RuntimeDown.
         """
@@ -63,10 +51,10 @@ class ImageVolumes:
         self._found[uid_of(pod)] = found
 
     def problems(self, pod: Pod, container: AnyContainer) -> list[PykubeletError]:
-        """Why images of volumes that the container mounts could not be had, in the order of its mounts."""
+        """Why images of volumes that the container mounts could not be pulled, in the order of its mounts."""
         found = self._found.get(uid_of(pod), {})
-        mounted = (found.get(mount.name or "") for mount in container.volume_mounts)
-        return [each for each in mounted if isinstance(each, PykubeletError)]
+        images = (found.get(mount.name or "") for mount in container.volume_mounts)
+        return [each for each in images if isinstance(each, PykubeletError)]
 
     def image_of(self, pod: Pod, volume: str) -> cri_pb2.ImageSpec | None:
         found = self._found.get(uid_of(pod), {}).get(volume)

@@ -11,7 +11,7 @@ from pykubelet.api.types import (
     PodStatus,
 )
 from pykubelet.model import runtime_status as rt
-from pykubelet.model.progress import any_regular_in_active_sandbox, newest_exited, wants_restart_all
+from pykubelet.model.lifecycle import any_regular_in_active_sandbox, newest_exited, wants_restart_all
 from tests.builders import a_container, a_container_status, a_pod, a_runtime_status, a_sandbox_status
 
 EXITED = rt.ContainerState.EXITED

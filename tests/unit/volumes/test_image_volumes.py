@@ -6,7 +6,7 @@ import pytest
 
 from pykubelet.api.types import ImageVolumeSource, Pod, Volume, VolumeMount
 from pykubelet.model.errors import PykubeletError, RuntimeDown
-from pykubelet.runtime.image_volumes import ImageVolumes
+from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.model.cgroup_names import driver_path, named_path, uid_from_name
+from pykubelet.model.cgroups import driver_path, named_path, uid_from_name
 
 POD = ("kubepods", "burstable", "pod12-ab")
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.clients.host.cgroup_stats import CgroupStats
-from pykubelet.clients.host.cgroup_stats_v2 import weight_to_shares
+from pykubelet.clients.host.cgroup_stats import CgroupStats, weight_to_shares
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.stat_files import pressure, read_small
-from pykubelet.model.cgroup_limits import shares_to_weight
-from pykubelet.model.figures import CgroupBounds, CgroupDetail, DeviceIo, HugepageUsage, PressureLine
+from pykubelet.model.cgroups import shares_to_weight
+from pykubelet.model.stats import CgroupBounds, CgroupDetail, DeviceIo, HugepageUsage, PressureLine
 from tests.unit.stats.trees import LIMITS, NET_DEV, group, machine, write
 
 BOTH = pytest.mark.parametrize("version", [1, 2])

@@ -1,6 +1,6 @@
-"""Measured figures of groups of processes, disks and interfaces, as the host gives them.
+"""Measurements of cgroups, disks and interfaces as the host gives them.
 
-Made by clients/host, read by stats and by those who watch limits. None always means "the host does not tell".
+Made by clients/host, read by stats and eviction. None always means "the host does not report it".
 Structs rather than dataclasses: a scrape makes hundreds of them, and these cost a tenth.
 Bytes are bytes, times are nanoseconds, wall times are unix nanoseconds.
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 import msgspec
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of all: immutable, compared by value."""
 
 
-class MemoryUsage(Figures, frozen=True, kw_only=True):
+class MemoryUsage(Measurement, frozen=True, kw_only=True):
     """Memory of a cgroup with everything below it; `own_` counters are of the group alone."""
 
     usage: int
@@ -34,7 +34,7 @@ class MemoryUsage(Figures, frozen=True, kw_only=True):
     """Told here by v2; v1 has a file for it, see CgroupDetail."""
 
 
-class CgroupUsage(Figures, frozen=True, kw_only=True):
+class CgroupUsage(Measurement, frozen=True, kw_only=True):
     """What changes all the time and everybody asks for."""
 
     time_ns: int
@@ -42,7 +42,7 @@ class CgroupUsage(Figures, frozen=True, kw_only=True):
     memory: MemoryUsage | None = None
 
 
-class PressureLine(Figures, frozen=True, kw_only=True):
+class PressureLine(Measurement, frozen=True, kw_only=True):
     """One line of a pressure file; `total` in microseconds as the kernel gives it."""
 
     avg10: float
@@ -51,12 +51,12 @@ class PressureLine(Figures, frozen=True, kw_only=True):
     total: int
 
 
-class Pressure(Figures, frozen=True, kw_only=True):
+class Pressure(Measurement, frozen=True, kw_only=True):
     some: PressureLine
     full: PressureLine
 
 
-class DeviceIo(Figures, frozen=True, kw_only=True):
+class DeviceIo(Measurement, frozen=True, kw_only=True):
     major: int
     minor: int
     read_bytes: int = 0
@@ -65,7 +65,7 @@ class DeviceIo(Figures, frozen=True, kw_only=True):
     writes: int = 0
 
 
-class HugepageUsage(Figures, frozen=True, kw_only=True):
+class HugepageUsage(Measurement, frozen=True, kw_only=True):
     page_size: str
     """As the kernel names it: 2MB, 1GB."""
     usage: int
@@ -73,7 +73,7 @@ class HugepageUsage(Figures, frozen=True, kw_only=True):
     failures: int | None = None
 
 
-class CgroupDetail(Figures, frozen=True, kw_only=True):
+class CgroupDetail(Measurement, frozen=True, kw_only=True):
     """What only dashboards and the full summary want."""
 
     user_ns: int | None = None
@@ -94,7 +94,7 @@ class CgroupDetail(Figures, frozen=True, kw_only=True):
     io_pressure: Pressure | None = None
 
 
-class CgroupBounds(Figures, frozen=True, kw_only=True):
+class CgroupBounds(Measurement, frozen=True, kw_only=True):
     """Limits in force on a group itself, not on its parents."""
 
     shares: int | None = None
@@ -109,7 +109,7 @@ class CgroupBounds(Figures, frozen=True, kw_only=True):
     pids: int | None = None
 
 
-class ProcessFigures(Figures, frozen=True, kw_only=True):
+class ProcessCounts(Measurement, frozen=True, kw_only=True):
     """What a walk over the processes of a container found."""
 
     descriptors: int
@@ -118,7 +118,7 @@ class ProcessFigures(Figures, frozen=True, kw_only=True):
     """Soft limit of the first process; -1 is unlimited."""
 
 
-class InterfaceFigures(Figures, frozen=True, kw_only=True):
+class InterfaceCounters(Measurement, frozen=True, kw_only=True):
     name: str
     rx_bytes: int
     rx_packets: int
@@ -130,12 +130,12 @@ class InterfaceFigures(Figures, frozen=True, kw_only=True):
     tx_dropped: int
 
 
-class NetworkFigures(Figures, frozen=True, kw_only=True):
+class NetworkCounters(Measurement, frozen=True, kw_only=True):
     time_ns: int
-    interfaces: tuple[InterfaceFigures, ...]
+    interfaces: tuple[InterfaceCounters, ...]
 
 
-class FsFigures(Figures, frozen=True, kw_only=True):
+class FsUsage(Measurement, frozen=True, kw_only=True):
     """A whole filesystem."""
 
     time_ns: int
@@ -151,7 +151,7 @@ class FsFigures(Figures, frozen=True, kw_only=True):
     inodes_free: int
 
 
-class FolderFigures(Figures, frozen=True, kw_only=True):
+class FolderUsage(Measurement, frozen=True, kw_only=True):
     """Sum over the files of one folder."""
 
     time_ns: int
@@ -159,7 +159,7 @@ class FolderFigures(Figures, frozen=True, kw_only=True):
     inodes: int
 
 
-class TaskFigures(Figures, frozen=True, kw_only=True):
+class TaskCounts(Measurement, frozen=True, kw_only=True):
     """Processes and threads of the machine."""
 
     time_ns: int
@@ -169,7 +169,7 @@ class TaskFigures(Figures, frozen=True, kw_only=True):
     blocked: int
 
 
-class DiskCounters(Figures, frozen=True, kw_only=True):
+class DiskCounters(Measurement, frozen=True, kw_only=True):
     """One line of /proc/diskstats."""
 
     name: str
