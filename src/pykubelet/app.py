@@ -313,7 +313,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         sinks=[runtime_state, pleg, *cm.services.sinks, *runtime.services.sinks, *event_parts.services.sinks],
         managers=[
             *(*cm.services.managers, *shutdown.services.managers, *volumes.services.managers),
-            *(workers, probes, *runtime.services.managers, housekeeping),
+            workers,
+            probes,
+            *runtime.services.managers,
+            housekeeping,
         ],
         producers=[
             loop,
