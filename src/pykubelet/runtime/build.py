@@ -112,7 +112,13 @@ def build(
     )
     policy = _gc_policy(ctx.settings)
     gc = ContainerGc(
-        ctx, cri, table=table, remover=remover, paths=edges.paths, policy=policy, sources_ready=sources_ready
+        ctx,
+        cri,
+        table=table,
+        remover=remover,
+        container_logs=edges.paths.container_logs,
+        policy=policy,
+        sources_ready=sources_ready,
     )
     rotation = LogRotation(cri=cri, clock=ctx.clock, policy=_rotation_policy(ctx.settings))
     services = Services(sinks=[stopper], managers=[gc, images.gc, rotation])

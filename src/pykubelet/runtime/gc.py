@@ -22,7 +22,6 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
-from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
@@ -77,7 +76,7 @@ class ContainerRemover:
     def __init__(self, *, cri: CriClient, folders: PodFolders, pod_logs: Path) -> None:
         self._cri = cri
         self._folders = folders
-        self._pod_logs = pod_logs
+        self.pod_logs = pod_logs
 
     async def remove(self, pod: Pod, status: ContainerStatus, *, keep_logs: bool = False) -> None:
         """Remove a dead container; already gone is success."""
@@ -104,7 +103,7 @@ class ContainerRemover:
         await host_calls.run(work, name="removing logs", key=str(folder), within=DISK_WITHIN)
 
     def _remove_logs(self, dead: _Dead) -> None:
-        folder = self._pod_logs / f"{dead.pod_namespace}_{dead.pod_name}_{dead.pod_uid}" / dead.name
+        folder = self.pod_logs / f"{dead.pod_namespace}_{dead.pod_name}_{dead.pod_uid}" / dead.name
         for log in folder.glob(f"{dead.restart_count}.log*"):
             log.unlink(missing_ok=True)
         self._folders.unlink_log(dead.pod_namespace, dead.pod_name, dead.name, dead.id)
@@ -120,15 +119,15 @@ class ContainerGc:
         *,
         table: PodTable,
         remover: ContainerRemover,
-        paths: NodePaths,
+        container_logs: Path,
         policy: GcPolicy,
         sources_ready: Callable[[], bool],
     ) -> None:
         self._cri = cri
         self._table = table
         self._remover = remover
-        self._pod_logs = paths.pod_logs
-        self._container_logs = paths.container_logs
+        self._pod_logs = remover.pod_logs
+        self._container_logs = container_logs
         self._policy = policy
         self._sources_ready = sources_ready
         self._events = ctx.events

@@ -68,7 +68,7 @@ class Node:
             self.cri,
             table=self.table,
             remover=self.remover,
-            paths=self.paths,
+            container_logs=self.paths.container_logs,
             policy=GcPolicy(),
             sources_ready=lambda: self.ready,
         )
