@@ -32,7 +32,6 @@ from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
-from pykubelet.model.results import ProbeResults
 from pykubelet.node.build import NodeSources, build_shutdown
 from pykubelet.node.build import build as build_node
 from pykubelet.node.conditions import NodeConditions
@@ -46,14 +45,13 @@ from pykubelet.reactions import connect
 from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.build import build as build_runtime
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
 from pykubelet.server.build import Served
 from pykubelet.server.local import ShutdownRoutes
 from pykubelet.settings.settings import Settings
-from pykubelet.signals import NodeStatusChanged
+from pykubelet.signals import NodeStatusChanged, Signals
 from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.remote import ApiSource
@@ -85,6 +83,7 @@ class Node(Struct, kw_only=True):
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
+    signals: Signals
     events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
@@ -115,10 +114,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, table, results = ctx.recorder, PodTable(), ProbeResults()
-    recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
-    statuses = StatusManager(clock=clock, recalls=recalls)
-    conditions, reasons = NodeConditions(ctx.signals), ReasonCache()
+    recorder, table = ctx.recorder, PodTable()
+    statuses = StatusManager(ctx, table)
+    conditions = NodeConditions(ctx.signals)
     runtime_state = RuntimeState(cri=cri, clock=clock)
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
@@ -165,7 +163,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         cm,
         table,
         pleg,
-        probes=results,
         volumes=volumes,
         user_namespaces=user_namespaces,
         references=api.references,
@@ -175,11 +172,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         sources_ready=mux.all_ready,
     )
     started = clock.now()
-    probes = ProbeManager(ctx, cri=cri, network=edges.network, status=statuses.get, results=results, started=started)
+    probes = ProbeManager(ctx, cri=cri, network=edges.network, table=table, started=started)
     maker = PodStatusMaker(
-        told=statuses,
-        probes=results,
-        reasons=reasons,
+        table=table,
         folders=edges.folders,
         logs=LogFiles(),
         addresses=api.node,
@@ -205,7 +200,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         references=api.registered,
         network=runtime_state,
         folders=edges.folders,
-        reasons=reasons,
+        table=table,
         events=events,
         recorder=recorder,
         clock=clock,
@@ -239,7 +234,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     sender: StatusSender | None = None
     if edges.cluster is not None and api.pods is not None:
         sender = StatusSender(
-            statuses=statuses,
+            table=table,
             client=edges.cluster.client,
             api_pods=api.pods,
             make_patch=pod_status_patch,
@@ -269,7 +264,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         holders=[
             *([sender] if sender is not None else []),
-            statuses,
             probes,
             maker,
             runtime.images.puller,
@@ -298,10 +292,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     workers.on_finished = finished
     workers.on_restart = statuses.begin_anew
-    statuses.listen(probes.container_changed)
 
     add_agent_metrics(metrics, settings)
-    results.listen(loop.probe_result)
 
     def runtime_back() -> None:
         workers.sync_all()
@@ -332,6 +324,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         volumes=volumes.manager,
         housekeeping=housekeeping,
         statuses=statuses,
+        probes=probes,
         sender=sender,
         pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
         cm=cm,
@@ -361,7 +354,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges.cluster.client if edges.cluster is not None else None,
         table=table,
         statuses=statuses,
-        reasons=reasons,
         volumes=volumes.manager,
         runtime=runtime_state,
     )
@@ -393,7 +385,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         source.add_instruments(metrics, cgroup_version=edges.serve.cgroup_stats.version)
         served = Served(
             table=table,
-            statuses=statuses,
             pleg=pleg,
             runtime_state=runtime_state,
             probes=probes,
@@ -414,6 +405,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         table=table,
         workers=workers,
         statuses=statuses,
+        signals=ctx.signals,
         events=events,
         recorder=recorder,
         runtime=runtime_state,

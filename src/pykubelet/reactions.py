@@ -5,6 +5,7 @@ from __future__ import annotations
 from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
+from pykubelet.probes.manager import ProbeManager
 from pykubelet.signals import (
     ApiPodObserved,
     ContainerDied,
@@ -16,6 +17,8 @@ from pykubelet.signals import (
     NodeRead,
     ObjectChanged,
     PodPreempted,
+    PodStatusChanged,
+    ProbeResultChanged,
     ResizeChanged,
     VolumesMounted,
     VolumesUnmounted,
@@ -37,6 +40,7 @@ def connect(
     volumes: VolumeManager,
     housekeeping: Housekeeping,
     statuses: StatusManager,
+    probes: ProbeManager,
     sender: StatusSender | None,
     pod_metrics: PodMetrics,
     cm: ContainerManager,
@@ -60,6 +64,8 @@ def connect(
     on(ContainerStarted, loop.container_started)
     on(ContainerStarted, lambda started: cm.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
+    on(ProbeResultChanged, loop.probe_result_changed)
+    on(PodStatusChanged, lambda changed: probes.container_changed(changed.uid))
     on(ObjectChanged, object_changed)
     on(VolumesMounted, lambda mounted: workers.sync_now(mounted.uid))
     on(VolumesUnmounted, lambda unmounted: housekeeping.soon())
@@ -71,4 +77,4 @@ def connect(
     on(PodPreempted, lambda preempted: loop.preempt(preempted.pod, preempted.resource))
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:
-        statuses.listen(sender.changed)
+        on(PodStatusChanged, lambda changed: sender.changed(changed.uid))

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import Change
+from pykubelet.model.results import ProbeKind, ProbeOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,16 @@ class ContainerRemoved(RuntimeSignal, frozen=True, kw_only=True):
 
 class InspectionRecovered(PodSignal, frozen=True):
     """A pod that could not be inspected was inspected again, and nothing else changed."""
+
+
+class ProbeResultChanged(PodSignal, frozen=True, kw_only=True):
+    kind: ProbeKind
+    container_id: str
+    outcome: ProbeOutcome
+
+
+class PodStatusChanged(PodSignal, frozen=True):
+    """The reported status has changed."""
 
 
 # --- the API server ---------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ async def status_when(node: Node, pod: str, question: Callable[[PodStatus], bool
             while True:
                 for each in node.table.pods():
                     if each.metadata.name == f"{pod}-{NODE}":
-                        status = node.statuses.get(each.metadata.uid or "")
+                        status = node.table.reported_status(each.metadata.uid or "")
                         if status is not None and question(status):
                             return status
                 await asyncio.sleep(0.05)

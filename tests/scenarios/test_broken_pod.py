@@ -206,9 +206,10 @@ async def test_a_probe_whose_look_breaks_goes_on(tmp_path: Path) -> None:
             bugs.append(about)
             raise ZeroDivisionError("a bug")
 
-        node.node.statuses.get, right = break_it, node.node.statuses.get  # type: ignore[method-assign,assignment]
+        table, right = node.node.table, node.node.table.reported_status
+        table.reported_status = break_it  # type: ignore[method-assign,assignment]
         await node.clock.sleep(20)
-        node.node.statuses.get = right  # type: ignore[method-assign]
+        table.reported_status = right  # type: ignore[method-assign]
         assert bugs
         before = len(node.cri.called("exec_sync"))
         await node.clock.sleep(20)

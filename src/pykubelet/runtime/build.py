@@ -18,7 +18,6 @@ from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.memory import give_back
 from pykubelet.kit.tasks import Services
-from pykubelet.model.results import ProbeResults
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
@@ -58,7 +57,6 @@ def build(
     table: PodTable,
     pleg: Pleg,
     *,
-    probes: ProbeResults,
     volumes: Volumes,
     user_namespaces: PodUserNamespaces,
     references: References,
@@ -108,7 +106,7 @@ def build(
         stopper=stopper,
         remover=remover,
         resizer=_resizer(ctx, edges, spec, cm),
-        probes=probes,
+        table=table,
     )
     policy = _gc_policy(ctx.settings)
     gc = ContainerGc(

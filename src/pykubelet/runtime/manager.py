@@ -26,8 +26,8 @@ from pykubelet.model.pod import (
 )
 from pykubelet.model.problems import CreateFailed, Problem, ResizeFailed
 from pykubelet.model.reasons import CREATE_POD_SANDBOX_ERROR, NORMAL
-from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.errors import StartError
 from pykubelet.runtime.gc import ContainerRemover
 from pykubelet.runtime.plan import ContainerKill, ContainerReset, PlanInputs, PodPlan, plan_pod
@@ -59,14 +59,14 @@ class RuntimeManager:
         stopper: Stopper,
         remover: ContainerRemover,
         resizer: PodResizer,
-        probes: ProbeResults,
+        table: PodTable,
     ) -> None:
         self._sandboxes = sandboxes
         self._containers = containers
         self._stopper = stopper
         self._remover = remover
         self._resizer = resizer
-        self._probes = probes
+        self._table = table
         self._events = ctx.events
 
     async def sync_pod(
@@ -121,7 +121,13 @@ class RuntimeManager:
     def _plan(self, pod: Pod, observed: PodRuntimeStatus, restart_all: bool) -> PodPlan:
         actuated = self._resizer.begin(pod)
         return plan_pod(
-            PlanInputs(pod=pod, runtime=observed, probes=self._probes, restart_all=restart_all, actuated=actuated)
+            PlanInputs(
+                pod=pod,
+                runtime=observed,
+                probes=self._table.probe_outcomes(uid_of(pod)),
+                restart_all=restart_all,
+                actuated=actuated,
+            )
         )
 
     async def kill_pod(self, pod: Pod, observed: PodRuntimeStatus, grace: int | None) -> None:

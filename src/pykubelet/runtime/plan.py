@@ -17,7 +17,7 @@ from pykubelet.model.lifecycle import any_regular_alive, any_regular_created, in
 from pykubelet.model.pod import effective_restart_policy, is_sidecar, restarts_all_on_exit
 from pykubelet.model.pod_resources import differing, effective_resources
 from pykubelet.model.problems import KillCause
-from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 
 
@@ -89,7 +89,7 @@ class PlanInputs(Struct, frozen=True, kw_only=True):
     pod: Pod
     """With the allocated resources, where they differ from the wanted ones."""
     runtime: PodRuntimeStatus
-    probes: ProbeResults
+    probes: Mapping[ProbeKey, ProbeOutcome]
     restart_all: bool = False
     """The AllContainersRestarting condition is True."""
     actuated: Mapping[str, ResourceRequirements] | None = None
@@ -111,7 +111,7 @@ class Draft(Struct):
         self.kill.append(ContainerKill(id=status.id, name=status.name, message=message, cause=cause))
 
     def outcome(self, kind: ProbeKind, status: ContainerStatus) -> ProbeOutcome | None:
-        return self.inputs.probes.get(kind, status.id)
+        return self.inputs.probes.get((kind, status.id))
 
     def failed(self, kind: ProbeKind, status: ContainerStatus) -> bool:
         return self.outcome(kind, status) is ProbeOutcome.FAILURE
