@@ -78,7 +78,7 @@ DURABLE = {
     "certs/bootstrap.py": START,
     "certs/files.py": "a certificate, once in months",
     "certs/serving.py": START,
-    "cli/up_state.py": "not synced, and not the agent's",
+    "cli/up.py": "not synced, and not the agent's",
     "standalone/cleanup.py": "not synced, and not the agent's",
     "clients/dbus/logind.py": START,
     "images/record_files.py": "called through host calls by records.py",

@@ -66,7 +66,7 @@ class Bed:
             csi=lambda socket, observe: FakeCsiDriver(self.node.mounts).connect(socket, observe),
             devices=lambda socket: self.plugin,
             read_handed=lambda data: Handed(wire=data),
-            dra=lambda socket, version: self.driver,
+            dra=lambda socket, version, observe: self.driver.connect(socket, version, observe),
             device_registry=registry,
         )
 

@@ -89,7 +89,7 @@ class Bed:
         manager = DraManager(
             ctx,
             root=self.root,
-            connect=lambda socket, version: self.driver,
+            connect=lambda *call: self.driver.connect(*call),
             objects=self.objects,
             table=self.table,
         )
@@ -378,7 +378,7 @@ async def test_a_claim_that_was_half_given_back_is_prepared_again_for_the_next_p
     bed.claim("a", "one", "two", drivers=("d", "e"))
     drivers = {Path("/d.sock"): bed.driver, Path("/e.sock"): FakeDraDriver()}
     async with bed.life() as manager:
-        manager.drivers._connect = lambda socket, version: drivers[socket]
+        manager.drivers._connect = lambda socket, version, observe: drivers[socket].connect(socket, version, observe)
         await manager.drivers.register("e", Path("/e.sock"), ("v1.DRAPlugin",))
         await manager.prepare(using("one", "a"))
         drivers[Path("/e.sock")].breaks = "down"
@@ -424,7 +424,7 @@ async def test_sweeping_asks_all_drivers_at_once(tmp_path: Path) -> None:
     bed.claim("b", "two", drivers=("e",))
     slow = FakeDraDriver()
     async with bed.life() as manager, TaskSet("test") as tasks:
-        manager.drivers._connect = lambda socket, version: slow
+        manager.drivers._connect = slow.connect
         await manager.drivers.register("e", Path("/e.sock"), ("v1.DRAPlugin",))
         await manager.prepare(using("one", "a"))
         await manager.prepare(using("two", "b"))
