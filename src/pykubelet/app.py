@@ -32,9 +32,10 @@ from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
-from pykubelet.node.build import NodeSources, build_shutdown
 from pykubelet.node.build import build as build_node
+from pykubelet.node.build import build_shutdown, container_addresses
 from pykubelet.node.conditions import NodeConditions
+from pykubelet.node.facts import NodeSources
 from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
@@ -50,6 +51,7 @@ from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
 from pykubelet.server.build import Served
 from pykubelet.server.local import ShutdownRoutes
+from pykubelet.server.metrics import add_agent_metrics
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeStatusChanged, Signals
 from pykubelet.sources import build as sources_build
@@ -62,15 +64,13 @@ from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.pod_metrics import TimedSteps
+from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
 from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes
 from pykubelet.volumes.build import build as build_volumes
-from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
-from pykubelet.wiring.alone import host_ips, with_features
 from pykubelet.wiring.certificates import certificate_services
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     api = (
         api_server.connect(ctx, edges.cluster, table)
         if edges.cluster is not None
-        else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
+        else api_server.absent(ctx, runtime_state)
     )
     spec = node_spec(settings, edges)
 
@@ -168,7 +168,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         references=api.references,
         handlers=api.runtime_classes,
         accounts=api.accounts,
-        host_ips=host_ips(settings, edges, api),
+        host_ips=container_addresses(ctx, edges, api.node),
         sources_ready=mux.all_ready,
     )
     started = clock.now()
@@ -326,7 +326,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         statuses=statuses,
         probes=probes,
         sender=sender,
-        pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
+        pod_metrics=PodMetrics(ctx, table),
         cm=cm,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
@@ -340,6 +340,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             volumes_reported=api.storage.attachments.reported,
             runtime_problems=pleg.problems,
             other_problems=lambda: [*conditions.problems(), *csi.problems()],
+            set_pod_cidr=cri.update_runtime_config,
         )
         reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
         ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
