@@ -23,9 +23,8 @@ from tests.bed.cgroups import CgroupTree, cgroup_mounts
 
 from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec
 from pykubelet.clients.host.cgroup_stats import CgroupStats
-from pykubelet.clients.host.kernel_log import DeviceKernelLog
+from pykubelet.clients.host.kernel import DeviceKernelLog, KernelMemoryAlarms
 from pykubelet.clients.host.machine import read_machine
-from pykubelet.clients.host.memory_alarms import KernelMemoryAlarms
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.context import Context

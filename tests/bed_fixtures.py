@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pykubelet.clients.host.kernel_tunables import PROC_SYS, WANTED
+from pykubelet.clients.host.kernel import PROC_SYS, WANTED
 
 if TYPE_CHECKING:
     from tests.bed.cluster import Cluster

@@ -16,14 +16,14 @@ from enum import Enum
 from pathlib import Path
 
 from pykubelet.clients.cri.client import GrpcCriClient
-from pykubelet.clients.cri.port import (
+from pykubelet.clients.cri.port import CriClient
+from pykubelet.kit.clock import Clock, LoopClock, SystemClock
+from pykubelet.model.container_keys import (
     CONTAINER_NAME_LABEL,
     POD_NAME_LABEL,
     POD_NAMESPACE_LABEL,
     POD_UID_LABEL,
-    CriClient,
 )
-from pykubelet.kit.clock import Clock, LoopClock, SystemClock
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, ExecResult
 from pykubelet.wire import cri_pb2

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pytest
 
-from pykubelet.clients.host.memory_alarms import PRESSURE_TRIGGER, FileAlarm, KernelMemoryAlarms, UsageAlarm
+from pykubelet.clients.host.kernel import PRESSURE_TRIGGER, FileAlarm, KernelMemoryAlarms, UsageAlarm
 from pykubelet.clients.host.port import AlarmRefused, MemoryAlarms
 from tests.fakes.fake_guard import FakeAlarms
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.clients.host.cgroup_stats import CgroupStats
-from pykubelet.clients.host.kernel_log import DeviceKernelLog
+from pykubelet.clients.host.kernel import DeviceKernelLog
 from pykubelet.node.oom import Kill, KillReader
 from tests.bed.parts import need_root
 

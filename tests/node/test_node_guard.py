@@ -18,8 +18,7 @@ import pytest
 
 from pykubelet.api.types import ResourceRequirements
 from pykubelet.cli.local_socket import local_socket
-from pykubelet.clients.dbus.systemd import DbusSystemd
-from pykubelet.clients.dbus.systemd_slices import SystemdSlices
+from pykubelet.clients.dbus.systemd import DbusSystemd, SystemdSlices
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.cm.cgroup_limits import CgroupRules

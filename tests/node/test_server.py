@@ -22,15 +22,15 @@ from pykubelet.api.types import ContainerState as ToldState
 from pykubelet.api.types import ContainerStateRunning, PodStatus
 from pykubelet.api.types import ContainerStatus as ToldContainer
 from pykubelet.clients.cri.client import GrpcCriClient
-from pykubelet.clients.cri.port import (
+from pykubelet.clients.http.spdy import SpdyConnection, SpdyStream
+from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.model.container_keys import (
     CONTAINER_NAME_LABEL,
     POD_NAME_LABEL,
     POD_NAMESPACE_LABEL,
     POD_UID_LABEL,
 )
-from pykubelet.clients.http.spdy import SpdyConnection, SpdyStream
-from pykubelet.kit.clock import SystemClock
-from pykubelet.kit.tasks import TaskSet
 from pykubelet.wire import cri_pb2 as cri
 from tests.bed.certificates import Pair
 from tests.bed.runtime import BUSYBOX, TESTSERVER, BedContainerd

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from pykubelet.cli.notify import systemd_notifier
-from pykubelet.clients.host.lock_file import LockFile
+from pykubelet.clients.host.process import LockFile
 from pykubelet.kit import log
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.memory import freeze_start_up, limit_arenas

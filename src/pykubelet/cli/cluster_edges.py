@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from pykubelet.cli.joining import log_in
-from pykubelet.clients.host.disk import filesystem_size
+from pykubelet.clients.host.machine import filesystem_size
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.metrics import request_metrics, wait_metrics

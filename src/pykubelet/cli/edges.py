@@ -17,18 +17,15 @@ from pykubelet.clients.cri.port import CgroupDriver, EventSource
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
-from pykubelet.clients.host.kernel_log import DeviceKernelLog
-from pykubelet.clients.host.machine import read_machine
-from pykubelet.clients.host.memory_alarms import KernelMemoryAlarms
+from pykubelet.clients.host.kernel import DeviceKernelLog, KernelMemoryAlarms
+from pykubelet.clients.host.machine import read_machine, read_topology
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.host.node_stats import NodeStats
-from pykubelet.clients.host.own_process import own_cgroup, set_oom_score
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import Machine
+from pykubelet.clients.host.process import own_cgroup, set_oom_score, subordinate_ids
 from pykubelet.clients.host.quotas import ProjectQuotas
-from pykubelet.clients.host.subids import subordinate_ids
-from pykubelet.clients.host.topology import read_topology
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.clients.http.port import Fetched, FetchFailed
 from pykubelet.clients.plugins.csi import GrpcCsiNode

@@ -11,9 +11,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from pykubelet.clients.host.kernel_tunables import PROC_SYS, check_tunables, set_tunables
-from pykubelet.clients.host.lock_file import LockFile
-from pykubelet.clients.host.own_process import allow_open_files
+from pykubelet.clients.host.kernel import PROC_SYS, check_tunables, set_tunables
+from pykubelet.clients.host.process import LockFile, allow_open_files
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.programs import Finished, run_program
 from pykubelet.kit.tasks import Service

@@ -22,8 +22,7 @@ async def connected_slices(settings: Settings, *, told: str, unified: bool) -> A
     if (told or cgroups.cgroup_driver) != "systemd" or not cgroups.cgroups_per_qos:
         yield None
         return
-    from pykubelet.clients.dbus.systemd import DbusSystemd
-    from pykubelet.clients.dbus.systemd_slices import SystemdSlices
+    from pykubelet.clients.dbus.systemd import DbusSystemd, SystemdSlices
 
     systemd = DbusSystemd()
     try:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, DraConnect, DraDriver, Prepared
 from pykubelet.cm.dra_claims import ClaimEntry
+from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.go_text import grpc_code
 from pykubelet.kit.metrics import Registry
@@ -201,15 +202,16 @@ class DraDrivers:
         del self._leaving[name]
 
     async def _wipe(self, name: str) -> None:
-        pause, spent = 1.0, 0.0
+        pauses, spent = Backoff(initial=1.0), 0.0
         while spent < WIPE_PATIENCE:
             try:
                 await self._slices.delete_slices(name)
                 return
             except PykubeletError as error:
                 logger.warning("ResourceSlices not deleted, will retry", extra={"driver": name, "problem": str(error)})
+            pause = pauses.next()
             await self._clock.sleep(pause)
-            spent, pause = spent + pause, pause * 2
+            spent += pause
 
     # --- health ---------------------------------------------------------------------------------
 

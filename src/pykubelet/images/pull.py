@@ -29,7 +29,7 @@ from pykubelet.images.credentials import RegistryCredentials
 from pykubelet.images.keyring import Login
 from pykubelet.images.records import Lookup, PullRecords
 from pykubelet.images.reference import DEFAULT_TAG, InvalidReference, Reference, parse, with_default_tag
-from pykubelet.kit.backoff import BackoffTable
+from pykubelet.kit.backoff import Backoff, BackoffTable
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.sharing import SingleFlight
@@ -93,7 +93,8 @@ class PullProgress:
         self._image = image
         self._pod = pod
         self._waited = 0.0
-        self._pause = FIRST
+        self._pauses = Backoff(FIRST, LONGEST)
+        self._pause = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -105,12 +106,12 @@ class PullProgress:
             self._timer.cancel()
 
     def _arm(self) -> None:
+        self._pause = self._pauses.next()
         self._timer = asyncio.get_running_loop().call_later(self._pause, self._log)
 
     def _log(self) -> None:
         self._waited += self._pause
         logger.info(self.stage, extra={"image": self._image, "pod": self._pod, "seconds": round(self._waited)})
-        self._pause = min(2 * self._pause, LONGEST)
         self._arm()
 
 

@@ -1,12 +1,11 @@
 """Exponential back-off, for one thing or per key, on injected time.
 
-Delays are deterministic; jitter is added only where asked, from an injected random source. Crash-loop
-back-off, which hangs on container exit times rather than on failures seen here, has its own rules in
-`runtime/backoff.py` and uses `BackoffTable` for the numbers.
+Delays are deterministic; jitter is added only where requested, from an injected random source.
 """
 
 from __future__ import annotations
 
+import math
 import random
 
 from msgspec import Struct, field
@@ -23,12 +22,12 @@ class Backoff(Struct):
     """Delays for one repeated failure: initial, doubled each time, up to a maximum."""
 
     initial: float
-    maximum: float
+    maximum: float = math.inf
     factor: float = 2.0
     failures: int = 0
 
     def next(self) -> float:
-        # Whoever fails for hours counts beyond what a float can hold as a power.
+        # After hours of failures the power would exceed what a float can hold.
         delay = min(self.maximum, self.initial * self.factor ** min(self.failures, MOST_STEPS))
         self.failures += 1
         return delay
@@ -45,7 +44,7 @@ class _Entry(Struct):
 class BackoffTable(Struct):
     """Per-key delays that double with each `advance` and are forgotten after a quiet time.
 
-    `now` is whatever timeline the caller uses, as long as it is one and the same.
+    All times are of one timeline, which the caller chooses.
     """
 
     initial: float
@@ -59,19 +58,20 @@ class BackoffTable(Struct):
         entry = self._entries.get(key)
         return entry.delay if entry else 0.0
 
-    def advance(self, key: str, now: float) -> float:
-        """Note a failure at `now`; the delay doubles unless the last one is long past."""
+    def is_quiet(self, key: str, until: float) -> bool:
+        """Whether nothing failed for so long before `until` that the next delay is the first one again."""
         entry = self._entries.get(key)
-        if entry is None or now - entry.updated > self.reset_after:
+        return entry is None or until - entry.updated > self.reset_after
+
+    def advance(self, key: str, now: float, *, quiet_until: float | None = None) -> float:
+        """Note a failure at `now`; the delay doubles unless it was quiet until then, or until the given time."""
+        entry = self._entries.get(key)
+        if entry is None or self.is_quiet(key, now if quiet_until is None else quiet_until):
             entry = self._entries[key] = _Entry(self.initial, now)
         else:
             entry.delay = min(self.maximum, entry.delay * self.factor)
             entry.updated = now
         return entry.delay
-
-    def updated(self, key: str) -> float | None:
-        entry = self._entries.get(key)
-        return entry.updated if entry else None
 
     def is_waiting(self, key: str, now: float) -> bool:
         """Whether the delay that began with the last failure is still running at `now`."""
@@ -85,9 +85,8 @@ class BackoffTable(Struct):
         self._entries.pop(key, None)
 
     def collect(self, now: float) -> None:
-        """Drop entries that have been quiet for twice the maximum delay."""
-        stale = [key for key, entry in self._entries.items() if now - entry.updated > 2 * self.maximum]
-        for key in stale:
+        """Drop entries that have been quiet for long."""
+        for key in [key for key in self._entries if self.is_quiet(key, now)]:
             del self._entries[key]
 
     def __len__(self) -> int:

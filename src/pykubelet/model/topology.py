@@ -1,6 +1,6 @@
 """Where a machine's CPUs and memory sit: threads in cores, cores in sockets and NUMA nodes, caches they share.
 
-Values only, read by `clients/host/topology.py` and used by the CPU, memory and topology managers. CPUs that are
+Values only, read by `clients/host/machine.py` and used by the CPU, memory and topology managers. CPUs that are
 offline are not in it. Sets of CPUs are plain frozensets of their numbers; as text they are lists such as `0-3,8,10-11`,
 the form the kernel and the configuration use.
 """

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pykubelet.clients.dbus.port import BusDown, BusRefused, DelayLock, Logind, LogindSession, Notice
+from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.node.shutdown import ShutdownOutcome, Turn, whole_time
 
@@ -41,7 +42,7 @@ class ShutdownWatch:
         self._turns = turns
         self._clock = clock
         self._told = ""
-        self._wait = RECONNECT
+        self._retries = Backoff(RECONNECT, LONGEST_WAIT)
 
     async def run(self) -> None:
         while True:
@@ -50,9 +51,7 @@ class ShutdownWatch:
                     await self._serve(session)
             except (BusDown, BusRefused, DelayTooShort, OSError) as error:
                 self._complain(str(error))
-            await self._clock.sleep(self._wait)
-            # A machine without logind need not be asked every second for ever.
-            self._wait = min(self._wait * 2, LONGEST_WAIT)
+            await self._clock.sleep(self._retries.next())
 
     def _complain(self, problem: str) -> None:
         if problem != self._told:
@@ -86,7 +85,8 @@ class ShutdownWatch:
     async def _register(self, session: LogindSession) -> DelayLock:
         await self._see_to_delay(session)
         lock = await session.delay_shutdown()
-        self._told, self._wait = "", RECONNECT
+        self._told = ""
+        self._retries.reset()
         logger.info("shutdowns of this machine wait for its pods", extra={"seconds": whole_time(self._turns)})
         return lock
 
@@ -95,13 +95,12 @@ class ShutdownWatch:
         if allowed >= wanted:
             return
         await session.raise_max_delay(wanted)
-        pause = RELOAD_PAUSE
+        pauses = Backoff(RELOAD_PAUSE)
         for _ in range(RELOAD_TRIES):
             allowed = await session.max_delay()
             if allowed >= wanted:
                 return
-            await self._clock.sleep(pause)
-            pause *= 2
+            await self._clock.sleep(pauses.next())
         raise DelayTooShort(
             f"the pods' grace periods at shutdown need {wanted:g}s, but logind holds up shutdowns for {allowed:g}s "
             "at most (InhibitDelayMaxSec) and did not take our setting"

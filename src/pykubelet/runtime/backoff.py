@@ -9,9 +9,9 @@ container gets one immediate restart. Does not cover failed pulls and creates.
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
 
 from pykubelet.api.types import Pod
+from pykubelet.kit.backoff import BackoffTable
 from pykubelet.model.pod import AnyContainer, log_form, name_of, namespace_of, uid_of
 from pykubelet.model.problems import CrashLoop
 from pykubelet.model.runtime_status import ContainerStatus
@@ -21,12 +21,6 @@ MAXIMUM_DELAY = 300.0
 REDUCED_INITIAL_DELAY = 1.0
 REDUCED_MAXIMUM_DELAY = 60.0
 HEALTHY_AFTER = 600.0
-_FACTOR = 2.0
-
-
-class _Entry(Struct):
-    delay: float
-    updated: float
 
 
 def crash_delays(longest: float | None, *, reduced: bool) -> tuple[float, float]:
@@ -38,9 +32,7 @@ def crash_delays(longest: float | None, *, reduced: bool) -> tuple[float, float]
 
 class CrashBackoff:
     def __init__(self, *, initial: float = INITIAL_DELAY, maximum: float = MAXIMUM_DELAY) -> None:
-        self._initial = initial
-        self._maximum = maximum
-        self._entries: dict[str, _Entry] = {}
+        self._table = BackoffTable(initial, maximum, reset_after=HEALTHY_AFTER)
 
     def check(
         self, pod: Pod, container: AnyContainer, newest_exited: ContainerStatus | None, now: float
@@ -50,33 +42,28 @@ class CrashBackoff:
             return None
         key = backoff_key(pod, container)
         finished = newest_exited.finished_at / 1e9
-        entry = self._entries.get(key)
-        if entry is None or _is_stale(entry, finished):
-            self._entries[key] = _Entry(self._initial, now)
-            return None
-        if now - finished < entry.delay:
+        delay = self._table.delay(key)
+        if not self._table.is_quiet(key, finished) and now - finished < delay:
             return CrashLoop(
                 container=container.name or "",
                 pod=log_form(pod),
-                delay=entry.delay,
+                delay=delay,
                 exit_code=newest_exited.exit_code,
-                retry_at=finished + entry.delay,
+                retry_at=finished + delay,
             )
-        entry.delay = min(self._maximum, entry.delay * _FACTOR)
-        entry.updated = now
+        self._table.advance(key, now, quiet_until=finished)
         return None
 
     def forget(self, pod: Pod, container: AnyContainer) -> None:
         """A person asked for the next start: it does not wait."""
-        self._entries.pop(backoff_key(pod, container), None)
+        self._table.forget(backoff_key(pod, container))
 
     def collect(self, now: float) -> None:
         """Forget containers whose last restart is long past, among them those of pods that are gone."""
-        for key in [key for key, entry in self._entries.items() if _is_stale(entry, now)]:
-            del self._entries[key]
+        self._table.collect(now)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._table)
 
 
 def backoff_key(pod: Pod, container: AnyContainer) -> str:
@@ -84,7 +71,3 @@ def backoff_key(pod: Pod, container: AnyContainer) -> str:
     resources = msgspec.json.encode(container.resources, order="sorted").decode()
     parts = (name_of(pod), namespace_of(pod), uid_of(pod), container.name or "", container.image or "", resources)
     return "/".join(parts)
-
-
-def _is_stale(entry: _Entry, when: float) -> bool:
-    return when - entry.updated > HEALTHY_AFTER

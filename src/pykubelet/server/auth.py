@@ -13,7 +13,6 @@ import base64
 import binascii
 import hashlib
 import logging
-import random
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -31,6 +30,7 @@ from pykubelet.api.types import (
     TokenReviewStatus,
 )
 from pykubelet.clients.kube.port import KubeClient
+from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.limits import Recent
 from pykubelet.kit.sharing import SingleFlight
@@ -302,16 +302,16 @@ class Reviewer:
         return (await self._patiently(lambda: self._kube.create(review))).status
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        pause = FIRST_PAUSE
+        pauses = Backoff(FIRST_PAUSE, factor=GROWTH)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return await ask()
             except (ApiDown, ApiServerError, TooManyRequests) as error:
                 if attempt == ATTEMPTS:
                     raise
-                wait = getattr(error, "retry_after", None) or pause * (1 + JITTER * random.random())
+                pause = jittered(pauses.next(), JITTER)
+                wait = error.retry_after or pause
             await self._clock.sleep(wait)
-            pause *= GROWTH
         raise AssertionError("unreachable")
 
 

@@ -25,6 +25,7 @@ from pykubelet.api.types import (
 )
 from pykubelet.certs.pem import CertificateError
 from pykubelet.clients.kube.port import KubeClient
+from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import ApiError, NotFound
 from pykubelet.model.events import EventSink
@@ -95,7 +96,7 @@ class PodCertificateKeeper:
             kept.key_pem, proof = make_key(source.key_type or "")
             made = await self._kube.create(await self._request(pod, source, proof))
             kept.request = made.metadata.name or ""
-        deadline, pause = self._clock.monotonic() + ANSWER_WITHIN, FIRST_LOOK
+        deadline, pauses = self._clock.monotonic() + ANSWER_WITHIN, Backoff(FIRST_LOOK, LAST_LOOK)
         while self._clock.monotonic() < deadline:
             try:
                 found = await self._kube.get(PodCertificateRequest, kept.request, namespace_of(pod))
@@ -104,8 +105,7 @@ class PodCertificateKeeper:
                 raise CertificateError(f"pod certificate request {name} is gone before it was answered") from None
             if self._is_answered(pod, source, found, kept):
                 return _issued(found, kept)
-            await self._clock.sleep(pause)
-            pause = min(LAST_LOOK, pause * 2)
+            await self._clock.sleep(pauses.next())
         raise CertificateError(
             f"pod certificate request {kept.request} to signer {source.signer_name} is not answered yet"
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 
-from pykubelet.clients.host.process_figures import process_figures
+from pykubelet.clients.host.process import process_stats
 from pykubelet.edges import Edges
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
@@ -57,7 +57,7 @@ def add_agent_metrics(metrics: Registry, settings: Settings) -> None:
     }
 
     def refresh() -> None:
-        found = process_figures()
+        found = process_stats()
         total.inc(by=found["cpu_seconds_total"] - total.value())
         for name, gauge in gauges.items():
             gauge.set(found[name])

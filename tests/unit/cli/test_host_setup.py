@@ -47,7 +47,7 @@ def test_open_files_follow_the_setting_as_far_as_the_host_allows(tmp_path: Path)
     a_kernel(tmp_path)
     script = (
         "import resource, sys\n"
-        "from pykubelet.clients.host.own_process import allow_open_files\n"
+        "from pykubelet.clients.host.process import allow_open_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 2000))\n"
         "print(allow_open_files(1500), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )

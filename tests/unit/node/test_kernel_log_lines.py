@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.clients.host.kernel_log import text_of
+from pykubelet.clients.host.kernel import text_of
 from pykubelet.node.oom import Kill, KillReader
 
 GROUP = "/kubepods/burstable/pod1/abc"

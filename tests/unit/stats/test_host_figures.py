@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.clients.host.cgroup_stats import CgroupStats
-from pykubelet.clients.host.cgroup_stats_v2 import weight_to_shares
+from pykubelet.clients.host.cgroup_stats import CgroupStats, weight_to_shares
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.stat_files import pressure, read_small
 from pykubelet.model.cgroup_limits import shares_to_weight

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.clients.host.trees import remove_tree
+from pykubelet.clients.host.folders import remove_tree
 from pykubelet.volumes import ownership
 from pykubelet.volumes.errors import VolumeProblem
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.clients.host.trees import remove_tree
+from pykubelet.clients.host.folders import remove_tree
 from pykubelet.kit.clock import ThreadDeadline
 from pykubelet.volumes import usage as module
 from pykubelet.volumes.usage import UsageWalk

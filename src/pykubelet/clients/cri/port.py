@@ -30,11 +30,6 @@ from pykubelet.wire import cri_pb2
 
 CgroupDriver = Literal["systemd", "cgroupfs"]
 
-POD_NAME_LABEL = "io.kubernetes.pod.name"
-POD_NAMESPACE_LABEL = "io.kubernetes.pod.namespace"
-POD_UID_LABEL = "io.kubernetes.pod.uid"
-CONTAINER_NAME_LABEL = "io.kubernetes.container.name"
-
 
 class CriRuntime(Protocol):
     """Calls about the runtime as a whole."""

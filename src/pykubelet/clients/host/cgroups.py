@@ -36,29 +36,28 @@ V1_MEMORY_CEILING = 1 << 62
 """The kernel shows "no limit" as the largest multiple of its page size."""
 
 
+def find_hierarchies(root: Path) -> dict[str, Path]:
+    """Controller name to the folder of its v1 hierarchy."""
+    try:
+        entries = sorted(os.listdir(root))
+    except OSError:
+        return {}
+    found: dict[str, Path] = {}
+    for entry in entries:
+        for name in entry.split(","):
+            if name in V1_HIERARCHIES:
+                found.setdefault(name, (root / entry).resolve())
+    return found
+
+
 class CgroupTree:
     def __init__(self, *, clock: Clock, root: Path = Path("/sys/fs/cgroup")) -> None:
         self._clock = clock
         self._root = root
         self.unified = (root / "cgroup.controllers").exists()
-        self._hierarchies = self._find_hierarchies()
+        self._hierarchies = {"": root} if self.unified else find_hierarchies(root)
         self._has_hugetlb = self.unified and "hugetlb" in _text(root / "cgroup.controllers").split()
         self._refused: set[str] = set()
-
-    def _find_hierarchies(self) -> dict[str, Path]:
-        """Controller name to the folder of its hierarchy; one entry '' on v2."""
-        if self.unified:
-            return {"": self._root}
-        found: dict[str, Path] = {}
-        try:
-            entries = sorted(os.listdir(self._root))
-        except FileNotFoundError:
-            return {}
-        for entry in entries:
-            for name in entry.split(","):
-                if name in V1_HIERARCHIES:
-                    found.setdefault(name, (self._root / entry).resolve())
-        return found
 
     # --- questions ------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from pykubelet.clients.host import trees
+from pykubelet.clients.host.folders import mount_id, remove_tree
 from pykubelet.clients.host.port import MountEntry, MountError, ToolMissing
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
@@ -143,7 +143,7 @@ class HostMounts:
 
     def remove_tree(self, folder: Path) -> None:
         try:
-            trees.remove_tree(folder)
+            remove_tree(folder)
         except OSError as error:
             raise MountError(f"cannot remove {folder}: {error.strerror or error}") from error
 
@@ -284,7 +284,7 @@ def _bind(source: str, target: Path, flags: int) -> None:
 def _mount_id(path: Path) -> int:
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return trees.mount_id(descriptor)
+        return mount_id(descriptor)
     finally:
         os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""Every path the agent uses, under the roots it was given. Layout as upstream keeps it (facts/config.md 7).
+"""Every path the agent uses, under the roots it was given. Layout as upstream keeps it.
 
 Only computes; making and removing is `folders.py`. Names that come from manifests are validated before
 they get here, so joining them cannot leave the root.

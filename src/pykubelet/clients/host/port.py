@@ -111,7 +111,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     """CPU throttle folders, which containers must not see."""
 
 
-# --- mounts and volume files (mounts.py, trees.py) ------------------------------------------------------------
+# --- mounts and volume files (mounts.py, folders.py) ----------------------------------------------------------
 
 
 class MountError(PykubeletError):
@@ -232,7 +232,7 @@ class VolumePaths(Protocol):
     def subpaths(self, uid: str) -> Path: ...
 
 
-# --- what the kernel tells by itself (memory_alarms.py, kernel_log.py) ----------------------------------------
+# --- what the kernel tells by itself (kernel.py) ----------------------------------------
 
 
 class AlarmRefused(PykubeletError):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pykubelet.clients.host.kernel_tunables import WANTED, check_tunables, set_tunables
+from pykubelet.clients.host.kernel import WANTED, check_tunables, set_tunables
 
 
 def a_kernel(root: Path, **other: str) -> Path:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.clients.host.lock_file import LockFailed, LockFile
+from pykubelet.clients.host.process import LockFailed, LockFile
 
 HOLD = """
 import sys
 from pathlib import Path
-from pykubelet.clients.host.lock_file import LockFile
+from pykubelet.clients.host.process import LockFile
 LockFile(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 sys.stdin.read()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pykubelet.clients.host.folders import MAX_OPEN, remove_tree
 from pykubelet.clients.host.mounts import HostMounts, is_shared, parse_mountinfo
 from pykubelet.clients.host.port import MountError, ToolMissing
-from pykubelet.clients.host.trees import MAX_OPEN, remove_tree
 
 TABLE = rb"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 40 22 0:35 / /run/a\040b\134c rw,nosuid,nodev - tmpfs tmpfs rw,size=1024k

@@ -4,7 +4,7 @@ import ipaddress
 import struct
 from pathlib import Path
 
-from pykubelet.clients.host.disk import filesystem_size
+from pykubelet.clients.host.machine import filesystem_size
 from pykubelet.clients.host.network import (
     InterfaceNetwork,
     default_route_interfaces,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.clients.host.own_process import own_cgroup
+from pykubelet.clients.host.process import own_cgroup
 
 V1 = "9:name=systemd:/system.slice/kubelet.service\n3:cpu,cpuacct:{cpu}\n4:memory:{memory}\n0::/x\n"
 

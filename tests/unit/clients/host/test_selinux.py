@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pykubelet.clients.host.selinux import container_file_label
+from pykubelet.clients.host.machine import container_file_label
 
 
 def test_label_of_the_policy_in_use(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.clients.host.subids import parse_subids
+from pykubelet.clients.host.process import parse_subids
 from pykubelet.model.errors import PykubeletError
 
 

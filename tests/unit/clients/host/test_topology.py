@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pykubelet.clients.host.topology import read_topology
+from pykubelet.clients.host.machine import read_topology
 from pykubelet.model.topology import Cpu, NumaNode
 from tests.harness import MACHINE
 

@@ -1,19 +1,119 @@
-"""Memory alarms of the kernel: usage thresholds of cgroup v1, pressure triggers and group events of v2.
+"""The kernel: lines of its log, the settings a node relies on, and memory alarms.
 
-Each alarm is a descriptor the event loop waits for; nothing is polled. Closing an alarm ends it. What the kernel
-refuses (no right, no such file, no pressure accounting) is AlarmRefused with the file's name.
+/dev/kmsg gives one record a read and says "broken pipe" when records were overwritten before they were read; reading
+then goes on with what is left. Records written by programs are left out: only the kernel may say which process it
+killed. Kernel settings are set at the start, or only checked (`protectKernelDefaults`). Alarms are usage thresholds of
+cgroup v1, pressure triggers and group events of v2: each is a descriptor the event loop waits for, nothing is polled.
+What the kernel refuses (no right, no such file, no pressure accounting) is AlarmRefused with the file's name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pykubelet.clients.host.cgroup_stats_v1 import find_hierarchies
+from pykubelet.clients.host.cgroups import find_hierarchies
 from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm
+
+RECORD = 8192
+AT_ONCE = 200
+"""Records read before others get their turn."""
+KERNEL = 0
+"""The facility of what the kernel itself says."""
+
+
+class DeviceKernelLog:
+    def __init__(self, device: Path = Path("/dev/kmsg")) -> None:
+        self._device = device
+
+    def follow(self, tell: Callable[[str], None]) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+        try:
+            descriptor = os.open(self._device, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(descriptor, 0, os.SEEK_END)
+        except OSError as error:
+            raise AlarmRefused(f"{self._device}: {error.strerror}") from error
+
+        def ready() -> None:
+            for _ in range(AT_ONCE):
+                try:
+                    record = os.read(descriptor, RECORD)
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    if error.errno == errno.EPIPE:
+                        continue
+                    end()
+                    return
+                if not record:
+                    return
+                text = text_of(record)
+                if text:
+                    tell(text)
+
+        def end() -> None:
+            nonlocal descriptor
+            if descriptor >= 0:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+                descriptor = -1
+
+        loop.add_reader(descriptor, ready)
+        return end
+
+
+def text_of(record: bytes) -> str:
+    """The message of `<priority>,<sequence>,<microseconds>,<flags>[,...];<message>`; '' for one not by the kernel."""
+    head, _, rest = record.partition(b";")
+    priority = head.partition(b",")[0]
+    if not priority.isdigit() or int(priority) >> 3 != KERNEL:
+        return ""
+    return rest.partition(b"\n")[0].decode("utf-8", "replace")
+
+
+PROC_SYS = Path("/proc/sys")
+
+WANTED: Mapping[str, int] = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1_000_000,
+    "kernel/keys/root_maxbytes": 25_000_000,
+}
+"""Memory is given on trust, since limits bound it; no panic for one process, a reboot after a real one; and a key for
+each of many containers."""
+
+
+def check_tunables(root: Path = PROC_SYS) -> list[str]:
+    """One line for each setting that is not as wanted."""
+    return [problem for name, value in WANTED.items() if (problem := _difference(root, name, value))]
+
+
+def set_tunables(root: Path = PROC_SYS) -> list[str]:
+    """Set what differs; one line for each that the host did not let us set."""
+    problems = []
+    for name, value in WANTED.items():
+        if not _difference(root, name, value):
+            continue
+        try:
+            (root / name).write_text(f"{value}\n")
+        except OSError as error:
+            problems.append(f"{name} cannot be set to {value}: {error.strerror}")
+    return problems
+
+
+def _difference(root: Path, name: str, wanted: int) -> str:
+    try:
+        found = (root / name).read_text().strip()
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    return "" if found == str(wanted) else f"{name} is {found}, expected {wanted}"
+
 
 PRESSURE_TRIGGER = b"some 50000 2000000\0"
 """50 ms of stalls within two seconds; shorter windows need CAP_SYS_RESOURCE, which agents in containers lack."""
@@ -24,7 +124,7 @@ class KernelMemoryAlarms:
         self._root = root
         self._proc = proc
         self._unified = (root / "cgroup.controllers").exists()
-        self._memory = Path(find_hierarchies(root).get("memory", "")) if not self._unified else root
+        self._memory = find_hierarchies(root).get("memory", Path()) if not self._unified else root
 
     @property
     def by_usage(self) -> bool:
