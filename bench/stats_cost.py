@@ -38,9 +38,7 @@ from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
-from pykubelet.model.cgroup_names import parent_for_runtime
-from pykubelet.model.figures import NetworkFigures
-from pykubelet.model.life import LifeRecorder
+from pykubelet.model.cgroups import parent_for_runtime
 from pykubelet.model.runtime_status import (
     ContainerState,
     ContainerStatus,
@@ -49,7 +47,9 @@ from pykubelet.model.runtime_status import (
     PodRuntimeStatus,
     SandboxStatus,
 )
+from pykubelet.model.stats import NetworkCounters
 from pykubelet.node.conditions import NodeConditions
+from pykubelet.recorder import LifeRecorder
 from pykubelet.settings.schema_resources import EvictionSettings
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.thresholds import eviction_thresholds
@@ -57,7 +57,7 @@ from pykubelet.stats.build import Stats
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
-from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.wire import cri_pb2
 
 ROUNDS = 12
@@ -105,11 +105,11 @@ class Populated(CgroupStats):
 class OneInterface(NodeStats):
     """A pod sees one interface, not all of the machine's."""
 
-    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None:
+    def network(self, now_ns: int, pid: int | None = None) -> NetworkCounters | None:
         found = super().network(now_ns, pid)
         if found is None or pid is None:
             return found
-        return NetworkFigures(time_ns=found.time_ns, interfaces=found.interfaces[:1])
+        return NetworkCounters(time_ns=found.time_ns, interfaces=found.interfaces[:1])
 
 
 def _id(kind: str, number: int) -> str:
@@ -191,7 +191,7 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     guard = GuardEdges(cgroups=cgroups, host=host, kernel_log=DeviceKernelLog())
     provider = StatsProvider(guard, cri=many, table=many, paths=paths, clock=clock, settings=settings)
     machine = read_machine()
-    volumes = VolumeFigures(meter=Nobody(), table=many, clock=clock, metrics=Registry())
+    volumes = VolumeStatsCalculator(meter=Nobody(), table=many, clock=clock, metrics=Registry())
     stats = Stats(provider=provider, volumes=volumes, cgroups=names, services=Services())
     source = NodeStatsSource(
         provider=provider,

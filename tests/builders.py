@@ -17,7 +17,6 @@ from pykubelet.kit.clock import Clock, LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.container_keys import container_annotations, container_labels, pod_labels
 from pykubelet.model.events import AnnotatedSink
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import (
     HASH_ANNOTATION,
     SOURCE_ANNOTATION,
@@ -33,7 +32,9 @@ from pykubelet.model.runtime_status import (
     SandboxState,
     SandboxStatus,
 )
+from pykubelet.recorder import LifeRecorder
 from pykubelet.settings.settings import Settings
+from pykubelet.signals import Signals
 from tests.fakes.recorded_events import RecordedEvents
 
 NOW = 1_700_000_000.0
@@ -49,6 +50,7 @@ def a_context(
     events: AnnotatedSink | None = None,
     recorder: LifeRecorder | None = None,
     metrics: Registry | None = None,
+    signals: Signals | None = None,
 ) -> Context:
     clock = clock or LoopClock()
     return Context(
@@ -58,6 +60,7 @@ def a_context(
         events=events or RecordedEvents(),
         recorder=recorder or LifeRecorder(clock),
         metrics=metrics or Registry(),
+        signals=signals or Signals(),
     )
 
 

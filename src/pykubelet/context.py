@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventRecorder
-from pykubelet.model.life import LifeRecorder
+from pykubelet.recorder import LifeRecorder
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import Signals
 

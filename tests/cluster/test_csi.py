@@ -99,7 +99,7 @@ def test_data_moves_from_pod_to_pod_and_grows(storage: tuple[Joined, BedDriver, 
     first = node.wait_log("first", "%")
     assert " 4321 " in first.splitlines()[0]
     before = int(first.splitlines()[-1].split()[1])
-    figures = wait_until("figures of the volume", lambda: volume_figures(node, "first"))
+    figures = wait_until("figures of the volume", lambda: volume_stats(node, "first"))
     assert figures["pvcRef"] == {"name": "disk", "namespace": "default"}
     assert figures["capacityBytes"] // 1024 == before
 
@@ -129,7 +129,7 @@ def asked(node: Joined, path: str) -> str:
     return node.cluster.kubectl("get", "--raw", f"/api/v1/nodes/{node.agent.node}/proxy/{path}", check=False)
 
 
-def volume_figures(node: Joined, pod: str) -> dict[str, Any] | None:
+def volume_stats(node: Joined, pod: str) -> dict[str, Any] | None:
     said = asked(node, "stats/summary")
     for each in json.loads(said)["pods"] if said.startswith("{") else ():
         if each["podRef"]["name"] == pod:

@@ -9,19 +9,19 @@ from collections.abc import Callable
 
 from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm
 from pykubelet.edges import GuardEdges
-from pykubelet.model.figures import (
+from pykubelet.model.runtime_status import ContainerState
+from pykubelet.model.stats import (
     CgroupBounds,
     CgroupDetail,
     CgroupUsage,
     DiskCounters,
-    FolderFigures,
-    FsFigures,
+    FolderUsage,
+    FsUsage,
     MemoryUsage,
-    NetworkFigures,
-    ProcessFigures,
-    TaskFigures,
+    NetworkCounters,
+    ProcessCounts,
+    TaskCounts,
 )
-from pykubelet.model.runtime_status import ContainerState
 from tests.fakes.fake_cri import FakeCri
 
 MIB = 1 << 20
@@ -91,7 +91,7 @@ class FakeMachine:
         """What runs beside the pods."""
         self.uses: dict[str, int] = {}
         """Pod name to memory."""
-        self.filesystems: dict[str, FsFigures] = {}
+        self.filesystems: dict[str, FsUsage] = {}
         """By beginning of a path; the longest counts."""
         self.set_disk("/", free=50 * GIB)
         self.logs: dict[str, int] = {}
@@ -116,7 +116,7 @@ class FakeMachine:
     def set_disk(
         self, path: str, *, free: int, size: int = 100 * GIB, device: int = 1, inodes_free: int = 1000
     ) -> None:
-        self.filesystems[path] = FsFigures(
+        self.filesystems[path] = FsUsage(
             time_ns=0,
             device=device,
             device_name=f"/dev/d{device}",
@@ -176,26 +176,26 @@ class FakeHost:
     def boot_seconds(self) -> int:
         return 0
 
-    def tasks(self, now_ns: int) -> TaskFigures | None:
-        return TaskFigures(time_ns=now_ns, limit=32_000, tasks=self._machine.tasks_used, running=1, blocked=0)
+    def tasks(self, now_ns: int) -> TaskCounts | None:
+        return TaskCounts(time_ns=now_ns, limit=32_000, tasks=self._machine.tasks_used, running=1, blocked=0)
 
-    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None:
+    def network(self, now_ns: int, pid: int | None = None) -> NetworkCounters | None:
         return None
 
     def disks(self) -> tuple[DiskCounters, ...]:
         return ()
 
-    def filesystem(self, path: str, now_ns: int) -> FsFigures | None:
+    def filesystem(self, path: str, now_ns: int) -> FsUsage | None:
         found = max((each for each in self._machine.filesystems if path.startswith(each)), key=len)
         known = self._machine.filesystems[found]
-        return FsFigures(**{**{f: getattr(known, f) for f in known.__struct_fields__}, "time_ns": now_ns})
+        return FsUsage(**{**{f: getattr(known, f) for f in known.__struct_fields__}, "time_ns": now_ns})
 
-    def folder(self, path: str, now_ns: int, *, deep: bool = True) -> FolderFigures | None:
+    def folder(self, path: str, now_ns: int, *, deep: bool = True) -> FolderUsage | None:
         size = next((size for part, size in self._machine.logs.items() if f"_{part}_" in path), 0) if deep else 0
-        return FolderFigures(time_ns=now_ns, bytes=size, inodes=1)
+        return FolderUsage(time_ns=now_ns, bytes=size, inodes=1)
 
-    def processes(self, pids: tuple[int, ...]) -> ProcessFigures:
-        return ProcessFigures(descriptors=0, sockets=0)
+    def processes(self, pids: tuple[int, ...]) -> ProcessCounts:
+        return ProcessCounts(descriptors=0, sockets=0)
 
-    def file(self, path: str, now_ns: int) -> FolderFigures | None:
+    def file(self, path: str, now_ns: int) -> FolderUsage | None:
         return None

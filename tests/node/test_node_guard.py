@@ -24,7 +24,7 @@ from pykubelet.clients.host.machine import read_machine
 from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.cgroups import PodCgroups
 from pykubelet.kit.clock import SystemClock
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.parts import blocking
 from tests.bed.runtime import BedContainerd

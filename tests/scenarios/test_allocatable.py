@@ -11,7 +11,7 @@ from msgspec import structs
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import EmptyDirVolumeSource, ResourceRequirements, Volume, VolumeMount
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.harness import MACHINE, NodeHarness

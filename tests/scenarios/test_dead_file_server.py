@@ -21,7 +21,7 @@ from pykubelet.kit.tasks import running
 from pykubelet.model.pod import name_of, uid_of
 from pykubelet.model.pod_resources import limits_disk
 from pykubelet.node.conditions import NodeConditions
-from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes import usage
 from tests.builders import a_context
 from tests.unit.eviction.test_storage import Used
@@ -102,7 +102,7 @@ def dead(doomed: Pod, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeadServer]:
     server.answer()
 
 
-def a_manager(machine: Machine, volumes: VolumeFigures, pods: Pods, clock: SystemClock) -> EvictionManager:
+def a_manager(machine: Machine, volumes: VolumeStatsCalculator, pods: Pods, clock: SystemClock) -> EvictionManager:
     machine.active = pods.pods()
     ctx = a_context(clock=clock)
     return EvictionManager(
@@ -153,7 +153,7 @@ async def test_eviction_goes_on_while_a_pods_volume_hangs(tmp_path: Path, doomed
         for pod in pods.pods():
             await volumes.wait_mounted(pod)
         Path(volumes.path_of(greedy, "data") or "", "file").write_bytes(b"x" * 256 * KIB)
-        figures = VolumeFigures(
+        figures = VolumeStatsCalculator(
             meter=volumes, table=pods, clock=clock, metrics=Registry(), period=60, is_limited=limits_disk
         )
         eviction = a_manager(machine, figures, pods, clock)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pykubelet.api.types import EmptyDirVolumeSource, Pod, Volume, VolumeMount
 from pykubelet.explain.explain import explain
 from pykubelet.explain.view import Explanation
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from pykubelet.model.pod import uid_of
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cgroups import FakeCgroups

@@ -9,7 +9,7 @@ import msgspec
 
 from pykubelet.api.types import ContainerResizePolicy, Pod, PodCondition, ResourceRequirements
 from pykubelet.cm.allocation_state import decode
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from pykubelet.model.errors import CriError, Unimplemented
 from tests.builders import a_container, a_sidecar
 from tests.fakes.fake_cri_values import Behaviour

@@ -12,8 +12,7 @@ import pytest
 
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.operations import Operation
-from pykubelet.model.pod import SEEN_ANNOTATION, Source, is_static, name_of
+from pykubelet.model.pod import SEEN_ANNOTATION, Operation, Source, is_static, name_of
 from pykubelet.sources.manifests import file_loader
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.static import StaticSource

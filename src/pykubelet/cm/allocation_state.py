@@ -17,44 +17,45 @@ import msgspec
 from pykubelet.api.types import ResourceRequirements
 from pykubelet.kit.files import Checkpoint, Envelope
 from pykubelet.kit.go_text import fnv1a_32
-from pykubelet.model.held_resources import HeldResources
+from pykubelet.model.pod_resources import PodResourceInfo
 
 ALLOCATED_FILE = "allocated_pods_state"
 ACTUATED_FILE = "actuated_pods_state"
 
 
-class ResourceLedger:
-    """Reads its file when first asked. `on_change` is told that something waits for a flush."""
+class AllocationState:
+    """Reads its file at the first use."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, on_change: Callable[[], None] = lambda: None) -> None:
+        """`on_change`: called when something waits for a flush."""
         self.path = path
         # Not synced to disk: a killed agent loses nothing, and after a power cut no container runs any more.
         self._checkpoint = Checkpoint(path, encode=encode, decode=decode, durable=False)
-        self.on_change: Callable[[], None] = lambda: None
-        self._loaded: dict[str, HeldResources] | None = None
+        self._on_change = on_change
+        self._loaded: dict[str, PodResourceInfo] | None = None
         self._dirty = False
 
     @property
-    def _entries(self) -> dict[str, HeldResources]:
+    def _entries(self) -> dict[str, PodResourceInfo]:
         if self._loaded is None:
             self._loaded = self._checkpoint.load() or {}
         return self._loaded
 
-    def get(self, uid: str) -> HeldResources | None:
+    def get(self, uid: str) -> PodResourceInfo | None:
         return self._entries.get(uid)
 
-    def put(self, uid: str, held: HeldResources) -> None:
+    def put(self, uid: str, held: PodResourceInfo) -> None:
         if self._entries.get(uid) != held:
             self._entries[uid] = held
             self._changed()
 
     def put_container(self, uid: str, name: str, resources: ResourceRequirements) -> None:
-        held = self._entries.get(uid) or HeldResources()
-        self.put(uid, HeldResources(containers={**held.containers, name: resources}, pod=held.pod))
+        held = self._entries.get(uid) or PodResourceInfo()
+        self.put(uid, PodResourceInfo(containers={**held.containers, name: resources}, pod=held.pod))
 
     def put_pod_level(self, uid: str, resources: ResourceRequirements | None) -> None:
-        held = self._entries.get(uid) or HeldResources()
-        self.put(uid, HeldResources(containers=held.containers, pod=resources))
+        held = self._entries.get(uid) or PodResourceInfo()
+        self.put(uid, PodResourceInfo(containers=held.containers, pod=resources))
 
     def drop(self, uid: str) -> None:
         if self._entries.pop(uid, None) is not None:
@@ -73,13 +74,13 @@ class ResourceLedger:
 
     def _changed(self) -> None:
         self._dirty = True
-        self.on_change()
+        self._on_change()
 
 
 # --- the file ---------------------------------------------------------------------------------------------
 
 
-def encode(entries: dict[str, HeldResources]) -> bytes:
+def encode(entries: dict[str, PodResourceInfo]) -> bytes:
     rows = {
         uid: {
             "ContainerResources": {name: msgspec.to_builtins(each) for name, each in held.containers.items()},
@@ -90,15 +91,15 @@ def encode(entries: dict[str, HeldResources]) -> bytes:
     return ENVELOPE.seal(json.dumps({"entries": rows} if rows else {}, separators=(",", ":")))
 
 
-def decode(raw: bytes) -> dict[str, HeldResources]:
+def decode(raw: bytes) -> dict[str, PodResourceInfo]:
     """Raises CheckpointDamaged, or any error for entries of another shape."""
     rows = json.loads(ENVELOPE.open(raw)).get("entries") or {}
     return {uid: _held(row) for uid, row in rows.items()}
 
 
-def _held(row: dict[str, Any]) -> HeldResources:
+def _held(row: dict[str, Any]) -> PodResourceInfo:
     pod_level = row.get("PodLevelResources")
-    return HeldResources(
+    return PodResourceInfo(
         containers={
             name: msgspec.convert(each, ResourceRequirements)
             for name, each in (row.get("ContainerResources") or {}).items()

@@ -18,8 +18,15 @@ from pykubelet.api.types import Pod, PodSpec
 from pykubelet.clients.host.port import CgroupHost, Slices
 from pykubelet.cm.cgroup_limits import CgroupRules, PodShare, class_limits, pod_limits, share_of
 from pykubelet.kit.clock import Clock
-from pykubelet.model.cgroup_limits import MIN_SHARES, CgroupLimits
-from pykubelet.model.cgroup_names import class_parts, driver_path, named_path, pod_parts, uid_from_name
+from pykubelet.model.cgroups import (
+    MIN_SHARES,
+    CgroupLimits,
+    class_parts,
+    driver_path,
+    named_path,
+    pod_parts,
+    uid_from_name,
+)
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import QosClass, uid_of
 

@@ -24,7 +24,7 @@ from pykubelet.model.pod_resources import (
     limits_storage,
     storage_limit,
 )
-from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes.usage import VolumeUsage
 
 PERIOD: Final = 10.0
@@ -34,7 +34,9 @@ CONTAINER_LIMIT: Final = "ephemeralcontainerfs.limit"
 
 
 class StorageLimits:
-    def __init__(self, *, stats: EvictionStats, volumes: VolumeFigures, clock: Clock, period: float = PERIOD) -> None:
+    def __init__(
+        self, *, stats: EvictionStats, volumes: VolumeStatsCalculator, clock: Clock, period: float = PERIOD
+    ) -> None:
         self._volumes = volumes
         self._stats = stats
         self._clock = clock

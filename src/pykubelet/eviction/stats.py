@@ -18,11 +18,11 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.tasks import both
 from pykubelet.model.errors import CriError
-from pykubelet.model.figures import Figures, FsFigures, TaskFigures
+from pykubelet.model.stats import FsUsage, Measurement, TaskCounts
 from pykubelet.stats.build import Stats
-from pykubelet.stats.disk import DiskFigures
+from pykubelet.stats.disk import DiskSample
 from pykubelet.stats.provider import ROOT
-from pykubelet.stats.snapshot import PodFigures, PodItem
+from pykubelet.stats.snapshot import PodItem, PodSample
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ VOLUMES_WITHIN = 2.0
 """Seconds that measuring all volumes may take before a pod is chosen; of the others the last figures have to do."""
 
 
-class MemorySignal(Figures, frozen=True, kw_only=True):
+class MemorySignal(Measurement, frozen=True, kw_only=True):
     time_ns: int
     available: int
     capacity: int
@@ -41,16 +41,16 @@ class MemorySignal(Figures, frozen=True, kw_only=True):
     """With the file pages the kernel would drop first: what it compares its own alarms with."""
 
 
-class NodeSignals(Figures, frozen=True, kw_only=True):
+class NodeSignals(Measurement, frozen=True, kw_only=True):
     """None: not to be had on this host, which means no pressure is ever seen there."""
 
     memory: MemorySignal | None = None
     allocatable_memory: MemorySignal | None = None
     """Limit and working set of the group above all pods; None when it has no limit."""
-    node_fs: FsFigures | None = None
-    image_fs: FsFigures | None = None
-    container_fs: FsFigures | None = None
-    tasks: TaskFigures | None = None
+    node_fs: FsUsage | None = None
+    image_fs: FsUsage | None = None
+    container_fs: FsUsage | None = None
+    tasks: TaskCounts | None = None
 
     @property
     def pids_available(self) -> int | None:
@@ -65,11 +65,11 @@ class NodeSignals(Figures, frozen=True, kw_only=True):
         """Writable layers are not on the node's filesystem."""
         return self._apart(self.container_fs)
 
-    def _apart(self, fs: FsFigures | None) -> bool:
+    def _apart(self, fs: FsUsage | None) -> bool:
         return fs is not None and self.node_fs is not None and fs.device != self.node_fs.device
 
 
-class ContainerUse(Figures, frozen=True, kw_only=True):
+class ContainerUse(Measurement, frozen=True, kw_only=True):
     memory: int | None = None
     """Working set."""
     layer: int = 0
@@ -78,7 +78,7 @@ class ContainerUse(Figures, frozen=True, kw_only=True):
     logs_inodes: int = 0
 
 
-class PodUse(Figures, frozen=True, kw_only=True):
+class PodUse(Measurement, frozen=True, kw_only=True):
     memory: int | None = None
     processes: int = 0
     containers: dict[str, ContainerUse]
@@ -217,11 +217,11 @@ class EvictionStats:
         return _all_files(await self._provider.disks(uids))
 
 
-def _all_files(disk: DiskFigures) -> dict[str, PodUse]:
+def _all_files(disk: DiskSample) -> dict[str, PodUse]:
     return {pod.uid: _files(pod, disk) for pod in disk.pods}
 
 
-def _files(pod: PodItem, disk: DiskFigures) -> PodUse:
+def _files(pod: PodItem, disk: DiskSample) -> PodUse:
     containers = {}
     for each in pod.containers:
         layer, logs = disk.layers.get(each.id), disk.logs.get((pod.uid, each.name))
@@ -235,7 +235,7 @@ def _files(pod: PodItem, disk: DiskFigures) -> PodUse:
     return PodUse(containers=containers, other=sum(each.bytes for each in others))
 
 
-def pod_use(pod: PodFigures, volume_bytes: int, volume_inodes: int) -> PodUse:
+def pod_use(pod: PodSample, volume_bytes: int, volume_inodes: int) -> PodUse:
     containers = {}
     processes = 0
     for each in pod.containers:

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from pykubelet.api.quantity import Format, Quantity
 from pykubelet.eviction.stats import MemorySignal, NodeSignals
-from pykubelet.model.figures import FsFigures
+from pykubelet.model.stats import FsUsage
 from pykubelet.node.conditions import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from pykubelet.settings.thresholds import Threshold
 
@@ -86,7 +86,7 @@ def _memory(memory: MemorySignal) -> Observation:
     return Observation(available=memory.available, capacity=memory.capacity, time_ns=memory.time_ns)
 
 
-def _inodes(fs: FsFigures) -> Observation:
+def _inodes(fs: FsUsage) -> Observation:
     return Observation(available=fs.inodes_free, capacity=fs.inodes, time_ns=fs.time_ns)
 
 

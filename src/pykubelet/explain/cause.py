@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from pykubelet.explain.facts import ContainerFacts, PodFacts
 from pykubelet.explain.texts import first_line
-from pykubelet.model.life import Step
 from pykubelet.model.pod import ContainerKind
+from pykubelet.recorder import Step
 
 
 class State(enum.Enum):

@@ -18,9 +18,9 @@ from pykubelet.context import Context
 from pykubelet.explain.cause import State
 from pykubelet.explain.view import CauseView, Explanation
 from pykubelet.kit.limits import Once
-from pykubelet.model.life import LifeEntry, Outcome
 from pykubelet.model.pod import deletion_requested, uid_of
 from pykubelet.model.reasons import CONTAINERS_READY, POD_READY, WARNING
+from pykubelet.recorder import LifeEntry, Outcome
 
 EXPLAINED: Final = "Explained"
 NOT_READY: Final = "ContainersNotReady"

@@ -16,10 +16,10 @@ from pykubelet.explain.facts import ContainerFacts, PodFacts, seconds
 from pykubelet.explain.signs import exit_text, is_command_trouble, missing_object
 from pykubelet.explain.texts import first_line, span, step_text, times
 from pykubelet.model import reasons
-from pykubelet.model.life import Step
 from pykubelet.model.pod import ContainerKind, is_sidecar, probes_of, restarts_on_exit
 from pykubelet.model.problems import CrashLoop, CreateFailed, KillCause
 from pykubelet.model.runtime_status import ContainerState
+from pykubelet.recorder import Step
 
 LOG_LINES = 5
 SLOW_HOOK = 10.0

@@ -18,8 +18,8 @@ from pykubelet.explain.cause import Cause, Finding, State
 from pykubelet.explain.facts import PodFacts
 from pykubelet.explain.texts import step_text, when
 from pykubelet.explain.view import CauseView, Explanation, Moment
-from pykubelet.model.life import LifeEntry, Outcome
 from pykubelet.model.pod import namespace_of
+from pykubelet.recorder import LifeEntry, Outcome
 
 CAUSES: Final[tuple[Cause, ...]] = (
     # the node, and the pod's end

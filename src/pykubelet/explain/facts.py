@@ -11,7 +11,6 @@ from datetime import datetime
 from msgspec import Struct, field
 
 from pykubelet.api.types import ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod, PodStatus
-from pykubelet.model.life import LifeEntry, Outcome, Step
 from pykubelet.model.pod import (
     AnyContainer,
     ContainerKind,
@@ -24,6 +23,7 @@ from pykubelet.model.pod import (
 from pykubelet.model.problems import ContainerProblem, VolumeFailed
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.record import PodWorker, WorkerState
+from pykubelet.recorder import LifeEntry, Outcome, Step
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):

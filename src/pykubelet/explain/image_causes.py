@@ -9,7 +9,7 @@ from pykubelet.explain.facts import PodFacts
 from pykubelet.explain.signs import image_trouble
 from pykubelet.explain.texts import first_line, span
 from pykubelet.model import reasons
-from pykubelet.model.life import Outcome, Step
+from pykubelet.recorder import Outcome, Step
 
 SLOW_PULL = 60.0
 """Seconds after which a pull counts as slow."""

@@ -11,10 +11,10 @@ from pykubelet.explain.cause import Cause, Finding, State
 from pykubelet.explain.facts import PodFacts, seconds
 from pykubelet.explain.signs import is_network_trouble
 from pykubelet.explain.texts import first_line, span
-from pykubelet.model.life import Outcome, Step
 from pykubelet.model.pod import uses_host_network
 from pykubelet.model.problems import NotAdmitted, SandboxFailed, Shortage
 from pykubelet.pods.record import WorkerState
+from pykubelet.recorder import Outcome, Step
 
 SLOW_STEP = 10.0
 """Seconds after which a step that is still under way counts as slow."""

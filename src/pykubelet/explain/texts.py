@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from pykubelet.model.life import Step
+from pykubelet.recorder import Step
 
 
 def span(seconds: float) -> str:

@@ -8,8 +8,8 @@ from pykubelet.explain.cause import Cause, Finding, State
 from pykubelet.explain.facts import PodFacts
 from pykubelet.explain.signs import missing_object
 from pykubelet.explain.texts import first_line
-from pykubelet.model.life import Step
 from pykubelet.model.problems import VolumeFailed
+from pykubelet.recorder import Step
 
 STUCK_MOUNT = 30.0
 """Seconds after which a mount that is still under way counts as stuck."""

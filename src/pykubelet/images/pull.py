@@ -36,10 +36,10 @@ from pykubelet.kit.sharing import SingleFlight
 from pykubelet.kit.tasks import finish
 from pykubelet.model import reasons
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
-from pykubelet.model.life import Step
 from pykubelet.model.pod import readable, uid_of
 from pykubelet.model.problems import ProblemError, PullFailed
 from pykubelet.model.runtime_status import Image
+from pykubelet.recorder import Step
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What everybody needs to know about a Pod object: names, annotations, classes, restart rules.
+"""The Pod object: names, annotations, QoS classes, restart rules, changes that sources deliver, DisruptionTarget.
 
 Pure questions over the API types. A pod is never changed once it has been handed out; a changed pod is
 a new object with the same UID. Runtime state is in `runtime_status.py`, status in `status/`.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import NewType
+from typing import Final, NewType
+
+from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import Container, EphemeralContainer, Pod, Probe, ResourceRequirements
+from pykubelet.api.types import Container, EphemeralContainer, Pod, PodCondition, PodStatus, Probe, ResourceRequirements
+from pykubelet.kit.clock import utc
+from pykubelet.model.reasons import DISRUPTION_TARGET
 
 PodUID = NewType("PodUID", str)
 
@@ -220,3 +224,39 @@ def _positive(values: dict[str, str | int | float]) -> dict[str, Quantity]:
 def _add_into(total: dict[str, Quantity], more: dict[str, Quantity]) -> None:
     for name, value in more.items():
         total[name] = total[name] + value if name in total else value
+
+
+class Operation(enum.Enum):
+    ADD = "add"
+    """Pods this source did not have before. Empty on the first delivery of a source without pods."""
+    UPDATE = "update"
+    """Spec, labels, annotations or deletion fields changed."""
+    REMOVE = "remove"
+    """The source has these pods no more; the pods are as they were last known."""
+    DELETE = "delete"
+    """Changed, and deletion has been requested (graceful)."""
+    RECONCILE = "reconcile"
+    """Only the status at the source differs from what was known."""
+
+
+class PodsChanged(Struct, frozen=True, kw_only=True):
+    op: Operation
+    pods: tuple[Pod, ...]
+    source: Source
+
+
+TERMINATION_BY_KUBELET: Final = "TerminationByKubelet"
+
+
+def mark_disrupted(status: PodStatus, message: str, *, at: float) -> None:
+    """Set DisruptionTarget; one that is there already is replaced but keeps its time. `at` is wall time."""
+    before = next((each for each in status.conditions if each.type == DISRUPTION_TARGET), None)
+    since = before.last_transition_time if before is not None and before.status == "True" else None
+    told = PodCondition(
+        type=DISRUPTION_TARGET,
+        status="True",
+        reason=TERMINATION_BY_KUBELET,
+        message=message,
+        last_transition_time=since or utc(at),
+    )
+    status.conditions = [*[each for each in status.conditions if each.type != DISRUPTION_TARGET], told]

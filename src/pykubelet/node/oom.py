@@ -22,11 +22,11 @@ from pykubelet.edges import GuardEdges
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.life import Step
 from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import Step
 from pykubelet.stats.snapshot import CgroupNames
 
 logger = logging.getLogger(__name__)

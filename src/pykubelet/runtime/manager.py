@@ -20,7 +20,6 @@ from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import Beginner, beside, gather_all
 from pykubelet.model.errors import CriError, NotFound, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import (
     AnyContainer,
     ContainerKind,
@@ -32,8 +31,9 @@ from pykubelet.model.pod import (
 )
 from pykubelet.model.problems import CreateFailed, KillCause, Problem, ResizeFailed, SandboxFailed
 from pykubelet.model.reasons import CREATE_POD_SANDBOX_ERROR, NORMAL, WARNING
-from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.runtime.errors import ConfigProblem, StartError
 from pykubelet.runtime.plan import ContainerKill, ContainerReset, KillReason, PlanInputs, PodPlan, plan_pod
 from pykubelet.runtime.resize import ResizeProblem
@@ -100,7 +100,7 @@ class RuntimeManager:
         specs: SpecBuilder,
         handlers: RuntimeHandlers,
         resizer: Resizer,
-        probes: ProbeResults,
+        table: PodTable,
         events: EventSink,
         recorder: LifeRecorder,
     ) -> None:
@@ -111,7 +111,7 @@ class RuntimeManager:
         self._specs = specs
         self._handlers = handlers
         self._resizer = resizer
-        self._probes = probes
+        self._table = table
         self._events = events
         self._recorder = recorder
         self._without_sandbox: set[str] = set()
@@ -169,7 +169,13 @@ class RuntimeManager:
     def _plan(self, pod: Pod, seen: PodRuntimeStatus, restart_all: bool) -> PodPlan:
         actuated = self._resizer.begin(pod)
         return plan_pod(
-            PlanInputs(pod=pod, runtime=seen, probes=self._probes, restart_all=restart_all, actuated=actuated)
+            PlanInputs(
+                pod=pod,
+                runtime=seen,
+                probes=self._table.probe_outcomes(uid_of(pod)),
+                restart_all=restart_all,
+                actuated=actuated,
+            )
         )
 
     async def kill_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None:

@@ -14,10 +14,10 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Container, EphemeralContainer, Pod, ResourceRequirements
 from pykubelet.model.container_keys import definition_changed
-from pykubelet.model.held_resources import differing, effective_resources
+from pykubelet.model.lifecycle import any_regular_alive, any_regular_created, init_failed, judge_sandbox, should_start
 from pykubelet.model.pod import effective_restart_policy, is_sidecar, restarts_all_on_exit
-from pykubelet.model.progress import any_regular_alive, any_regular_created, init_failed, judge_sandbox, should_start
-from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.model.pod_resources import differing, effective_resources
+from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 
 
@@ -99,7 +99,7 @@ class PlanInputs(Struct, frozen=True, kw_only=True):
     pod: Pod
     """With the allocated resources, where they differ from the wanted ones."""
     runtime: PodRuntimeStatus
-    probes: ProbeResults
+    probes: Mapping[ProbeKey, ProbeOutcome]
     restart_all: bool = False
     """The AllContainersRestarting condition is True."""
     actuated: Mapping[str, ResourceRequirements] | None = None
@@ -121,7 +121,7 @@ class Draft(Struct):
         self.kill.append(ContainerKill(id=status.id, name=status.name, message=message, reason=reason))
 
     def outcome(self, kind: ProbeKind, status: ContainerStatus) -> ProbeOutcome | None:
-        return self.inputs.probes.get(kind, status.id)
+        return self.inputs.probes.get((kind, status.id))
 
     def failed(self, kind: ProbeKind, status: ContainerStatus) -> bool:
         return self.outcome(kind, status) is ProbeOutcome.FAILURE

@@ -21,16 +21,16 @@ from pykubelet.cm.container_resources import ContainerResources
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.cgroup_limits import CgroupLimits, milli_to_quota, milli_to_shares
+from pykubelet.model.cgroups import CgroupLimits, milli_to_quota, milli_to_shares
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown, Unimplemented
-from pykubelet.model.held_resources import (
-    HeldResources,
+from pykubelet.model.pod import AnyContainer, find_container, uid_of
+from pykubelet.model.pod_resources import (
+    PodResourceInfo,
     amount_of,
     differing,
     effect_of,
     effective_resources,
 )
-from pykubelet.model.pod import AnyContainer, find_container, uid_of
 from pykubelet.runtime.plan import ContainerResize, PodPlan
 from pykubelet.runtime.spec.resources import container_resources, overhead_resources
 from pykubelet.wire import cri_pb2
@@ -64,9 +64,9 @@ class PodGroups(Protocol):
 class ActuatedRecord(Protocol):
     """What is in force for each pod, kept across restarts."""
 
-    def get(self, uid: str) -> HeldResources | None: ...
+    def get(self, uid: str) -> PodResourceInfo | None: ...
 
-    def put(self, uid: str, held: HeldResources) -> None: ...
+    def put(self, uid: str, held: PodResourceInfo) -> None: ...
 
     def put_container(self, uid: str, name: str, resources: ResourceRequirements) -> None: ...
 

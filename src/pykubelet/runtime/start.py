@@ -19,12 +19,11 @@ from msgspec.structs import replace
 from pykubelet.api.types import EphemeralContainer, LifecycleHandler, Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
-from pykubelet.images.pull import ImageError
+from pykubelet.images.pull import ImageError, ImagePuller
 from pykubelet.kit.clock import Clock
 from pykubelet.model.container_keys import restart_count_of
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, ContainerKind, log_form, uid_of
 from pykubelet.model.problems import CreateFailed, HookFailed, PullFailed
 from pykubelet.model.reasons import (
@@ -35,30 +34,17 @@ from pykubelet.model.reasons import (
     WARNING,
 )
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.runtime.backoff import CrashBackoff
 from pykubelet.runtime.errors import ConfigProblem, StartError
 from pykubelet.runtime.hooks import HookError
-from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.stop import Stopper, Stopping
+from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
 
 LOG_NAME = re.compile(r"^(\d+)\.log")
-
-
-class ImageEnsurer(Protocol):
-    async def ensure_image(
-        self,
-        pod: Pod,
-        image: str,
-        policy: str | None,
-        *,
-        sandbox_config: cri_pb2.PodSandboxConfig | None = None,
-        field_path: str = "",
-    ) -> str:
-        """Make sure that the image is on the node and may be used by the pod; its reference. Raises ImageError."""
-        ...
 
 
 class ContainerRequest(Struct, frozen=True, kw_only=True):
@@ -100,7 +86,7 @@ class ContainerStarter:
         self,
         *,
         cri: CriClient,
-        images: ImageEnsurer,
+        images: ImagePuller,
         specs: SpecBuilder,
         folders: PodFolders,
         hooks: PostStart,

@@ -24,11 +24,11 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.errors import NotFound, RuntimeDown
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import AnyContainer, ContainerKind, all_containers, sidecars, uid_of
 from pykubelet.model.problems import KillCause
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
+from pykubelet.recorder import LifeRecorder, Step
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,12 @@ from pykubelet.api.times import format_nano_time
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
 from pykubelet.model.events import EventRecorder
-from pykubelet.model.operations import Operation, PodsChanged
 from pykubelet.model.pod import (
     MIRROR_ANNOTATION,
     SEEN_ANNOTATION,
     SOURCE_ANNOTATION,
+    Operation,
+    PodsChanged,
     PodUID,
     Source,
     full_name,

@@ -23,7 +23,7 @@ from pathlib import Path
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.files import write_atomic
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.model.cgroup_names import ROOT_NAME
+from pykubelet.model.cgroups import ROOT_NAME
 from pykubelet.standalone.errors import StandaloneError
 from pykubelet.standalone.layout import Layout
 

@@ -12,13 +12,13 @@ from pykubelet.model.pod_resources import limits_disk
 from pykubelet.pods.table import PodTable
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
-from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes.manager import VolumeManager
 
 
 class Stats(Struct, frozen=True, kw_only=True):
     provider: StatsProvider
-    volumes: VolumeFigures
+    volumes: VolumeStatsCalculator
     cgroups: CgroupNames
     services: Services
 
@@ -49,7 +49,7 @@ def build(
             cgroups=cgroups, system_cgroups={name: cgroup for name, cgroup in system.items() if cgroup}
         ),
     )
-    measured = VolumeFigures(
+    measured = VolumeStatsCalculator(
         meter=volumes,
         table=table,
         clock=ctx.clock,

@@ -13,23 +13,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import render_labels
-from pykubelet.model.figures import (
+from pykubelet.model.stats import (
     CgroupDetail,
     CgroupUsage,
     DeviceIo,
     DiskCounters,
-    Figures,
-    FsFigures,
-    InterfaceFigures,
+    FsUsage,
+    InterfaceCounters,
+    Measurement,
     MemoryUsage,
-    TaskFigures,
+    TaskCounts,
 )
-from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, PodItem, Snapshot
+from pykubelet.stats.snapshot import ContainerSample, Group, NodeSample, PodItem, PodSample, Snapshot
 
 BASE_LABELS = ("container", "id", "image", "name", "namespace", "pod")
 
 
-class Row(Figures, frozen=True, kw_only=True):
+class Row(Measurement, frozen=True, kw_only=True):
     """One cgroup of the exposition with its labels made up."""
 
     labels: str
@@ -40,9 +40,9 @@ class Row(Figures, frozen=True, kw_only=True):
     usage: CgroupUsage
     memory: MemoryUsage | None = None
     detail: CgroupDetail | None = None
-    pod: PodFigures | None = None
+    pod: PodSample | None = None
     """Set on the row that carries the pod's network."""
-    container: ContainerFigures | None = None
+    container: ContainerSample | None = None
     created_ns: int = 0
 
 
@@ -224,7 +224,7 @@ FAMILIES: tuple[tuple[str, str, str, Getter], ...] = (
     ),
 )
 
-NETWORK: tuple[tuple[str, str, Callable[[InterfaceFigures], int]], ...] = (
+NETWORK: tuple[tuple[str, str, Callable[[InterfaceCounters], int]], ...] = (
     ("container_network_receive_bytes_total", "Bytes received", lambda i: i.rx_bytes),
     ("container_network_receive_packets_total", "Packets received", lambda i: i.rx_packets),
     ("container_network_receive_packets_dropped_total", "Received packets dropped", lambda i: i.rx_dropped),
@@ -249,7 +249,7 @@ def render_cadvisor(snapshot: Snapshot, *, machine: str, disks: DiskNames, faile
     return "\n".join(_chunks(rows, root, snapshot.node, disks, failed)) + f"\n{machine}\n"
 
 
-def _chunks(rows: list[Row], root: Row | None, node: NodeFigures, disks: DiskNames, failed: bool) -> Iterator[str]:
+def _chunks(rows: list[Row], root: Row | None, node: NodeSample, disks: DiskNames, failed: bool) -> Iterator[str]:
     """Family by family, so that never more than one is held as single lines."""
     for name, kind, help_text, getter in FAMILIES:
         lines = [_head(name, kind, help_text)]
@@ -282,7 +282,7 @@ def _node_rows(snapshot: Snapshot) -> Iterator[Row]:
             yield _row(group, group.usage, ("", group.path, "", "", "", ""), created_ns=created)
 
 
-def _pod_rows(pod: PodFigures) -> Iterator[Row]:
+def _pod_rows(pod: PodSample) -> Iterator[Row]:
     item = pod.item
     if pod.group.usage is not None and pod.group.path:
         labels = ("", pod.group.path, "", "", item.namespace, item.name)
@@ -296,7 +296,7 @@ def _pod_rows(pod: PodFigures) -> Iterator[Row]:
             yield _container_row(item, container, container.group.usage)
 
 
-def _container_row(pod: PodItem, container: ContainerFigures, usage: CgroupUsage) -> Row:
+def _container_row(pod: PodItem, container: ContainerSample, usage: CgroupUsage) -> Row:
     item = container.item
     labels = (item.name, container.group.path, item.image, item.id, pod.namespace, pod.name)
     return _row(container.group, usage, labels, created_ns=item.created_ns, container=container)
@@ -308,8 +308,8 @@ def _row(
     labels: tuple[str, ...],
     *,
     created_ns: int,
-    pod: PodFigures | None = None,
-    container: ContainerFigures | None = None,
+    pod: PodSample | None = None,
+    container: ContainerSample | None = None,
 ) -> Row:
     return Row(
         labels=render_labels(BASE_LABELS, labels)[1:-1],
@@ -357,7 +357,7 @@ def _memory_failure_lines(lines: list[str], rows: list[Row]) -> None:
             lines.append(f'{name}{{{row.labels},failure_type="{kind}",scope="{scope}"}} {value} {row.at}')
 
 
-def _network_lines(rows: list[Row], root: Row | None, node: NodeFigures) -> list[str]:
+def _network_lines(rows: list[Row], root: Row | None, node: NodeSample) -> list[str]:
     carriers = [(row, row.pod.network) for row in rows if row.pod is not None and row.pod.network is not None]
     if root is not None and node.network is not None:
         carriers.insert(0, (root, node.network))
@@ -412,7 +412,7 @@ def _ulimit_lines(lines: list[str], rows: list[Row]) -> None:
             lines.append(f'{name}{{{row.labels},ulimit="max_open_files"}} {found.open_files_limit} {row.at}')
 
 
-def _load_lines(root: Row, tasks: TaskFigures, load: float) -> list[str]:
+def _load_lines(root: Row, tasks: TaskCounts, load: float) -> list[str]:
     lines: list[str] = []
     name = "container_cpu_load_average_10s"
     lines.append(_head(name, "gauge", "Running tasks over the last ten seconds, in thousandths"))
@@ -486,7 +486,7 @@ MACHINE_ONLY: tuple[tuple[str, str, str, Callable[[DiskCounters], float]], ...] 
         lambda c: c.weighted_io_ms / 1e3,
     ),
 )
-SPACE: tuple[tuple[str, str, Callable[[int, FsFigures], int]], ...] = (
+SPACE: tuple[tuple[str, str, Callable[[int, FsUsage], int]], ...] = (
     ("container_fs_usage_bytes", "Bytes held on the filesystem", lambda used, fs: used),
     ("container_fs_limit_bytes", "Bytes the filesystem has", lambda used, fs: fs.capacity),
     ("container_fs_inodes_total", "Inodes the filesystem has", lambda used, fs: fs.inodes),
@@ -494,7 +494,7 @@ SPACE: tuple[tuple[str, str, Callable[[int, FsFigures], int]], ...] = (
 )
 
 
-def _disk_lines(root: Row | None, rows: Sequence[Row], node: NodeFigures, names: DiskNames) -> Iterator[list[str]]:
+def _disk_lines(root: Row | None, rows: Sequence[Row], node: NodeSample, names: DiskNames) -> Iterator[list[str]]:
     """One list per family; `root` is the machine's row."""
     devices = [(row, io) for row in rows if row.detail is not None for io in row.detail.io]
     labelled = [(f"{row.labels},{_device(names(io.major, io.minor))}", row.at, io) for row, io in devices]
@@ -523,10 +523,10 @@ def _blkio(devices: Sequence[tuple[Row, DeviceIo]], names: DiskNames) -> list[st
     return lines
 
 
-def _space(root: Row | None, rows: Sequence[Row], node: NodeFigures) -> Iterator[list[str]]:
-    found: list[tuple[str, int, int, FsFigures]] = []
+def _space(root: Row | None, rows: Sequence[Row], node: NodeSample) -> Iterator[list[str]]:
+    found: list[tuple[str, int, int, FsUsage]] = []
     if root is not None:
-        seen: dict[int, FsFigures] = {}
+        seen: dict[int, FsUsage] = {}
         for whole in (node.fs, *node.filesystems.values()):
             if whole is not None:
                 seen.setdefault(whole.device, whole)

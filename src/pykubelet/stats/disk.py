@@ -16,8 +16,8 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import HostReader
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.model.figures import CgroupUsage, FolderFigures, FsFigures, MemoryUsage
 from pykubelet.model.runtime_status import FilesystemUsage, ImageFilesystems
+from pykubelet.model.stats import CgroupUsage, FolderUsage, FsUsage, MemoryUsage
 from pykubelet.stats.snapshot import PodItem, RuntimeFs, WritableLayer
 from pykubelet.wire import cri_pb2
 
@@ -45,21 +45,21 @@ class StatPaths(Protocol):
     def log_folder(self, namespace: str, name: str, uid: str) -> Path: ...
 
 
-class DiskFigures(Struct, frozen=True, kw_only=True):
+class DiskSample(Struct, frozen=True, kw_only=True):
     pods: Sequence[PodItem] = ()
     """Whose figures these are."""
     layers: dict[str, WritableLayer] = field(default_factory=dict)
     """By container id."""
     usages: dict[str, CgroupUsage] = field(default_factory=dict)
     """By container id, as the runtime measured it: for containers whose cgroup cannot be found."""
-    logs: dict[tuple[str, str], FolderFigures] = field(default_factory=dict)
+    logs: dict[tuple[str, str], FolderUsage] = field(default_factory=dict)
     """By pod uid and container name."""
-    own_logs: dict[str, FolderFigures] = field(default_factory=dict)
-    etc_hosts: dict[str, FolderFigures] = field(default_factory=dict)
-    fs: FsFigures | None = None
+    own_logs: dict[str, FolderUsage] = field(default_factory=dict)
+    etc_hosts: dict[str, FolderUsage] = field(default_factory=dict)
+    fs: FsUsage | None = None
     image_fs: RuntimeFs | None = None
     container_fs: RuntimeFs | None = None
-    filesystems: dict[str, FsFigures] = field(default_factory=dict)
+    filesystems: dict[str, FsUsage] = field(default_factory=dict)
 
 
 class DiskReader:
@@ -69,7 +69,7 @@ class DiskReader:
         self._paths = paths
         self._clock = clock
 
-    async def runtime_figures(
+    async def runtime_stats(
         self, pods: Collection[str] | None = None
     ) -> tuple[dict[str, WritableLayer], dict[str, CgroupUsage]]:
         """Of all containers, or of those of a few pods: measuring each costs the runtime a call to its shim."""
@@ -92,10 +92,10 @@ class DiskReader:
         layers: dict[str, WritableLayer],
         usages: dict[str, CgroupUsage],
         told: ImageFilesystems,
-    ) -> DiskFigures:
+    ) -> DiskSample:
         """The host's part. Blocks."""
         host, now = self._host, self._clock.now_ns
-        filesystems: dict[str, FsFigures] = {}
+        filesystems: dict[str, FsUsage] = {}
         points = {layer.mountpoint for layer in layers.values()}
         points.update(each.mountpoint for each in (*told.images[:1], *told.containers[:1]))
         for point in points:
@@ -112,7 +112,7 @@ class DiskReader:
             if (found := host.file(str(self._paths.etc_hosts(pod.uid)), now())) is not None:
                 etc_hosts[pod.uid] = found
         image_fs = runtime_fs(told.images, filesystems)
-        return DiskFigures(
+        return DiskSample(
             pods=inventory,
             layers=layers,
             usages=usages,
@@ -126,7 +126,7 @@ class DiskReader:
         )
 
 
-def runtime_fs(told: Sequence[FilesystemUsage], filesystems: dict[str, FsFigures]) -> RuntimeFs | None:
+def runtime_fs(told: Sequence[FilesystemUsage], filesystems: dict[str, FsUsage]) -> RuntimeFs | None:
     """The first entry counts, as upstream has it."""
     if not told:
         return None

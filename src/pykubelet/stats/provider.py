@@ -20,25 +20,25 @@ from pykubelet.edges import GuardEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import finish, gather_all
 from pykubelet.model.errors import CriError
-from pykubelet.model.figures import (
+from pykubelet.model.stats import (
     CgroupBounds,
     CgroupDetail,
     CgroupUsage,
     DiskCounters,
     MemoryUsage,
-    NetworkFigures,
-    ProcessFigures,
-    TaskFigures,
+    NetworkCounters,
+    ProcessCounts,
+    TaskCounts,
 )
 from pykubelet.pods.table import PodTable
-from pykubelet.stats.disk import READ_WITHIN, DiskFigures, DiskReader, Run, StatPaths, read_host
+from pykubelet.stats.disk import READ_WITHIN, DiskReader, DiskSample, Run, StatPaths, read_host
 from pykubelet.stats.snapshot import (
     CgroupNames,
-    ContainerFigures,
+    ContainerSample,
     Group,
-    NodeFigures,
-    PodFigures,
+    NodeSample,
     PodItem,
+    PodSample,
     Snapshot,
     pod_groups,
     take_inventory,
@@ -69,11 +69,11 @@ class _Reading(Struct, kw_only=True):
 
     usages: dict[str, CgroupUsage] = field(default_factory=dict)
     details: dict[str, CgroupDetail] = field(default_factory=dict)
-    networks: dict[str, NetworkFigures] = field(default_factory=dict)
+    networks: dict[str, NetworkCounters] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
     """When the groups that are no pod's were made."""
-    node_network: NetworkFigures | None = None
-    tasks: TaskFigures | None = None
+    node_network: NetworkCounters | None = None
+    tasks: TaskCounts | None = None
     disks: tuple[DiskCounters, ...] = ()
 
 
@@ -105,8 +105,8 @@ class StatsProvider:
         self._places: dict[str, str] = {}
         """Container and sandbox ids to cgroups."""
         self._bounds: dict[str, CgroupBounds] = {}
-        self._processes: dict[str, ProcessFigures] = {}
-        self._disk = DiskFigures()
+        self._processes: dict[str, ProcessCounts] = {}
+        self._disk = DiskSample()
         self.disk_problem: CriError | None = None
         """Why the latest attempt to read disk figures failed."""
         self._due: dict[str, float] = {}
@@ -116,7 +116,7 @@ class StatsProvider:
         self._last: dict[bool, tuple[float, Snapshot]] = {}
 
     @property
-    def disk(self) -> DiskFigures:
+    def disk(self) -> DiskSample:
         """The latest disk figures, however old."""
         return self._disk
 
@@ -191,15 +191,15 @@ class StatsProvider:
         uids = [pod.metadata.uid or "" for pod in self._table.pods()]
         return [uid for uid in uids if not self._table.runtime_status(uid).running()]
 
-    async def disks(self, uids: Collection[str] | None) -> DiskFigures:
+    async def disks(self, uids: Collection[str] | None) -> DiskSample:
         """Disk figures of some pods, or of all, read now and without the cost of a whole look. Raises CriError."""
         every = take_inventory(self._table, pod_groups(self._table.pods(), self._settings.cgroups))
         return await self._read_disk([pod for pod in every if uids is None or pod.uid in uids], uids)
 
-    async def _read_disk(self, inventory: Sequence[PodItem], uids: Collection[str] | None = None) -> DiskFigures:
-        layers, usages = await self._disk_reader.runtime_figures(uids)
+    async def _read_disk(self, inventory: Sequence[PodItem], uids: Collection[str] | None = None) -> DiskSample:
+        layers, usages = await self._disk_reader.runtime_stats(uids)
         told = await self._disk_reader.image_filesystems()
-        found: DiskFigures = await self._run(lambda: self._disk_reader.read(inventory, layers, usages, told))
+        found: DiskSample = await self._run(lambda: self._disk_reader.read(inventory, layers, usages, told))
         return found
 
     # --- in the thread; the lock keeps it alone ---------------------------------------------------------------
@@ -279,7 +279,7 @@ class StatsProvider:
         settings = self._settings
         system = {name: self._group(path, reading) for name, path in settings.system_cgroups.items()}
         system["pods"] = self._group(settings.cgroups.pods(), reading)
-        node = NodeFigures(
+        node = NodeSample(
             boot_seconds=self._boot,
             root=self._group(ROOT, reading),
             system={name: group for name, group in system.items() if group.usage is not None},
@@ -311,7 +311,7 @@ class StatsProvider:
             created_ns=reading.made.get(path, 0),
         )
 
-    def _pod(self, item: PodItem, reading: _Reading) -> PodFigures:
+    def _pod(self, item: PodItem, reading: _Reading) -> PodSample:
         disk = self._disk
         containers = []
         for each in item.containers:
@@ -321,7 +321,7 @@ class StatsProvider:
                 rate = self._rates.update(each.id, told.time_ns, told.cpu_ns) if told.cpu_ns is not None else None
                 group = Group(path=place, usage=told, rate=rate)
             containers.append(
-                ContainerFigures(
+                ContainerSample(
                     item=each,
                     group=group,
                     layer=disk.layers.get(each.id),
@@ -333,7 +333,7 @@ class StatsProvider:
         if group.usage is None:
             group = sum_of(containers, group.path)
         sandbox = self._places.get(item.sandbox_id)
-        return PodFigures(
+        return PodSample(
             item=item,
             group=group,
             sandbox=self._group(sandbox, reading) if sandbox is not None else None,
@@ -343,7 +343,7 @@ class StatsProvider:
             etc_hosts=disk.etc_hosts.get(item.uid),
         )
 
-    def _smoothed(self, tasks: TaskFigures | None) -> float:
+    def _smoothed(self, tasks: TaskCounts | None) -> float:
         if tasks is not None:
             value, at = self._load
             keep = math.exp(-max(0, tasks.time_ns - at) / 10e9)
@@ -351,7 +351,7 @@ class StatsProvider:
         return self._load[0]
 
 
-def sum_of(containers: Sequence[ContainerFigures], path: str) -> Group:
+def sum_of(containers: Sequence[ContainerSample], path: str) -> Group:
     """A pod without a cgroup of its own uses what its containers use."""
     usages = [each.group.usage for each in containers if each.group.usage is not None]
     if not usages:

@@ -14,34 +14,34 @@ import msgspec
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
-from pykubelet.model.cgroup_names import cgroupfs_path, class_parts, parent_for_runtime, systemd_path
-from pykubelet.model.figures import (
+from pykubelet.model.cgroups import cgroupfs_path, class_parts, parent_for_runtime, systemd_path
+from pykubelet.model.pod import QosClass
+from pykubelet.model.runtime_status import NamespaceMode, PodRuntimeStatus
+from pykubelet.model.stats import (
     CgroupBounds,
     CgroupDetail,
     CgroupUsage,
     DiskCounters,
-    Figures,
-    FolderFigures,
-    FsFigures,
-    NetworkFigures,
-    ProcessFigures,
-    TaskFigures,
+    FolderUsage,
+    FsUsage,
+    Measurement,
+    NetworkCounters,
+    ProcessCounts,
+    TaskCounts,
 )
-from pykubelet.model.pod import QosClass
-from pykubelet.model.runtime_status import NamespaceMode, PodRuntimeStatus
 from pykubelet.pods.table import PodTable
 
 NO_IMAGES: Mapping[str, str] = MappingProxyType({})
 
 
-class ContainerItem(Figures, frozen=True, kw_only=True):
+class ContainerItem(Measurement, frozen=True, kw_only=True):
     id: str
     name: str
     image: str = ""
     created_ns: int = 0
 
 
-class PodItem(Figures, frozen=True, kw_only=True):
+class PodItem(Measurement, frozen=True, kw_only=True):
     uid: str
     name: str
     namespace: str
@@ -117,7 +117,7 @@ def pod_item(status: PodRuntimeStatus, group: str | None, images: Mapping[str, s
     )
 
 
-class Group(Figures, frozen=True, kw_only=True):
+class Group(Measurement, frozen=True, kw_only=True):
     """A cgroup with what is known about it."""
 
     path: str
@@ -129,63 +129,63 @@ class Group(Figures, frozen=True, kw_only=True):
     created_ns: int = 0
 
 
-class WritableLayer(Figures, frozen=True, kw_only=True):
+class WritableLayer(Measurement, frozen=True, kw_only=True):
     time_ns: int
     used: int
     inodes: int | None
     mountpoint: str
 
 
-class ContainerFigures(Figures, frozen=True, kw_only=True):
+class ContainerSample(Measurement, frozen=True, kw_only=True):
     item: ContainerItem
     group: Group
     layer: WritableLayer | None = None
-    logs: FolderFigures | None = None
-    processes: ProcessFigures | None = None
+    logs: FolderUsage | None = None
+    processes: ProcessCounts | None = None
 
 
-class PodFigures(Figures, frozen=True, kw_only=True):
+class PodSample(Measurement, frozen=True, kw_only=True):
     item: PodItem
     group: Group
     sandbox: Group | None = None
-    network: NetworkFigures | None = None
-    containers: tuple[ContainerFigures, ...] = ()
-    own_logs: FolderFigures | None = None
+    network: NetworkCounters | None = None
+    containers: tuple[ContainerSample, ...] = ()
+    own_logs: FolderUsage | None = None
     """Files beside the containers' log folders."""
-    etc_hosts: FolderFigures | None = None
+    etc_hosts: FolderUsage | None = None
 
 
-class RuntimeFs(Figures, frozen=True, kw_only=True):
+class RuntimeFs(Measurement, frozen=True, kw_only=True):
     """A filesystem of the runtime: what the runtime says it uses, and the whole of it."""
 
     time_ns: int
     mountpoint: str
     used: int
     inodes_used: int
-    whole: FsFigures | None = None
+    whole: FsUsage | None = None
 
 
-class NodeFigures(Figures, frozen=True, kw_only=True):
+class NodeSample(Measurement, frozen=True, kw_only=True):
     boot_seconds: int
     root: Group
     system: dict[str, Group]
     """kubelet, runtime, misc where configured; pods always."""
     classes: tuple[Group, ...] = ()
-    network: NetworkFigures | None = None
-    tasks: TaskFigures | None = None
+    network: NetworkCounters | None = None
+    tasks: TaskCounts | None = None
     load: float = 0.0
     """Running tasks, smoothed over ten seconds."""
     disks: tuple[DiskCounters, ...] = ()
-    fs: FsFigures | None = None
+    fs: FsUsage | None = None
     image_fs: RuntimeFs | None = None
     container_fs: RuntimeFs | None = None
-    filesystems: dict[str, FsFigures] = msgspec.field(default_factory=dict)
+    filesystems: dict[str, FsUsage] = msgspec.field(default_factory=dict)
     """Of every mountpoint that writable layers are on."""
 
 
-class Snapshot(Figures, frozen=True, kw_only=True):
+class Snapshot(Measurement, frozen=True, kw_only=True):
     time_ns: int
     full: bool
     """False: CPU and memory only."""
-    node: NodeFigures
-    pods: tuple[PodFigures, ...]
+    node: NodeSample
+    pods: tuple[PodSample, ...]

@@ -14,10 +14,10 @@ from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import Registry, render_labels
 from pykubelet.stats.cadvisor import DiskNames, machine_lines, render_cadvisor
 from pykubelet.stats.provider import StatsProvider
-from pykubelet.stats.snapshot import Group, PodFigures, Snapshot
+from pykubelet.stats.snapshot import Group, PodSample, Snapshot
 from pykubelet.stats.summary import summarize
 from pykubelet.stats.summary_types import Summary
-from pykubelet.stats.volumes import PodVolumes, VolumeFigures
+from pykubelet.stats.volumes import PodVolumes, VolumeStatsCalculator
 
 VOLUME_GAUGES: tuple[tuple[str, str, str], ...] = (
     ("kubelet_volume_stats_capacity_bytes", "Bytes the volume has", "capacity_bytes"),
@@ -34,7 +34,7 @@ class NodeStatsSource:
         self,
         *,
         provider: StatsProvider,
-        volumes: VolumeFigures,
+        volumes: VolumeStatsCalculator,
         machine: Machine,
         node_name: str,
         version: str,
@@ -161,7 +161,7 @@ def _text(lines: dict[str, list[str]]) -> Iterator[str]:
             yield from lines[name]
 
 
-def _pod(lines: dict[str, list[str]], pod: PodFigures) -> None:
+def _pod(lines: dict[str, list[str]], pod: PodSample) -> None:
     item = pod.item
     _group(lines, "pod", pod.group, render_labels(("namespace", "pod"), (item.namespace, item.name)))
     for container in pod.containers:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from pykubelet.kit.clock import utc, utc_from_ns
-from pykubelet.model.figures import FolderFigures, FsFigures, NetworkFigures, Pressure, PressureLine
-from pykubelet.stats.snapshot import ContainerFigures, Group, NodeFigures, PodFigures, PodItem, RuntimeFs, Snapshot
+from pykubelet.model.stats import FolderUsage, FsUsage, NetworkCounters, Pressure, PressureLine
+from pykubelet.stats.snapshot import ContainerSample, Group, NodeSample, PodItem, PodSample, RuntimeFs, Snapshot
 from pykubelet.stats.summary_types import (
     ContainerStats,
     CpuStats,
@@ -51,7 +51,7 @@ def summarize(
     )
 
 
-def _node(node: NodeFigures, name: str, memory_bytes: int, swap_bytes: int, full: bool) -> NodeStats:
+def _node(node: NodeSample, name: str, memory_bytes: int, swap_bytes: int, full: bool) -> NodeStats:
     """The root group has no limits of its own; the machine is its limit."""
     root = node.root
     stats = NodeStats(
@@ -86,7 +86,7 @@ def _system(name: str, group: Group, full: bool) -> ContainerStats:
     )
 
 
-def _pod(pod: PodFigures, volumes: PodVolumes | None, node: NodeFigures, full: bool) -> PodStats:
+def _pod(pod: PodSample, volumes: PodVolumes | None, node: NodeSample, full: bool) -> PodStats:
     item = pod.item
     stats = PodStats(
         pod_ref=PodReference(name=item.name, namespace=item.namespace, uid=item.uid),
@@ -110,7 +110,7 @@ def _pod(pod: PodFigures, volumes: PodVolumes | None, node: NodeFigures, full: b
     return stats
 
 
-def _container(container: ContainerFigures, node: NodeFigures, full: bool) -> ContainerStats:
+def _container(container: ContainerSample, node: NodeSample, full: bool) -> ContainerStats:
     group = container.group
     stats = ContainerStats(
         name=container.item.name,
@@ -200,7 +200,7 @@ def _psi_data(line: PressureLine) -> PsiData:
     return PsiData(total=line.total, avg10=line.avg10, avg60=line.avg60, avg300=line.avg300)
 
 
-def network(figures: NetworkFigures | None) -> NetworkStats | None:
+def network(figures: NetworkCounters | None) -> NetworkStats | None:
     if figures is None:
         return None
     interfaces = [
@@ -221,7 +221,7 @@ def network(figures: NetworkFigures | None) -> NetworkStats | None:
     return stats
 
 
-def whole_fs(figures: FsFigures) -> FsStats:
+def whole_fs(figures: FsUsage) -> FsStats:
     return FsStats(
         time=utc_from_ns(figures.time_ns),
         used_bytes=figures.used,
@@ -241,13 +241,13 @@ def runtime_fs(figures: RuntimeFs | None) -> FsStats | None:
     )
 
 
-def folder_fs(figures: FolderFigures, whole: FsFigures | None) -> FsStats:
+def folder_fs(figures: FolderUsage, whole: FsUsage | None) -> FsStats:
     return FsStats(
         time=utc_from_ns(figures.time_ns), used_bytes=figures.bytes, inodes_used=figures.inodes, **_room(whole)
     )
 
 
-def ephemeral_storage(pod: PodFigures, volumes: PodVolumes | None, whole: FsFigures) -> FsStats:
+def ephemeral_storage(pod: PodSample, volumes: PodVolumes | None, whole: FsUsage) -> FsStats:
     """Everything of the pod that lies on the node's own disks."""
     used = inodes = 0
     newest = whole.time_ns
@@ -281,7 +281,7 @@ def _volume(volume: VolumeUsage, time_ns: int, pod: PodItem) -> VolumeStats:
     )
 
 
-def _room(whole: FsFigures | None) -> dict[str, int]:
+def _room(whole: FsUsage | None) -> dict[str, int]:
     """What there is on the filesystem that something lies on."""
     if whole is None:
         return {}

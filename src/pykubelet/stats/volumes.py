@@ -20,7 +20,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Histogram, Registry
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.figures import Figures
+from pykubelet.model.stats import Measurement
 from pykubelet.pods.table import PodTable
 from pykubelet.volumes.usage import VolumeUsage
 
@@ -43,12 +43,12 @@ class VolumeMeter(Protocol):
     async def usage(self, pod: Pod) -> Sequence[VolumeUsage]: ...
 
 
-class PodVolumes(Figures, frozen=True, kw_only=True):
+class PodVolumes(Measurement, frozen=True, kw_only=True):
     time_ns: int
     volumes: tuple[VolumeUsage, ...]
 
 
-class VolumeFigures:
+class VolumeStatsCalculator:
     """A service; `of_pod` answers at any time with the latest measurement."""
 
     name = "volume figures"

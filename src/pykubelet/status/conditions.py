@@ -23,14 +23,14 @@ from pykubelet.api.types import (
     PodCondition,
     PodStatus,
 )
-from pykubelet.model.pod import is_sidecar, is_static, restarts_on_exit
-from pykubelet.model.progress import (
+from pykubelet.model.lifecycle import (
     RESTARTING_ALL_CONTAINERS,
     could_restart_all,
     judge_sandbox,
     restart_all_cleaned_up,
     wants_restart_all,
 )
+from pykubelet.model.pod import is_sidecar, is_static, restarts_on_exit
 from pykubelet.model.reasons import (
     ALL_CONTAINERS_RESTARTING,
     CONTAINERS_READY,

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 import msgspec
 
 from pykubelet.api.types import HostIP, PodCondition, PodIP, PodStatus
+from pykubelet.model.lifecycle import any_regular_in_active_sandbox
 from pykubelet.model.pod import is_terminal_phase, qos_class, uses_host_network
-from pykubelet.model.progress import any_regular_in_active_sandbox
 from pykubelet.model.reasons import DISRUPTION_TARGET
 from pykubelet.status.conditions import FAILED, OWNED, find_condition, own_conditions, pod_phase, stamp_transitions
 from pykubelet.status.containers import container_statuses, set_readiness

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.context import Context
 from pykubelet.eviction.manager import EvictionOrder
-from pykubelet.model.disruption import mark_disrupted
-from pykubelet.model.life import Step
-from pykubelet.model.pod import is_static, uid_of
+from pykubelet.model.pod import is_static, mark_disrupted, uid_of
 from pykubelet.model.reasons import WARNING
 from pykubelet.pods.record import StatusChange
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import Step
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 EVICTED = "Evicted"

@@ -23,7 +23,6 @@ from pykubelet.kit.log import current_pod
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import (
     PodUID,
     deletion_requested,
@@ -39,6 +38,7 @@ from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.record import Orphan, PodWorker, Room, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.sync.steps import NetworkNotReady, PodSteps, SyncResult
 
 logger = logging.getLogger(__name__)

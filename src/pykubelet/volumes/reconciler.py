@@ -19,10 +19,10 @@ from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.keyed import KeyedTasks
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.life import Step as LifeStep
 from pykubelet.model.pod import namespace_of
 from pykubelet.model.problems import VolumeFailed
 from pykubelet.model.reasons import FAILED_MOUNT, WARNING
+from pykubelet.recorder import Step as LifeStep
 from pykubelet.volumes.actual_state import FIRST_RETRY, LAST_RETRY, State, Step, VolumeEntry, VolumeTable, failure_of
 from pykubelet.volumes.desired_state import ObjectKey, claim_name, fs_user, nested_folders, resolve_claim
 from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem

@@ -17,14 +17,12 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.memory import give_back
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
-from pykubelet.model.life import LifeRecorder
-from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.backoff import CrashBackoff, crash_delays
 from pykubelet.runtime.gc import ContainerGc, ContainerRemover, GcPolicy
 from pykubelet.runtime.hooks import HookCaller, LifecycleHooks
-from pykubelet.runtime.image_volumes import ImageVolumes
 from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
 from pykubelet.runtime.manager import Resizer, RuntimeHandlers, RuntimeManager
 from pykubelet.runtime.spec.builder import PodSpecBuilder
@@ -32,6 +30,7 @@ from pykubelet.runtime.spec.collaborators import References
 from pykubelet.runtime.start import ContainerStarter
 from pykubelet.runtime.stop import Stopper
 from pykubelet.settings.settings import Settings
+from pykubelet.volumes.image_volumes import ImageVolumes
 
 
 class PodLook(Protocol):
@@ -48,7 +47,6 @@ class RuntimeNeeds(Struct, frozen=True, kw_only=True):
     references: References
     accounts: ServiceAccounts | None
     image_volumes: ImageVolumes
-    results: ProbeResults
     look: PodLook
     table: PodTable
     events: EventSink
@@ -120,7 +118,7 @@ def runtime_parts(settings: Settings, edges: Edges, needs: RuntimeNeeds) -> Runt
         specs=needs.specs,
         handlers=needs.handlers,
         resizer=needs.resizer,
-        probes=needs.results,
+        table=needs.table,
         events=events,
         recorder=recorder,
     )

@@ -8,8 +8,7 @@ import pytest
 
 from pykubelet.api.types import Pod, ResourceRequirements
 from pykubelet.cm.cgroup_limits import CgroupRules, class_limits, pod_limits, share_of
-from pykubelet.model.cgroup_limits import CgroupLimits
-from pykubelet.model.cgroup_names import driver_path, pod_parts, uid_from_name
+from pykubelet.model.cgroups import CgroupLimits, driver_path, pod_parts, uid_from_name
 from pykubelet.model.pod import QosClass
 from tests.builders import a_container, a_pod, a_sidecar
 

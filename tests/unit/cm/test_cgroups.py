@@ -11,7 +11,7 @@ from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.cgroups import PodCgroups
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from pykubelet.model.errors import PykubeletError
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cgroups import FakeCgroups

@@ -11,7 +11,7 @@ from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.node_allocatable import NodeAllocatable, NodeLimits, ReservedGroup, apart
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from pykubelet.model.errors import PykubeletError
 from tests.fakes.fake_cgroups import FakeCgroups
 from tests.unit.node.making import HeardEvents

@@ -12,7 +12,7 @@ from pykubelet.cm.node_allocatable import (
     pods_limits,
     reserved_groups,
 )
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 
 GIB = 1 << 30
 

@@ -18,13 +18,13 @@ from pykubelet.cm.resize import (
     shrank,
     urgency,
 )
-from pykubelet.model.held_resources import (
-    HeldResources,
+from pykubelet.model.pod_resources import (
+    PodResourceInfo,
     allocation_of,
     differing,
     effect_of,
     effective_resources,
-    with_held,
+    with_resources,
 )
 from tests.builders import a_container, a_pod, a_sidecar
 
@@ -140,10 +140,10 @@ def test_the_event_text_names_every_container() -> None:
 
 def test_putting_back_the_same_gives_the_same_object() -> None:
     pod = asking("1")
-    held = HeldResources(containers={"app": both("1000m", "65536Ki"), "gone": both("1", "1Gi")})
-    assert with_held(pod, held) is pod
-    assert with_held(pod, None) is pod
-    assert with_held(pod, allocation_of(pod)) is pod
+    held = PodResourceInfo(containers={"app": both("1000m", "65536Ki"), "gone": both("1", "1Gi")})
+    assert with_resources(pod, held) is pod
+    assert with_resources(pod, None) is pod
+    assert with_resources(pod, allocation_of(pod)) is pod
 
 
 def test_putting_back_changes_only_what_differs() -> None:
@@ -152,8 +152,8 @@ def test_putting_back_changes_only_what_differs() -> None:
         containers=[a_container("app", resources=both("2", "1Gi")), a_container("other")],
         resources=both("4", "4Gi"),
     )
-    held = HeldResources(containers={"app": both("1", "1Gi"), "s": both("1", "1Gi")}, pod=both("3", "4Gi"))
-    after = with_held(pod, held)
+    held = PodResourceInfo(containers={"app": both("1", "1Gi"), "s": both("1", "1Gi")}, pod=both("3", "4Gi"))
+    after = with_resources(pod, held)
     assert after.spec.containers[0].resources == both("1", "1Gi")
     assert after.spec.containers[1] is pod.spec.containers[1]
     assert after.spec.init_containers[0] is pod.spec.init_containers[0]
@@ -163,7 +163,7 @@ def test_putting_back_changes_only_what_differs() -> None:
 
 def test_a_record_without_pod_level_amounts_keeps_the_specs() -> None:
     pod = a_pod(resources=both("4", "4Gi"))
-    assert with_held(pod, HeldResources()) is pod
+    assert with_resources(pod, PodResourceInfo()) is pod
 
 
 def test_init_containers_are_promised_nothing_apart_when_they_cannot_be_resized() -> None:

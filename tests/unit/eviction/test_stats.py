@@ -11,8 +11,8 @@ import pytest
 from pykubelet.eviction import stats
 from pykubelet.eviction.stats import NodeSignals
 from pykubelet.kit.clock import SystemClock
-from pykubelet.model.figures import FsFigures
 from pykubelet.model.runtime_status import ContainerState
+from pykubelet.model.stats import FsUsage
 from tests.unit.stats.making import Bed, a_container, a_status
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
@@ -81,8 +81,8 @@ async def test_pods(tmp_path: Path) -> None:
 
 
 def test_filesystems_apart() -> None:
-    def fs(device: int) -> FsFigures:
-        return FsFigures(
+    def fs(device: int) -> FsUsage:
+        return FsUsage(
             time_ns=0, device=device, device_name="", capacity=1, available=1, used=0, inodes=1, inodes_free=1
         )
 

@@ -20,12 +20,12 @@ from pykubelet.eviction.thresholds import (
     reclaims,
     shown,
 )
-from pykubelet.model.figures import FsFigures, TaskFigures
+from pykubelet.model.stats import FsUsage, TaskCounts
 from tests.unit.eviction.making import GIB, MIB, a_threshold, seen
 
 
-def fs(device: int = 1, available: int = 10, inodes: int = 100) -> FsFigures:
-    return FsFigures(
+def fs(device: int = 1, available: int = 10, inodes: int = 100) -> FsUsage:
+    return FsUsage(
         time_ns=7,
         device=device,
         device_name="",
@@ -39,7 +39,7 @@ def fs(device: int = 1, available: int = 10, inodes: int = 100) -> FsFigures:
 
 def test_observations() -> None:
     memory = MemorySignal(time_ns=5, available=3, capacity=9, working_set=6)
-    tasks = TaskFigures(time_ns=6, limit=1000, tasks=400, running=1, blocked=0)
+    tasks = TaskCounts(time_ns=6, limit=1000, tasks=400, running=1, blocked=0)
     found = observe(NodeSignals(memory=memory, node_fs=fs(), image_fs=fs(2, 20), container_fs=fs(2, 20), tasks=tasks))
     assert found == {
         "memory.available": Observation(available=3, capacity=9, time_ns=5),

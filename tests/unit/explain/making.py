@@ -23,10 +23,10 @@ from pykubelet.api.types import (
 from pykubelet.explain.explain import explain
 from pykubelet.explain.facts import PodFacts
 from pykubelet.explain.view import CauseView, Explanation
-from pykubelet.model.life import LifeEntry, Outcome, Step
 from pykubelet.model.pod import uid_of
 from pykubelet.model.problems import ContainerProblem, CrashLoop, CreateFailed
 from pykubelet.pods.record import PodWorker, WorkerState
+from pykubelet.recorder import LifeEntry, Outcome, Step
 from tests.builders import NOW, a_container, a_pod, at
 
 

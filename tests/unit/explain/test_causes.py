@@ -23,7 +23,6 @@ from pykubelet.api.types import ContainerStatus as ToldStatus
 from pykubelet.explain.cause import State
 from pykubelet.explain.explain import CAUSES, explain
 from pykubelet.explain.facts import NodeFacts, PodFacts
-from pykubelet.model.life import LifeEntry, Step
 from pykubelet.model.problems import (
     CreateFailed,
     KillCause,
@@ -34,6 +33,7 @@ from pykubelet.model.problems import (
 )
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.pods.record import WorkerState
+from pykubelet.recorder import LifeEntry, Step
 from tests.builders import NOW, a_container, a_pod, ns
 from tests.unit.explain.making import Worker, begun, crashed, ended, entry, facts, failed, running, waiting
 

@@ -10,7 +10,7 @@ from pykubelet.explain.conditions import REPORTED_STATES, WhyNotReady, event_tex
 from pykubelet.explain.explain import CAUSES, GAP, PASSING, explain
 from pykubelet.explain.view import Explanation
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.life import LifeEntry, LifeRecorder, Step
+from pykubelet.recorder import LifeEntry, LifeRecorder, Step
 from tests.builders import NOW, a_context, a_pod, at
 from tests.unit.explain.making import crashed, ended, entry, facts, failed, only, running, waiting
 

@@ -8,8 +8,8 @@ from pykubelet.explain.document import troubleshooting
 from pykubelet.explain.facts import NodeFacts
 from pykubelet.explain.texts import span
 from pykubelet.explain.view import Explanation
-from pykubelet.model.life import Step
 from pykubelet.model.problems import NotAdmitted, Shortage
+from pykubelet.recorder import Step
 from tests.builders import NOW, a_container, a_pod
 from tests.unit.explain.making import (
     Worker,

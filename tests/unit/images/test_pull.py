@@ -14,7 +14,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
-from pykubelet.model.life import LifeRecorder, Outcome, Step
+from pykubelet.recorder import LifeRecorder, Outcome, Step
 from pykubelet.wire import cri_pb2
 from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri

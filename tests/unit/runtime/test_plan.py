@@ -14,7 +14,7 @@ from pykubelet.api.types import (
     Pod,
     ResourceRequirements,
 )
-from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, NamespaceMode, PodRuntimeStatus
 from pykubelet.runtime.plan import ContainerReset, KillReason, PlanInputs, PodPlan, plan_pod
 from tests.builders import (
@@ -31,18 +31,20 @@ CREATED, RUNNING = ContainerState.CREATED, ContainerState.RUNNING
 EXITED, UNKNOWN = ContainerState.EXITED, ContainerState.UNKNOWN
 
 
-def plan(pod: Pod, runtime: PodRuntimeStatus, probes: ProbeResults | None = None, **rest: Any) -> PodPlan:
-    return plan_pod(PlanInputs(pod=pod, runtime=runtime, probes=probes or ProbeResults(), **rest))
+def plan(
+    pod: Pod, runtime: PodRuntimeStatus, probes: dict[ProbeKey, ProbeOutcome] | None = None, **rest: Any
+) -> PodPlan:
+    return plan_pod(PlanInputs(pod=pod, runtime=runtime, probes=probes or {}, **rest))
 
 
 def names(containers: tuple[Any, ...]) -> list[str]:
     return [container.name for container in containers]
 
 
-def outcome(kind: ProbeKind, status: ContainerStatus, value: ProbeOutcome = ProbeOutcome.FAILURE) -> ProbeResults:
-    results = ProbeResults()
-    results.set(kind, status.id, "uid", value)
-    return results
+def outcome(
+    kind: ProbeKind, status: ContainerStatus, value: ProbeOutcome = ProbeOutcome.FAILURE
+) -> dict[ProbeKey, ProbeOutcome]:
+    return {(kind, status.id): value}
 
 
 def rule(action: str, *codes: int, operator: str = "In") -> ContainerRestartRule:

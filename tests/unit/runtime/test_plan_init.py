@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import ContainerResizePolicy, Pod, Probe, ResourceRequirements
-from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus
 from pykubelet.runtime.plan import KillReason, PlanInputs, PodPlan, plan_pod
 from tests.builders import a_container, a_container_status, a_pod, a_runtime_status, a_sidecar
@@ -17,16 +17,13 @@ CREATED, RUNNING = ContainerState.CREATED, ContainerState.RUNNING
 EXITED, UNKNOWN = ContainerState.EXITED, ContainerState.UNKNOWN
 
 
-def plan(pod: Pod, *runs: ContainerStatus, probes: ProbeResults | None = None, **rest: Any) -> PodPlan:
-    inputs = PlanInputs(pod=pod, runtime=a_runtime_status(pod, *runs), probes=probes or ProbeResults(), **rest)
+def plan(pod: Pod, *runs: ContainerStatus, probes: dict[ProbeKey, ProbeOutcome] | None = None, **rest: Any) -> PodPlan:
+    inputs = PlanInputs(pod=pod, runtime=a_runtime_status(pod, *runs), probes=probes or {}, **rest)
     return plan_pod(inputs)
 
 
-def told(*outcomes: tuple[ProbeKind, str, ProbeOutcome]) -> ProbeResults:
-    results = ProbeResults()
-    for kind, container_id, value in outcomes:
-        results.set(kind, container_id, "uid", value)
-    return results
+def told(*outcomes: tuple[ProbeKind, str, ProbeOutcome]) -> dict[ProbeKey, ProbeOutcome]:
+    return {(kind, container_id): value for kind, container_id, value in outcomes}
 
 
 # --- regular init containers

@@ -10,9 +10,9 @@ from pykubelet.api.types import Pod, ResourceRequirements
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from pykubelet.model.errors import CriError, RuntimeDown
-from pykubelet.model.held_resources import HeldResources, effect_of
+from pykubelet.model.pod_resources import PodResourceInfo, effect_of
 from pykubelet.runtime.plan import ContainerResize, PodPlan
 from pykubelet.runtime.resize import PodResizer, ResizeProblem, in_order, lowered_limit, with_amount, without_overhead
 from pykubelet.wire import cri_pb2
@@ -90,20 +90,20 @@ class Groups:
 
 class Record:
     def __init__(self) -> None:
-        self.held: dict[str, HeldResources] = {}
+        self.held: dict[str, PodResourceInfo] = {}
 
-    def get(self, uid: str) -> HeldResources | None:
+    def get(self, uid: str) -> PodResourceInfo | None:
         return self.held.get(uid)
 
-    def put(self, uid: str, held: HeldResources) -> None:
+    def put(self, uid: str, held: PodResourceInfo) -> None:
         self.held[uid] = held
 
     def put_container(self, uid: str, name: str, resources: ResourceRequirements) -> None:
         old = self.held[uid]
-        self.held[uid] = HeldResources(containers={**old.containers, name: resources}, pod=old.pod)
+        self.held[uid] = PodResourceInfo(containers={**old.containers, name: resources}, pod=old.pod)
 
     def put_pod_level(self, uid: str, resources: ResourceRequirements | None) -> None:
-        self.held[uid] = HeldResources(containers=self.held[uid].containers, pod=resources)
+        self.held[uid] = PodResourceInfo(containers=self.held[uid].containers, pod=resources)
 
 
 OLD, NEW = both("1", "128Mi"), both("2", "256Mi")

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.operations import Operation, PodsChanged
-from pykubelet.model.pod import MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, Source, name_of
+from pykubelet.model.pod import (
+    MIRROR_ANNOTATION,
+    SEEN_ANNOTATION,
+    SOURCE_ANNOTATION,
+    Operation,
+    PodsChanged,
+    Source,
+    name_of,
+)
 from pykubelet.sources.mux import PodMux
 from tests.unit.sources.doubles import HeardEvents, a_pod
 

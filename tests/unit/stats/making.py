@@ -30,7 +30,7 @@ from pykubelet.stats.build import Stats
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
-from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes.usage import VolumeUsage
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_guard import FakeKernelLog
@@ -137,14 +137,16 @@ class NoVolumes:
         return []
 
 
-def no_volumes(clock: Clock) -> VolumeFigures:
-    return VolumeFigures(meter=NoVolumes(), table=NoVolumes(), clock=clock, metrics=Registry())
+def no_volumes(clock: Clock) -> VolumeStatsCalculator:
+    return VolumeStatsCalculator(meter=NoVolumes(), table=NoVolumes(), clock=clock, metrics=Registry())
 
 
 class Bed:
     """Everything around a provider; `add` makes pods."""
 
-    def __init__(self, version: int, folder: Path, volumes: VolumeFigures | None = None, **settings: Any) -> None:
+    def __init__(
+        self, version: int, folder: Path, volumes: VolumeStatsCalculator | None = None, **settings: Any
+    ) -> None:
         self.version = version
         self.cgroup_root, self.proc = machine(version, folder)
         write(folder, {"sys/dev/block/8:0/uevent": "DEVNAME=sda\n", "images/x": ""})

@@ -16,7 +16,7 @@ from pykubelet.api.types import Pod, Volume
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.stats.volumes import VolumeFigures
+from pykubelet.stats.volumes import VolumeStatsCalculator
 from tests.unit.stats.making import Bed, a_pod
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
@@ -65,7 +65,7 @@ class Pods:
 
 async def full_summary(version: int, folder: Path) -> tuple[dict[str, Any], Bed]:
     clock = LoopClock()
-    volumes = VolumeFigures(meter=FakeMeter(clock), table=Pods("web"), clock=clock, metrics=Registry())
+    volumes = VolumeStatsCalculator(meter=FakeMeter(clock), table=Pods("web"), clock=clock, metrics=Registry())
     await volumes.measure_due()
     bed = Bed(version, folder, volumes)
     bed.add("web")
@@ -148,7 +148,7 @@ async def test_no_pods_is_an_empty_list(tmp_path: Path) -> None:
 async def test_volumes_are_measured_once_a_period(tmp_path: Path) -> None:
     clock = LoopClock()
     meter, pods = FakeMeter(clock), Pods("a", "b", "c")
-    volumes = VolumeFigures(meter=meter, table=pods, clock=clock, metrics=Registry(), period=60)
+    volumes = VolumeStatsCalculator(meter=meter, table=pods, clock=clock, metrics=Registry(), period=60)
     await volumes.measure_due()
     assert meter.measured == ["a", "b", "c"]  # new pods do not wait
     await clock.sleep(59)
@@ -165,7 +165,7 @@ async def test_volumes_are_measured_once_a_period(tmp_path: Path) -> None:
 async def test_a_slow_walk_rests_long(tmp_path: Path) -> None:
     clock = LoopClock()
     meter = FakeMeter(clock, seconds=3)
-    volumes = VolumeFigures(meter=meter, table=Pods("a"), clock=clock, metrics=Registry(), period=60)
+    volumes = VolumeStatsCalculator(meter=meter, table=Pods("a"), clock=clock, metrics=Registry(), period=60)
     await volumes.measure_due()
     await clock.sleep(296)
     await volumes.measure_due()
@@ -178,7 +178,7 @@ async def test_a_slow_walk_rests_long(tmp_path: Path) -> None:
 async def test_pods_with_limits_are_measured_more_often_and_even_where_measuring_is_off() -> None:
     clock = LoopClock()
     meter = FakeMeter(clock)
-    volumes = VolumeFigures(
+    volumes = VolumeStatsCalculator(
         meter=meter,
         table=Pods("a", "limited"),
         clock=clock,
@@ -206,7 +206,7 @@ async def test_an_unexpected_error_about_one_pod_does_not_end_the_measuring() ->
 
     clock = LoopClock()
     meter = Odd(clock)
-    volumes = VolumeFigures(meter=meter, table=Pods("odd", "web"), clock=clock, metrics=Registry(), period=60)
+    volumes = VolumeStatsCalculator(meter=meter, table=Pods("odd", "web"), clock=clock, metrics=Registry(), period=60)
     async with running(volumes):
         await clock.sleep(200)
     assert meter.measured == ["web"] * 4
@@ -219,7 +219,7 @@ async def test_a_volume_that_is_counted_in_passes_is_not_left_alone_for_long() -
 
     clock = LoopClock()
     meter = Counting(clock, seconds=1.0)
-    volumes = VolumeFigures(
+    volumes = VolumeStatsCalculator(
         meter=meter, table=Pods("a"), clock=clock, metrics=Registry(), period=60, is_limited=lambda pod: True
     )
     async with running(volumes):
@@ -243,7 +243,9 @@ class HangingMeter(FakeMeter):
 async def test_a_pod_whose_volumes_hang_delays_no_other() -> None:
     clock = LoopClock()
     meter = HangingMeter(clock)
-    volumes = VolumeFigures(meter=meter, table=Pods("dead", "b", "c"), clock=clock, metrics=Registry(), period=60)
+    volumes = VolumeStatsCalculator(
+        meter=meter, table=Pods("dead", "b", "c"), clock=clock, metrics=Registry(), period=60
+    )
     async with running(volumes):
         await clock.sleep(130)
         assert meter.measured.count("b") == 3 and meter.measured.count("c") == 3
@@ -256,7 +258,7 @@ async def test_a_pod_whose_volumes_hang_delays_no_other() -> None:
 async def test_a_failed_measurement_keeps_the_old_one(tmp_path: Path) -> None:
     clock = LoopClock()
     meter = FakeMeter(clock)
-    volumes = VolumeFigures(meter=meter, table=Pods("a"), clock=clock, metrics=Registry(), period=60)
+    volumes = VolumeStatsCalculator(meter=meter, table=Pods("a"), clock=clock, metrics=Registry(), period=60)
     await volumes.measure_due()
     meter.error = OSError("the disk is away")
     await clock.sleep(60)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pykubelet.model.figures import CgroupBounds, CgroupDetail, CgroupUsage, MemoryUsage
+from pykubelet.model.stats import CgroupBounds, CgroupDetail, CgroupUsage, MemoryUsage
 from pykubelet.stats.cadvisor import render_cadvisor
-from pykubelet.stats.snapshot import ContainerFigures, ContainerItem, Group, NodeFigures, PodFigures, PodItem, Snapshot
+from pykubelet.stats.snapshot import ContainerItem, ContainerSample, Group, NodeSample, PodItem, PodSample, Snapshot
 from pykubelet.stats.source import render_resource
 from tests.unit.stats.making import Bed
 
@@ -169,16 +169,16 @@ groups = st.builds(
     bounds=st.none() | st.builds(CgroupBounds, quota_us=maybe, memory=maybe, swap=maybe),
 )
 containers = st.builds(
-    ContainerFigures, item=st.builds(ContainerItem, id=st.text(), name=st.text(), image=st.text()), group=groups
+    ContainerSample, item=st.builds(ContainerItem, id=st.text(), name=st.text(), image=st.text()), group=groups
 )
 pods = st.builds(
-    PodFigures,
+    PodSample,
     item=st.builds(PodItem, uid=st.text(), name=st.text(), namespace=st.text()),
     group=groups,
     sandbox=st.none() | groups,
     containers=st.tuples(containers),
 )
-nodes = st.builds(NodeFigures, boot_seconds=st.integers(0, 2**40), root=groups, system=st.fixed_dictionaries({}))
+nodes = st.builds(NodeSample, boot_seconds=st.integers(0, 2**40), root=groups, system=st.fixed_dictionaries({}))
 snapshots = st.builds(Snapshot, time_ns=count, full=st.booleans(), node=nodes, pods=st.tuples(pods))
 
 

@@ -11,10 +11,10 @@ from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction.manager import EvictionOrder
 from pykubelet.eviction.ranking import EvictionText
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.life import Step
 from pykubelet.model.pod import full_name, uid_of
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import Step
 from pykubelet.sync.evict import PodEvictor
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 from tests.builders import a_context, a_pod

@@ -9,28 +9,23 @@ from prometheus_client.parser import text_string_to_metric_families
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.life import LifeRecorder, Step
 from pykubelet.model.pod import PodUID, uid_of
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.signals import ContainerDied
 from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
 from pykubelet.sync.steps import SyncResult
-from tests.builders import a_container, a_pod, a_sandbox_status
+from tests.builders import a_container, a_context, a_pod, a_sandbox_status
 
 
 class World:
     def __init__(self) -> None:
         self.clock, self.metrics = LoopClock(), Registry()
         self.recorder, self.table = LifeRecorder(self.clock), PodTable()
-        self.subject = PodMetrics(
-            table=self.table,
-            recorder=self.recorder,
-            clock=self.clock,
-            metrics=self.metrics,
-            node_name="n1",
-        )
+        ctx = a_context(clock=self.clock, metrics=self.metrics, recorder=self.recorder, node_name="n1")
+        self.subject = PodMetrics(ctx, self.table)
 
     def add(self, pod: Pod) -> PodWorker:
         self.table.put(pod)

@@ -16,12 +16,12 @@ from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
-from pykubelet.model.life import LifeRecorder
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
 from pykubelet.model.problems import CreateFailed, Problem
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
 from pykubelet.pods.record import Orphan, Room, StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.recorder import LifeRecorder
 from pykubelet.sync.steps import NetworkNotReady, SyncResult
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 

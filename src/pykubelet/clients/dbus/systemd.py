@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pykubelet.clients.dbus.bus import Bus
 from pykubelet.clients.dbus.port import BusDown, BusRefused, Property, Systemd, UnitExists
-from pykubelet.model.cgroup_limits import CgroupLimits, shares_to_weight
+from pykubelet.model.cgroups import CgroupLimits, shares_to_weight
 
 if TYPE_CHECKING:
     from dbus_fast import Variant

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pykubelet.clients.host.cgroups import find_hierarchies, page_name
 from pykubelet.clients.host.stat_files import limit, number, pairs, pressure, read_small
-from pykubelet.model.figures import (
+from pykubelet.model.stats import (
     CgroupBounds,
     CgroupDetail,
     CgroupUsage,

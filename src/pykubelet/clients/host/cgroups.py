@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pykubelet.kit.clock import Clock
-from pykubelet.model.cgroup_limits import PERIOD_US, CgroupLimits, shares_to_weight, weight_to_shares
+from pykubelet.model.cgroups import PERIOD_US, CgroupLimits, shares_to_weight, weight_to_shares
 
 logger = logging.getLogger(__name__)
 

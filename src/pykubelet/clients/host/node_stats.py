@@ -12,14 +12,14 @@ import stat
 from pathlib import Path
 
 from pykubelet.clients.host.stat_files import number, read_small
-from pykubelet.model.figures import (
+from pykubelet.model.stats import (
     DiskCounters,
-    FolderFigures,
-    FsFigures,
-    InterfaceFigures,
-    NetworkFigures,
-    ProcessFigures,
-    TaskFigures,
+    FolderUsage,
+    FsUsage,
+    InterfaceCounters,
+    NetworkCounters,
+    ProcessCounts,
+    TaskCounts,
 )
 
 UNINTERESTING_INTERFACES = (b"lo", b"veth", b"docker", b"nerdctl")
@@ -41,7 +41,7 @@ class NodeStats:
                 return int(line.split()[1])
         return 0
 
-    def tasks(self, now_ns: int) -> TaskFigures | None:
+    def tasks(self, now_ns: int) -> TaskCounts | None:
         words = read_small(f"{self._proc}/loadavg").split()
         if len(words) < 4:
             return None
@@ -54,9 +54,9 @@ class NodeStats:
         for line in read_small(f"{self._proc}/stat").splitlines():
             if line.startswith(b"procs_blocked "):
                 blocked = int(line.split()[1])
-        return TaskFigures(time_ns=now_ns, limit=min(known), tasks=int(tasks), running=int(running), blocked=blocked)
+        return TaskCounts(time_ns=now_ns, limit=min(known), tasks=int(tasks), running=int(running), blocked=blocked)
 
-    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None:
+    def network(self, now_ns: int, pid: int | None = None) -> NetworkCounters | None:
         """Interfaces as the process sees them; without one, those of this process's own network."""
         data = read_small(f"{self._proc}/{pid if pid is not None else 'self'}/net/dev")
         if not data:
@@ -71,7 +71,7 @@ class NodeStats:
             if len(values) < 12:
                 continue
             found.append(
-                InterfaceFigures(
+                InterfaceCounters(
                     name=name.decode("utf-8", "replace"),
                     rx_bytes=int(values[0]),
                     rx_packets=int(values[1]),
@@ -83,16 +83,16 @@ class NodeStats:
                     tx_dropped=int(values[11]),
                 )
             )
-        return NetworkFigures(time_ns=now_ns, interfaces=tuple(found))
+        return NetworkCounters(time_ns=now_ns, interfaces=tuple(found))
 
-    def filesystem(self, path: str, now_ns: int) -> FsFigures | None:
+    def filesystem(self, path: str, now_ns: int) -> FsUsage | None:
         """The filesystem that holds the path."""
         try:
             whole = os.statvfs(path)
             device = os.stat(path).st_dev
         except OSError:
             return None
-        return FsFigures(
+        return FsUsage(
             time_ns=now_ns,
             device=device,
             device_name=self.device_name(os.major(device), os.minor(device)),
@@ -103,20 +103,20 @@ class NodeStats:
             inodes_free=whole.f_ffree,
         )
 
-    def folder(self, path: str, now_ns: int, *, deep: bool = True) -> FolderFigures | None:
+    def folder(self, path: str, now_ns: int, *, deep: bool = True) -> FolderUsage | None:
         """Sizes of the files in a folder; `deep` with folders below. None when there is no such folder."""
         try:
             size, inodes = _folder(path, FOLDER_DEPTH if deep else 0)
         except OSError:
             return None
-        return FolderFigures(time_ns=now_ns, bytes=size, inodes=inodes)
+        return FolderUsage(time_ns=now_ns, bytes=size, inodes=inodes)
 
-    def file(self, path: str, now_ns: int) -> FolderFigures | None:
+    def file(self, path: str, now_ns: int) -> FolderUsage | None:
         try:
             found = os.stat(path, follow_symlinks=False)
         except OSError:
             return None
-        return FolderFigures(time_ns=now_ns, bytes=found.st_blocks * 512, inodes=1)
+        return FolderUsage(time_ns=now_ns, bytes=found.st_blocks * 512, inodes=1)
 
     def device_name(self, major: int, minor: int) -> str:
         """/dev/sda1, or '' for what is no block device."""
@@ -157,7 +157,7 @@ class NodeStats:
             )
         return tuple(found)
 
-    def processes(self, pids: tuple[int, ...]) -> ProcessFigures:
+    def processes(self, pids: tuple[int, ...]) -> ProcessCounts:
         """Open descriptors and sockets of some processes, and the file limit of the first."""
         descriptors = sockets = 0
         for pid in pids:
@@ -172,7 +172,7 @@ class NodeStats:
                     sockets += os.readlink(f"{folder}/{name}").startswith("socket:")
                 except OSError:
                     continue
-        return ProcessFigures(
+        return ProcessCounts(
             descriptors=descriptors, sockets=sockets, open_files_limit=self._open_files_limit(pids[0]) if pids else None
         )
 

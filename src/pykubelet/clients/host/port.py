@@ -12,18 +12,18 @@ from typing import Protocol
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.figures import (
+from pykubelet.model.stats import (
     CgroupBounds,
     CgroupDetail,
     CgroupUsage,
     DiskCounters,
-    FolderFigures,
-    FsFigures,
-    NetworkFigures,
-    ProcessFigures,
-    TaskFigures,
+    FolderUsage,
+    FsUsage,
+    NetworkCounters,
+    ProcessCounts,
+    TaskCounts,
 )
 from pykubelet.settings.node_flags import IPAddress
 
@@ -346,18 +346,18 @@ class CgroupReader(Protocol):
 class HostReader(Protocol):
     """Usage of the machine's disks, network and processes."""
 
-    def filesystem(self, path: str, now_ns: int) -> FsFigures | None: ...
+    def filesystem(self, path: str, now_ns: int) -> FsUsage | None: ...
 
-    def folder(self, path: str, now_ns: int, *, deep: bool = True) -> FolderFigures | None: ...
+    def folder(self, path: str, now_ns: int, *, deep: bool = True) -> FolderUsage | None: ...
 
-    def file(self, path: str, now_ns: int) -> FolderFigures | None: ...
+    def file(self, path: str, now_ns: int) -> FolderUsage | None: ...
 
     def boot_seconds(self) -> int: ...
 
-    def tasks(self, now_ns: int) -> TaskFigures | None: ...
+    def tasks(self, now_ns: int) -> TaskCounts | None: ...
 
-    def network(self, now_ns: int, pid: int | None = None) -> NetworkFigures | None: ...
+    def network(self, now_ns: int, pid: int | None = None) -> NetworkCounters | None: ...
 
     def disks(self) -> tuple[DiskCounters, ...]: ...
 
-    def processes(self, pids: tuple[int, ...]) -> ProcessFigures: ...
+    def processes(self, pids: tuple[int, ...]) -> ProcessCounts: ...

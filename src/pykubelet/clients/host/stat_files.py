@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from pykubelet.model.figures import Pressure, PressureLine
+from pykubelet.model.stats import Pressure, PressureLine
 
 CHUNK = 16384
 WHOLE_BELOW = 2048

@@ -14,6 +14,7 @@ from msgspec import Struct
 from pykubelet.api.pod_resources import is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod, ResourceFieldSelector
+from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import AnyContainer, find_container, name_of, namespace_of, uid_of
 from pykubelet.runtime.errors import ConfigProblem
 
@@ -124,3 +125,19 @@ def divide_up(amount: Quantity, divisor: Quantity, *, milli: bool) -> str:
     if unit == 0:
         unit = 1000 if milli else 1
     return str(-(-total // unit))
+
+
+class PodFields:
+    """Fields of a pod as files of a downward API volume, by the same rules as in the environment."""
+
+    def __init__(self, allocatable: Mapping[str, Quantity]) -> None:
+        self._allocatable = allocatable
+
+    def field(self, pod: Pod, path: str) -> str:
+        return field_value(pod, path, Addresses())
+
+    def resource(self, pod: Pod, selector: ResourceFieldSelector) -> str:
+        found = find_container(pod, selector.container_name or "")
+        if found is None:
+            raise PykubeletError(f"resourceFieldRef: container {selector.container_name} not found")
+        return resource_value(pod, found[1], selector, self._allocatable)

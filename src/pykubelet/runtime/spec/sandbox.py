@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Container, HostAlias, Pod
 from pykubelet.cm.node_spec import NodeSpec
-from pykubelet.model.cgroup_names import parent_for_runtime
+from pykubelet.model.cgroups import parent_for_runtime
 from pykubelet.model.container_keys import pod_labels
 from pykubelet.model.pod import name_of, namespace_of, uid_of, uses_host_network
 from pykubelet.runtime.errors import ConfigProblem

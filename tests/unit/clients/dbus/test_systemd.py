@@ -12,7 +12,7 @@ import pytest
 from pykubelet.clients.dbus.bus import Bus
 from pykubelet.clients.dbus.port import BusDown, BusRefused, UnitExists
 from pykubelet.clients.dbus.systemd import DbusSystemd, SystemdSlices, quota_per_second, slice_properties
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 from tests.fakes.private_bus import PrivateBus, needs_bus
 from tests.fakes.stand_in_systemd import StandInSystemd
 

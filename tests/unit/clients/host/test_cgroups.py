@@ -9,7 +9,7 @@ import pytest
 
 from pykubelet.clients.host.cgroups import CgroupTree, page_name
 from pykubelet.kit.clock import LoopClock
-from pykubelet.model.cgroup_limits import CgroupLimits
+from pykubelet.model.cgroups import CgroupLimits
 
 POD = "/kubepods/burstable/podx"
 LIMITS = CgroupLimits(cpu_shares=512, cpu_quota_us=50_000, memory_bytes=1 << 28, pids=100, hugepages={2 << 20: 4 << 20})
