@@ -30,19 +30,13 @@ from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import Image, RuntimeConditions
 from pykubelet.node.addresses import AddressFinder
 from pykubelet.node.setters import NodeFacts
-from pykubelet.settings.gates import Gates
+from pykubelet.pods.admission import declared_features
 
 logger = logging.getLogger(__name__)
 
 IMAGE_NAMES_KEPT = 5
 IMAGES_REFRESH_AFTER = 30.0
 IMAGES_WITHIN = 3.0
-DECLARED_BY_GATE = (
-    "ExtendWebSocketsToKubelet",
-    "InPlacePodLevelResourcesVerticalScaling",
-    "InPlacePodVerticalScalingInitContainers",
-    "RestartAllContainersOnContainerExits",
-)
 
 
 class RuntimeView(Protocol):
@@ -171,12 +165,6 @@ class FactsGatherer:
         self._complaints[about] = text
         logger.warning("part of the node's status cannot be set", extra={"part": about, "error": text})
         return True
-
-
-def declared_features(gates: Gates) -> list[str]:
-    if not gates.enabled("NodeDeclaredFeatures"):
-        return []
-    return [name for name in DECLARED_BY_GATE if gates.enabled(name)]
 
 
 def node_images(images: Iterable[Image], limit: int) -> list[ContainerImage]:
