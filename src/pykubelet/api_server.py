@@ -42,7 +42,7 @@ from pykubelet.runtime.spec.collaborators import NoReferences, References
 from pykubelet.signals import ApiPodObserved, NodeStatusChanged, ObjectChanged
 from pykubelet.sources.remote import bound_to
 from pykubelet.status.sender import belongs
-from pykubelet.sync.fresh_node import FreshNode
+from pykubelet.sync.admission import FreshNode
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
 from pykubelet.volumes.objects import VolumeObjects

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from pykubelet import api_server
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.patch import pod_status_patch
-from pykubelet.cm.allocation import POD_TERMINATED
 from pykubelet.cm.container_resources import ContainerResourceSource
 from pykubelet.cm.node_spec import node_spec
 from pykubelet.cm.resource_managers import PinningManager
@@ -37,13 +36,12 @@ from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pleg.pleg import Pleg
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.predicates import NodeInfo
-from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
 from pykubelet.recorder import LifeRecorder
-from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
@@ -59,18 +57,17 @@ from pykubelet.stats import build as stats
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
+from pykubelet.sync.admission import AdmissionGate
 from pykubelet.sync.evict import PodEnder, PodEvictor
-from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.pod_metrics import TimedSteps
-from pykubelet.sync.pod_sync import PodSync
-from pykubelet.sync.runtime_state import RuntimeState
+from pykubelet.sync.pod_metrics import PodMetrics
+from pykubelet.sync.pod_sync import PodEnvironment, PodSync
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes
 from pykubelet.volumes.build import build as build_volumes
-from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
+from pykubelet.wiring.agent_metrics import add_agent_metrics
 from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.certificates import certificate_services
 from pykubelet.wiring.pinning import pinning_parts
@@ -106,7 +103,7 @@ class Node(Struct, kw_only=True):
 
 
 def assemble(settings: Settings, edges: Edges) -> Node:
-    config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
+    clock, cri, metrics = edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
     event_parts = events_build.build(
         edges.cluster.events if edges.cluster is not None else None, clock=clock, node_name=node_name, metrics=metrics
@@ -123,7 +120,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     recorder, table = ctx.recorder, PodTable()
     statuses = StatusManager(ctx, table)
     conditions = NodeConditions(ctx.signals)
-    runtime_state = RuntimeState(cri=cri, clock=clock)
+    runtime_state = RuntimeState(ctx, cri)
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
     pleg = Pleg(cri=cri, table=table, clock=clock, signals=ctx.signals, source=edges.event_source, metrics=metrics)
@@ -159,13 +156,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     )
     pinning = pinning_parts(settings, edges, table=table, sources_ready=mux.all_ready)
     admission = AdmissionGate(
+        ctx,
+        edges.machine,
         node=node_now,
-        sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
-        apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
-        gates=settings.gates,
-        pressure=conditions.pressures,
-        shutting_down=conditions.shutting_down,
-        allocator=pinning.allocator,
+        conditions=conditions,
+        resource_managers=pinning.manager,
+        fresh_node=api.fresh_node,
     )
     held = resource_parts(
         settings,
@@ -220,63 +216,46 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     started = clock.now()
     probes = ProbeManager(ctx, cri=cri, network=edges.network, table=table, started=started)
     maker = PodStatusMaker(
+        ctx,
+        edges,
         table=table,
-        folders=edges.folders,
-        logs=LogFiles(),
-        addresses=api.node,
-        resizes=held.allocations,
-        events=events,
-        clock=clock,
-        runtime_name=edges.runtime_name,
-        recursive_read_only=recursive_read_only,
-        health=extensions.health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
-        gates=settings.gates,
-    )
-    steps = PodSync(
-        runtime=side.manager,
-        look=pleg,
-        maker=maker,
         statuses=statuses,
+        own_node=api.node,
+        allocations=held.allocations,
+        recursive_read_only=recursive_read_only,
+        device_health=extensions.health,
+    )
+    environment = PodEnvironment(
+        ctx,
+        folders=edges.folders,
         volumes=volumes.manager,
-        probes=probes,
         cgroups=held.cgroups,
-        resizes=held.allocations,
-        id_ranges=held.user_namespaces,
+        user_namespaces=held.user_namespaces,
+        claims=extensions.claims,
         mirrors=api.mirrors,
         references=api.registered,
-        network=runtime_state,
-        folders=edges.folders,
-        table=table,
-        events=events,
-        recorder=recorder,
-        clock=clock,
-        claims=extensions.claims,
     )
-    workers = PodWorkers(
-        table=table,
-        steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
+    steps = PodSync(
+        ctx,
+        runtime=side.manager,
+        runtime_state=runtime_state,
         pleg=pleg,
-        events=events,
-        recorder=recorder,
-        clock=clock,
-        sync_frequency=config.sources.sync_frequency,
+        statuses=maker,
+        probes=probes,
+        allocations=held.allocations,
+        environment=environment,
     )
+    workers = PodWorkers(ctx, table=table, steps=steps, pleg=pleg)
     gc = container_gc(settings, edges, side, table=table, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
-        changes=mux,
-        admission=admission,
-        resizes=held.allocations,
-        workers=workers,
+        ctx,
+        sources=mux,
         table=table,
+        admission=admission,
+        allocations=held.allocations,
+        workers=workers,
         statuses=statuses,
-        dead=gc,
-        runtime=runtime_state,
-        events=events,
-        recorder=recorder,
-        clock=clock,
-        tidy=lambda: housekeeping.soon(),
-        metrics=metrics,
-        fresh_node=api.fresh_node,
+        runtime_state=runtime_state,
     )
     sender: StatusSender | None = None
     if edges.cluster is not None and api.pods is not None:
@@ -305,14 +284,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         api_pods=api.pods.all if api.pods is not None else tuple,
     )
     housekeeping = Housekeeping(
+        ctx,
         sources=mux,
         table=table,
         workers=workers,
         folders=edges.folders,
+        volumes=volumes.manager,
         holders=[
             *([sender] if sender is not None else []),
             probes,
-            maker,
             side.images.puller,
             volumes.image_volumes,
             volumes.manager,
@@ -327,29 +307,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *api.chores,
             *extensions.chores,
         ],
-        metrics=metrics,
-        has_mounts=volumes.manager.has_mounts,
     )
-
-    def finished(uid: str) -> None:
-        housekeeping.soon()
-        gc.collect_pod_soon(uid)
-        pinning.manager.release(uid)
-        held.allocations.retry(POD_TERMINATED)
 
     held.allocations.on_change = workers.sync_now
     held.allocations.preempt = loop.preempt
-    workers.on_finished = finished
-    workers.on_restart = statuses.begin_anew
 
     extensions.join(workers, pinning.manager, ctx)
     add_agent_metrics(metrics, settings)
 
-    def runtime_back() -> None:
-        workers.sync_all()
-        ctx.signals.publish(NodeStatusChanged())
-
-    runtime_state.on_back = runtime_back
     services = Services(
         sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
         managers=[
@@ -368,8 +333,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         statuses=statuses,
         probes=probes,
         sender=sender,
-        pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
+        pod_metrics=PodMetrics(ctx, table),
         cpus=pinning,
+        allocations=held.allocations,
+        containers=gc,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node

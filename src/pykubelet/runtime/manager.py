@@ -29,7 +29,7 @@ from pykubelet.model.pod import (
     uid_of,
     uses_host_network,
 )
-from pykubelet.model.problems import CreateFailed, KillCause, Problem, ResizeFailed, SandboxFailed
+from pykubelet.model.problems import ContainerProblem, CreateFailed, KillCause, Problem, ResizeFailed, SandboxFailed
 from pykubelet.model.reasons import CREATE_POD_SANDBOX_ERROR, NORMAL, WARNING
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 from pykubelet.pods.table import PodTable
@@ -126,28 +126,39 @@ class RuntimeManager:
         renew_status: Callable[[], Awaitable[None]] | None = None,
     ) -> SyncOutcome:
         """`renew_status` is called after a step when others follow that may take long."""
-        plan = self._plan(pod, seen, restart_all)
         outcome = SyncOutcome()
+        await self._carry_out(pod, seen, self._plan(pod, seen, restart_all), outcome, renew_status)
+        self._remember(uid_of(pod), outcome)
+        return outcome
+
+    async def _carry_out(
+        self,
+        pod: Pod,
+        seen: PodRuntimeStatus,
+        plan: PodPlan,
+        outcome: SyncOutcome,
+        renew_status: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         if plan.is_idle and not self._resizer.is_due(pod, plan):
-            return outcome
+            return
         outcome.acted = True
         if plan.kill_pod:
             await self._end_old_life(pod, seen, plan)
             if not plan.create_sandbox:
                 outcome.ended = True
-                return outcome
+                return
         else:
             for kill in plan.kill:
                 await self._kill(pod, kill, seen)
             for reset in plan.reset:
                 await self._reset(pod, reset, seen)
             if plan.reset:
-                return outcome
+                return
         await self._prune_init(pod, seen, plan)
         if not plan.create_sandbox:
             await self._resize(pod, plan, plan.sandbox_id, outcome)
             if not _starts(plan):
-                return outcome
+                return
         stepped = Signal()
         async with beside() as begin:
             if renew_status is not None:
@@ -156,11 +167,20 @@ class RuntimeManager:
                 sandbox = await self._sandbox(pod, seen, plan, begin, stepped)
             except StartError as error:
                 outcome.problems.append(error.problem)
-                return outcome
+                return
             if plan.create_sandbox:
                 await self._resize(pod, plan, sandbox.id, outcome)
             await self._start_all(pod, plan, sandbox, seen, outcome, stepped)
-        return outcome
+
+    def _remember(self, uid: str, outcome: SyncOutcome) -> None:
+        """Keep why containers did not start; those that did have no reason any more."""
+        failed = {each.container: each for each in outcome.problems if isinstance(each, ContainerProblem)}
+        for name, problem in failed.items():
+            if name:
+                self._table.start_failed(uid, problem)
+        for name in outcome.started:
+            if name not in failed:
+                self._table.start_succeeded(uid, name)
 
     def has_work(self, pod: Pod, seen: PodRuntimeStatus) -> bool:
         """Whether a pass over the pod in this state would do anything, perhaps find that it must wait."""

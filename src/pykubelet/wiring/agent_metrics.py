@@ -8,14 +8,10 @@ from __future__ import annotations
 import platform
 
 from pykubelet.clients.host.process import process_stats
-from pykubelet.edges import Edges
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry
-from pykubelet.pods.table import PodTable
-from pykubelet.recorder import LifeRecorder
 from pykubelet.settings.gates import known_gates
 from pykubelet.settings.settings import Settings
-from pykubelet.sync.pod_metrics import PodMetrics
 
 HELP = {
     "cpu_seconds_total": "Total user and system CPU time spent in seconds.",
@@ -26,17 +22,6 @@ HELP = {
     "max_fds": "Maximum number of open file descriptors.",
 }
 STAGES = {"Alpha": "ALPHA", "Beta": "BETA", "GA": "", "Deprecated": "DEPRECATED"}
-
-
-def count_pods(node_name: str, edges: Edges, *, table: PodTable, recorder: LifeRecorder) -> PodMetrics:
-    """The caller must subscribe `container_died` to ContainerDied."""
-    return PodMetrics(
-        table=table,
-        recorder=recorder,
-        clock=edges.clock,
-        metrics=edges.metrics,
-        node_name=node_name,
-    )
 
 
 def add_agent_metrics(metrics: Registry, settings: Settings) -> None:

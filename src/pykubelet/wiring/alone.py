@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from pykubelet.api_server import ApiServer
 from pykubelet.edges import Edges
 from pykubelet.node.addresses import LocalAddresses
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.runtime.spec.collaborators import NodeAddresses
 from pykubelet.settings.settings import Settings
-from pykubelet.sync.runtime_state import RuntimeState
 
 
 def with_features(local: NodeInfo, runtime: RuntimeState) -> NodeInfo:

@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pykubelet.api.quantity import ZERO, Quantity
-from pykubelet.api.types import Pod
 from pykubelet.cm import cpu_manager, cpu_state, memory_manager, memory_state
 from pykubelet.cm.capacity import kept_from_pods, machine_capacity
 from pykubelet.cm.cpu_manager import StaticCpus, reserved_cpus
@@ -30,7 +29,6 @@ from pykubelet.edges import Edges
 from pykubelet.model.assigned import Assigned
 from pykubelet.model.pod_resources import CPU
 from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
-from pykubelet.pods.admission import Rejection
 from pykubelet.pods.table import PodTable
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import ContainerStarted
@@ -52,24 +50,9 @@ class KnownPods(Struct, frozen=True, kw_only=True):
         return self.ready()
 
 
-class AllocationCheck:
-    """The check of the resource managers in the chain of admission."""
-
-    def __init__(self, manager: PinningManager) -> None:
-        self._manager = manager
-
-    def admit(self, pod: Pod) -> Rejection | None:
-        refusal = self._manager.admit(pod)
-        return None if refusal is None else Rejection(reason=refusal.reason, message=refusal.message)
-
-    def undo(self, pod: Pod) -> None:
-        self._manager.undo(pod)
-
-
 class PinningParts(Struct, frozen=True, kw_only=True):
     manager: PinningManager
     keeper: CpusetKeeper
-    allocator: AllocationCheck
 
     def assigned(self, others: Assigned | None = None) -> Assigned:
         return replace(others or Assigned(), cpus=self.manager, memory=self.manager)
@@ -125,7 +108,7 @@ def pinning_parts(
         pods=KnownPods(table=table, ready=sources_ready),
         pod_level=pod_level,
     )
-    return PinningParts(manager=manager, keeper=keeper, allocator=AllocationCheck(manager))
+    return PinningParts(manager=manager, keeper=keeper)
 
 
 class _Books(Struct, frozen=True, kw_only=True):

@@ -38,10 +38,10 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Service
 from pykubelet.model.events import EventSink
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.resize import PodResizer
 from pykubelet.settings.settings import Settings
-from pykubelet.sync.runtime_state import RuntimeState
 
 
 class ResourceParts(Struct, frozen=True, kw_only=True):

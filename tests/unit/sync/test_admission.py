@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ContainerRestartRule, Pod, ResourceRequirements
+from pykubelet.node.conditions import NodeConditions
 from pykubelet.pods.admission import Rejection
 from pykubelet.pods.predicates import NodeInfo
-from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.settings.gates import Gates
-from pykubelet.sync.gate import AdmissionGate
-from tests.builders import a_container, a_pod
+from pykubelet.settings.settings import Settings
+from pykubelet.signals import Signals
+from pykubelet.sync.admission import AdmissionGate
+from tests.builders import a_container, a_context, a_pod
+from tests.harness import MACHINE
 
 ALL_AGAIN = a_pod(containers=[a_container(restart_policy_rules=[ContainerRestartRule(action="RestartAllContainers")])])
 
 
 def a_gate(**gates: bool) -> AdmissionGate:
+    return made(NodeConditions(Signals()), **gates)
+
+
+def made(conditions: NodeConditions, resource_managers: Any = None, **gates: bool) -> AdmissionGate:
     return AdmissionGate(
+        a_context(settings=Settings(gates=Gates(gates))),
+        MACHINE,
         node=lambda: NodeInfo(name="node1", labels={}, allocatable={"pods": Quantity.parse("10")}),
-        sysctls=SysctlAllowList.for_kernel("6.1.0", ()),
-        gates=Gates(gates),
+        conditions=conditions,
+        resource_managers=resource_managers,
     )
 
 
@@ -68,7 +79,7 @@ def test_features_that_a_change_needs(new: Pod, gates: dict[str, bool], lacking:
 
 def test_a_running_pod_whose_resize_is_refused_under_pressure_keeps_what_it_has() -> None:
     """Nothing was allocated in that question, so nothing is to be undone."""
-    pressure: list[str] = []
+    conditions = NodeConditions(Signals())
     undone: list[Pod] = []
 
     class Allocator:
@@ -78,16 +89,11 @@ def test_a_running_pod_whose_resize_is_refused_under_pressure_keeps_what_it_has(
         def undo(self, pod: Pod) -> None:
             undone.append(pod)
 
-    gate = AdmissionGate(
-        node=lambda: NodeInfo(name="node1", labels={}, allocatable={"pods": Quantity.parse("10")}),
-        sysctls=SysctlAllowList.for_kernel("6.1.0", ()),
-        pressure=lambda: pressure,
-        allocator=Allocator(),
-    )
+    gate = made(conditions, Allocator())
     assert gate.decide(a_pod(), ()).admitted
-    pressure.append("DiskPressure")
+    conditions.set_pressures(("DiskPressure",))
     assert not gate.decide(a_pod(), ()).admitted
     assert undone == []
-    pressure.clear()
+    conditions.set_pressures(())
     assert not gate.decide(a_pod(), [a_pod(str(number)) for number in range(10)]).admitted
     assert len(undone) == 1
