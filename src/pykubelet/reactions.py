@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pykubelet.cm.allocation import POD_TERMINATED, Allocations
+from pykubelet.cm.allocation import POD_TERMINATED
+from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.probes.manager import ProbeManager
@@ -12,15 +13,19 @@ from pykubelet.signals import (
     ContainerDied,
     ContainerStarted,
     CsiDriverRegistered,
+    DeviceHealthChanged,
+    DraDriverRegistered,
     InspectionRecovered,
     NodeRead,
     NodeStatusChanged,
     ObjectChanged,
     PodFinished,
+    PodPreempted,
     PodRestarts,
     PodSetChanged,
     PodStatusChanged,
     ProbeResultChanged,
+    ResizeChanged,
     RuntimeChanged,
     VolumesMounted,
     VolumesUnmounted,
@@ -32,7 +37,6 @@ from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_metrics import PodMetrics
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.wiring.pinning import PinningParts
 
 
 def connect(
@@ -46,8 +50,7 @@ def connect(
     probes: ProbeManager,
     sender: StatusSender | None,
     pod_metrics: PodMetrics,
-    cpus: PinningParts,
-    allocations: Allocations,
+    cm: ContainerManager,
     containers: ContainerGc,
 ) -> None:
     on = ctx.signals.subscribe
@@ -72,15 +75,15 @@ def connect(
     on(ContainerDied, container_died)
     on(ContainerDied, pod_metrics.container_died)
     on(ContainerStarted, loop.container_started)
-    on(ContainerStarted, cpus.container_started)
+    on(ContainerStarted, lambda started: cm.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
     on(RuntimeChanged, lambda _: workers.sync_all())
     on(RuntimeChanged, lambda _: ctx.signals.publish(NodeStatusChanged()))
     on(PodSetChanged, lambda _: housekeeping.soon())
     on(PodFinished, lambda _: housekeeping.soon())
     on(PodFinished, lambda finished: containers.collect_pod_soon(finished.uid))
-    on(PodFinished, lambda finished: cpus.manager.release(finished.uid))
-    on(PodFinished, lambda _: allocations.retry(POD_TERMINATED))
+    on(PodFinished, lambda finished: cm.resource_managers.release(finished.uid))
+    on(PodFinished, lambda _: cm.allocation.retry(POD_TERMINATED))
     on(PodRestarts, lambda restarts: statuses.begin_anew(restarts.uid))
     on(ProbeResultChanged, loop.probe_result_changed)
     on(PodStatusChanged, lambda changed: probes.container_changed(changed.uid))
@@ -89,6 +92,10 @@ def connect(
     on(VolumesUnmounted, lambda unmounted: housekeeping.soon())
     on(CsiDriverRegistered, lambda registered: volumes.driver_registered(registered.name))
     on(ApiPodObserved, api_pod_observed)
+    on(DeviceHealthChanged, lambda changed: workers.sync_now(changed.uid))
+    on(DraDriverRegistered, lambda registered: workers.retry_now(registered.uid))
+    on(ResizeChanged, lambda changed: workers.sync_now(changed.uid))
+    on(PodPreempted, lambda preempted: loop.preempt(preempted.pod, preempted.resource))
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:
         on(PodStatusChanged, lambda changed: sender.changed(changed.uid))

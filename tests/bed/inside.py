@@ -21,7 +21,7 @@ import grpc
 
 from pykubelet.api.types import PodStatus
 from pykubelet.app import Node, assemble, live
-from pykubelet.cli.edges import connected_edges
+from pykubelet.cli.agent_edges import connected_edges
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.standalone import images
 from pykubelet.standalone.packer import File, Image, architecture, pack

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from pykubelet.api.types import ExecAction, Pod, Probe
+from pykubelet.cm.admission import PodAdmission
 from pykubelet.model.pod import name_of
 from pykubelet.pods.admission import Verdict
 from pykubelet.signals import ContainerDied, PodFinished
-from pykubelet.sync.admission import AdmissionGate
 from pykubelet.sync.loop import SyncLoop
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import Behaviour
@@ -32,7 +32,7 @@ def loop_of(node: NodeHarness) -> Any:
 class BrokenAdmission:
     """Breaks for pods named bad."""
 
-    def __init__(self, inner: AdmissionGate) -> None:
+    def __init__(self, inner: PodAdmission) -> None:
         self.inner = inner
         self.tries: list[str] = []
         self.mended = False
@@ -144,8 +144,8 @@ async def test_a_change_that_breaks_is_tried_again(tmp_path: Path) -> None:
         await node.until(lambda: node.phase("bad") == "Running")
         loop = loop_of(node)
 
-        right = loop._allocations
-        loop._allocations = BrokenResizes(right)
+        right = loop._allocation
+        loop._allocation = BrokenResizes(right)
         shown = node.shown("bad")
         assert shown is not None
         node.change(shown, labels={"a": "b"})
@@ -153,7 +153,7 @@ async def test_a_change_that_breaks_is_tried_again(tmp_path: Path) -> None:
         assert node.running() == ["bad/app"] and node.events("FailedSync")
         state = node.node.table.worker(pod.metadata.uid or "")
         assert state is not None and state.pod is not None and state.pod.metadata.labels == {}
-        loop._allocations = right
+        loop._allocation = right
         await node.clock.sleep(60)
         assert state.pod.metadata.labels == {"a": "b"}
 
@@ -164,11 +164,11 @@ async def test_a_deletion_that_broke_is_tried_again_whatever_the_status_says_mea
         await node.until(lambda: node.phase("bad") == "Running")
         loop = loop_of(node)
 
-        right = loop._allocations
-        loop._allocations = BrokenResizes(right)
+        right = loop._allocation
+        loop._allocation = BrokenResizes(right)
         await node.delete("bad", grace=5)
         await node.until(lambda: bool(node.events("FailedSync")))
-        loop._allocations = right
+        loop._allocation = right
         shown = node.shown("bad")
         assert shown is not None
         status = msgspec.structs.replace(shown.status, nominated_node_name="elsewhere")

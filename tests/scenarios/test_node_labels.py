@@ -13,7 +13,7 @@ from pykubelet.kit.clock import utc
 from pykubelet.model.errors import ApiDown
 from pykubelet.model.pod import uid_of
 from pykubelet.node.register import initial_info
-from pykubelet.sync.admission import FreshNode
+from pykubelet.sync.fresh_node import FreshNode
 from tests.builders import a_pod
 from tests.harness import MACHINE, NodeHarness, a_node
 from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node

@@ -21,9 +21,9 @@ from msgspec import Struct
 
 from pykubelet.app import Node, assemble, live
 from pykubelet.cli.agent import stop_requested
-from pykubelet.cli.edges import connected_edges
-from pykubelet.cli.problems import CommandFailed
-from pykubelet.cli.up_state import UpState
+from pykubelet.cli.agent_edges import connected_edges
+from pykubelet.cli.errors import CommandFailed
+from pykubelet.cli.up import UpState
 from pykubelet.cli.up_view import LiveView, LogTails, PlainView, View, rows_of
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.edges import Edges

@@ -14,7 +14,7 @@ from typing import assert_never
 from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodStatus
-from pykubelet.cm.allocation import Allocations
+from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import utc
@@ -43,8 +43,8 @@ from pykubelet.recorder import Step
 from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered, PodSetChanged, ProbeResultChanged
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
-from pykubelet.sync.admission import AdmissionGate
 from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
+from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 logger = logging.getLogger(__name__)
@@ -72,19 +72,21 @@ class SyncLoop:
         *,
         sources: PodMux,
         table: PodTable,
-        admission: AdmissionGate,
-        allocations: Allocations,
+        cm: ContainerManager,
         workers: PodWorkers,
         statuses: StatusManager,
         runtime_state: RuntimeState,
+        fresh_node: FreshNode | None = None,
     ) -> None:
+        """`fresh_node`: with an API server, where pods that only the Node's labels keep out wait for a newer Node."""
         self._sources = sources
         self._table = table
-        self._admission = admission
-        self._allocations = allocations
+        self._admission = cm.admission
+        self._allocation = cm.allocation
         self._workers = workers
         self._statuses = statuses
         self._runtime_state = runtime_state
+        self._fresh_node = fresh_node
         self._events = ctx.events
         self._recorder = ctx.recorder
         self._clock = ctx.clock
@@ -118,7 +120,7 @@ class SyncLoop:
         self._pods_changed(change)
         self._sources.mark_ready(change.source)
         if change.op in ROOM_MAY_BE_FREE:
-            self._allocations.retry(ROOM_MAY_BE_FREE[change.op])
+            self._allocation.retry(ROOM_MAY_BE_FREE[change.op])
         self._signals.publish(PodSetChanged())
 
     # --- the runtime ----------------------------------------------------------------------------
@@ -169,12 +171,12 @@ class SyncLoop:
             self._events.pod_event(pod, WARNING, "FailedSync", f"error handling the pod: {error}")
         else:
             self._broken.pop(uid, None)
-            if not self._admission.waits_for_node(uid):
+            if not self._is_waiting(uid):
                 self._table.undecided.discard(uid)
 
     def _adopt_resize(self, pod: Pod) -> None:
         try:
-            self._allocations.added([pod])
+            self._allocation.added([pod])
         except Exception as error:
             self._report_broken(uid_of(pod), "resize", error)
 
@@ -198,7 +200,7 @@ class SyncLoop:
             case Operation.UPDATE | Operation.DELETE:
                 old = self._table.pod(uid_of(pod))
                 self._table.put(pod)
-                self._allocations.updated(old, pod)
+                self._allocation.updated(old, pod)
                 self._update(pod)
                 self._check_features(old, pod)
             case Operation.REMOVE:
@@ -216,9 +218,14 @@ class SyncLoop:
         else:
             self._apply(Operation.ADD, pod, judged=True)
 
+    def _is_waiting(self, uid: PodUID) -> bool:
+        """Whether the pod waits for the newest Node."""
+        return self._fresh_node is not None and uid in self._fresh_node
+
     def _waits_for_node(self, uid: PodUID, rejection: Rejection, judged: bool) -> bool:
-        if judged or not self._admission.wait_for_node(uid, rejection):
+        if judged or self._fresh_node is None or not rejection.may_pass_on_fresh_node:
             return False
+        self._fresh_node.add(uid)
         self._recorder.note(uid, Step.ADMISSION, reason=rejection.reason, message="waits for the newest Node")
         self._table.undecided.add(uid)  # neither started nor cleaned up until then
         return True
@@ -235,13 +242,13 @@ class SyncLoop:
         worker = self._table.worker(uid)
         if (worker is None or not worker.is_ending) and not is_terminal_phase(pod.status.phase):
             # After a restart of the agent the pod is judged by what was allocated to it before.
-            allocated = self._allocations.allocated(pod)
+            allocated = self._allocation.allocated(pod)
             verdict = self._admission.decide(allocated, self._active_pods(but=uid))
             if verdict.rejection is not None:
                 if not self._waits_for_node(uid, verdict.rejection, judged):
                     self._reject(pod, verdict.rejection)
                 return
-            self._allocations.admitted(allocated)
+            self._allocation.admitted(allocated)
             room = self._make_room(verdict)
             self._workers.update(UpdateKind.CREATE, pod, after=room)
             return
@@ -257,7 +264,7 @@ class SyncLoop:
         target = self._table.static_of(pod) if is_mirror(pod) else pod
         if target is None:
             return
-        if self._admission.waits_for_node(uid_of(target)):
+        if self._is_waiting(uid_of(target)):
             return  # it is judged soon, as it is then
         # A rejected pod has no worker and needs none, until it is deleted: then one must release what it holds.
         if not self._was_rejected(target) or deletion_requested(target):
@@ -275,7 +282,7 @@ class SyncLoop:
     def _reconcile(self, pod: Pod) -> None:
         old = self._table.pod(uid_of(pod))
         self._table.put(pod)
-        self._allocations.reconciled(old, pod)
+        self._allocation.reconciled(old, pod)
         target = self._table.static_of(pod) if is_mirror(pod) else pod
         if target is None:
             return
@@ -332,7 +339,7 @@ class SyncLoop:
         return stopped
 
     def _active_pods(self, *, but: str) -> list[Pod]:
-        return [pod for pod in self._allocations.active_pods() if uid_of(pod) != but]
+        return [pod for pod in self._allocation.active_pods() if uid_of(pod) != but]
 
     # --- probes ---------------------------------------------------------------------------------
 

@@ -15,9 +15,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.host.port import PodFolders
-from pykubelet.cm.allocation import Allocations
-from pykubelet.cm.cgroups import PodCgroups
-from pykubelet.cm.dra_manager import DraManager
+from pykubelet.cm.build import ContainerManager
 from pykubelet.cm.user_namespaces import PodUserNamespaces
 from pykubelet.context import Context
 from pykubelet.model.errors import PykubeletError, RuntimeDown
@@ -76,20 +74,19 @@ class PodEnvironment:
         *,
         folders: PodFolders,
         volumes: VolumeManager,
-        cgroups: PodCgroups,
+        cm: ContainerManager,
         user_namespaces: PodUserNamespaces,
-        claims: DraManager | None,
         mirrors: Mirrors,
         references: References,
     ) -> None:
-        """`claims`: None without an API server, where no claim can be allocated; such pods are not admitted."""
         self._events = ctx.events
         self._recorder = ctx.recorder
         self._folders = folders
         self._volumes = volumes
-        self._cgroups = cgroups
+        self._cgroups = cm.cgroups
         self._user_namespaces = user_namespaces
-        self._claims = claims
+        self._dra = cm.dra
+        """None without an API server, where no claim can be allocated; pods with claims are not admitted then."""
         self._mirrors = mirrors
         self._references = references
 
@@ -122,14 +119,14 @@ class PodEnvironment:
             with self._recorder.step(uid, Step.VOLUMES, routine=True):
                 await self._volumes.wait_mounted(pod)
         has_claims = pod.spec.resource_claims or pod.status.extended_resource_claim_status is not None
-        if has_claims and self._claims is not None:
+        if has_claims and self._dra is not None:
             with self._recorder.step(uid, Step.CLAIMS, routine=True):
-                await self._claims.prepare(pod, has_sandbox=bool(observed.ready_sandboxes()))
+                await self._dra.prepare(pod, has_sandbox=bool(observed.ready_sandboxes()))
 
     async def release_claims(self, uid: str) -> None:
         """No container runs any more."""
-        if self._claims is not None:
-            await self._claims.unprepare(uid)
+        if self._dra is not None:
+            await self._dra.unprepare(uid)
 
     async def release(self, pod: Pod) -> None:
         with self._recorder.step(uid_of(pod), Step.CLEANUP):
@@ -151,7 +148,7 @@ class PodSync:
         pleg: Pleg,
         statuses: PodStatusMaker,
         probes: ProbeManager,
-        allocations: Allocations,
+        cm: ContainerManager,
         environment: PodEnvironment,
     ) -> None:
         self._runtime = runtime
@@ -159,7 +156,7 @@ class PodSync:
         self._pleg = pleg
         self._statuses = statuses
         self._probes = probes
-        self._allocations = allocations
+        self._allocation = cm.allocation
         self._environment = environment
         self._events = ctx.events
         self._clock = ctx.clock
@@ -168,8 +165,8 @@ class PodSync:
 
     async def sync(self, pod: Pod, observed: PodRuntimeStatus) -> SyncResult:
         """Bring the pod to what its spec says."""
-        pod = self._allocations.allocated(pod)
-        self._allocations.review(pod, observed)
+        pod = self._allocation.allocated(pod)
+        self._allocation.review(pod, observed)
         status = self._statuses.report(pod, observed)
         if is_terminal_phase(status.phase):
             return SyncResult(ended=True)
@@ -188,11 +185,11 @@ class PodSync:
         )
         for problem in outcome.problems:
             if isinstance(problem, ResizeFailed):
-                self._allocations.failed(pod, problem.message)
+                self._allocation.failed(pod, problem.message)
         fresh = observed
         if outcome.acted:
             fresh = await self._pleg.inspect(uid_of(pod))
-            self._allocations.review(pod, fresh)
+            self._allocation.review(pod, fresh)
             status = self._statuses.report(pod, fresh)
             if is_terminal_phase(status.phase):
                 return SyncResult(ended=True)
@@ -224,7 +221,7 @@ class PodSync:
 
     async def terminating(self, pod: Pod, observed: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
         """Stop everything; returns only when nothing runs."""
-        pod, uid = self._allocations.allocated(pod), uid_of(pod)
+        pod, uid = self._allocation.allocated(pod), uid_of(pod)
         self._statuses.report(pod, observed, changes=changes)
         self._probes.stop_for_termination(pod)
         await self._kill(pod, observed, grace)
@@ -256,7 +253,7 @@ class PodSync:
 
     async def terminated(self, pod: Pod, observed: PodRuntimeStatus) -> None:
         """Release what the pod held, and report its last status."""
-        pod = self._allocations.allocated(pod)
+        pod = self._allocation.allocated(pod)
         status = self._statuses.report(pod, observed, terminal=True)
         await self._environment.release(pod)
         self._statuses.finish(pod, status)

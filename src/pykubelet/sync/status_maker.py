@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pykubelet.api.pod_resources import Amounts
-from pykubelet.api.types import Pod, PodStatus, QuantityValue, ResourceRequirements, ResourceStatus
-from pykubelet.cm.allocation import Allocations
+from pykubelet.api.types import Pod, PodStatus, QuantityValue, ResourceRequirements
+from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.model.container_keys import TERMINATION_MESSAGE_PATH_KEY, falls_back_to_logs
@@ -43,22 +43,20 @@ class PodStatusMaker:
         table: PodTable,
         statuses: StatusManager,
         own_node: OwnNode,
-        allocations: Allocations,
+        cm: ContainerManager,
         recursive_read_only: Callable[[Pod], bool],
-        device_health: Callable[[Pod, str], list[ResourceStatus]],
     ) -> None:
-        """`device_health(pod, container)`: the devices the container holds and how they are."""
         gates = ctx.settings.gates
         self._keeps_reported = not gates.enabled("ChangeContainerStatusOnKubeletRestart")
         self._shows_ready_to_start = gates.enabled("PodReadyToStartContainersCondition")
         self._shows_device_health = gates.enabled("ResourceHealthStatus")
-        self._device_health = device_health
+        self._cm = cm
         self._table = table
         self._statuses = statuses
         self._folders = edges.folders
         self._logs = LogFiles()
         self._own_node = own_node
-        self._allocations = allocations
+        self._allocation = cm.allocation
         self._events = ctx.events
         self._clock = ctx.clock
         self._runtime_name = edges.runtime_name
@@ -99,26 +97,26 @@ class PodStatusMaker:
                 terminal=terminal,
                 failures=self._table.start_failures(uid),
                 messages=self._termination_messages(observed),
-                actuated=self._allocations.actuated(uid),
+                actuated=self._allocation.actuated(uid),
                 override=self._deadline(pod, previous),
-                resize_conditions=self._allocations.conditions(uid, terminal=terminal),
+                resize_conditions=self._allocation.conditions(uid, terminal=terminal),
                 runtime_name=self._runtime_name,
                 host_ips=addresses,
                 prefers_ipv6=bool(addresses) and ":" in addresses[0],
                 recursive_read_only=self._recursive_read_only(pod),
             )
         )
-        if self._allocations.tells_pod_resources:
+        if self._allocation.tells_pod_resources:
             status.allocated_resources = _texts(pod_requests(pod))
             status.resources = self._in_force(pod)
         if self._shows_device_health:
             for each in (*status.init_container_statuses, *status.container_statuses):
-                each.allocated_resources_status = self._device_health(pod, each.name or "")
+                each.allocated_resources_status = self._cm.device_health(pod, each.name or "")
         return status
 
     def _in_force(self, pod: Pod) -> ResourceRequirements:
         """What the pod as a whole holds, its overhead included."""
-        held = self._allocations.in_force(pod)
+        held = self._allocation.in_force(pod)
         claims = list(pod.spec.resources.claims) if pod.spec.resources is not None else []
         return ResourceRequirements(requests=_texts(pod_requests(held)), limits=_texts(pod_limits(held)), claims=claims)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from pykubelet.cli.port_forward import parse
-from pykubelet.cli.problems import CommandFailed
-from pykubelet.cli.streaming import exit_status
+from pykubelet.cli.errors import CommandFailed
+from pykubelet.cli.streams import exit_status, parse_ports
 
 
 def test_exit_status() -> None:
@@ -22,7 +21,7 @@ def test_exit_status() -> None:
 
 
 def test_ports() -> None:
-    assert (parse("80"), parse("8080:80"), parse(":80")) == ((80, 80), (8080, 80), (0, 80))
+    assert (parse_ports("80"), parse_ports("8080:80"), parse_ports(":80")) == ((80, 80), (8080, 80), (0, 80))
     for bad in ("x", "1:2:x", "0", "70000", "80:"):
         with pytest.raises(click.BadParameter):
-            parse(bad)
+            parse_ports(bad)

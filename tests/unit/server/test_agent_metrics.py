@@ -8,8 +8,8 @@ import time
 from prometheus_client.parser import text_string_to_metric_families
 
 from pykubelet.kit.metrics import Registry
+from pykubelet.server.metrics import add_agent_metrics
 from pykubelet.settings.load import LoadedSettings, load_settings
-from pykubelet.wiring.agent_metrics import add_agent_metrics
 
 
 def values(metrics: Registry) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The real outside world: connects the runtime and gathers everything else an agent stands on."""
+"""The production edges of an agent: the runtime, the host, systemd and logind where the settings ask for them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from pykubelet.cli.local_socket import forget_old_socket, local_socket
-from pykubelet.cli.systemd import connected_slices, logind_for
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.cri.connection import operation_metrics
 from pykubelet.clients.cri.port import CgroupDriver, EventSource
+from pykubelet.clients.dbus.port import BusDown, BusRefused, Logind
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.folders import DiskFolders
@@ -23,23 +23,24 @@ from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine
+from pykubelet.clients.host.port import Machine, Slices
 from pykubelet.clients.host.process import own_cgroup, set_oom_score, subordinate_ids
 from pykubelet.clients.host.quotas import ProjectQuotas
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.clients.http.port import Fetched, FetchFailed
+from pykubelet.clients.plugins.connection import GrpcRegistrations
 from pykubelet.clients.plugins.csi import GrpcCsiNode
 from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_handed
 from pykubelet.clients.plugins.dra import GrpcDraDriver
-from pykubelet.clients.plugins.registration import GrpcRegistrations
 from pykubelet.cm.capacity import machine_capacity, reservation_problem, reserved
 from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges, ServeEdges
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.errors import CriError, Unimplemented
+from pykubelet.model.errors import CriError, PykubeletError, Unimplemented
 from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
+from pykubelet.node.shutdown import turns_of
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.validate import HostFacts, host_problems
@@ -54,15 +55,11 @@ NEEDS_RUNTIME_CONFIG = "1.37.0"
 @asynccontextmanager
 async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
     config, clock = settings.config, SystemClock()
-    paths = NodePaths(
-        root=Path(settings.flags.root_dir),
-        pod_logs=Path(config.container_logs.pod_logs_dir),
-        container_logs=container_logs_beside(Path(config.container_logs.pod_logs_dir)),
-    )
+    paths = _paths(settings)
     machine = read_machine()
     topology = read_topology(machine)
     refuse_host(settings, machine, topology.all_cpus)
-    figures, host = CgroupStats(hugepage_sizes=machine.hugepage_sizes), NodeStats()
+    cgroup_stats, node_stats = CgroupStats(hugepage_sizes=machine.hugepage_sizes), NodeStats()
     folders = DiskFolders(paths)
     folders.make_roots()
     forget_old_socket(paths.root)
@@ -79,7 +76,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
         driver = await cgroup_driver(cri, metrics)
         name = settings.node_name(machine.hostname)
         async with (
-            connected_slices(settings, told=driver, unified=machine.cgroup_v2) as slices,
+            connected_slices(settings, reported=driver, unified=machine.cgroup_v2) as slices,
             _cluster(settings, clock, metrics, version, paths.root, name) as cluster,
         ):
             yield Edges(
@@ -102,31 +99,44 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
                 host_ids=subordinate_ids(),
                 host_network=InterfaceNetwork(),
                 cluster=cluster,
-                plugins=PluginEdges(
-                    registrations=GrpcRegistrations(),
-                    csi=GrpcCsiNode,
-                    devices=GrpcDevicePlugin,
-                    read_handed=read_handed,
-                    dra=GrpcDraDriver,
-                    device_registry=DeviceRegistry,
-                ),
-                guard=GuardEdges(
-                    cgroups=figures,
-                    host=host,
-                    kernel_log=DeviceKernelLog(),
-                    alarms=KernelMemoryAlarms(),
-                    set_oom_score=set_oom_score,
-                    own_group=own_cgroup(),
-                ),
+                plugins=_plugin_edges(),
+                guard=_guard_edges(cgroup_stats, node_stats),
                 serve=ServeEdges(
-                    cgroup_stats=figures,
-                    node_stats=host,
-                    local_socket=local_socket(paths.root),
+                    cgroup_stats=cgroup_stats, node_stats=node_stats, local_socket=local_socket(paths.root)
                 ),
                 event_source=EventSource(name="runtime", open=cri.container_events),
             )
     finally:
         await cri.close()
+
+
+def _paths(settings: Settings) -> NodePaths:
+    pod_logs = Path(settings.config.container_logs.pod_logs_dir)
+    return NodePaths(
+        root=Path(settings.flags.root_dir), pod_logs=pod_logs, container_logs=container_logs_beside(pod_logs)
+    )
+
+
+def _plugin_edges() -> PluginEdges:
+    return PluginEdges(
+        registrations=GrpcRegistrations(),
+        csi=GrpcCsiNode,
+        devices=GrpcDevicePlugin,
+        read_handed=read_handed,
+        dra=GrpcDraDriver,
+        device_registry=DeviceRegistry,
+    )
+
+
+def _guard_edges(cgroup_stats: CgroupStats, node_stats: NodeStats) -> GuardEdges:
+    return GuardEdges(
+        cgroups=cgroup_stats,
+        host=node_stats,
+        kernel_log=DeviceKernelLog(),
+        alarms=KernelMemoryAlarms(),
+        set_oom_score=set_oom_score,
+        own_group=own_cgroup(),
+    )
 
 
 @asynccontextmanager
@@ -161,7 +171,7 @@ class RuntimeConfig(Protocol):
 
 
 async def cgroup_driver(cri: RuntimeConfig, metrics: Registry) -> str:
-    """The runtime's own word on its cgroup driver; '' when it is too old to say, which dashboards show."""
+    """The cgroup driver the runtime reports; '' and a metric when it is too old to report one."""
     try:
         return await cri.runtime_config()
     except Unimplemented:
@@ -173,7 +183,7 @@ async def cgroup_driver(cri: RuntimeConfig, metrics: Registry) -> str:
 
 
 async def fetch(url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> Fetched:
-    """One GET for the URL source, in its own words."""
+    """One GET for the URL source, with its errors."""
     try:
         answer = await ShortCalls().fetch(url, headers, timeout=timeout, max_bytes=max_bytes)
     except HttpProblem as error:
@@ -199,3 +209,39 @@ async def _connect(cri: GrpcCriClient, endpoint: str) -> RuntimeVersion:
         else:
             logger.info("connected", extra={"runtime": version.name, "version": version.version})
             return version
+
+
+@asynccontextmanager
+async def connected_slices(settings: Settings, *, reported: str, unified: bool) -> AsyncIterator[Slices | None]:
+    """systemd, if it keeps the cgroups; `reported` is what the runtime says about that, '' when it does not.
+
+    Raises PykubeletError when systemd is to keep them and cannot be reached.
+    """
+    cgroups = settings.config.cgroups
+    if (reported or cgroups.cgroup_driver) != "systemd" or not cgroups.cgroups_per_qos:
+        yield None
+        return
+    from pykubelet.clients.dbus.systemd import DbusSystemd, SystemdSlices
+
+    systemd = DbusSystemd()
+    try:
+        try:
+            await systemd.open()
+        except (BusDown, BusRefused) as error:
+            who = "the container runtime uses systemd for cgroups" if reported else "systemd is to keep the cgroups"
+            raise PykubeletError(
+                f"cgroupDriver (--cgroup-driver): {who}, but it does not answer: {error}; "
+                "set the runtime and cgroupDriver to cgroupfs, or run where systemd does"
+            ) from error
+        yield SystemdSlices(systemd=systemd, unified=unified)
+    finally:
+        await systemd.close()
+
+
+def logind_for(settings: Settings) -> Logind | None:
+    """logind, if shutdowns are to wait for pods."""
+    if not settings.gates.enabled("GracefulNodeShutdown") or not turns_of(settings.config.shutdown):
+        return None
+    from pykubelet.clients.dbus.logind import DbusLogind
+
+    return DbusLogind()
