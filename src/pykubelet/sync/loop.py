@@ -18,6 +18,7 @@ from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import utc
+from pykubelet.model.lifecycle import mark_disrupted
 from pykubelet.model.pod import (
     Operation,
     PodsChanged,
@@ -26,7 +27,6 @@ from pykubelet.model.pod import (
     deletion_requested,
     is_mirror,
     is_terminal_phase,
-    mark_disrupted,
     name_of,
     namespace_of,
     readable,
