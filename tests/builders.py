@@ -34,6 +34,7 @@ from pykubelet.model.runtime_status import (
 )
 from pykubelet.recorder import LifeRecorder
 from pykubelet.settings.settings import Settings
+from pykubelet.signals import Signals
 from tests.fakes.recorded_events import RecordedEvents
 
 NOW = 1_700_000_000.0
@@ -49,6 +50,7 @@ def a_context(
     events: AnnotatedSink | None = None,
     recorder: LifeRecorder | None = None,
     metrics: Registry | None = None,
+    signals: Signals | None = None,
 ) -> Context:
     clock = clock or LoopClock()
     return Context(
@@ -58,6 +60,7 @@ def a_context(
         events=events or RecordedEvents(),
         recorder=recorder or LifeRecorder(clock),
         metrics=metrics or Registry(),
+        signals=signals or Signals(),
     )
 
 

@@ -199,7 +199,7 @@ class NodeHarness:
     # --- looking --------------------------------------------------------------------------------
 
     def status(self, pod: Pod) -> PodStatus:
-        found = self.node.statuses.get(uid_of(pod))
+        found = self.node.table.reported_status(uid_of(pod))
         assert found is not None, f"nothing is known about {name_of(pod)}"
         return found
 
@@ -234,7 +234,7 @@ class NodeHarness:
 
     async def until_running(self, *pods: Pod) -> None:
         def all_running() -> bool:
-            told = [self.node.statuses.get(uid_of(pod)) for pod in pods]
+            told = [self.node.table.reported_status(uid_of(pod)) for pod in pods]
             return all(status is not None and status.phase == "Running" for status in told)
 
         await self.until(all_running)

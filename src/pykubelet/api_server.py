@@ -11,17 +11,15 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import CSIDriver, Node, ObjectMeta, Pod, PodStatus, RuntimeClass, Service
-from pykubelet.clients.kube.csi_objects import KubeCsiObjects
-from pykubelet.clients.kube.dra_objects import KubeClaimObjects
-from pykubelet.clients.kube.objects import DEFAULT_TTL, ReferenceWatcher, Strategy
-from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
 from pykubelet.clients.kube.port import KubeClient, Unreadable
-from pykubelet.clients.kube.reflector import Reflector
+from pykubelet.clients.kube.readers import ClaimReader, KubeClaimObjects, KubeCsiObjects, PodTokens, TrustBundleWatcher
+from pykubelet.clients.kube.references import DEFAULT_TTL, ReferenceWatcher, Strategy
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.clients.kube.tokens import TokenManager
-from pykubelet.clients.kube.watch import Query
 from pykubelet.context import Context
 from pykubelet.edges import ClusterEdges
 from pykubelet.images.provider import ServiceAccounts
@@ -36,16 +34,16 @@ from pykubelet.node.own_node import NodeAttachments, OwnNode
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.manager import RuntimeHandlers
-from pykubelet.runtime.spec.collaborators import NoReferences, References
+from pykubelet.runtime.spec.env import NoReferences, References
+from pykubelet.runtime.start import RuntimeHandlers
 from pykubelet.signals import ApiPodObserved, NodeStatusChanged, ObjectChanged
 from pykubelet.sources.remote import bound_to
 from pykubelet.status.sender import belongs
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
+from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.volumes.objects import VolumeObjects
-from pykubelet.wiring.projections import projections
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +121,11 @@ class DefaultHandler:
         return None if pod.spec.runtime_class_name else ""
 
 
-def absent(ctx: Context, node_info: Callable[[NodeInfo], NodeInfo]) -> ApiServer:
+def absent(ctx: Context, runtime: RuntimeState) -> ApiServer:
+    def node_info(local: NodeInfo) -> NodeInfo:
+        # No Node shows what the runtime supports, so the runtime itself is asked.
+        return replace(local, supplemental_groups_policy=bool(runtime.conditions.supplemental_groups_policy))
+
     return ApiServer(
         node=OwnNode(ctx.node_name),
         node_info=node_info,
@@ -180,16 +182,13 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
         sync_frequency=ctx.settings.config.sources.sync_frequency,
         ttl=lambda: object_ttl(own.node),
     )
-    objects.listen_objects(lambda *changed: signals.publish(ObjectChanged(*changed)))
+    objects.listen(lambda *changed: signals.publish(ObjectChanged(*changed)))
     tokens, claims = TokenManager(kube=client, clock=clock), ClaimReader(client)
-    bundles = projections(
-        ctx.settings.gates,
+    bundles = TrustBundleWatcher(
         kube=client,
         clock=clock,
-        events=ctx.events,
-        node=lambda: (own.name, (own.node.metadata.uid or "") if own.node is not None else ""),
+        on_change=lambda name: signals.publish(ObjectChanged("ClusterTrustBundle", "", name)),
     )
-    bundles.listen(lambda name: signals.publish(ObjectChanged("ClusterTrustBundle", "", name)))
     attachments = NodeAttachments(own, report=lambda: signals.publish(NodeStatusChanged()))
     own.listen(attachments.changed)
     storage = StoragePlugins(
@@ -216,10 +215,10 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
             tokens=PodTokens(tokens),
             claims=claims,
             attachments=attachments,
-            trust=bundles.trust,
-            certificates=bundles.certificates,
+            trust=bundles,
             csi=storage.objects,
             csi_node=storage.node,
+            node_uid=lambda: (own.node.metadata.uid or "") if own.node is not None else "",
         ),
         status_of=lambda pod: _status_of(api_pods, pod),
         services=Services(
@@ -233,7 +232,7 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
                 classes,
                 storage.objects,
                 storage.node,
-                *bundles.services,
+                bundles,
             ]
         ),
         chores=[mirrors.remove_orphans],

@@ -17,10 +17,12 @@ from msgspec.structs import replace
 from pykubelet import api_server
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.patch import pod_status_patch
+from pykubelet.cm.admission import NodeNow
 from pykubelet.cm.allocation import POD_TERMINATED
-from pykubelet.cm.container_resources import ContainerResourceSource
+from pykubelet.cm.build import ContainerManager, plugin_services
+from pykubelet.cm.build import build as build_cm
 from pykubelet.cm.node_spec import node_spec
-from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.user_namespaces import pod_user_namespaces
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
@@ -30,30 +32,28 @@ from pykubelet.explain import build as explain_build
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
-from pykubelet.model.results import ProbeResults
-from pykubelet.node.build import NodeSources, build_shutdown
 from pykubelet.node.build import build as build_node
+from pykubelet.node.build import build_shutdown, container_addresses
 from pykubelet.node.conditions import NodeConditions
+from pykubelet.node.facts import NodeSources
 from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pleg.pleg import Pleg
-from pykubelet.pods.predicates import NodeInfo
-from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
 from pykubelet.recorder import LifeRecorder
-from pykubelet.runtime.image_volumes import ImageVolumes
+from pykubelet.runtime.build import build as build_runtime
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.runtime.reason_cache import ReasonCache
-from pykubelet.runtime.spec.builder import PodSpecBuilder
+from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
 from pykubelet.server.build import Served
 from pykubelet.server.local import ShutdownRoutes
+from pykubelet.server.metrics import add_agent_metrics
 from pykubelet.settings.settings import Settings
-from pykubelet.signals import NodeStatusChanged
+from pykubelet.signals import NodeStatusChanged, Signals
 from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.remote import ApiSource
@@ -62,24 +62,16 @@ from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
-from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.pod_fields import PodFields
-from pykubelet.sync.pod_metrics import TimedSteps
+from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
 from pykubelet.sync.pod_sync import PodSync
 from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes
 from pykubelet.volumes.build import build as build_volumes
-from pykubelet.wiring.agent_metrics import add_agent_metrics, count_pods
-from pykubelet.wiring.alone import told_addresses, with_features
 from pykubelet.wiring.certificates import certificate_services
-from pykubelet.wiring.pinning import pinning_parts
-from pykubelet.wiring.plugins import PluginParts, plugin_parts
-from pykubelet.wiring.resources import Surroundings, resource_parts
-from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +83,7 @@ class Node(Struct, kw_only=True):
     table: PodTable
     workers: PodWorkers
     statuses: StatusManager
+    signals: Signals
     events: EventBroadcaster
     recorder: LifeRecorder
     runtime: RuntimeState
@@ -99,9 +92,8 @@ class Node(Struct, kw_only=True):
     metrics: Registry
     probes: ProbeManager
     housekeeping: Housekeeping
-    pinning: PinningManager
     volumes: Volumes
-    extensions: PluginParts
+    cm: ContainerManager
     shutdown: ShutdownManager
     explainer: Explainer
     server: NodeServer | None = None
@@ -122,10 +114,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         recorder=LifeRecorder(clock),
         metrics=metrics,
     )
-    recorder, table, results = ctx.recorder, PodTable(), ProbeResults()
-    recalls = not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
-    statuses = StatusManager(clock=clock, recalls=recalls)
-    conditions, reasons = NodeConditions(ctx.signals), ReasonCache()
+    recorder, table = ctx.recorder, PodTable()
+    statuses = StatusManager(ctx, table)
+    conditions = NodeConditions(ctx.signals)
     runtime_state = RuntimeState(cri=cri, clock=clock)
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
@@ -133,131 +124,87 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     api = (
         api_server.connect(ctx, edges.cluster, table)
         if edges.cluster is not None
-        else api_server.absent(ctx, lambda local: with_features(local, runtime_state))
+        else api_server.absent(ctx, runtime_state)
     )
     spec = node_spec(settings, edges)
-    image_volumes = ImageVolumes()
 
     def recursive_read_only(pod: Pod) -> bool:
         return runtime_state.conditions.supports_recursive_read_only(api.runtime_classes.handler_now(pod))
 
-    def node_now() -> NodeInfo:
-        return extensions.with_devices(api.node_info(local))
-
     local = initial_info(settings, edges.machine, spec.allocatable)
+    cm = build_cm(
+        ctx,
+        edges,
+        spec,
+        table,
+        node=NodeNow(
+            info=lambda: api.node_info(local), pressure=conditions.pressures, shutting_down=conditions.shutting_down
+        ),
+        sources_ready=mux.all_ready,
+        claim_objects=api.resource_claims,
+    )
     volumes = build_volumes(
         ctx,
         edges,
-        replace(api.volume_objects, downward=PodFields(spec.allocatable), images=image_volumes),
-        node=node_now,
+        replace(api.volume_objects, downward=PodFields(spec.allocatable)),
+        node=cm.admission.node_info,
         supports_recursive_read_only=recursive_read_only,
     )
-    extensions = plugin_parts(
+    user_namespaces = pod_user_namespaces(
+        settings,
         edges,
-        api,
+        handlers=api.runtime_classes,
+        supports=lambda handler: runtime_state.conditions.supports_user_namespaces(handler),
+    )
+    runtime = build_runtime(
+        ctx,
+        edges,
+        spec,
+        cm,
+        table,
+        pleg,
         volumes=volumes,
-        table=table,
-        events=events,
-        recorder=recorder,
+        user_namespaces=user_namespaces,
+        references=api.references,
+        handlers=api.runtime_classes,
+        accounts=api.accounts,
+        host_ips=container_addresses(ctx, edges, api.node),
         sources_ready=mux.all_ready,
     )
-    pinning = pinning_parts(settings, edges, table=table, sources_ready=mux.all_ready)
-    admission = AdmissionGate(
-        node=node_now,
-        sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
-        apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
-        gates=settings.gates,
-        pressure=conditions.pressures,
-        shutting_down=conditions.shutting_down,
-        allocator=pinning.allocator,
-    )
-    held = resource_parts(
-        settings,
-        spec,
-        Surroundings(
-            cri=cri,
-            runtime=runtime_state,
-            cgroups=edges.cgroups,
-            slices=edges.slices,
-            machine=edges.machine,
-            paths=edges.paths,
-            table=table,
-            admission=admission,
-            handlers=api.runtime_classes,
-            sources_ready=mux.all_ready,
-            host_ids=edges.host_ids,
-            pinning=pinning.manager,
-            events=events,
-            clock=clock,
-            metrics=metrics,
-        ),
-    )
-    specs = PodSpecBuilder(
-        node=spec,
-        folders=edges.folders,
-        images=cri,
-        volumes=volumes.manager,
-        references=api.references,
-        events=events,
-        addresses=told_addresses(settings, edges, api),
-        user_namespaces=held.user_namespaces,
-        devices=ContainerResourceSource(pinning.manager, extensions.devices, extensions.claims),
-    )
-    side = runtime_parts(
-        settings,
-        edges,
-        RuntimeNeeds(
-            ctx=ctx,
-            specs=specs,
-            handlers=api.runtime_classes,
-            resizer=held.resizer,
-            references=api.references,
-            accounts=api.accounts,
-            image_volumes=image_volumes,
-            results=results,
-            look=pleg,
-            table=table,
-            events=events,
-            recorder=recorder,
-            metrics=metrics,
-        ),
-    )
     started = clock.now()
-    probes = ProbeManager(ctx, cri=cri, network=edges.network, status=statuses.get, results=results, started=started)
+    probes = ProbeManager(ctx, cri=cri, network=edges.network, table=table, started=started)
     maker = PodStatusMaker(
-        told=statuses,
-        probes=results,
-        reasons=reasons,
+        table=table,
         folders=edges.folders,
         logs=LogFiles(),
         addresses=api.node,
-        resizes=held.allocations,
+        resizes=cm.allocation,
         events=events,
         clock=clock,
         runtime_name=edges.runtime_name,
         recursive_read_only=recursive_read_only,
-        health=extensions.health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
+        health=cm.device_health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
         gates=settings.gates,
     )
     steps = PodSync(
-        runtime=side.manager,
+        runtime=runtime.manager,
         look=pleg,
         maker=maker,
         statuses=statuses,
         volumes=volumes.manager,
         probes=probes,
-        cgroups=held.cgroups,
-        resizes=held.allocations,
-        id_ranges=held.user_namespaces,
+        cgroups=cm.cgroups,
+        resizes=cm.allocation,
+        id_ranges=user_namespaces,
         mirrors=api.mirrors,
         references=api.registered,
         network=runtime_state,
         folders=edges.folders,
-        reasons=reasons,
+        table=table,
         events=events,
         recorder=recorder,
         clock=clock,
-        claims=extensions.claims,
+        claims=cm.dra,
     )
     workers = PodWorkers(
         table=table,
@@ -268,15 +215,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, table=table, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
-        admission=admission,
-        resizes=held.allocations,
+        admission=cm.admission,
+        resizes=cm.allocation,
         workers=workers,
         table=table,
         statuses=statuses,
-        dead=gc,
+        dead=runtime.gc,
         runtime=runtime_state,
         events=events,
         recorder=recorder,
@@ -288,18 +234,18 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     sender: StatusSender | None = None
     if edges.cluster is not None and api.pods is not None:
         sender = StatusSender(
-            statuses=statuses,
+            table=table,
             client=edges.cluster.client,
             api_pods=api.pods,
             make_patch=pod_status_patch,
-            could_run=lambda uid: table.could_have_running_containers(uid) or extensions.holds_claims(uid),
+            could_run=lambda uid: table.could_have_running_containers(uid) or cm.has_prepared_claims(uid),
             clock=clock,
             metrics=metrics,
         )
     statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
+        await cm.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
 
     shutdown = build_shutdown(
         ctx,
@@ -318,22 +264,21 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         holders=[
             *([sender] if sender is not None else []),
-            statuses,
             probes,
             maker,
-            side.images.puller,
-            image_volumes,
+            runtime.images.puller,
+            volumes.image_volumes,
             volumes.manager,
-            held.allocations,
-            held.user_namespaces,
+            cm.allocation,
+            user_namespaces,
         ],
         chores=[
-            side.forget,
+            runtime.tidy,
             remove_orphan_cgroups,
-            pinning.sweep,
+            *cm.chores,
             shutdown.sweep,
             *api.chores,
-            *extensions.chores,
+            *volumes.chores,
         ],
         metrics=metrics,
         has_mounts=volumes.manager.has_mounts,
@@ -341,32 +286,35 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     def finished(uid: str) -> None:
         housekeeping.soon()
-        gc.collect_pod_soon(uid)
-        pinning.manager.release(uid)
-        held.allocations.retry(POD_TERMINATED)
+        runtime.gc.collect_pod_soon(uid)
+        cm.resource_managers.release(uid)
+        cm.allocation.retry(POD_TERMINATED)
 
-    held.allocations.on_change = workers.sync_now
-    held.allocations.preempt = loop.preempt
     workers.on_finished = finished
     workers.on_restart = statuses.begin_anew
-    statuses.listen(probes.container_changed)
 
-    extensions.join(workers, pinning.manager, ctx)
     add_agent_metrics(metrics, settings)
-    results.listen(loop.probe_result)
 
     def runtime_back() -> None:
         workers.sync_all()
         ctx.signals.publish(NodeStatusChanged())
 
     runtime_state.on_back = runtime_back
+    handlers = {**cm.plugin_handlers, **({"CSIPlugin": volumes.csi_drivers} if volumes.csi_drivers is not None else {})}
     services = Services(
-        sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
+        sinks=[runtime_state, pleg, *cm.services.sinks, *runtime.services.sinks, *event_parts.services.sinks],
         managers=[
-            *(*held.services, *shutdown.services.managers, *extensions.managers, *volumes.services.managers),
-            *(workers, probes, gc, side.images.gc, log_rotation(settings, edges), housekeeping),
+            *(*cm.services.managers, *shutdown.services.managers, *volumes.services.managers),
+            workers,
+            probes,
+            *runtime.services.managers,
+            housekeeping,
         ],
-        producers=[loop, *sources.services.producers, *extensions.finders],
+        producers=[
+            loop,
+            *sources.services.producers,
+            *plugin_services(ctx, edges, cm.devices, handlers, mux.all_ready),
+        ],
     )
     services.add(api.services)
     connect(
@@ -376,21 +324,23 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         volumes=volumes.manager,
         housekeeping=housekeeping,
         statuses=statuses,
+        probes=probes,
         sender=sender,
-        pod_metrics=count_pods(node_name, edges, table=table, recorder=recorder),
-        cpus=pinning,
+        pod_metrics=PodMetrics(ctx, table),
+        cm=cm,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
         node_sources = NodeSources(
             runtime=runtime_state,
             pressures=conditions.pressures,
-            devices=extensions.amounts,
-            reset_extended=extensions.has_no_history,
+            devices=cm.device_amounts,
+            reset_extended=cm.is_device_capacity_stale,
             volumes_in_use=volumes.manager.volumes_in_use,
             volumes_reported=api.storage.attachments.reported,
             runtime_problems=pleg.problems,
             other_problems=lambda: [*conditions.problems(), *csi.problems()],
+            set_pod_cidr=cri.update_runtime_config,
         )
         reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
         ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
@@ -405,7 +355,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         edges.cluster.client if edges.cluster is not None else None,
         table=table,
         statuses=statuses,
-        reasons=reasons,
         volumes=volumes.manager,
         runtime=runtime_state,
     )
@@ -418,9 +367,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             edges.guard,
             stats=usage,
             conditions=conditions,
-            evictor=PodEvictor(ctx, workers=workers, table=table, active=held.allocations.active_pods),
-            containers=gc,
-            images=side.images.gc,
+            evictor=PodEvictor(ctx, workers=workers, table=table, active=cm.allocation.active_pods),
+            containers=runtime.gc,
+            images=runtime.images.gc,
         )
         oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table)
         services.managers += [*usage.services.managers, *evicting.services.managers, oom]
@@ -437,16 +386,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         source.add_instruments(metrics, cgroup_version=edges.serve.cgroup_stats.version)
         served = Served(
             table=table,
-            statuses=statuses,
             pleg=pleg,
             runtime_state=runtime_state,
             probes=probes,
             stats=source,
             explainer=explainer,
             events=events,
-            stopper=side.stopper,
-            forget_crashes=side.backoff.forget,
-            assigned=pinning.assigned(extensions.assigned()),
+            stopper=runtime.stopper,
+            forget_crashes=runtime.backoff.forget,
+            assigned=cm.assigned(),
             started=started,
         )
         shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
@@ -458,6 +406,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         table=table,
         workers=workers,
         statuses=statuses,
+        signals=ctx.signals,
         events=events,
         recorder=recorder,
         runtime=runtime_state,
@@ -466,9 +415,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         metrics=metrics,
         probes=probes,
         housekeeping=housekeeping,
-        pinning=pinning.manager,
         volumes=volumes,
-        extensions=extensions,
+        cm=cm,
         shutdown=shutdown.manager,
         explainer=explainer,
         server=server,
@@ -478,8 +426,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 @asynccontextmanager
 async def live(node: Node) -> AsyncIterator[None]:
     """The agent runs for as long as the block lasts. An address that is taken is told before anything starts."""
-    node.pinning.open()
-    node.extensions.open()
+    node.cm.open()
     if node.server is not None:
         node.server.open()
     async with node.services.running():

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
+from pykubelet.probes.manager import ProbeManager
 from pykubelet.signals import (
     ApiPodObserved,
     ContainerDied,
     ContainerStarted,
     CsiDriverRegistered,
+    DeviceHealthChanged,
+    DraDriverRegistered,
     InspectionRecovered,
     NodeRead,
     ObjectChanged,
+    PodPreempted,
+    PodStatusChanged,
+    ProbeResultChanged,
+    ResizeChanged,
     VolumesMounted,
     VolumesUnmounted,
 )
@@ -22,7 +30,6 @@ from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_metrics import PodMetrics
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.wiring.pinning import PinningParts
 
 
 def connect(
@@ -33,9 +40,10 @@ def connect(
     volumes: VolumeManager,
     housekeeping: Housekeeping,
     statuses: StatusManager,
+    probes: ProbeManager,
     sender: StatusSender | None,
     pod_metrics: PodMetrics,
-    cpus: PinningParts,
+    cm: ContainerManager,
 ) -> None:
     on = ctx.signals.subscribe
 
@@ -54,13 +62,19 @@ def connect(
     on(ContainerDied, loop.container_died)
     on(ContainerDied, pod_metrics.container_died)
     on(ContainerStarted, loop.container_started)
-    on(ContainerStarted, cpus.container_started)
+    on(ContainerStarted, lambda started: cm.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
+    on(ProbeResultChanged, loop.probe_result_changed)
+    on(PodStatusChanged, lambda changed: probes.container_changed(changed.uid))
     on(ObjectChanged, object_changed)
     on(VolumesMounted, lambda mounted: workers.sync_now(mounted.uid))
     on(VolumesUnmounted, lambda unmounted: housekeeping.soon())
     on(CsiDriverRegistered, lambda registered: volumes.driver_registered(registered.name))
     on(ApiPodObserved, api_pod_observed)
+    on(DeviceHealthChanged, lambda changed: workers.sync_now(changed.uid))
+    on(DraDriverRegistered, lambda registered: workers.retry_now(registered.uid))
+    on(ResizeChanged, lambda changed: workers.sync_now(changed.uid))
+    on(PodPreempted, lambda preempted: loop.preempt(preempted.pod, preempted.resource))
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:
-        statuses.listen(sender.changed)
+        on(PodStatusChanged, lambda changed: sender.changed(changed.uid))

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import Change
+from pykubelet.model.results import ProbeKind, ProbeOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,16 @@ class InspectionRecovered(PodSignal, frozen=True):
     """A pod that could not be inspected was inspected again, and nothing else changed."""
 
 
+class ProbeResultChanged(PodSignal, frozen=True, kw_only=True):
+    kind: ProbeKind
+    container_id: str
+    outcome: ProbeOutcome
+
+
+class PodStatusChanged(PodSignal, frozen=True):
+    """The reported status has changed."""
+
+
 # --- the API server ---------------------------------------------------------------------------------
 
 
@@ -100,6 +111,26 @@ class CsiDriverRegistered(Signal, frozen=True):
     """A CSI driver registered, for the first time or again."""
 
     name: str
+
+
+class DeviceHealthChanged(PodSignal, frozen=True):
+    """The health of a device that is allocated to the pod changed."""
+
+
+class DraDriverRegistered(PodSignal, frozen=True):
+    """A DRA driver registered for which claims of the pod may wait."""
+
+
+class ResizeChanged(PodSignal, frozen=True):
+    """The pod's allocated resources changed, or what is reported about its resize."""
+
+
+class PodPreempted(Signal, frozen=True):
+    """The pod must stop so that a critical one gets its resources."""
+
+    pod: Pod
+    resource: str
+    """What was insufficient."""
 
 
 class Signals:

@@ -21,7 +21,7 @@ import grpc
 
 from pykubelet.api.types import PodStatus
 from pykubelet.app import Node, assemble, live
-from pykubelet.cli.edges import connected_edges
+from pykubelet.cli.agent_edges import connected_edges
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.standalone import images
 from pykubelet.standalone.packer import File, Image, architecture, pack
@@ -251,7 +251,7 @@ async def status_when(node: Node, pod: str, question: Callable[[PodStatus], bool
             while True:
                 for each in node.table.pods():
                     if each.metadata.name == f"{pod}-{NODE}":
-                        status = node.statuses.get(each.metadata.uid or "")
+                        status = node.table.reported_status(each.metadata.uid or "")
                         if status is not None and question(status):
                             return status
                 await asyncio.sleep(0.05)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pykubelet.cli.up_state import UpState
+from pykubelet.cli.up import UpState
 from pykubelet.standalone.cleanup import unmount_below
 from tests.bed import leaks
 from tests.bed.parts import need_root

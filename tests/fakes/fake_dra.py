@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pykubelet.api.types import ResourceResourceClaim
-from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, Prepared, PreparedDevice
+from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, Observe, Prepared, PreparedDevice, unobserved
 from pykubelet.model.errors import PluginError
 
 
@@ -22,6 +23,12 @@ class FakeDraDriver:
     hangs: bool = False
     tells_health: bool = True
     news: asyncio.Queue[list[ClaimedHealth] | None] = field(default_factory=asyncio.Queue)
+
+    observe: Observe = unobserved
+
+    def connect(self, socket: Path, version: str, observe: Observe) -> FakeDraDriver:
+        self.observe = observe
+        return self
 
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
         await self._called("prepare", claims)
@@ -58,11 +65,12 @@ class FakeDraDriver:
             yield devices
 
     async def _called(self, name: str, claims: Sequence[ClaimRef]) -> None:
-        self.calls.append((name, tuple(each.name for each in claims)))
-        if self.hangs:
-            await asyncio.Event().wait()
-        if self.breaks:
-            raise PluginError(self.breaks, code="UNAVAILABLE", call=name, socket="/d.sock")
+        with self.observe(f"Node{name.capitalize()}Resources"):
+            self.calls.append((name, tuple(each.name for each in claims)))
+            if self.hangs:
+                await asyncio.Event().wait()
+            if self.breaks:
+                raise PluginError(self.breaks, code="UNAVAILABLE", call=name, socket="/d.sock")
 
 
 @dataclass

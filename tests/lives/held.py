@@ -16,7 +16,6 @@ ALLOWED = frozenset(
         "ApiEventSink",
         "WhyNotReady",
         "Registry",
-        "ReasonCache",
         "DnsWarnings",
         "CrashBackoff",  # forgets ten minutes after a container's last restart, as upstream's does
     }

@@ -12,7 +12,7 @@ import msgspec
 
 from pykubelet.api.types import ContainerState as ApiState
 from pykubelet.api.types import ContainerStatus, Pod, ResourceRequirements
-from pykubelet.clients.kube.answers import error_of
+from pykubelet.clients.kube.transport import error_of
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
@@ -77,7 +77,7 @@ class World:
                 self.cri.program(behaviour, name=name, pod=uid, attempt=None if last else attempt)
 
     def _refuses(self, uid: str) -> bool:
-        status = self.harness.node.statuses.get(uid) if self.running else None
+        status = self.harness.node.table.reported_status(uid) if self.running else None
         return status is not None and (status.phase, status.reason) == ("Failed", REFUSED)
 
     def _stored(self, before: Any, after: Any) -> None:
@@ -394,7 +394,7 @@ class World:
         found = []
         for pod in self._api_pods():
             name, uid = pod.metadata.name, uid_of(pod)
-            told = self.harness.node.statuses.get(uid)
+            told = self.harness.node.table.reported_status(uid)
             if told is None:
                 if not is_terminal_phase(pod.status.phase):
                     found.append(f"nothing is known of {name}")
@@ -471,7 +471,7 @@ class World:
         found += [f"mount {point}" for point in harness.mounts.points() if "uid-" in point]
         found += [f"cgroup {path}" for path in harness.cgroups.groups if "uid-" in path]
         found += [f"worker of {worker.full_name} ({worker.state.value})" for worker in node.table.workers()]
-        found += [f"status of {uid}" for uid, _ in node.statuses]
+        found += [f"status of {uid}" for uid, _ in node.table.reports()]
         found += [f"pod {pod.metadata.name}" for pod in node.table.pods()]
         for uid in self.model.pods:
             if not found and node.table.runtime_status(uid).sandboxes:

@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from pykubelet.cli.client import NodeClient, Target
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.explain import ask
 from pykubelet.cli.local_socket import local_socket
 from pykubelet.cli.pods import find_on
-from pykubelet.cli.problems import CommandFailed
 from pykubelet.explain.view import Explanation
 from pykubelet.wire import cri_pb2 as cri
 from tests.bed.inside import Inside, a_container, a_pod, looking_inside

@@ -36,7 +36,7 @@ def label(node: ClusterHarness, **labels: str) -> Node:
 
 
 def told_phase(node: NodeHarness, pod: Pod) -> str | None:
-    status = node.node.statuses.get(uid_of(pod))
+    status = node.node.table.reported_status(uid_of(pod))
     return status.phase if status is not None else None
 
 

@@ -76,7 +76,7 @@ async def test_a_pod_for_which_nothing_is_left_is_refused_and_holds_nothing(tmp_
         owner = node.run(pinned("owner", "3"))
         await node.until_running(owner)
         greedy = node.run(pinned("greedy"))
-        await node.until(lambda: node.node.statuses.get(greedy.metadata.uid or "") is not None)
+        await node.until(lambda: node.node.table.reported_status(greedy.metadata.uid or "") is not None)
         status = node.status(greedy)
         assert (status.phase, status.reason) == ("Failed", "UnexpectedAdmissionError")
         assert status.message == (

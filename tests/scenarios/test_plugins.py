@@ -66,19 +66,19 @@ class Bed:
             csi=lambda socket, observe: FakeCsiDriver(self.node.mounts).connect(socket, observe),
             devices=lambda socket: self.plugin,
             read_handed=lambda data: Handed(wire=data),
-            dra=lambda socket, version: self.driver,
+            dra=lambda socket, version, observe: self.driver.connect(socket, version, observe),
             device_registry=registry,
         )
 
     @property
     def claims(self) -> DraManager:
-        assert self.node.node.extensions.claims is not None
-        return self.node.node.extensions.claims
+        assert self.node.node.cm.dra is not None
+        return self.node.node.cm.dra
 
     @property
     def devices(self) -> DeviceManager:
-        assert self.node.node.extensions.devices is not None
-        return self.node.node.extensions.devices
+        assert self.node.node.cm.devices is not None
+        return self.node.node.cm.devices
 
     async def register(self) -> None:
         await asyncio.sleep(0)

@@ -97,7 +97,7 @@ async def test_a_job_like_pod_succeeds_and_stays_ended(tmp_path: Path) -> None:
     async with a_node(tmp_path) as node:
         node.cri.program(Behaviour(exits_after=2), name="app")
         pod = node.run(a_pod("job", restart_policy="OnFailure"))
-        await node.until(lambda: node.node.statuses.get(pod.metadata.uid or "") is not None)
+        await node.until(lambda: node.node.table.reported_status(pod.metadata.uid or "") is not None)
         await node.until(lambda: node.status(pod).phase == "Succeeded")
         await node.clock.sleep(600)
         assert len(node.cri.called("start_container")) == 1

@@ -10,6 +10,7 @@ import pytest
 from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler, Pod
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import uid_of
+from pykubelet.signals import PodStatusChanged
 from tests.builders import a_container, a_pod, an_ephemeral_container
 from tests.fakes.fake_cri_values import Behaviour
 from tests.harness import NodeHarness, a_node
@@ -47,7 +48,7 @@ async def test_the_sandbox_is_told_while_the_image_is_pulled(tmp_path: Path) -> 
 async def test_a_pod_that_starts_quickly_is_told_once(tmp_path: Path) -> None:
     async with a_node(tmp_path) as node:
         told = []
-        node.node.statuses.listen(told.append)
+        node.node.signals.subscribe(PodStatusChanged, lambda changed: told.append(changed.uid))
         pod = node.run(a_pod("web"))
         await node.until_running(pod)
         await node.clock.sleep(5)

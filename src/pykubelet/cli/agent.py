@@ -10,19 +10,20 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from pykubelet.cli.notify import systemd_notifier
 from pykubelet.clients.host.process import LockFile
 from pykubelet.kit import log
-from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.clock import Clock, SystemClock
+from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.memory import freeze_start_up, limit_arenas
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import PrintAndExit, load_settings
-from pykubelet.settings.settings import Settings
+from pykubelet.settings.settings import EnvironmentSettings, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def _causes(group: ExceptionGroup[Exception]) -> list[Exception]:
 
 async def _run(settings: Settings, lock: LockFile | None) -> int:
     from pykubelet.app import assemble, live
-    from pykubelet.cli.edges import connected_edges
+    from pykubelet.cli.agent_edges import connected_edges
     from pykubelet.cli.host_setup import host_services
 
     clock = SystemClock()
@@ -116,3 +117,71 @@ def stop_requested() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
     return event
+
+
+START_STEP = 10.0
+"""Seconds between two requests for more time; each asks for three of them."""
+READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
+
+Tell = Callable[[str], None]
+
+
+class NotifySocket:
+    """The datagram socket that NOTIFY_SOCKET names; without one nothing is sent."""
+
+    def __init__(self, address: str) -> None:
+        # A leading @ is the abstract namespace.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._failed = False
+
+    def __call__(self, message: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(
+                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            ) as sender:
+                sender.sendto(message.encode(), self._address)
+        except OSError as error:
+            if not self._failed:
+                logger.warning("systemd cannot be told", extra={"message_text": message, "error": str(error)})
+            self._failed = True
+        else:
+            self._failed = False
+
+
+class SystemdNotifier:
+    name = "systemd-notify"
+
+    def __init__(self, *, tell: Tell, watchdog: float | None, clock: Clock) -> None:
+        self._tell = tell
+        self._watchdog = watchdog
+        self._clock = clock
+        self._ready = Signal()
+        self._is_ready = False
+
+    def ready(self) -> None:
+        """The agent runs."""
+        self._is_ready = True
+        self._ready.set()
+
+    def stopping(self) -> None:
+        self._tell(STOPPING)
+
+    async def run(self) -> None:
+        while not self._is_ready:
+            self._tell(f"EXTEND_TIMEOUT_USEC={round(3 * START_STEP * 1e6)}")
+            await self._ready.wait(at_most=START_STEP)
+        self._tell(READY)
+        while True:
+            if self._watchdog is None:
+                await self._clock.sleep(3600.0)
+                continue
+            self._tell(ALIVE)
+            await self._clock.sleep(self._watchdog / 2)
+
+
+def systemd_notifier(environment: EnvironmentSettings, clock: Clock) -> SystemdNotifier:
+    return SystemdNotifier(
+        tell=NotifySocket(environment.notify_socket), watchdog=environment.watchdog_timeout, clock=clock
+    )

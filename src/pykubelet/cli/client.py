@@ -1,7 +1,7 @@
 """A blocking HTTP client for the node's server: over the local socket, or over HTTPS with a client certificate.
 
 Small on purpose: commands ask one question at a time. Streams that go both ways (exec, port-forward) are in
-streaming.py. Does not cover: what is asked and how it is shown.
+streams.py. Does not cover: what is asked and how it is shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 from msgspec import Struct
 
-from pykubelet.cli.problems import NO_AGENT, CommandFailed
+from pykubelet.cli.errors import NO_AGENT, CommandFailed
 
 BLOCK = 64 * 1024
 CONNECT_TIMEOUT = 5.0

@@ -1,7 +1,7 @@
-"""The real API server and what else only a cluster node stands on.
+"""The production edges of a cluster node: logging in to the API server, joining first if need be, and its clients.
 
 Three clients of one login: pods and objects, heartbeats without a rate limit, events with a rate of their own, so that
-none of them ever waits for another. Does not cover getting a certificate first (joining.py).
+none of them ever waits for another.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from pykubelet.cli.joining import log_in
+from msgspec import Struct
+
+from pykubelet.certs.bootstrap import Bootstrap, ClusterAddress, still_good
+from pykubelet.certs.files import CertificateFiles
+from pykubelet.certs.pem import CertificateError
 from pykubelet.clients.host.machine import filesystem_size
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.kube.client import RestKubeClient
-from pykubelet.clients.kube.metrics import request_metrics, wait_metrics
-from pykubelet.clients.kube.transport import Transport, user_agent
-from pykubelet.clients.kube.unreadable import UnreadableObjects
+from pykubelet.clients.kube.decoding import UnreadableObjects
+from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError, load_kubeconfig, with_rotation
+from pykubelet.clients.kube.transport import Transport, request_metrics, user_agent, wait_metrics
 from pykubelet.edges import ClusterEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -82,3 +86,79 @@ async def connected_cluster(
             certificates=login.certificates,
             locked_out=leave,
         )
+
+
+CLIENT_PREFIX = "kubelet-client"
+
+
+class ClusterLogin(Struct, frozen=True, kw_only=True):
+    config: Kubeconfig
+    certificates: CertificateFiles | None = None
+    """Where renewed client certificates go; None when nobody renews them."""
+
+
+async def log_in(settings: Settings, *, clock: Clock, node_name: str) -> ClusterLogin:
+    """The login to use; waits for the first certificate when there is none. Raises KubeconfigError."""
+    flags, path = settings.flags, Path(settings.flags.kubeconfig)
+    files = CertificateFiles(Path(flags.cert_dir), CLIENT_PREFIX, clock)
+    if flags.bootstrap_kubeconfig and not is_usable(path, clock.now()):
+        await _bootstrap(settings, files, clock, node_name)
+    config = load_kubeconfig(path)
+    if not settings.config.server.rotate_certificates:
+        return ClusterLogin(config=config)
+    if files.load() is None:
+        _keep_first(config, files)
+    return ClusterLogin(config=with_rotation(config, files.current), certificates=files)
+
+
+def is_usable(path: Path, now: float) -> bool:
+    """Whether the kubeconfig can be used without joining first."""
+    try:
+        user = load_kubeconfig(path).user
+        certificate = user.certificate_data or (user.certificate_file.read_bytes() if user.certificate_file else b"")
+    except (KubeconfigError, OSError) as error:
+        logger.info("joining with bootstrap credentials", extra={"reason": str(error)})
+        return False
+    if certificate and not still_good(certificate, now):
+        logger.info("joining with bootstrap credentials", extra={"reason": "the client certificate is over"})
+        return False
+    return True
+
+
+def address_of(config: Kubeconfig) -> ClusterAddress:
+    cluster = config.cluster
+    return ClusterAddress(
+        server=cluster.server,
+        ca_file=cluster.ca_file,
+        ca_data=cluster.ca_data,
+        insecure=cluster.insecure,
+        tls_server_name=cluster.tls_server_name,
+        proxy_url=cluster.proxy_url,
+        namespace=config.namespace,
+    )
+
+
+async def _bootstrap(settings: Settings, files: CertificateFiles, clock: Clock, node_name: str) -> None:
+    config = load_kubeconfig(Path(settings.flags.bootstrap_kubeconfig))
+    transport = Transport(config, clock=clock, agent=user_agent(settings.kubernetes_version))
+    client = RestKubeClient(transport)
+    try:
+        await transport.open()
+        join = Bootstrap(
+            kube=client, files=files, clock=clock, node_name=node_name, kubeconfig=Path(settings.flags.kubeconfig)
+        )
+        await join.join(address_of(config))
+    finally:
+        await client.close()
+
+
+def _keep_first(config: Kubeconfig, files: CertificateFiles) -> None:
+    """The kubeconfig's own certificate is the first one to be renewed, when its time comes."""
+    user = config.user
+    try:
+        certificate = user.certificate_data or (user.certificate_file.read_bytes() if user.certificate_file else b"")
+        key = user.key_data or (user.key_file.read_bytes() if user.key_file else b"")
+        if certificate and key:
+            files.save(certificate, key)
+    except (OSError, CertificateError) as error:
+        logger.warning("the kubeconfig's client certificate cannot be kept", extra={"error": str(error)})

@@ -10,14 +10,14 @@ import click
 import msgspec
 
 from pykubelet.api.codec import encode_json
-from pykubelet.api.types import ContainerState, EnvVarSource, Pod, Probe
+from pykubelet.api.types import ContainerState, ContainerStatus, EnvVarSource, Pod, Probe
 from pykubelet.cli import table
 from pykubelet.cli.client import NodeClient
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.events import fetch, row
 from pykubelet.cli.explain import ask
 from pykubelet.cli.options import bare_pod, complete_pods, namespace_option, on_node
-from pykubelet.cli.pods import find_on, told_container
-from pykubelet.cli.problems import CommandFailed
+from pykubelet.cli.pods import find_on, reported_container
 from pykubelet.model.pod import AnyContainer, ContainerKind, all_containers, name_of, namespace_of, qos_class
 
 LABEL = 18
@@ -75,25 +75,38 @@ def described(pod: Pod) -> Iterator[str]:
 
 
 def _container(pod: Pod, container: AnyContainer) -> Iterator[str]:
-    told = told_container(pod, container.name or "")
+    status = reported_container(pod, container.name or "")
     yield f"  {container.name}:"
-    yield _pair("Container ID", (told.container_id if told else "") or "", 4)
+    yield _pair("Container ID", (status.container_id if status else "") or "", 4)
     yield _pair("Image", container.image or "", 4)
-    yield _pair("Image ID", (told.image_id if told else "") or "", 4)
+    yield _pair("Image ID", (status.image_id if status else "") or "", 4)
     yield _pair("Ports", ", ".join(f"{p.container_port}/{p.protocol or 'TCP'}" for p in container.ports) or "<none>", 4)
     for title, words in (("Command", container.command), ("Args", container.args)):
         if words:
             yield f"    {title}:"
             yield from (f"      {line}" for word in words for line in word.rstrip("\n").split("\n"))
-    if told is not None:
-        yield from _state("State", told.state)
-        if told.last_state is not None and told.last_state.terminated is not None:
-            yield from _state("Last State", told.last_state)
-        yield _pair("Ready", str(bool(told.ready)), 4)
-        yield _pair("Restart Count", str(told.restart_count or 0), 4)
+    if status is not None:
+        yield from _status(status)
     for title, values in _amounts(container):
         yield f"    {title}:"
         yield from (_pair(name, str(value), 6) for name, value in values.items())
+    yield from _probes(container)
+    yield from _hooks(container)
+    yield from _environment(pod, container)
+    yield _pair("Mounts", "" if container.volume_mounts else "<none>", 4)
+    for mount in container.volume_mounts:
+        yield f"      {mount.mount_path} from {mount.name} ({'ro' if mount.read_only else 'rw'})"
+
+
+def _status(status: ContainerStatus) -> Iterator[str]:
+    yield from _state("State", status.state)
+    if status.last_state is not None and status.last_state.terminated is not None:
+        yield from _state("Last State", status.last_state)
+    yield _pair("Ready", str(bool(status.ready)), 4)
+    yield _pair("Restart Count", str(status.restart_count or 0), 4)
+
+
+def _probes(container: AnyContainer) -> Iterator[str]:
     for title, probe in (
         ("Liveness", container.liveness_probe),
         ("Readiness", container.readiness_probe),
@@ -101,11 +114,6 @@ def _container(pod: Pod, container: AnyContainer) -> Iterator[str]:
     ):
         if probe is not None:
             yield _pair(title, probe_text(probe), 4)
-    yield from _hooks(container)
-    yield from _environment(pod, container)
-    yield _pair("Mounts", "" if container.volume_mounts else "<none>", 4)
-    for mount in container.volume_mounts:
-        yield f"      {mount.mount_path} from {mount.name} ({'ro' if mount.read_only else 'rw'})"
 
 
 def _amounts(container: AnyContainer) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -140,7 +148,7 @@ def _environment(pod: Pod, container: AnyContainer) -> Iterator[str]:
 
 
 def _origin(pod: Pod, source: EnvVarSource) -> str:
-    """Where a variable's value is from, in kubectl's words."""
+    """Where a variable's value is from, as kubectl writes it."""
     if source.field_ref is not None:
         path = source.field_ref.field_path or ""
         values = {

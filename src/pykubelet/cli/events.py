@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,9 +11,9 @@ import click
 
 from pykubelet.cli import table
 from pykubelet.cli.client import NodeClient
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.options import bare_pod, complete_pods, namespace_option, on_node
 from pykubelet.cli.pods import age_text, find_on
-from pykubelet.cli.problems import CommandFailed
 from pykubelet.model.pod import name_of
 
 WATCH_EVERY = 0.5
@@ -40,38 +41,50 @@ def command(
 ) -> None:
     """Show the events this node remembers, of everything or of one pod."""
     kinds = set(types.split(",")) if types else set()
-    wanted = bare_pod(pod or subject or "")
     query = [] if all_namespaces else [("namespace", namespace)]
-    if wanted:
+    if wanted := bare_pod(pod or subject or ""):
         query.append(("pod", _full_name(node, namespace, wanted)))
 
-    def asked() -> list[dict[str, Any]]:
+    def listed() -> list[dict[str, Any]]:
         return [event for event in fetch(node, query) if not kinds or event["kind"] in kinds]
 
-    events = asked()
+    events = listed()
     if output == "json":
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode(events), indent=2).decode())
-        return
-    if not events and not watch:
+    elif not events and not watch:
         click.echo("No events found.", err=True)
-        return
-    # As with kubectl, the namespace is a column only when there may be several.
-    place = ["NAMESPACE"] if all_namespaces else []
+    else:
+        # As with kubectl, the namespace is a column only when there may be several.
+        form = Form(namespaces=all_namespaces)
+        table.show(form.head, [form.row(event) for event in events], coloured=form.kind_column)
+        if watch:
+            _watch(form, events, listed)
 
-    def cells(event: dict[str, Any]) -> list[str]:
-        return ([event["namespace"] or "<node>"] if place else []) + row(event)
 
-    table.show([*place, *HEAD], [cells(event) for event in events], coloured=1 + len(place))
+class Form:
+    """Which columns, and the cells of an event for them."""
+
+    def __init__(self, *, namespaces: bool) -> None:
+        self._namespaces = namespaces
+        self.head = [*(["NAMESPACE"] if namespaces else []), *HEAD]
+        self.kind_column = self.head.index("TYPE")
+
+    def row(self, event: dict[str, Any]) -> list[str]:
+        return [*([event["namespace"] or "<node>"] if self._namespaces else []), *row(event)]
+
+
+def _watch(form: Form, events: list[dict[str, Any]], listed: Callable[[], list[dict[str, Any]]]) -> None:
+    widths = {"TYPE": 7, "REASON": 16, "OBJECT": 20}
+    head = [title.ljust(widths.get(title, 0)) for title in form.head]
     seen = {_key(event) for event in events}
-    while watch:
+    while True:
         time.sleep(WATCH_EVERY)
-        fresh = [event for event in asked() if _key(event) not in seen]
+        fresh = [event for event in listed() if _key(event) not in seen]
         seen.update(_key(event) for event in fresh)
         for event in fresh:
-            head = [*place, HEAD[0], HEAD[1].ljust(7), HEAD[2].ljust(16), HEAD[3].ljust(20), HEAD[4]]
-            click.echo(table.lines(head, [cells(event)], limit=table.width(), coloured=1 + len(place))[1])
+            click.echo(table.lines(head, [form.row(event)], limit=table.width(), coloured=form.kind_column)[1])
 
 
 def _full_name(node: NodeClient, namespace: str, name: str) -> str:

@@ -10,9 +10,9 @@ import msgspec
 
 from pykubelet.cli import table
 from pykubelet.cli.client import NodeClient, path_of
+from pykubelet.cli.errors import TROUBLE, CommandFailed
 from pykubelet.cli.options import bare_pod, namespace_option, on_node, pod_argument
 from pykubelet.cli.pods import find_on
-from pykubelet.cli.problems import TROUBLE, CommandFailed
 from pykubelet.explain.view import Explanation
 from pykubelet.model.pod import name_of
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,14 +15,15 @@ from pykubelet.api.codec import encode_json
 from pykubelet.api.types import Pod
 from pykubelet.cli import table
 from pykubelet.cli.client import NodeClient
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.options import bare_pod, complete_pods, namespace_option, on_node
 from pykubelet.cli.pods import age_text, born, find, list_pods, ready_text, restarts, status_text
-from pykubelet.cli.problems import CommandFailed
-from pykubelet.cli.selector import parse
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 
+Labelled = Callable[[Mapping[str, str]], bool]
+
 WATCH_EVERY = 0.5
-"""Seconds between looks: any kubelet can be watched this way."""
+"""Seconds between lists: any kubelet can be watched this way."""
 KINDS = ("pods", "pod", "po", "events", "images")
 STATUS = "STATUS"
 FIRM = ("RESTARTS", "AGE", "IP")
@@ -49,38 +51,44 @@ def command(
     namespace: str,
 ) -> None:
     """List the pods of this node: pykubelet get pods [POD…]."""
-    labelled = parse(selector)
-    word, _, first = kind.partition("/")
-    if word not in KINDS[:3]:
-        raise click.UsageError(f"get knows pods, not {word}; see also: pykubelet events, pykubelet image ls")
-    wanted = [bare_pod(name) for name in ((first, *names) if first else names)]
-
-    def fits(pod: Pod) -> bool:
-        return (all_namespaces or namespace_of(pod) == namespace) and labelled(pod.metadata.labels)
-
-    def chosen() -> list[Pod]:
-        pods = list_pods(node)
-        if wanted:
-            return [find(pods, namespace, name) for name in wanted]
-        here = [pod for pod in pods if fits(pod)]
-        return sorted(here, key=lambda pod: (namespace_of(pod), name_of(pod)))
-
+    choice = Choice(
+        kind, names, namespace=None if all_namespaces else namespace, labels=parse_selector(selector), default=namespace
+    )
+    pods = choice.of(list_pods(node))
     if output in ("json", "yaml"):
-        click.echo(as_objects(chosen(), output, single=len(wanted) == 1), nl=False)
-        return
-    form = Form(wide=output == "wide", namespaces=all_namespaces)
-    pods = chosen()
-    if output == "name":
+        click.echo(as_objects(pods, output, single=len(choice.names) == 1), nl=False)
+    elif output == "name":
         for pod in pods:
             click.echo(f"pod/{name_of(pod)}")
-        return
-    if not pods and not watch:
+    elif not pods and not watch:
         click.echo("No resources found" + ("" if all_namespaces else f" in {namespace} namespace") + ".", err=True)
-        return
-    rows = [form.row(pod) for pod in pods]
-    table.show(form.head, rows, coloured=form.status_column, firm=FIRM, no_head=no_headers)
-    if watch:
-        _watch(node, form, pods, fits, wanted)
+    else:
+        form = Form(wide=output == "wide", namespaces=all_namespaces)
+        rows = [form.row(pod) for pod in pods]
+        table.show(form.head, rows, coloured=form.status_column, firm=FIRM, no_head=no_headers)
+        if watch:
+            _watch(node, form, pods, choice)
+
+
+class Choice:
+    """Which pods the command is about: those it names, else those that fit namespace and labels."""
+
+    def __init__(
+        self, kind: str, names: Sequence[str], *, namespace: str | None, labels: Labelled, default: str
+    ) -> None:
+        word, _, first = kind.partition("/")
+        if word not in KINDS[:3]:
+            raise click.UsageError(f"get knows pods, not {word}; see also: pykubelet events, pykubelet image ls")
+        self.names = [bare_pod(name) for name in ((first, *names) if first else names)]
+        self._namespace, self._labels, self._default = namespace, labels, default
+
+    def fits(self, pod: Pod) -> bool:
+        return self._namespace in (None, namespace_of(pod)) and self._labels(pod.metadata.labels)
+
+    def of(self, pods: Sequence[Pod]) -> list[Pod]:
+        if self.names:
+            return [find(pods, self._default, name) for name in self.names]
+        return sorted((pod for pod in pods if self.fits(pod)), key=lambda pod: (namespace_of(pod), name_of(pod)))
 
 
 class Form:
@@ -102,14 +110,14 @@ class Form:
         return cells + ([pod.status.pod_ip or "<none>", pod.spec.node_name or "<none>"] if self._wide else [])
 
 
-def _watch(node: NodeClient, form: Form, pods: Sequence[Pod], fits: Any, wanted: Sequence[str]) -> None:
-    names = {name_of(pod) for pod in pods} if wanted else None
+def _watch(node: NodeClient, form: Form, pods: Sequence[Pod], choice: Choice) -> None:
+    names = {name_of(pod) for pod in pods} if choice.names else None
     shown = {uid_of(pod): _essence(form, pod) for pod in pods}
     widths = [max(len(cell), 9) for cell in form.head]
     while True:
         time.sleep(WATCH_EVERY)
         try:
-            found = [pod for pod in list_pods(node) if fits(pod) and (names is None or name_of(pod) in names)]
+            found = [pod for pod in list_pods(node) if choice.fits(pod) and (names is None or name_of(pod) in names)]
         except CommandFailed as problem:
             raise CommandFailed(f"the watch ended: {problem}", problem.status) from problem
         for pod in found:
@@ -135,3 +143,35 @@ def as_objects(pods: Sequence[Pod], output: str, *, single: bool) -> str:
     import yaml
 
     return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True)
+
+
+_SET = re.compile(r"(?P<key>[^\s!=,()]+)\s+(?P<verb>in|notin)\s*\((?P<values>[^()]*)\)")
+_EQUAL = re.compile(r"(?P<key>[^\s!=,()]+)\s*(?P<verb>==|=|!=)\s*(?P<value>[^\s!=,()]*)")
+_THERE = re.compile(r"(?P<no>!\s*)?(?P<key>[^\s!=,()]+)")
+_BETWEEN = re.compile(r",(?![^()]*\))")
+
+
+def parse_selector(text: str) -> Labelled:
+    """A label selector as kubectl takes it with `-l`: `app=web,tier!=db,track in (a,b),!old`.
+
+    Raises click.UsageError for what is no selector.
+    """
+    parts = [_requirement(part.strip()) for part in _BETWEEN.split(text)] if text.strip() else []
+    return lambda labels: all(fits(labels) for fits in parts)
+
+
+def _requirement(text: str) -> Labelled:
+    if found := _SET.fullmatch(text):
+        key, values = found["key"], {value.strip() for value in found["values"].split(",")}
+        if found["verb"] == "in":
+            return lambda labels: labels.get(key) in values
+        return lambda labels: labels.get(key) not in values
+    if found := _EQUAL.fullmatch(text):
+        key, value = found["key"], found["value"]
+        if found["verb"] == "!=":
+            return lambda labels: labels.get(key) != value
+        return lambda labels: labels.get(key) == value
+    if found := _THERE.fullmatch(text):
+        key, wanted = found["key"], found["no"] is None
+        return lambda labels: (key in labels) is wanted
+    raise click.UsageError(f"-l {text!r} is no label selector; examples: app=web, tier!=db, track in (a,b), !old")

@@ -13,8 +13,8 @@ import msgspec
 
 from pykubelet.cli import table
 from pykubelet.cli.client import NodeClient
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.options import on_node
-from pykubelet.cli.problems import CommandFailed
 
 CTR_NAMESPACE = "k8s.io"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import TypedDict, Unpack
 
 import click
 
@@ -15,6 +16,16 @@ from pykubelet.cli.options import bare_pod, container_option, namespace_option, 
 from pykubelet.cli.pods import container_of, find_on
 from pykubelet.model import pod as pods
 from pykubelet.model.pod import name_of
+
+
+class LogOptions(TypedDict):
+    follow: bool
+    previous: bool
+    tail: int
+    since: str | None
+    since_time: str | None
+    timestamps: bool
+    limit_bytes: int | None
 
 
 @click.command("logs", short_help="print what a container wrote")
@@ -34,18 +45,12 @@ def command(
     node: NodeClient,
     pod: str,
     container: str | None,
-    follow: bool,
-    previous: bool,
-    tail: int,
-    since: str | None,
-    since_time: str | None,
-    timestamps: bool,
-    limit_bytes: int | None,
     all_containers: bool,
     namespace: str,
+    **options: Unpack[LogOptions],
 ) -> None:
     """Print the log of a container."""
-    query = _query(follow, previous, tail, since, since_time, timestamps, limit_bytes)
+    query = _query(options)
     found = find_on(node, namespace, bare_pod(pod))
     names = _names(found) if all_containers else [container_of(found, container)]
     with suppress(KeyboardInterrupt):
@@ -60,22 +65,14 @@ def _names(pod: Pod) -> list[str]:
     return [each.name or "" for _, each in pods.all_containers(pod)]
 
 
-def _query(
-    follow: bool,
-    previous: bool,
-    tail: int,
-    since: str | None,
-    since_time: str | None,
-    timestamps: bool,
-    limit_bytes: int | None,
-) -> list[tuple[str, str]]:
+def _query(options: LogOptions) -> list[tuple[str, str]]:
+    since, since_time, limit_bytes = options["since"], options["since_time"], options["limit_bytes"]
     if since and since_time:
         raise click.UsageError("--since and --since-time exclude each other")
-    query = [
-        (name, "true") for name, on in (("follow", follow), ("previous", previous), ("timestamps", timestamps)) if on
-    ]
-    if tail >= 0:
-        query.append(("tailLines", str(tail)))
+    switches = {"follow": options["follow"], "previous": options["previous"], "timestamps": options["timestamps"]}
+    query = [(name, "true") for name, on in switches.items() if on]
+    if options["tail"] >= 0:
+        query.append(("tailLines", str(options["tail"])))
     if limit_bytes is not None:
         query.append(("limitBytes", str(limit_bytes)))
     if since:

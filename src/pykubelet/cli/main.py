@@ -1,6 +1,6 @@
 """The human commands. Each is imported only when it is asked for; the list and its short texts are here.
 
-Whatever goes wrong becomes one line on standard error and an exit status (problems.py); no traceback reaches a user.
+Whatever goes wrong becomes one line on standard error and an exit status (errors.py); no traceback reaches a user.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Sequence
 
 import click
 
-from pykubelet.cli.problems import CommandFailed, known_failure
+from pykubelet.cli.errors import CommandFailed, known_failure
 from pykubelet.model.errors import PykubeletError
 
 PROGRAM = "pykubelet"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "up": ("up", "run pods from files on this machine"),
-    "down": ("down", "stop the pods, then the runtime that `up` started"),
+    "up": ("up.up", "run pods from files on this machine"),
+    "down": ("up.down", "stop the pods, then the runtime that `up` started"),
     "status": ("status", "say whether an agent runs here, and how its pods are"),
     "get": ("get", "list pods"),
     "describe": ("describe", "show a pod in full"),
     "explain": ("explain", "say why a pod is not well, and what to do"),
     "logs": ("logs", "print what a container wrote"),
-    "exec": ("exec", "run a command in a container"),
-    "port-forward": ("port_forward", "reach a port of a pod from here"),
+    "exec": ("streams.exec_command", "run a command in a container"),
+    "port-forward": ("streams.port_forward_command", "reach a port of a pod from here"),
     "top": ("top", "show who uses cpu and memory"),
     "restart": ("restart", "restart a pod or a container in place"),
     "events": ("events", "show what happened on this node"),
@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "say what is wrong with pod manifests"),
     "completion": ("completion", "print completion code for a shell"),
 }
-"""Name to the module that has the command, and what it is for."""
+"""Name to the module that has the command (and its name there if it is not `command`), and what it is for."""
 
 
 class LazyCommands(click.Group):
@@ -44,8 +44,8 @@ class LazyCommands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"pykubelet.cli.{COMMANDS[cmd_name][0]}")
-        found = module.command
+        module, _, name = COMMANDS[cmd_name][0].partition(".")
+        found = getattr(importlib.import_module(f"pykubelet.cli.{module}"), name or "command")
         assert isinstance(found, click.Command)
         return found
 

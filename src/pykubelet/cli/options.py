@@ -12,8 +12,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from pykubelet.cli.client import NodeClient, Target
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.local_socket import candidates
-from pykubelet.cli.problems import CommandFailed
 from pykubelet.settings.node_flags import NodeFlags
 
 DEFAULT_STATE = Path("/var/lib/pykubelet")

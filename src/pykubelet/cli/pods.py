@@ -10,7 +10,7 @@ import msgspec
 from pykubelet.api.codec import convert
 from pykubelet.api.types import ContainerStatus, Pod
 from pykubelet.cli.client import NodeClient
-from pykubelet.cli.problems import CommandFailed
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.model.pod import all_containers, is_sidecar, is_static, name_of, namespace_of
 
 
@@ -154,7 +154,7 @@ def born(pod: Pod) -> datetime | None:
     return pod.metadata.creation_timestamp or pod.status.start_time
 
 
-def told_container(pod: Pod, name: str) -> ContainerStatus | None:
+def reported_container(pod: Pod, name: str) -> ContainerStatus | None:
     groups = (
         pod.status.init_container_statuses,
         pod.status.container_statuses,

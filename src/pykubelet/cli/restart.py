@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from pykubelet.cli.client import NodeClient, path_of
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.options import bare_pod, complete_pods, namespace_option, on_node
 from pykubelet.cli.pods import find_on
-from pykubelet.cli.problems import CommandFailed
 from pykubelet.model.pod import name_of
 
 

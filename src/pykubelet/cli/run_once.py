@@ -7,6 +7,7 @@ import sys
 
 from pykubelet.app import Node, live
 from pykubelet.model.pod import is_terminal_phase, readable, uid_of
+from pykubelet.signals import PodStatusChanged
 
 PATIENCE = 120.0
 """Seconds a pod may take to run or end."""
@@ -15,7 +16,7 @@ PATIENCE = 120.0
 async def run_once(node: Node) -> int:
     """Status 0 when every pod runs or succeeded, 1 when one failed or did not get there in time."""
     changed = asyncio.Event()
-    node.statuses.listen(lambda uid: changed.set())
+    node.signals.subscribe(PodStatusChanged, lambda changed_status: changed.set())
     async with live(node):
         try:
             async with asyncio.timeout(PATIENCE):
@@ -42,7 +43,7 @@ def _settled(node: Node) -> bool:
     if not node.mux.all_ready():
         return False
     for pod in node.table.pods():
-        status = node.statuses.get(uid_of(pod))
+        status = node.table.reported_status(uid_of(pod))
         if status is None or status.phase in (None, "", "Pending"):
             return False
         if status.phase == "Running" and pod.spec.restart_policy != "Always":
@@ -53,7 +54,7 @@ def _settled(node: Node) -> bool:
 def _report(node: Node) -> int:
     failed = 0
     for pod in node.table.pods():
-        status = node.statuses.get(uid_of(pod))
+        status = node.table.reported_status(uid_of(pod))
         phase = status.phase if status is not None else "Unknown"
         good = phase == "Succeeded" or (phase == "Running" and pod.spec.restart_policy == "Always")
         failed += not good

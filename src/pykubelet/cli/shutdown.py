@@ -9,8 +9,8 @@ from __future__ import annotations
 import click
 
 from pykubelet.cli.client import NodeClient
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.options import on_node
-from pykubelet.cli.problems import CommandFailed
 from pykubelet.settings.kinds import WrongValue, duration_of
 
 

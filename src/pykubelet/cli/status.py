@@ -10,10 +10,10 @@ import click
 import msgspec
 
 from pykubelet.cli.client import NodeClient, Target
+from pykubelet.cli.errors import NO_AGENT, CommandFailed
 from pykubelet.cli.options import DEFAULT_STATE, sockets
 from pykubelet.cli.pods import list_pods, status_text
-from pykubelet.cli.problems import NO_AGENT, CommandFailed
-from pykubelet.cli.up_state import UpState
+from pykubelet.cli.up import UpState
 from pykubelet.explain.texts import span
 
 

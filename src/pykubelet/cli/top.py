@@ -1,4 +1,4 @@
-"""`pykubelet top [pods|node]`: who uses cpu and memory, from the node's own figures."""
+"""`pykubelet top [pods|node]`: who uses cpu and memory, from the node's own stats."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import click
 
 from pykubelet.cli import table
 from pykubelet.cli.client import NodeClient
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.options import namespace_option, on_node
-from pykubelet.cli.problems import CommandFailed
 
 MEBIBYTE = 1 << 20
-BETWEEN_LOOKS = 1.2
-"""Seconds; the node remembers a look for one."""
+BETWEEN_SAMPLES = 1.2
+"""Seconds; the node caches a sample for one."""
 
 
 @click.command("top", short_help="show who uses cpu and memory")
@@ -39,32 +39,39 @@ def command(
     """Show what pods, or the whole node, use right now."""
     summary = _summary(node)
     if "usageNanoCores" not in summary["node"].get("cpu", {}):
-        time.sleep(BETWEEN_LOOKS)  # a rate needs two looks, and nobody has looked before us
+        time.sleep(BETWEEN_SAMPLES)  # a rate needs two samples
         summary = _summary(node)
     if kind.startswith("node"):
-        head = ["NAME", "CPU(cores)", "MEMORY(bytes)", "AVAILABLE"]
-        about = summary["node"]
-        free = about.get("memory", {}).get("availableBytes")
-        rows = [[about.get("nodeName", ""), *_use(about), "<unknown>" if free is None else f"{free // MEBIBYTE}Mi"]]
-        table.show(head, rows, no_head=no_headers)
-        return
-    head = ["POD", "NAME"] if containers else ["NAME"]
-    head = [*(["NAMESPACE"] if all_namespaces else []), *head, "CPU(cores)", "MEMORY(bytes)"]
-    rows = []
-    for pod in _sorted(summary.get("pods") or [], sort_by):
-        ref = pod["podRef"]
-        if not all_namespaces and ref["namespace"] != namespace:
-            continue
-        if name and ref["name"] != name and not ref["name"].startswith(f"{name}-"):
-            continue
-        place = [ref["namespace"]] if all_namespaces else []
-        if containers:
-            rows += [[*place, ref["name"], each["name"], *_use(each)] for each in pod.get("containers") or []]
-        else:
-            rows.append([*place, ref["name"], *_use(pod)])
-    if not rows:
-        raise CommandFailed(f"no figures for {'pod ' + name if name else 'any pod'} yet")
+        head, rows = ["NAME", "CPU(cores)", "MEMORY(bytes)", "AVAILABLE"], [_node_row(summary["node"])]
+    else:
+        head = ["POD", "NAME"] if containers else ["NAME"]
+        head = [*(["NAMESPACE"] if all_namespaces else []), *head, "CPU(cores)", "MEMORY(bytes)"]
+        place = None if all_namespaces else namespace
+        pods = [pod for pod in summary.get("pods") or [] if _is_wanted(pod, place, name)]
+        rows = [row for pod in _sorted(pods, sort_by) for row in _rows(pod, namespaces=all_namespaces, each=containers)]
+        if not rows:
+            raise CommandFailed(f"no figures for {'pod ' + name if name else 'any pod'} yet")
     table.show(head, rows, no_head=no_headers)
+
+
+def _node_row(about: dict[str, Any]) -> list[str]:
+    free = about.get("memory", {}).get("availableBytes")
+    return [about.get("nodeName", ""), *_use(about), "<unknown>" if free is None else f"{free // MEBIBYTE}Mi"]
+
+
+def _is_wanted(pod: dict[str, Any], namespace: str | None, name: str | None) -> bool:
+    ref = pod["podRef"]
+    if namespace is not None and ref["namespace"] != namespace:
+        return False
+    return not name or ref["name"] == name or ref["name"].startswith(f"{name}-")
+
+
+def _rows(pod: dict[str, Any], *, namespaces: bool, each: bool) -> list[list[str]]:
+    ref = pod["podRef"]
+    place = [ref["namespace"]] if namespaces else []
+    if each:
+        return [[*place, ref["name"], part["name"], *_use(part)] for part in pod.get("containers") or []]
+    return [[*place, ref["name"], *_use(pod)]]
 
 
 def _summary(node: NodeClient) -> dict[str, Any]:

@@ -1,24 +1,115 @@
-"""`pykubelet up [FILE|FOLDER]…`: keep the pods of files running on this machine, with a runtime of its own.
+"""`pykubelet up [FILE|FOLDER]…` keeps the pods of files running on this machine; `pykubelet down` ends them.
 
-Supervises a private containerd under the state folder and feeds the very same agent that joins clusters; there is
-no second way of running pods. Ctrl-C leaves the agent and keeps the pods; `pykubelet down` ends both. What is shown
-meanwhile is in up_view.py, the work itself in up_run.py.
+`up` supervises a private containerd under its state folder and feeds the same agent that joins clusters; there is no
+second way of running pods. Ctrl-C leaves the agent and keeps the pods; `down` stops the pods by their grace, then the
+runtime; images, logs and settings stay. The agent of a state folder is found by its pid file (standalone/daemon.py).
+What is shown meanwhile is in up_view.py, the work itself in up_run.py.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from msgspec import Struct
 
 from pykubelet.cli.client import NodeClient, Target
-from pykubelet.cli.options import DEFAULT_STATE
-from pykubelet.cli.problems import CommandFailed
-from pykubelet.cli.up_state import UpState, need_root
+from pykubelet.cli.errors import CommandFailed
+from pykubelet.cli.local_socket import local_socket
+from pykubelet.cli.options import DEFAULT_STATE, root_of
+from pykubelet.kit.files import write_atomic
+from pykubelet.standalone import daemon
+from pykubelet.standalone.daemon import Daemon
+from pykubelet.standalone.layout import Layout
+
+
+class UpState(Struct, frozen=True):
+    folder: Path
+
+    @property
+    def runtime(self) -> Layout:
+        return Layout(self.folder / "runtime")
+
+    @property
+    def root(self) -> Path:
+        """The agent's --root-dir."""
+        return root_of(self.folder)
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs" / "pods"
+
+    @property
+    def socket(self) -> Path:
+        return local_socket(self.root)
+
+    @property
+    def manifests(self) -> Path:
+        """What is watched when `up` names nothing."""
+        return self.folder / "manifests"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.folder / "agent.pid"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.folder / "agent.log"
+
+    @property
+    def groups_file(self) -> Path:
+        """Where the agent was the one who made the group of all pods."""
+        return self.folder / "cgroups.json"
+
+    @property
+    def record_file(self) -> Path:
+        return self.folder / "up.json"
+
+    def agent(self) -> Daemon | None:
+        """The agent that runs on this state folder."""
+        return daemon.load(self.pid_file)
+
+    def containerd(self) -> Daemon | None:
+        return daemon.load(self.runtime.pid_file)
+
+    def enter(self, paths: Sequence[Path], endpoint: str) -> None:
+        """This process is the agent now. Raises CommandFailed when another one is."""
+        self.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        other = self.agent()
+        if other is not None and other.pid != os.getpid():
+            raise CommandFailed(
+                f"`pykubelet up` runs already on {self.folder} (pid {other.pid}); see `pykubelet status`, end it with "
+                "`pykubelet down`, or choose another --state-dir"
+            )
+        start = daemon.process_start(os.getpid())
+        Daemon(pid=os.getpid(), start_time=start or 0, config_digest="").save(self.pid_file)
+        record = {"paths": [str(path) for path in paths], "endpoint": endpoint}
+        write_atomic(self.record_file, json.dumps(record).encode(), durable=False)
+
+    def leave(self) -> None:
+        mine = self.agent()
+        if mine is not None and mine.pid == os.getpid():
+            self.pid_file.unlink(missing_ok=True)
+
+    def recorded(self) -> tuple[list[Path], str]:
+        """The paths and the runtime endpoint ('' = the private one) of the last `up`."""
+        try:
+            record = json.loads(self.record_file.read_text())
+            return [Path(path) for path in record["paths"]], str(record["endpoint"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return [], ""
+
+
+def need_root() -> None:
+    if os.geteuid() != 0:
+        raise CommandFailed("running containers needs root: start it as root or with sudo")
+
 
 DETACH_WITHIN = 120.0
 LAST_LINES = 12
@@ -39,7 +130,7 @@ LAST_LINES = 12
 @click.option("--logs/--no-logs", default=True, help="Show what containers write.", show_default=True)
 @click.option("--plain", is_flag=True, help="Lines instead of the live view.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the agent's own log, too.")
-def command(
+def up(
     paths: Sequence[Path], state_dir: Path, detach: bool, endpoint: str, logs: bool, plain: bool, verbose: bool
 ) -> int:
     """Run the pods of manifest files, and of all manifests in folders, and follow the files as they change.
@@ -120,3 +211,50 @@ def _tail(log: Path, begin: int) -> str:
         file.seek(begin)
         lines = file.read().decode(errors="replace").splitlines()
     return "".join(f"\n  {line[:400]}" for line in lines[-LAST_LINES:]) or " (empty)"
+
+
+@click.command("down", short_help="stop the pods, then the runtime that `up` started")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_STATE,
+    show_default=True,
+    envvar="PYKUBELET_STATE_DIR",
+    help="The state folder of `up`.",
+)
+@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for the agent to end.")
+def down(state_dir: Path, timeout: float) -> int:
+    """Stop every pod that `up` runs, with hooks and grace, then the container runtime."""
+    state = UpState(state_dir.resolve())
+    need_root()
+    agent = state.agent()
+    if agent is not None:
+        click.echo(f"asking the agent (pid {agent.pid}) to stop its pods")
+        agent.signal(signal.SIGUSR1)
+        deadline = time.monotonic() + timeout
+        while agent.alive():
+            if time.monotonic() > deadline:
+                raise CommandFailed(f"the agent (pid {agent.pid}) has not ended after {timeout:g} s")
+            time.sleep(0.05)
+    if state.containerd() is None and not _containers_left(state):
+        click.echo("everything is stopped" if agent is not None else f"nothing is running on {state.folder}")
+        return 0
+    if state.recorded()[1]:  # an endpoint was given to `up`
+        click.echo("the agent is stopped; the runtime is not ours and goes on")
+        return 0
+    from pykubelet.cli.up_run import end_leftovers, on_a_loop
+    from pykubelet.cli.up_view import PlainView
+
+    async def end() -> int:
+        await end_leftovers(state, PlainView(click.echo))
+        return 0
+
+    on_a_loop(end())
+    click.echo("everything is stopped")
+    return 0
+
+
+def _containers_left(state: UpState) -> bool:
+    from pykubelet.standalone.cleanup import shims
+
+    return bool(shims(state.runtime.socket))

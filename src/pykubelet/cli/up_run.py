@@ -21,9 +21,9 @@ from msgspec import Struct
 
 from pykubelet.app import Node, assemble, live
 from pykubelet.cli.agent import stop_requested
-from pykubelet.cli.edges import connected_edges
-from pykubelet.cli.problems import CommandFailed
-from pykubelet.cli.up_state import UpState
+from pykubelet.cli.agent_edges import connected_edges
+from pykubelet.cli.errors import CommandFailed
+from pykubelet.cli.up import UpState
 from pykubelet.cli.up_view import LiveView, LogTails, PlainView, View, rows_of
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.edges import Edges
@@ -38,6 +38,7 @@ from pykubelet.pods.record import WorkerState
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.settings import Settings
+from pykubelet.signals import PodStatusChanged
 from pykubelet.sources.manifests import file_loader
 from pykubelet.sources.static import MergedSets, StaticSource
 from pykubelet.standalone.cleanup import note_pod_groups, remove_pod_groups, unmount_below
@@ -140,7 +141,7 @@ class _Up:
         async with connected_edges(settings) as edges:
             node = assemble(settings, edges)
             merged = watch_paths(node, settings, edges, self._wishes.paths)
-            node.statuses.listen(lambda uid: self._wake.set())
+            node.signals.subscribe(PodStatusChanged, lambda changed: self._wake.set())
             async with live(node):
                 view = self._view(edges)
                 try:

@@ -62,7 +62,7 @@ def rows_of(node: Node) -> list[Row]:
     now = datetime.now(UTC)
     rows = []
     for pod in sorted(node.explainer.pods(), key=lambda each: (namespace_of(each), short_name(each))):
-        status = node.statuses.get(uid_of(pod))
+        status = node.table.reported_status(uid_of(pod))
         if status is not None:
             pod = msgspec.structs.replace(pod, status=status)
         found = node.explainer.explain(pod)

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, DraConnect, DraDriver, Prepared
+from pykubelet.clients.plugins.port import ClaimedHealth, DraConnect, DraDriver, Observe, timed
 from pykubelet.cm.dra_claims import ClaimEntry
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.go_text import grpc_code
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PluginError, PykubeletError
@@ -59,8 +58,15 @@ class DraTimes:
         )
         metrics.on_scrape(self._count)
 
-    def of(self, driver: DraDriver, name: str, version: str) -> DraDriver:
-        return _TimedDriver(driver, name, f"/{PACKAGES[version]}.DRAPlugin", self)
+    def observe(self, driver: str, version: str) -> Observe:
+        """Times each call to the driver."""
+        service = f"/{PACKAGES[version]}.DRAPlugin"
+
+        def around(method: str) -> AbstractContextManager[None]:
+            path = f"{service}/{method}"
+            return timed(self._clock, lambda took, code: self._calls.observe(took, driver, path, code))
+
+        return around
 
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
@@ -71,40 +77,12 @@ class DraTimes:
         finally:
             self._operations.observe(self._clock.monotonic() - began, name, failed)
 
-    @contextmanager
-    def call(self, driver: str, method: str) -> Iterator[None]:
-        began, code = self._clock.monotonic(), "CANCELLED"
-        try:
-            yield
-            code = "OK"
-        except PluginError as error:
-            code = error.code
-            raise
-        finally:
-            self._calls.observe(self._clock.monotonic() - began, driver, method, grpc_code(code))
-
     def _count(self) -> None:
         entries = list(self._claims)
         by_driver = Counter(driver for entry in entries for driver in entry.drivers)
         self._in_use.replace(
             {(ANY_DRIVER,): float(len(entries)), **{(name,): float(n) for name, n in by_driver.items()}}
         )
-
-
-class _TimedDriver:
-    def __init__(self, driver: DraDriver, name: str, service: str, times: DraTimes) -> None:
-        self._driver, self._name, self._service, self._times = driver, name, service, times
-
-    async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
-        with self._times.call(self._name, f"{self._service}/NodePrepareResources"):
-            return await self._driver.prepare(claims)
-
-    async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
-        with self._times.call(self._name, f"{self._service}/NodeUnprepareResources"):
-            return await self._driver.unprepare(claims)
-
-    def watch_health(self) -> AsyncGenerator[Sequence[ClaimedHealth], None]:
-        return self._driver.watch_health()
 
 
 WIPE_AFTER = 30.0
@@ -143,14 +121,15 @@ class DraDrivers:
         clock: Clock,
         times: DraTimes,
         on_health: Callable[[str, Sequence[ClaimedHealth] | None], None],
+        on_registered: Callable[[], None],
     ) -> None:
+        """`on_registered`: pods that failed because a driver was missing may be retried."""
         self._connect = connect
         self._slices = slices
         self._clock = clock
         self._times = times
         self._on_health = on_health
-        self.on_registered: Callable[[], None] = lambda: None
-        """Told when pods that failed for want of a driver may be tried again."""
+        self._on_registered = on_registered
         self._instances: dict[str, list[Instance]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         """Drivers without an instance, and what deletes their slices when none comes back."""
@@ -174,12 +153,12 @@ class DraDrivers:
         version = next((SERVICES[each] for each in versions if each in SERVICES), "")
         if not version:
             raise DriverProblem(f"none of the driver's services {list(versions)} is one of {sorted(SERVICES)}")
-        instance = Instance(name, endpoint, self._times.of(self._connect(endpoint, version), name, version))
+        instance = Instance(name, endpoint, self._connect(endpoint, version, self._times.observe(name, version)))
         self._instances.setdefault(name, []).append(instance)
         if leaving := self._leaving.pop(name, None):
             leaving.cancel()
         instance.health = self.tasks.spawn(self._follow_health(instance), name=f"health of {name}")
-        self.on_registered()
+        self._on_registered()
 
     async def deregister(self, name: str, endpoint: Path) -> None:
         known = self._instances.pop(name, [])

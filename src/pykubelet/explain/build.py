@@ -8,7 +8,6 @@ from pykubelet.explain.conditions import WhyNotReady
 from pykubelet.explain.service import Explainer, Runtime
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import LifeEntry, Outcome, Step
-from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.status.manager import StatusManager
 from pykubelet.volumes.manager import VolumeManager
 
@@ -19,7 +18,6 @@ def build(
     *,
     table: PodTable,
     statuses: StatusManager,
-    reasons: ReasonCache,
     volumes: VolumeManager,
     runtime: Runtime,
 ) -> Explainer:
@@ -31,8 +29,6 @@ def build(
     explainer = Explainer(
         ctx,
         table=table,
-        statuses=statuses,
-        reasons=reasons,
         volumes=volumes,
         runtime=runtime,
         unreadable=unreadable,

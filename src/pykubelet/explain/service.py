@@ -19,13 +19,11 @@ from pykubelet.explain.explain import explain
 from pykubelet.explain.facts import NodeFacts, PodFacts, no_log
 from pykubelet.explain.view import Explanation
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.model.pod import all_containers, is_static, name_of, namespace_of, uid_of
+from pykubelet.model.pod import is_static, name_of, namespace_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pods.record import WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.runtime.reason_cache import ReasonCache
-from pykubelet.status.manager import StatusManager
 from pykubelet.volumes.manager import VolumeManager
 
 LOG_LINES = 5
@@ -48,16 +46,12 @@ class Explainer:
         ctx: Context,
         *,
         table: PodTable,
-        statuses: StatusManager,
-        reasons: ReasonCache,
         volumes: VolumeManager,
         runtime: Runtime,
         unreadable: Callable[[], Sequence[Unreadable]] = lambda: (),
     ) -> None:
         """`unreadable` are the pods whose newest version at the API server cannot be read."""
         self._table = table
-        self._statuses = statuses
-        self._reasons = reasons
         self._volumes = volumes
         self._runtime = runtime
         self._unreadable = unreadable
@@ -103,11 +97,11 @@ class Explainer:
         due = active.next_run if active is not None else None
         return PodFacts(
             pod=pod,
-            status=self._statuses.get(uid) or pod.status,
+            status=self._table.reported_status(uid) or pod.status,
             life=list(life.entries) if life is not None else [],
             worker=active,
             next_run_in=None if due is None else max(0.0, due - self._clock.monotonic()),
-            failures=self._reasons.of_pod(uid, [container.name or "" for _, container in all_containers(pod)]),
+            failures=self._table.start_failures(uid),
             volume_problems=self._volumes.problems(uid),
             runtime=observed,
             node=self._node_facts(),

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.patch import node_status_patch
-from pykubelet.cm.capacity import DeviceAmounts
 from pykubelet.context import Context
 from pykubelet.edges import ClusterEdges, Edges
 from pykubelet.kit.tasks import Services
-from pykubelet.node.addresses import AddressFinder, provided_node_ip
+from pykubelet.node.addresses import AddressFinder, LocalAddresses, provided_node_ip
 from pykubelet.node.conditions import NodeConditions
-from pykubelet.node.facts import FactsGatherer, ImageList, RuntimeView
+from pykubelet.node.facts import FactsGatherer, ImageList, NodeSources
 from pykubelet.node.lease import LeaseKeeper
 from pykubelet.node.own_node import OwnNode
 from pykubelet.node.register import node_identity
 from pykubelet.node.shutdown import FILE, Leftovers, PodEnder, ShutdownManager, ShutdownRecord, Turn, turns_of
 from pykubelet.node.shutdown_inhibitor import ShutdownWatch
-from pykubelet.node.status import NodeReporter, ReportTiming, StartupTimes
+from pykubelet.node.status import NodeReporter, ReportTiming
 from pykubelet.pods.table import PodTable
 from pykubelet.settings.settings import Settings
 from pykubelet.status.sender import StatusSender
-
-
-class NodeSources(Struct, frozen=True, kw_only=True):
-    """What other subsystems add to the Node's status."""
-
-    runtime: RuntimeView
-    pressures: Callable[[], Collection[str]]
-    """Names of the pressure conditions that hold, such as MemoryPressure."""
-    devices: Callable[[], DeviceAmounts]
-    reset_extended: Callable[[], bool]
-    volumes_in_use: Callable[[], Sequence[str] | None]
-    volumes_reported: Callable[[Sequence[str]], None]
-    """Called with those that the API server knows."""
-    runtime_problems: Callable[[], Sequence[str]]
-    """Texts such as `PLEG is not healthy: ...`."""
-    other_problems: Callable[[], Sequence[str]]
-    """Storage and shutdown."""
 
 
 class NodeReporting(Struct, frozen=True, kw_only=True):
@@ -62,20 +44,24 @@ def build(ctx: Context, edges: Edges, cluster: ClusterEdges, node: OwnNode, sour
         report_every=settings.config.node.node_status_report_frequency,
         timeout=_heartbeat_timeout(settings),
     )
+    facts = FactsGatherer(
+        ctx,
+        machine=edges.machine,
+        addresses=addresses,
+        images=ImageList(runtime=edges.cri, limit=settings.config.node.node_status_max_images, clock=clock),
+        runtime_version=cluster.runtime_version,
+        storage_size=cluster.storage_size,
+        sources=sources,
+    )
     reporter = NodeReporter(
+        ctx,
         client=cluster.heartbeat,
         own=node,
-        gather=_gatherer(ctx, edges, cluster, addresses, sources),
+        facts=facts,
         identity=node_identity(settings, edges.machine, provided_ip=provided_node_ip(addresses.fixed)),
+        sources=sources,
         make_patch=node_status_patch,
-        events=ctx.events,
-        clock=clock,
         timing=timing,
-        register=settings.config.node.register_node,
-        reset_extended=sources.reset_extended,
-        volumes_reported=sources.volumes_reported,
-        set_pod_cidr=edges.cri.update_runtime_config,
-        startup=StartupTimes(clock=clock, metrics=ctx.metrics, booted=edges.machine.booted),
     )
     node.listen(reporter.observed)
     lease = LeaseKeeper(
@@ -89,31 +75,16 @@ def build(ctx: Context, edges: Edges, cluster: ClusterEdges, node: OwnNode, sour
     return NodeReporting(reporter=reporter, services=Services(managers=[reporter, lease]))
 
 
-def _gatherer(
-    ctx: Context, edges: Edges, cluster: ClusterEdges, addresses: AddressFinder, sources: NodeSources
-) -> FactsGatherer:
-    limit = ctx.settings.config.node.node_status_max_images
-    return FactsGatherer(
-        settings=ctx.settings,
-        machine=edges.machine,
-        addresses=addresses,
-        images=ImageList(runtime=edges.cri, limit=limit, clock=ctx.clock),
-        runtime=sources.runtime,
-        runtime_version=cluster.runtime_version,
-        storage_size=cluster.storage_size,
-        events=ctx.events,
-        clock=ctx.clock,
-        pressures=sources.pressures,
-        devices=sources.devices,
-        volumes_in_use=sources.volumes_in_use,
-        runtime_problems=sources.runtime_problems,
-        other_problems=sources.other_problems,
-    )
-
-
 def _heartbeat_timeout(settings: Settings) -> float:
     node = settings.config.node
     return min(node.node_status_update_frequency, float(node.node_lease_duration_seconds))
+
+
+def container_addresses(ctx: Context, edges: Edges, own: OwnNode) -> Callable[[], Sequence[str]]:
+    """Return the node's addresses for containers: without a Node the machine's, which statuses, as upstream, omit."""
+    if edges.cluster is not None or edges.host_network is None:
+        return own.host_ips
+    return LocalAddresses(network=edges.host_network, node_ips=ctx.settings.node_ips, clock=ctx.clock).host_ips
 
 
 # --- shutdown

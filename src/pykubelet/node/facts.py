@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import ContainerImage, NodeAddress
 from pykubelet.clients.host.port import Machine
@@ -20,24 +22,16 @@ from pykubelet.cm.capacity import (
     machine_capacity,
     missing_essentials,
 )
+from pykubelet.context import Context
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError, PykubeletError
-from pykubelet.model.events import EventSink
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import Image, RuntimeConditions
 from pykubelet.node.addresses import AddressFinder
 from pykubelet.node.setters import NodeFacts
-from pykubelet.settings.gates import Gates
-from pykubelet.settings.settings import Settings
+from pykubelet.pods.admission import declared_features
 
 logger = logging.getLogger(__name__)
-
-DECLARED_BY_GATE = (
-    "ExtendWebSocketsToKubelet",
-    "InPlacePodLevelResourcesVerticalScaling",
-    "InPlacePodVerticalScalingInitContainers",
-    "RestartAllContainersOnContainerExits",
-)
 
 
 class RuntimeView(Protocol):
@@ -49,55 +43,63 @@ class RuntimeView(Protocol):
     def network_problem(self) -> str: ...
 
 
-Problems = Callable[[], Sequence[str]]
+async def _ignore_pod_cidr(cidr: str) -> None:
+    """Do nothing: the runtime takes its addresses from elsewhere."""
+
+
+class NodeSources(Struct, frozen=True, kw_only=True):
+    """What other subsystems add to the Node's status, and what they learn from it."""
+
+    runtime: RuntimeView
+    pressures: Callable[[], Collection[str]] = frozenset
+    """Names of the pressure conditions that hold, such as MemoryPressure."""
+    devices: Callable[[], DeviceAmounts] = lambda: NO_DEVICES
+    reset_extended: Callable[[], bool] = lambda: False
+    """Whether extended resources listed by an existing Node are stale (no device checkpoint)."""
+    volumes_in_use: Callable[[], Sequence[str] | None] = lambda: None
+    volumes_reported: Callable[[Sequence[str]], None] = lambda names: None
+    """Called with the volumes in use that the API server knows."""
+    runtime_problems: Callable[[], Sequence[str]] = lambda: ()
+    """Why the node is not ready, such as `PLEG is not healthy: ...`; listed after the runtime's own problem."""
+    other_problems: Callable[[], Sequence[str]] = lambda: ()
+    """Storage and shutdown; listed after the network's problem."""
+    set_pod_cidr: Callable[[str], Awaitable[None]] = _ignore_pod_cidr
 
 
 class FactsGatherer:
     def __init__(
         self,
+        ctx: Context,
         *,
-        settings: Settings,
         machine: Machine,
         addresses: AddressFinder,
         images: ImageList,
-        runtime: RuntimeView,
         runtime_version: str,
         storage_size: Callable[[], int],
-        events: EventSink,
-        clock: Clock,
-        pressures: Callable[[], Collection[str]] = frozenset,
-        devices: Callable[[], DeviceAmounts] = lambda: NO_DEVICES,
-        volumes_in_use: Callable[[], Sequence[str] | None] = lambda: None,
-        runtime_problems: Problems = lambda: (),
-        other_problems: Problems = lambda: (),
+        sources: NodeSources,
     ) -> None:
-        """`runtime_problems` come right after the runtime's own (PLEG), `other_problems` after the network's
-        (storage, shutdown)."""
-        self._settings = settings
+        self._settings = ctx.settings
+        self._events = ctx.events
+        self._clock = ctx.clock
         self._machine = machine
         self._addresses = addresses
         self._images = images
-        self._runtime = runtime
         self._runtime_version = runtime_version
         self._storage_size = storage_size
-        self._events = events
-        self._clock = clock
-        self._pressures = pressures
-        self._devices = devices
-        self._volumes_in_use = volumes_in_use
-        self._runtime_problems = runtime_problems
-        self._other_problems = other_problems
+        self._sources = sources
         self._complaints: dict[str, str] = {}
 
     def problems(self) -> list[str]:
         """Why the node is not ready, in upstream's order; empty when it is."""
-        found = [self._runtime.runtime_problem(), *self._runtime_problems()]
-        found += [self._runtime.network_problem(), *self._other_problems()]
+        sources, runtime = self._sources, self._sources.runtime
+        found = [runtime.runtime_problem(), *sources.runtime_problems()]
+        found += [runtime.network_problem(), *sources.other_problems()]
         return [problem for problem in found if problem]
 
     async def facts(self, shown: Sequence[NodeAddress]) -> NodeFacts:
         """The facts now; `shown` are the addresses the Node has."""
-        config, conditions = self._settings.config, self._runtime.conditions
+        config, sources = self._settings.config, self._sources
+        conditions = sources.runtime.conditions
         capacity = machine_capacity(self._machine, config.cgroups, self._storage())
         problems = self.problems()
         if missing := missing_essentials(capacity):
@@ -107,7 +109,7 @@ class FactsGatherer:
             addresses=await self._find_addresses(shown),
             capacity=capacity,
             kept=kept_from_pods(self._settings, capacity),
-            devices=self._devices(),
+            devices=sources.devices(),
             runtime=self._runtime_version,
             kubelet_version=self._settings.kubernetes_version,
             port=config.server.port,
@@ -115,9 +117,9 @@ class FactsGatherer:
             handlers=conditions.handlers,
             supplemental_groups_policy=conditions.supplemental_groups_policy,
             declared_features=declared_features(self._settings.gates),
-            pressures=frozenset(self._pressures()),
+            pressures=frozenset(sources.pressures()),
             problems=problems,
-            volumes_in_use=self._volumes_in_use(),
+            volumes_in_use=sources.volumes_in_use(),
             now=self._clock.now(),
         )
 
@@ -158,12 +160,6 @@ class FactsGatherer:
         self._complaints[about] = text
         logger.warning("part of the node's status cannot be set", extra={"part": about, "error": text})
         return True
-
-
-def declared_features(gates: Gates) -> list[str]:
-    if not gates.enabled("NodeDeclaredFeatures"):
-        return []
-    return [name for name in DECLARED_BY_GATE if gates.enabled(name)]
 
 
 NAMES_KEPT = 5

@@ -54,6 +54,8 @@ class NodeIdentity(Struct, frozen=True, kw_only=True):
     controller_attaches: bool = True
     provided_ip: str = ""
     """Addresses the operator chose, for a cloud controller."""
+    booted: float = 0.0
+    """When the machine booted; 0 when unknown."""
 
 
 def initial_node(identity: NodeIdentity, status: NodeStatus) -> Node:
@@ -134,6 +136,7 @@ def node_identity(settings: Settings, machine: Machine, *, provided_ip: str = ""
         external_cloud=settings.flags.cloud_provider == "external",
         controller_attaches=config.volumes.enable_controller_attach_detach,
         provided_ip=provided_ip,
+        booted=machine.booted,
     )
 
 

@@ -10,22 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from pykubelet.api.types import Node, NodeAddress, NodeStatus
+from pykubelet.api.types import Node, NodeStatus
 from pykubelet.clients.kube.port import KubeClient, PatchType
+from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, ApiNotFound, CriError, Forbidden
-from pykubelet.model.events import EventSink
 from pykubelet.model.reasons import NORMAL
 from pykubelet.node.conditions import is_ready
+from pykubelet.node.facts import FactsGatherer, NodeSources
 from pykubelet.node.own_node import OwnNode
 from pykubelet.node.register import NodeIdentity, adopt, initial_node, with_own_annotations, with_platform_labels
 from pykubelet.node.setters import NodeFacts, node_status, now_is, same_status, transitions
@@ -40,17 +41,6 @@ WAIT_FOR_RUNTIME = 0.3
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 7.0
 
 PatchMaker = Callable[[Node, Node], dict[str, Any] | None]
-SetPodCidr = Callable[[str], Awaitable[None]]
-
-
-async def ignore_pod_cidr(cidr: str) -> None:
-    """For runtimes that take their addresses from elsewhere."""
-
-
-class Facts(Protocol):
-    def problems(self) -> Sequence[str]: ...
-
-    async def facts(self, shown: Sequence[NodeAddress]) -> NodeFacts: ...
 
 
 class ReportTiming(Struct, frozen=True, kw_only=True):
@@ -60,6 +50,8 @@ class ReportTiming(Struct, frozen=True, kw_only=True):
     """Seconds after which an unchanged status is sent all the same."""
     timeout: float = 10.0
     """Seconds for one request."""
+    rng: random.Random = field(default_factory=random.Random)
+    """Spreads the times over the nodes of a cluster."""
 
 
 class NodeReporter:
@@ -67,37 +59,27 @@ class NodeReporter:
 
     def __init__(
         self,
+        ctx: Context,
         *,
         client: KubeClient,
         own: OwnNode,
-        gather: Facts,
+        facts: FactsGatherer,
         identity: NodeIdentity,
+        sources: NodeSources,
         make_patch: PatchMaker,
-        events: EventSink,
-        clock: Clock,
         timing: ReportTiming,
-        register: bool = True,
-        reset_extended: Callable[[], bool] = lambda: False,
-        volumes_reported: Callable[[Sequence[str]], None] = lambda names: None,
-        set_pod_cidr: SetPodCidr = ignore_pod_cidr,
-        startup: StartupTimes | None = None,
-        rng: random.Random | None = None,
     ) -> None:
-        """`reset_extended`: whether vendors' resources listed by an existing Node are stale (no device checkpoint)."""
         self._client = client
         self._own = own
-        self._gather = gather
+        self._facts = facts
         self._identity = identity
+        self._sources = sources
         self._make_patch = make_patch
-        self._events = events
-        self._clock = clock
+        self._events = ctx.events
+        self._clock = ctx.clock
         self._timing = timing
-        self._register_node = register
-        self._reset_extended = reset_extended
-        self._volumes_reported = volumes_reported
-        self._set_pod_cidr = set_pod_cidr
-        self._startup = startup or StartupTimes(clock=clock, metrics=Registry())
-        self._rng = rng or random.Random()
+        self._register_node = ctx.settings.config.node.register_node
+        self._startup = StartupTimes(clock=ctx.clock, metrics=ctx.metrics, booted=identity.booted)
         self._due = Signal()
         self._was_ready = False
         self._last_report: float | None = None
@@ -112,7 +94,7 @@ class NodeReporter:
 
     def observed(self, node: Node) -> None:
         """The API server shows the Node: a controller may have called it unreachable while we were away."""
-        if self._was_ready and not is_ready(node.status) and not self._gather.problems():
+        if self._was_ready and not is_ready(node.status) and not self._facts.problems():
             self.soon()
 
     # -- the service
@@ -132,18 +114,18 @@ class NodeReporter:
 
     async def _wait_ready(self, within: float) -> None:
         end = self._clock.monotonic() + within
-        while self._gather.problems() and self._clock.monotonic() < end:
+        while self._facts.problems() and self._clock.monotonic() < end:
             await self._due.wait(at_most=FAST_CHECK / 4)
 
     async def _next_look(self, started: float, retry_in: float | None) -> None:
         """Return when the status is to be computed again."""
-        period = jittered(self._timing.update_every, JITTER, self._rng)
+        period = jittered(self._timing.update_every, JITTER, self._timing.rng)
         end = self._clock.monotonic() + min(period, retry_in if retry_in is not None else period)
         while (left := end - self._clock.monotonic()) > 0:
             fast = not self._was_ready and retry_in is None and self._clock.monotonic() - started < FAST_FOR
             if await self._due.wait(at_most=min(left, FAST_CHECK) if fast else left):
                 return
-            if fast and not self._gather.problems():
+            if fast and not self._facts.problems():
                 return
 
     # -- registration
@@ -160,7 +142,7 @@ class NodeReporter:
             await self._clock.sleep(backoff.next())
 
     async def _try_register(self) -> None:
-        status = node_status(NodeStatus(), await self._gather.facts(()))
+        status = node_status(NodeStatus(), await self._facts.facts(()))
         self._startup.attempted()
         try:
             created = await self._in_time(self._client.create(initial_node(self._identity, status)))
@@ -174,8 +156,8 @@ class NodeReporter:
 
     async def _adopt(self) -> None:
         existing = await self._in_time(self._client.get(Node, self._identity.name))
-        aligned = adopt(existing, self._identity, reset_extended=self._reset_extended())
-        facts = await self._gather.facts(existing.status.addresses)
+        aligned = adopt(existing, self._identity, reset_extended=self._sources.reset_extended())
+        facts = await self._facts.facts(existing.status.addresses)
         wanted = msgspec.structs.replace(aligned, status=node_status(aligned.status, facts))
         await self._send(existing, wanted, changed=True)
         logger.info("node was registered before, adopted", extra={"node": self._identity.name})
@@ -198,7 +180,7 @@ class NodeReporter:
         return False
 
     async def _update_from(self, base: Node) -> None:
-        facts = await self._gather.facts(base.status.addresses)
+        facts = await self._facts.facts(base.status.addresses)
         wanted = updated_node(base, self._identity, facts)
         await self._note_spec(base)
         changed = differs(base, wanted)
@@ -229,14 +211,14 @@ class NodeReporter:
         self._last_report = self._clock.monotonic()
         # Spread the next unchanged report: nodes that changed together must not report together for ever.
         half = self._timing.report_every / 2
-        self._report_delay = self._rng.uniform(-half, half) if changed else 0.0
+        self._report_delay = self._timing.rng.uniform(-half, half) if changed else 0.0
         for each in transitions(self._identity.name, old, answer.status):
             self._events.node_event(each.kind, each.reason, each.message)
         if is_ready(answer.status) and not self._was_ready:
             self._was_ready = True
             self._startup.ready()
             logger.info("the node is ready", extra={"node": self._identity.name})
-        self._volumes_reported(answer.status.volumes_in_use)
+        self._sources.volumes_reported(answer.status.volumes_in_use)
 
     async def _note_spec(self, node: Node) -> None:
         """What others wrote into the Node's spec and this agent must know."""
@@ -249,7 +231,7 @@ class NodeReporter:
         if cidr and cidr != self._pod_cidr:
             try:
                 async with asyncio.timeout(self._timing.timeout):
-                    await self._set_pod_cidr(cidr)
+                    await self._sources.set_pod_cidr(cidr)
             except (CriError, TimeoutError) as error:
                 logger.warning("the runtime did not take the pod CIDR, will retry", extra={"error": str(error)})
             else:

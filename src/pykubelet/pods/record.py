@@ -17,6 +17,8 @@ from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.errors import CriError, IllegalMove
 from pykubelet.model.pod import PodUID
+from pykubelet.model.problems import ContainerProblem
+from pykubelet.model.results import ProbeKey, ProbeOutcome
 from pykubelet.model.runtime_status import Life, PodRuntimeStatus
 
 HISTORY_LENGTH = 12
@@ -157,6 +159,18 @@ class ObservedRuntime(Struct):
         return self.is_empty and not self.listed
 
 
+class ReportedStatus(Struct):
+    """The newest status that this agent reports of a pod."""
+
+    pod: Pod
+    status: PodStatus
+    version: int
+    plain: PodStatus
+    """The status before it was explained; what is made anew from a part of it begins here."""
+    finished: bool = False
+    """Nothing of the pod is left on this node; the API object may be deleted."""
+
+
 class PodRecord(Struct):
     uid: PodUID
     pod: Pod | None = None
@@ -165,7 +179,20 @@ class PodRecord(Struct):
     """Written by the pod workers."""
     runtime: ObservedRuntime | None = None
     """What the runtime has of the pod. Written by PLEG."""
+    reported: ReportedStatus | None = None
+    """Written by the status manager."""
+    probed: set[ProbeKey] | None = None
+    """Probes of a static pod's containers with a result since the agent started. Written by the status manager."""
+    start_failures: dict[str, ContainerProblem] | None = None
+    """Why containers could not be started, by name, until they start. Written by the pod sync."""
+    probe_outcomes: dict[ProbeKey, ProbeOutcome] | None = None
+    """Newest results of probes. Written by the probe workers."""
 
     @property
     def is_empty(self) -> bool:
-        return self.pod is None and self.worker is None and self.runtime is None
+        return self.pod is None and self.worker is None and self.runtime is None and not self.has_results
+
+    @property
+    def has_results(self) -> bool:
+        """Whether anything is kept that is dropped with the pod and its worker."""
+        return bool(self.reported or self.probed or self.start_failures or self.probe_outcomes)

@@ -8,12 +8,18 @@ every source has been read, so questions about unknown pods are answered in the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
-from pykubelet.api.types import Pod
+from pykubelet.api.types import Pod, PodStatus
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, PodUID, full_name, is_mirror, is_static, uid_of
+from pykubelet.model.problems import ContainerProblem
+from pykubelet.model.results import ProbeKey, ProbeOutcome
 from pykubelet.model.runtime_status import Life, PodRuntimeStatus
-from pykubelet.pods.record import NEVER, ObservedRuntime, Orphan, PodRecord, PodWorker, WorkerState
+from pykubelet.pods.record import NEVER, ObservedRuntime, Orphan, PodRecord, PodWorker, ReportedStatus, WorkerState
+
+NOTHING: Mapping[str, ContainerProblem] = MappingProxyType({})
+NO_OUTCOMES: Mapping[ProbeKey, ProbeOutcome] = MappingProxyType({})
 
 
 class PodTable:
@@ -318,6 +324,82 @@ class PodTable:
             if status.ready_sandboxes() or status.running():
                 found.append(Orphan(uid=record.uid, name=status.name, namespace=status.namespace))
         return found
+
+    # --- reported statuses; written by the status manager ---------------------------------------
+
+    def report(self, status: ReportedStatus) -> None:
+        self._record(uid_of(status.pod)).reported = status
+
+    def note_probed(self, uid: str, probe: ProbeKey, *, current: Collection[str] | None) -> None:
+        """A probe of a static pod has a result. `current`: the containers there are; others are forgotten."""
+        record = self._record(PodUID(uid))
+        probed = {each for each in record.probed or () if current is None or each[1] in current}
+        record.probed = {*probed, probe}
+
+    def forget_reported(self, uid: str) -> None:
+        record = self._records.get(uid)
+        if record is not None:
+            record.reported = record.probed = None
+            self._drop_if_empty(record)
+
+    def reported(self, uid: str) -> ReportedStatus | None:
+        record = self._records.get(uid)
+        return record.reported if record is not None else None
+
+    def reported_status(self, uid: str) -> PodStatus | None:
+        reported = self.reported(uid)
+        return reported.status if reported is not None else None
+
+    def reports(self) -> list[tuple[str, ReportedStatus]]:
+        return [(record.uid, record.reported) for record in self._records.values() if record.reported is not None]
+
+    # --- start failures; written by the pod sync ------------------------------------------------
+
+    def start_failed(self, uid: str, problem: ContainerProblem) -> None:
+        record = self._record(PodUID(uid))
+        record.start_failures = {**(record.start_failures or {}), problem.container: problem}
+
+    def start_succeeded(self, uid: str, container: str) -> None:
+        """Nothing is in the way of the container any more."""
+        record = self._records.get(uid)
+        if record is not None and record.start_failures is not None:
+            record.start_failures.pop(container, None)
+
+    def start_failures(self, uid: str) -> Mapping[str, ContainerProblem]:
+        """Why containers of the pod could not be started, by name."""
+        record = self._records.get(uid)
+        return record.start_failures or NOTHING if record is not None else NOTHING
+
+    # --- probe outcomes; written by the probe workers -------------------------------------------
+
+    def set_probe_outcome(self, uid: str, probe: ProbeKey, outcome: ProbeOutcome) -> bool:
+        """Keep the newest outcome; whether it differs from the one before."""
+        record = self._record(PodUID(uid))
+        if record.probe_outcomes is None:
+            record.probe_outcomes = {}
+        changed = record.probe_outcomes.get(probe) is not outcome
+        record.probe_outcomes[probe] = outcome
+        return changed
+
+    def forget_probe_outcome(self, uid: str, probe: ProbeKey) -> None:
+        record = self._records.get(uid)
+        if record is not None and record.probe_outcomes is not None:
+            record.probe_outcomes.pop(probe, None)
+            self._drop_if_empty(record)
+
+    def probe_outcomes(self, uid: str) -> Mapping[ProbeKey, ProbeOutcome]:
+        """The newest outcomes of the pod's probes; those without one are not in it."""
+        record = self._records.get(uid)
+        return record.probe_outcomes or NO_OUTCOMES if record is not None else NO_OUTCOMES
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def drop_unknown(self) -> None:
+        """Forget the results of pods that no source has and no worker knows. For housekeeping."""
+        for record in self:
+            if record.pod is None and record.worker is None and record.has_results:
+                record.reported = record.probed = record.start_failures = record.probe_outcomes = None
+                self._drop_if_empty(record)
 
 
 def is_mirror_of(mirror: Pod, pod: Pod) -> bool:

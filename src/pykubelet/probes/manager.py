@@ -1,7 +1,7 @@
 """The probe workers of all pods: made in the pod's sync, woken by changes of the pod, ended with it.
 
 `container_changed` is to be called after each change of a pod's status; it is what makes probes begin the moment
-a container runs or has started. Results go to the shared ProbeResults; nothing is decided from them here.
+a container runs or has started. Results go into the pod's record; nothing is decided from them here.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
-from pykubelet.api.types import Pod, PodStatus
+from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.http.port import PodNetwork
 from pykubelet.context import Context
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.pod import AnyContainer, ContainerKind, is_sidecar, probes_of, uid_of
-from pykubelet.model.results import ProbeKind, ProbeResults
+from pykubelet.model.results import ProbeKind
+from pykubelet.pods.table import PodTable
 from pykubelet.probes.executors import ProbeExecutor
 from pykubelet.probes.worker import ProbeMetrics, ProbeTools, ProbeWorker, WorkerSnapshot
 
@@ -36,18 +37,16 @@ class ProbeManager:
         *,
         cri: CriClient,
         network: PodNetwork,
-        status: Callable[[str], PodStatus | None],
-        results: ProbeResults,
+        table: PodTable,
         started: float,
         spread: Callable[[], float] = random.random,
     ) -> None:
-        """`status` gives the reported status of a pod; `started` is the wall time at which the agent started."""
+        """`started` is the wall time at which the agent started."""
         self.metrics = ProbeMetrics()
         self._tools = ProbeTools(
             ctx=ctx,
             executor=ProbeExecutor(cri, network),
-            status=status,
-            results=results,
+            table=table,
             metrics=self.metrics,
             agent_started=started,
             keep_reported=not ctx.settings.gates.enabled("ChangeContainerStatusOnKubeletRestart"),

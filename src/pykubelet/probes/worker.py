@@ -22,10 +22,12 @@ from pykubelet.kit.log import current_pod
 from pykubelet.kit.metrics import Counter, Histogram
 from pykubelet.model.pod import AnyContainer, ContainerKind, PodUID, name_of, namespace_of, readable, uid_of
 from pykubelet.model.reasons import WARNING
-from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
+from pykubelet.pods.table import PodTable
 from pykubelet.probes.decide import Act, Tally, container_status, ends_all, first_outcome, holds_after, next_step
 from pykubelet.probes.executors import Answer, ProbeErrored, ProbeExecutor, Result, Target
 from pykubelet.recorder import Step as LifeStep
+from pykubelet.signals import ProbeResultChanged
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +92,7 @@ class ProbeTools(Struct, frozen=True, kw_only=True):
 
     ctx: Context
     executor: ProbeExecutor
-    status: Callable[[str], PodStatus | None]
-    """The reported status of a pod."""
-    results: ProbeResults
+    table: PodTable
     metrics: ProbeMetrics
     agent_started: float
     """Wall time at which the agent started."""
@@ -181,7 +181,7 @@ class ProbeWorker:
             self._wait(self.period)
 
     def _decide(self) -> None:
-        status = self._tools.status(uid_of(self.pod))
+        status = self._tools.table.reported_status(uid_of(self.pod))
         if status is None:
             return self._wait(self.period)
         if ends_all(status):
@@ -286,7 +286,7 @@ class ProbeWorker:
         self._disarm()
         self._ended = True
         if forget and self._container_id:
-            self._tools.results.remove(self._container_id, self.kind)
+            self._tools.table.forget_probe_outcome(self._uid, self._key)
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class ProbeWorker:
                 self._publish(ProbeOutcome.SUCCESS)  # what was reported before a restart of the agent came in late
             return
         if self._container_id:
-            self._tools.results.remove(self._container_id, self.kind)
+            self._tools.table.forget_probe_outcome(self._uid, self._key)
         self._container_id = container_id
         self._on_hold = False
         self._next = None
@@ -311,7 +311,7 @@ class ProbeWorker:
             self._publish(outcome)
 
     def _has_result(self) -> bool:
-        return self._tools.results.get(self.kind, self._container_id) is not None
+        return self._key in self._tools.table.probe_outcomes(self._uid)
 
     def _is_older(self, reported: ContainerStatus) -> bool:
         """Whether the container ran before the agent did."""
@@ -320,7 +320,17 @@ class ProbeWorker:
         return since is not None and since.timestamp() < self._tools.agent_started
 
     def _publish(self, outcome: ProbeOutcome) -> None:
-        self._tools.results.set(self.kind, self._container_id, uid_of(self.pod), outcome)
+        self._set_outcome(self._container_id, outcome)
+
+    def _set_outcome(self, container_id: str, outcome: ProbeOutcome) -> None:
+        if self._tools.table.set_probe_outcome(self._uid, (self.kind, container_id), outcome):
+            self._tools.ctx.signals.publish(
+                ProbeResultChanged(self._uid, kind=self.kind, container_id=container_id, outcome=outcome)
+            )
+
+    @property
+    def _key(self) -> ProbeKey:
+        return (self.kind, self._container_id)
 
     async def _probe_once(self, target: Target) -> None:
         begun = self._tools.ctx.clock.monotonic()
@@ -353,7 +363,7 @@ class ProbeWorker:
             # Before the result is published: its subscribers may make this worker check again.
             self._on_hold = True
             self._tally.clear()
-        self._tools.results.set(self.kind, container_id, uid_of(self.pod), outcome)
+        self._set_outcome(container_id, outcome)
 
     def _errored(self, error: ProbeErrored) -> None:
         self._last = f"errored: {error}"
@@ -363,7 +373,7 @@ class ProbeWorker:
 
     def _record(self, answer: Answer, outcome: ProbeOutcome, published: bool) -> None:
         """Into the pod's life: each change, and failures by how often they repeat; not every success."""
-        changes = published and self._tools.results.get(self.kind, self._container_id) is not outcome
+        changes = published and self._tools.table.probe_outcomes(self._uid).get(self._key) is not outcome
         output = answer.output[:OUTPUT_RECORDED]
         if outcome is ProbeOutcome.FAILURE:
             # Outputs that differ each time (dates, numbers) would push everything else out of the record.

@@ -48,7 +48,6 @@ from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema_server import ServerSettings
 from pykubelet.settings.settings import Settings
 from pykubelet.stats.source import NodeStatsSource
-from pykubelet.status.manager import StatusManager
 from pykubelet.sync.runtime_state import RuntimeState
 
 logger = logging.getLogger(__name__)
@@ -66,7 +65,6 @@ class Served(Struct, frozen=True, kw_only=True):
     """The subsystems whose state the server shows and whose containers it reaches."""
 
     table: PodTable
-    statuses: StatusManager
     pleg: Pleg
     runtime_state: RuntimeState
     probes: ProbeManager
@@ -139,14 +137,14 @@ def _handlers(ctx: Context, edges: Edges, served: Served) -> Handlers:
     return Handlers(
         pods=PodRoutes(
             pods=table,
-            status=served.statuses.get,
+            status=served.table.reported_status,
             runtime=edges.cri,
             checkpoints=edges.paths.checkpoints,
             clock=clock,
         ),
         logs=ContainerLogs(
             pods=table,
-            status=served.statuses.get,
+            status=served.table.reported_status,
             runtime=edges.cri,
             runtime_status=served.table.runtime_status,
             clock=clock,
@@ -198,7 +196,7 @@ def _local_routes(ctx: Context, edges: Edges, served: Served) -> list[Route]:
 
     return LocalRoutes(
         pods=served.explainer,
-        status=served.statuses.get,
+        status=served.table.reported_status,
         is_ending=is_ending,
         events=served.events.all,
         restarts=InPlaceRestart(

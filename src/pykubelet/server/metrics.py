@@ -8,18 +8,30 @@ Only the text format is offered; every scraper takes it.
 from __future__ import annotations
 
 import gzip
+import platform
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from pykubelet.clients.host.process import process_stats
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.metrics import Registry, render_labels
 from pykubelet.server.requests import Refused, Reply, Request, Response
+from pykubelet.settings.gates import known_gates
+from pykubelet.settings.settings import Settings
 from pykubelet.stats.source import NodeStatsSource
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 COMPRESS_FROM = 1024
 THREAD_FROM = 32 * 1024
 """Bytes whose compression takes so long that others should not wait for it."""
+PROCESS_HELP = {
+    "resident_memory_bytes": "Resident memory size in bytes.",
+    "virtual_memory_bytes": "Virtual memory size in bytes.",
+    "start_time_seconds": "Start time of the process since unix epoch in seconds.",
+    "open_fds": "Number of open file descriptors.",
+    "max_fds": "Maximum number of open file descriptors.",
+}
+GATE_STAGES = {"Alpha": "ALPHA", "Beta": "BETA", "GA": "", "Deprecated": "DEPRECATED"}
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -144,3 +156,34 @@ METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"}
 
 def method_label(method: str) -> str:
     return method if method in METHODS else "other"
+
+
+def add_agent_metrics(metrics: Registry, settings: Settings) -> None:
+    """Add metrics about the agent itself: its version, its feature gates, its process."""
+    version = settings.kubernetes_version
+    major, minor = version.lstrip("v").split(".")[:2]
+    labels = ("major", "minor", "git_version", "platform", "python_version")
+    machine = f"linux/{platform.machine()}"
+    build = metrics.gauge("kubernetes_build_info", "What this agent was built as; always 1.", labels)
+    build.set(1, major, minor, version, machine, platform.python_version())
+    host_calls.measure(metrics)
+    gates = metrics.gauge("kubernetes_feature_enabled", "Feature gates, 1 for on.", ("name", "stage"))
+    for gate in known_gates().values():
+        if gate.kubelet:
+            gates.set(
+                float(settings.gates.enabled(gate.name)), gate.name, GATE_STAGES.get(gate.stage, gate.stage.upper())
+            )
+    total = metrics.counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.")
+    gauges = {
+        name: metrics.gauge(f"process_{name}", text)
+        for name, text in PROCESS_HELP.items()
+        if name != "cpu_seconds_total"
+    }
+
+    def refresh() -> None:
+        found = process_stats()
+        total.inc(by=found["cpu_seconds_total"] - total.value())
+        for name, gauge in gauges.items():
+            gauge.set(found[name])
+
+    metrics.on_scrape(refresh)

@@ -27,7 +27,7 @@ from pykubelet.kit.clock import utc
 from pykubelet.model.lifecycle import could_restart_all
 from pykubelet.model.pod import is_sidecar, is_static, is_terminal_phase, restarts_on_exit
 from pykubelet.model.reasons import CONTAINERS_READY, POD_READY
-from pykubelet.model.results import ProbeKind
+from pykubelet.model.results import ProbeKey, ProbeKind
 from pykubelet.status.conditions import (
     FAILED,
     OWNED,
@@ -39,9 +39,6 @@ from pykubelet.status.conditions import (
     transition_time,
 )
 from pykubelet.status.containers import bare_id, gone_at_end
-
-ProbeAbout = tuple[ProbeKind, str]
-"""A kind of probe and the bare id of a container."""
 
 
 def statuses_equal(a: PodStatus, b: PodStatus) -> bool:
@@ -211,10 +208,10 @@ def with_container_started(status: PodStatus, container: str, started: bool) -> 
     return _with_flags(status, container, started=started)
 
 
-def recalled(pod: Pod, status: PodStatus, before: PodStatus, heard: Collection[ProbeAbout], now: float) -> PodStatus:
+def recalled(pod: Pod, status: PodStatus, before: PodStatus, probed: Collection[ProbeKey], now: float) -> PodStatus:
     """The status with what was reported, before a restart of the agent, of containers that run on.
 
-    `heard`: the probes whose own result counts by now. The start time stays, too, as long as one of them runs."""
+    `probed`: the probes whose own result counts by now. The start time stays, too, as long as one of them runs."""
     mine = {each.container_id for each in (*status.container_statuses, *status.init_container_statuses) if _runs(each)}
     for each in (*before.init_container_statuses, *before.container_statuses):
         if not each.container_id or each.container_id not in mine or not _runs(each):
@@ -222,9 +219,9 @@ def recalled(pod: Pod, status: PodStatus, before: PodStatus, heard: Collection[P
         if before.start_time not in (None, status.start_time):
             status = msgspec.structs.replace(status, start_time=before.start_time)
         bare = bare_id(each.container_id)
-        if each.started and (ProbeKind.STARTUP, bare) not in heard:
+        if each.started and (ProbeKind.STARTUP, bare) not in probed:
             status = with_container_started(status, bare, True) or status
-        if each.ready and (ProbeKind.READINESS, bare) not in heard:
+        if each.ready and (ProbeKind.READINESS, bare) not in probed:
             status = with_container_ready(pod, status, bare, True, now) or status
     return status
 

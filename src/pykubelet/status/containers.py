@@ -303,7 +303,7 @@ def _set_started_and_ready(inputs: StatusInputs, container: Container, status: C
 def _is_started(inputs: StatusInputs, container: Container, status: ContainerStatus) -> bool:
     if status.state is None or status.state.running is None:
         return False
-    outcome = inputs.probes.get(ProbeKind.STARTUP, bare_id(status.container_id))
+    outcome = inputs.probes.get((ProbeKind.STARTUP, bare_id(status.container_id)))
     if outcome is not None:
         return outcome is ProbeOutcome.SUCCESS
     # Has what was reported about this very run before (`_from_run`).
@@ -311,7 +311,7 @@ def _is_started(inputs: StatusInputs, container: Container, status: ContainerSta
 
 
 def _is_ready(inputs: StatusInputs, container: Container, status: ContainerStatus) -> bool:
-    outcome = inputs.probes.get(ProbeKind.READINESS, bare_id(status.container_id))
+    outcome = inputs.probes.get((ProbeKind.READINESS, bare_id(status.container_id)))
     if outcome is ProbeOutcome.SUCCESS or container.readiness_probe is None:
         return True
     return outcome is None and _was_ready(inputs.reported_containers, status)

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements
 from pykubelet.kit.clock import utc
 from pykubelet.model.problems import ContainerProblem
-from pykubelet.model.results import ProbeResults
+from pykubelet.model.results import ProbeKey, ProbeOutcome
 from pykubelet.model.runtime_status import PodRuntimeStatus
 
 
@@ -31,7 +31,7 @@ class StatusInputs(Struct, frozen=True, kw_only=True):
     runtime: PodRuntimeStatus
     now: float
     """Wall time in unix seconds."""
-    probes: ProbeResults
+    probes: Mapping[ProbeKey, ProbeOutcome]
     previous: PodStatus | None = None
     """The status this agent generated last; None at first, then the API server's serves."""
     keeps_reported: bool = True

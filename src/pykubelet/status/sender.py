@@ -33,8 +33,9 @@ from pykubelet.model.pod import (
     readable,
     uid_of,
 )
+from pykubelet.pods.record import ReportedStatus
+from pykubelet.pods.table import PodTable
 from pykubelet.status.changes import ends_pod, merged_status
-from pykubelet.status.manager import StatusManager, ToldStatus
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class StatusSender:
     def __init__(
         self,
         *,
-        statuses: StatusManager,
+        table: PodTable,
         client: KubeClient,
         api_pods: ApiPods,
         make_patch: PatchMaker,
@@ -88,7 +89,7 @@ class StatusSender:
         metrics: Registry,
     ) -> None:
         """`could_run(uid)`: whether containers of the pod may still run."""
-        self._statuses = statuses
+        self._table = table
         self._client = client
         self._api_pods = api_pods
         self._make_patch = make_patch
@@ -112,7 +113,7 @@ class StatusSender:
     # -- news
 
     def changed(self, uid: str) -> None:
-        """A status has changed; for StatusManager.listen."""
+        """A status has changed; for PodStatusChanged."""
         record = self._record(uid)
         if record.changed_at is None:
             record.changed_at = self._clock.monotonic()
@@ -120,9 +121,9 @@ class StatusSender:
         record.refused = False
 
     def observed(self, change: Change[Pod]) -> None:
-        """The watch showed a pod: it may differ from what we told, or want to be deleted."""
+        """The watch showed a pod: it may differ from what we reported, or want to be deleted."""
         uid = uid_here(change.object)
-        if change.type is ChangeType.DELETED or self._statuses.entry(uid) is None:
+        if change.type is ChangeType.DELETED or self._table.reported(uid) is None:
             return
         record = self._records.get(uid)
         if record is not None and _version(record.answer) == _version(change.object):
@@ -139,10 +140,10 @@ class StatusSender:
         return [uid for uid in uids if self._is_unsent(uid)]
 
     def _is_unsent(self, uid: str) -> bool:
-        told, record = self._statuses.entry(uid), self._record(uid)
-        if told is None or self._there(told.pod, record) is None:
+        reported, record = self._table.reported(uid), self._record(uid)
+        if reported is None or self._there(reported.pod, record) is None:
             return False  # no place to send it to
-        return record.sent < told.version or record.held
+        return record.sent < reported.version or record.held
 
     # -- the service
 
@@ -160,10 +161,10 @@ class StatusSender:
 
     def _wake_unsettled(self) -> None:
         """Find what differs although no news said so."""
-        for uid, told in self._statuses:
+        for uid, reported in self._table.reports():
             record = self._records.get(uid)
-            there = self._api_pods.get(name_of(told.pod), namespace_of(told.pod))
-            settled = record is not None and record.sent >= told.version and not record.held
+            there = self._api_pods.get(name_of(reported.pod), namespace_of(reported.pod))
+            settled = record is not None and record.sent >= reported.version and not record.held
             if not settled or there is None or record is None or _version(there) != _version(record.answer):
                 self._tasks.wake(uid, skip_backoff=False)
 
@@ -182,7 +183,7 @@ class StatusSender:
 
     async def _flush(self) -> None:
         """The last news before we leave; what the server does not take in time is found again at the next start."""
-        late = [uid for uid, told in self._statuses if self._record(uid).sent < told.version]
+        late = [uid for uid, reported in self._table.reports() if self._record(uid).sent < reported.version]
         for start in range(0, len(late), AT_ONCE):
             await gather_all(*(self._try_once(uid) for uid in late[start : start + AT_ONCE]))
 
@@ -202,21 +203,21 @@ class StatusSender:
     async def _bring_up_to_date(self, uid: str) -> None:
         record = self._record(uid)
         while True:
-            told = self._statuses.entry(uid)
-            there = self._there(told.pod, record) if told is not None else None
-            if told is None or there is None:
+            reported = self._table.reported(uid)
+            there = self._there(reported.pod, record) if reported is not None else None
+            if reported is None or there is None:
                 # Gone, re-created under its name, or a static pod without mirror: the watch tells when that changes.
                 record.answer = None
                 return
-            version, since = told.version, record.changed_at
-            there = await self._send(told, there, record)
+            version, since = reported.version, record.changed_at
+            there = await self._send(reported, there, record)
             if there is None:
                 return
-            if told.finished and may_be_deleted(there):
+            if reported.finished and may_be_deleted(there):
                 await self._delete(there)
                 return
-            now_told = self._statuses.entry(uid)
-            if now_told is None or now_told.version == version:
+            newest = self._table.reported(uid)
+            if newest is None or newest.version == version:
                 if since is not None:
                     self._took.observe(self._clock.monotonic() - since)
                 record.changed_at = None
@@ -231,26 +232,26 @@ class StatusSender:
             return found
         return newer(found, record.answer)
 
-    async def _send(self, told: ToldStatus, there: Pod, record: _Record) -> Pod | None:
+    async def _send(self, reported: ReportedStatus, there: Pod, record: _Record) -> Pod | None:
         """Write what differs; the object afterwards, or None when the status has no place to go."""
         sent: dict[str, Any] | None = None
         while True:
-            could_run = self._could_run(uid_of(told.pod))
-            status = merged_status(there.status, told.status, could_run=could_run)
-            record.held = could_run and ends_pod(there.status, told.status)
+            could_run = self._could_run(uid_of(reported.pod))
+            status = merged_status(there.status, reported.status, could_run=could_run)
+            record.held = could_run and ends_pod(there.status, reported.status)
             patch = self._make_patch(there, status)
             # Another writer may have come between: then the answer differs from what we say, in another way than
             # before. What the server refuses to take differs in the same way, for ever.
             if patch is None or patch == sent:
-                record.sent, record.answer = told.version, there
+                record.sent, record.answer = reported.version, there
                 return there
-            answer = await self._write(told, there, patch, record)
+            answer = await self._write(reported, there, patch, record)
             if answer is None:
                 return None
             there, sent = answer, patch
 
-    async def _write(self, told: ToldStatus, there: Pod, patch: dict[str, Any], record: _Record) -> Pod | None:
-        version = told.version
+    async def _write(self, reported: ReportedStatus, there: Pod, patch: dict[str, Any], record: _Record) -> Pod | None:
+        version = reported.version
         try:
             answer = await self._client.patch(
                 Pod,
@@ -276,7 +277,7 @@ class StatusSender:
             pass  # already gone, or another pod has the name by now
         else:
             logger.info("pod deleted from the API server: nothing of it is left here", extra={"pod": readable(pod)})
-        self._statuses.forget(uid)
+        self._table.forget_reported(uid)
         self._records.pop(uid, None)
 
 

@@ -87,6 +87,7 @@ class Housekeeping:
         self._see_off_deleted()
         self._kill_orphans()
         known = wanted | {worker.uid for worker in self._table.workers()}
+        self._table.drop_unknown()
         for holder in self._holders:
             holder.keep_only(known)
         self._remove_folders(known)

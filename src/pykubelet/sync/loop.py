@@ -41,19 +41,12 @@ from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_RE
 from pykubelet.pods.record import Room
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import LifeRecorder, Step
-from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered
+from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered, ProbeResultChanged
 from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 logger = logging.getLogger(__name__)
-
-
-class ProbeChanged(Struct, frozen=True, kw_only=True):
-    kind: ProbeKind
-    container_id: str
-    pod_uid: str
-    outcome: ProbeOutcome
 
 
 class _Broken(Struct):
@@ -112,8 +105,6 @@ class StatusStore(Protocol):
         ...
 
     def set_status(self, pod: Pod, status: PodStatus) -> None: ...
-
-    def get(self, uid: str) -> PodStatus | None: ...
 
     def probe_changed(self, pod: Pod, kind: ProbeKind, container_id: str, outcome: ProbeOutcome) -> None: ...
 
@@ -388,7 +379,7 @@ class SyncLoop:
         self._statuses.set_status(pod, status)
 
     def _was_rejected(self, pod: Pod) -> bool:
-        status = self._statuses.get(uid_of(pod))
+        status = self._table.reported_status(uid_of(pod))
         return self._table.worker(uid_of(pod)) is None and status is not None and status.phase == "Failed"
 
     def _make_room(self, verdict: Verdict) -> Room | None:
@@ -420,23 +411,22 @@ class SyncLoop:
 
     # --- probes ---------------------------------------------------------------------------------
 
-    def probe_result(self, kind: ProbeKind, container_id: str, uid: str, outcome: ProbeOutcome) -> None:
-        """For ProbeResults.listen."""
+    def probe_result_changed(self, changed: ProbeResultChanged) -> None:
         try:
-            self._probe_changed(ProbeChanged(kind=kind, container_id=container_id, pod_uid=uid, outcome=outcome))
+            self._probe_changed(changed)
         except Exception as error:
-            self._tell_broken(uid, ProbeChanged.__name__, error)
-            self._workers.sync_now(uid)
+            self._tell_broken(changed.uid, type(changed).__name__, error)
+            self._workers.sync_now(changed.uid)
 
-    def _probe_changed(self, event: ProbeChanged) -> None:
-        pod = self._table.pod(event.pod_uid)
+    def _probe_changed(self, event: ProbeResultChanged) -> None:
+        pod = self._table.pod(event.uid)
         if pod is None:
             return
         if event.kind is not ProbeKind.LIVENESS:
             self._statuses.probe_changed(pod, event.kind, event.container_id, event.outcome)
-            self._workers.sync_now(event.pod_uid)
+            self._workers.sync_now(event.uid)
         elif event.outcome is ProbeOutcome.FAILURE:
-            self._workers.sync_now(event.pod_uid)
+            self._workers.sync_now(event.uid)
 
 
 def _age(pod: Pod) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pykubelet.api.types import Pod
+from pykubelet.context import Context
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.pod import ContainerKind, find_container, is_static, uses_host_network
@@ -38,18 +39,11 @@ START_ERRORS = {Step.CREATE: "CreateContainerError", Step.START: "RunContainerEr
 
 
 class PodMetrics:
-    def __init__(
-        self,
-        *,
-        table: PodTable,
-        recorder: LifeRecorder,
-        clock: Clock,
-        metrics: Registry,
-        node_name: str,
-    ) -> None:
-        self._table, self._recorder = table, recorder
-        self._clock = clock
-        metrics.gauge("kubelet_node_name", "The node's name; always 1.", ("node",)).set(1, node_name)
+    def __init__(self, ctx: Context, table: PodTable) -> None:
+        metrics = ctx.metrics
+        self._table, self._recorder = table, ctx.recorder
+        self._clock = ctx.clock
+        metrics.gauge("kubelet_node_name", "The node's name; always 1.", ("node",)).set(1, ctx.node_name)
         self._make_gauges(metrics)
         self._make_counters(metrics)
         self._make_durations(metrics)
@@ -59,7 +53,7 @@ class PodMetrics:
         """Pods with a user namespace of their own that have a sandbox and are not up yet."""
         self._first_network_pod = True
         metrics.on_scrape(self._count)
-        recorder.listen(self._stepped)
+        ctx.recorder.listen(self._stepped)
 
     def _make_gauges(self, metrics: Registry) -> None:
         self._desired = metrics.gauge("kubelet_desired_pods", "Pods the node was told to run.", ("static",))

@@ -21,9 +21,9 @@ from pykubelet.model.problems import ContainerProblem, Problem, ResizeFailed
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pods.record import Orphan, StatusChange
+from pykubelet.pods.table import PodTable
 from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.runtime.manager import SyncOutcome
-from pykubelet.runtime.reason_cache import ReasonCache
 from pykubelet.sync.steps import NetworkNotReady, SyncResult
 
 logger = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class PodSync:
         references: References,
         network: Network,
         folders: PodFolders,
-        reasons: ReasonCache,
+        table: PodTable,
         events: EventSink,
         recorder: LifeRecorder,
         clock: Clock,
@@ -186,7 +186,7 @@ class PodSync:
         self._references = references
         self._network = network
         self._folders = folders
-        self._reasons = reasons
+        self._table = table
         self._events = events
         self._recorder = recorder
         self._clock = clock
@@ -282,10 +282,10 @@ class PodSync:
         failed = {each.container: each for each in outcome.problems if isinstance(each, ContainerProblem)}
         for name, problem in failed.items():
             if name:
-                self._reasons.failed(uid, problem)
+                self._table.start_failed(uid, problem)
         for name in outcome.started:
             if name not in failed:
-                self._reasons.started(uid, name)
+                self._table.start_succeeded(uid, name)
 
     # --- terminating ----------------------------------------------------------------------------
 

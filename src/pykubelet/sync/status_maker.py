@@ -16,12 +16,11 @@ from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.clock import Clock
 from pykubelet.model.container_keys import TERMINATION_MESSAGE_PATH_KEY, falls_back_to_logs
 from pykubelet.model.events import EventSink
-from pykubelet.model.pod import all_containers, is_terminal_phase, uid_of
+from pykubelet.model.pod import is_terminal_phase, uid_of
 from pykubelet.model.pod_resources import pod_limits, pod_requests
 from pykubelet.model.reasons import NORMAL
-from pykubelet.model.results import ProbeResults
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
-from pykubelet.runtime.reason_cache import ReasonCache
+from pykubelet.pods.table import PodTable
 from pykubelet.settings.gates import Gates
 from pykubelet.status.generate import generate_pod_status
 from pykubelet.status.inputs import StatusInputs, StatusOverride
@@ -31,10 +30,6 @@ LOG_FALLBACK_BYTES = 2048
 LOG_FALLBACK_LINES = 80
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadline"
-
-
-class ToldStatuses(Protocol):
-    def get(self, uid: str) -> PodStatus | None: ...
 
 
 class NodeAddresses(Protocol):
@@ -68,9 +63,7 @@ class PodStatusMaker:
     def __init__(
         self,
         *,
-        told: ToldStatuses,
-        probes: ProbeResults,
-        reasons: ReasonCache,
+        table: PodTable,
         folders: PodFolders,
         logs: LogTail,
         addresses: NodeAddresses,
@@ -87,9 +80,7 @@ class PodStatusMaker:
         self._keeps_reported = not gates.enabled("ChangeContainerStatusOnKubeletRestart")
         self._tells_ready_to_start = gates.enabled("PodReadyToStartContainersCondition")
         self._health = health
-        self._told = told
-        self._probes = probes
-        self._reasons = reasons
+        self._table = table
         self._folders = folders
         self._logs = logs
         self._addresses = addresses
@@ -102,20 +93,19 @@ class PodStatusMaker:
 
     def make(self, pod: Pod, seen: PodRuntimeStatus, *, terminal: bool) -> PodStatus:
         uid = uid_of(pod)
-        previous = self._told.get(uid)
-        names = [container.name or "" for _, container in all_containers(pod)]
+        previous = self._table.reported_status(uid)
         addresses = self._addresses.host_ips()
         status = generate_pod_status(
             StatusInputs(
                 pod=pod,
                 runtime=seen,
                 now=self._clock.now(),
-                probes=self._probes,
+                probes=self._table.probe_outcomes(uid),
                 previous=previous,
                 keeps_reported=self._keeps_reported,
                 shows_ready_to_start=self._tells_ready_to_start,
                 terminal=terminal,
-                failures=self._reasons.of_pod(uid, names),
+                failures=self._table.start_failures(uid),
                 messages=self._termination_messages(seen),
                 actuated=self._resizes.actuated(uid),
                 override=self._deadline(pod, previous),

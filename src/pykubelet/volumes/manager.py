@@ -24,6 +24,7 @@ from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, Volum
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.desired_state import ObjectKey, Use, objects_of, wanted_volumes
 from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
+from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.volumes.mounts import MountBuilder
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.plugins.registry import Leftover, make_plugins
@@ -62,6 +63,7 @@ class VolumeManager:
         paths: VolumePaths,
         objects: VolumeObjects,
         rules: VolumeRules,
+        images: ImageVolumes,
         csi: CsiVolumes | None = None,
     ) -> None:
         self._clock, self._signals = ctx.clock, ctx.signals
@@ -82,7 +84,7 @@ class VolumeManager:
             on_settled=self._settled,
         )
         self._builder = MountBuilder(
-            table=table, plugins=plugins, mounts=mounts, paths=paths, images=objects.images, rules=rules
+            table=table, plugins=plugins, mounts=mounts, paths=paths, images=images, rules=rules
         )
         self._usage = UsageMeter(table=table, plugins=plugins, mounts=mounts, paths=paths, quotas=rules.quotas)
         self._ready = asyncio.Event()

@@ -19,7 +19,8 @@ from pykubelet.model.expand import ExpansionTooLong, expand_strict
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.volumes.actual_state import State, VolumeEntry, VolumeTable
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.objects import VolumeImages, VolumeRules
+from pykubelet.volumes.image_volumes import ImageVolumes
+from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import IMAGE, VolumeSpec
 from pykubelet.volumes.subpath import place_of, show_subpath
@@ -86,7 +87,7 @@ class MountBuilder:
         plugins: Mapping[str, VolumePlugin],
         mounts: Mounts,
         paths: VolumePaths,
-        images: VolumeImages,
+        images: ImageVolumes,
         rules: VolumeRules,
     ) -> None:
         self._table = table

@@ -28,7 +28,6 @@ from pykubelet.clients.host.port import Quotas
 from pykubelet.clients.plugins.port import CsiNodeInfo
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.selinux import SelinuxMounts
-from pykubelet.wire import cri_pb2
 
 
 class References(Protocol):
@@ -129,12 +128,6 @@ class CsiNodeUpdater(Protocol):
     async def remove_driver(self, name: str) -> None: ...
 
 
-class VolumeImages(Protocol):
-    def image_of(self, pod: Pod, volume: str) -> cri_pb2.ImageSpec | None:
-        """The pulled image of an image volume; None when nobody pulled it here."""
-        ...
-
-
 class _Absent:
     """Without an API server none of this can be had, and saying so beats an empty file."""
 
@@ -174,11 +167,25 @@ class _Absent:
     async def wait_attached(self, pod: Pod, unique_name: str) -> str:
         return ""
 
-    def image_of(self, pod: Pod, volume: str) -> cri_pb2.ImageSpec | None:
-        return None
-
 
 _ABSENT = _Absent()
+BUNDLE_GATE, CERTIFICATE_GATE = "ClusterTrustBundleProjection", "PodCertificateRequest"
+
+
+class GateOff:
+    """Refuses sources of projected volumes whose feature gate is off."""
+
+    async def by_name(self, name: str) -> str | None:
+        raise VolumeProblem(f"clusterTrustBundle sources need the feature gate {BUNDLE_GATE}")
+
+    async def by_signer(self, signer: str, selector: LabelSelector | None) -> str:
+        raise VolumeProblem(f"clusterTrustBundle sources need the feature gate {BUNDLE_GATE}")
+
+    async def credentials(self, pod: Pod, volume: str, index: int, source: PodCertificateProjection) -> Credentials:
+        raise VolumeProblem(f"podCertificate sources need the feature gate {CERTIFICATE_GATE}")
+
+    def forget(self, uid: str) -> None:
+        return
 
 
 class VolumeObjects(Struct, frozen=True, kw_only=True):
@@ -189,10 +196,11 @@ class VolumeObjects(Struct, frozen=True, kw_only=True):
     claims: Claims = field(default=_ABSENT)
     downward: Downward = field(default=_ABSENT)
     attachments: Attachments = field(default=_ABSENT)
-    images: VolumeImages = field(default=_ABSENT)
     csi: CsiObjects | None = None
     """None: no API server, and no CSI volumes."""
     csi_node: CsiNodeUpdater | None = None
+    node_uid: Callable[[], str] = lambda: ""
+    """Of this node's Node object; empty before it is known."""
 
 
 class VolumeRules(Struct, frozen=True, kw_only=True):

@@ -25,18 +25,18 @@ from pykubelet.api.types import (
 )
 from pykubelet.certs.pem import CertificateError
 from pykubelet.clients.kube.port import KubeClient
+from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff
-from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import ApiError, NotFound
-from pykubelet.model.events import EventSink
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 from pykubelet.model.reasons import WARNING
+from pykubelet.volumes.objects import Credentials
 
 logger = logging.getLogger(__name__)
 
 ANSWER_WITHIN = 20.0
-FIRST_LOOK, LAST_LOOK = 0.1, 2.0
-"""Seconds between looks at a request, growing."""
+FIRST_POLL, LAST_POLL = 0.1, 2.0
+"""Seconds between reads of a request, growing."""
 REFUSALS = ("Denied", "Failed")
 _RSA = {"RSA3072": 3072, "RSA4096": 4096}
 _CURVES = {"ECDSAP256": "SECP256R1", "ECDSAP384": "SECP384R1", "ECDSAP521": "SECP521R1"}
@@ -45,9 +45,7 @@ Key = tuple[str, str, int]
 """(pod, volume, index of the source)"""
 
 
-class Issued(Struct, frozen=True, kw_only=True):
-    key_pem: bytes
-    chain_pem: bytes
+class Issued(Credentials, frozen=True, kw_only=True):
     renew_at: float
     not_after: float
 
@@ -62,14 +60,10 @@ class _Kept(Struct):
 
 
 class PodCertificateKeeper:
-    def __init__(
-        self, *, kube: KubeClient, clock: Clock, events: EventSink, node: Callable[[], tuple[str, str]]
-    ) -> None:
-        """`node` tells this node's name and UID."""
+    def __init__(self, ctx: Context, *, kube: KubeClient, node_uid: Callable[[], str]) -> None:
+        self._clock, self._events, self._node_name = ctx.clock, ctx.events, ctx.node_name
         self._kube = kube
-        self._clock = clock
-        self._events = events
-        self._node = node
+        self._node_uid = node_uid
         self._kept: dict[Key, _Kept] = {}
 
     async def credentials(self, pod: Pod, volume: str, index: int, source: PodCertificateProjection) -> Issued:
@@ -96,7 +90,7 @@ class PodCertificateKeeper:
             kept.key_pem, proof = make_key(source.key_type or "")
             made = await self._kube.create(await self._request(pod, source, proof))
             kept.request = made.metadata.name or ""
-        deadline, pauses = self._clock.monotonic() + ANSWER_WITHIN, Backoff(FIRST_LOOK, LAST_LOOK)
+        deadline, pauses = self._clock.monotonic() + ANSWER_WITHIN, Backoff(FIRST_POLL, LAST_POLL)
         while self._clock.monotonic() < deadline:
             try:
                 found = await self._kube.get(PodCertificateRequest, kept.request, namespace_of(pod))
@@ -128,7 +122,6 @@ class PodCertificateKeeper:
     async def _request(self, pod: Pod, source: PodCertificateProjection, proof: bytes) -> PodCertificateRequest:
         namespace, account = namespace_of(pod), pod.spec.service_account_name or "default"
         found = await self._kube.get(ServiceAccount, account, namespace)
-        node_name, node_uid = self._node()
         owner = OwnerReference(api_version="v1", kind="Pod", name=name_of(pod), uid=uid_of(pod))
         return PodCertificateRequest(
             metadata=ObjectMeta(namespace=namespace, generate_name="req-", owner_references=[owner]),
@@ -138,8 +131,8 @@ class PodCertificateKeeper:
                 pod_uid=uid_of(pod),
                 service_account_name=account,
                 service_account_uid=found.metadata.uid,
-                node_name=node_name,
-                node_uid=node_uid,
+                node_name=self._node_name,
+                node_uid=self._node_uid(),
                 max_expiration_seconds=source.max_expiration_seconds,
                 stub_pkcs10_request=base64.b64encode(proof).decode(),
                 unverified_user_annotations=source.user_annotations,

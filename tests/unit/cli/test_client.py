@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cli.client import NodeClient, Target
+from pykubelet.cli.errors import NO_AGENT, CommandFailed
 from pykubelet.cli.pods import list_pods
-from pykubelet.cli.problems import NO_AGENT, CommandFailed
-from pykubelet.cli.up_state import need_root
+from pykubelet.cli.up import need_root
 from pykubelet.model.pod import name_of
 from tests.builders import a_pod
 from tests.unit.server.support import FakePods, World, serving

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pykubelet.certs.files import CertificateFiles
-from pykubelet.cli.joining import CLIENT_PREFIX, is_usable, log_in
+from pykubelet.cli.cluster_edges import CLIENT_PREFIX, is_usable, log_in
 from pykubelet.clients.kube.kubeconfig import KubeconfigError
 from pykubelet.kit.clock import SystemClock
 from pykubelet.settings.load import LoadedSettings, load_settings

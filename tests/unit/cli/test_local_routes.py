@@ -53,7 +53,7 @@ class Stops:
         self.stopped: list[str] = []
         self.forgiven: list[str] = []
 
-    async def refresh(self, uid: str, *, asked: bool) -> PodRuntimeStatus:
+    async def inspect(self, uid: str, *, requested: bool) -> PodRuntimeStatus:
         return self.seen
 
     async def stop_container(

@@ -10,7 +10,7 @@ import pytest
 
 from pykubelet.cli.local_socket import FOLDER, candidates, forget_old_socket, local_socket
 from pykubelet.cli.options import sockets
-from pykubelet.cli.up_state import UpState
+from pykubelet.cli.up import UpState
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="the folder belongs to root")
 

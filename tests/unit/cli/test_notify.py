@@ -4,7 +4,7 @@ import asyncio
 import socket
 from pathlib import Path
 
-from pykubelet.cli.notify import NotifySocket, SystemdNotifier
+from pykubelet.cli.agent import NotifySocket, SystemdNotifier
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 

@@ -9,8 +9,8 @@ import pytest
 from pykubelet.api.types import ContainerState, ContainerStateRunning, ContainerStateTerminated, PodCondition, PodStatus
 from pykubelet.api.types import ContainerStateWaiting as Waiting
 from pykubelet.api.types import ContainerStatus as Told
+from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.pods import age_text, container_of, find, ready_text, restarts, status_text
-from pykubelet.cli.problems import CommandFailed
 from tests.builders import NOW, a_container, a_pod, a_sidecar, at
 
 NOW_TIME = datetime.fromtimestamp(NOW, UTC)

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from msgspec import structs
 
-from pykubelet.cli.edges import cgroup_driver, refuse_host
+from pykubelet.cli.agent_edges import cgroup_driver, refuse_host
 from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import Unimplemented

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from pykubelet.cli.selector import parse
+from pykubelet.cli.get import parse_selector
 
 LABELS = {"app": "web", "tier": "front"}
 
@@ -31,10 +31,10 @@ LABELS = {"app": "web", "tier": "front"}
     ],
 )
 def test_selectors(text: str, fits: bool) -> None:
-    assert parse(text)(LABELS) is fits
+    assert parse_selector(text)(LABELS) is fits
 
 
 @pytest.mark.parametrize("text", ["=", "app=web=x", "app in web", "a b", "app in (a"])
 def test_what_is_no_selector_is_refused(text: str) -> None:
     with pytest.raises(click.UsageError, match="no label selector"):
-        parse(text)
+        parse_selector(text)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import Pod
-from pykubelet.cli.problems import CommandFailed
-from pykubelet.cli.up import check_paths
-from pykubelet.cli.up_state import UpState
+from pykubelet.cli.errors import CommandFailed
+from pykubelet.cli.up import UpState, check_paths
 from pykubelet.cli.up_view import PlainView, Row
 from pykubelet.model.pod import Source, name_of
 from pykubelet.sources.static import MergedSets

@@ -10,9 +10,9 @@ from pykubelet.api.types import Pod, PodStatus
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.pod import uid_of
-from pykubelet.model.problems import ContainerProblem, VolumeFailed
+from pykubelet.model.problems import VolumeFailed
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
-from pykubelet.pods.record import PodWorker, WorkerState
+from pykubelet.pods.record import PodWorker, ReportedStatus, WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import LifeRecorder, Step
 from tests.builders import a_context, a_pod
@@ -24,7 +24,6 @@ class World:
     """Everything an explainer asks, in one object."""
 
     table: PodTable = field(default_factory=PodTable)
-    reported: dict[str, PodStatus] = field(default_factory=dict)
     up: bool = True
 
     def want(self, pod: Pod) -> Pod:
@@ -33,12 +32,6 @@ class World:
 
     def work(self, pod: Pod, state: WorkerState = WorkerState.SYNCING) -> None:
         self.table.add_worker(PodWorker(uid_of(pod), "", pod, state, grace=30))
-
-    def get(self, uid: str) -> PodStatus | None:
-        return self.reported.get(uid)
-
-    def of_pod(self, uid: str, containers: list[str]) -> dict[str, ContainerProblem]:
-        return {}
 
     def problems(self, uid: str) -> Sequence[VolumeFailed]:
         return []
@@ -56,8 +49,6 @@ class World:
         return Explainer(
             a_context(recorder=recorder),
             table=self.table,
-            statuses=self,
-            reasons=self,
             volumes=self,
             runtime=self,
         )
@@ -67,8 +58,9 @@ async def test_a_crash_is_told_with_the_end_of_the_right_log(tmp_path: Path) -> 
     clock = LoopClock()
     recorder = LifeRecorder(clock)
     recorder.note("uid-web", Step.SEEN)
-    world = World(reported={"uid-web": PodStatus(phase="Running", container_statuses=[crashed(ended(1))])})
-    world.want(a_pod())
+    world = World()
+    status = PodStatus(phase="Running", container_statuses=[crashed(ended(1))])
+    world.table.report(ReportedStatus(pod=world.want(a_pod()), status=status, version=1, plain=status))
     new, old = tmp_path / "1.log", tmp_path / "0.log"
     new.write_text("".join(f"2026-01-02T03:04:05.6Z stdout F {line}\n" for line in ("first", "", "second\r")))
     old.write_text("2026-01-02T03:04:04.6Z stdout F before\n")

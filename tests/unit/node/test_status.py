@@ -14,11 +14,14 @@ from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiServerError, Forbidden
 from pykubelet.node.addresses import AddressFinder
 from pykubelet.node.conditions import find_condition, is_ready
-from pykubelet.node.facts import FactsGatherer, ImageList
+from pykubelet.node.facts import FactsGatherer, ImageList, NodeSources
 from pykubelet.node.own_node import OwnNode
 from pykubelet.node.register import NodeIdentity
-from pykubelet.node.status import NodeReporter, ReportTiming, StartupTimes
+from pykubelet.node.status import NodeReporter, ReportTiming
+from pykubelet.settings.schema import KubeletConfig
+from pykubelet.settings.schema_node import NodeSettings
 from pykubelet.settings.settings import Settings
+from tests.builders import a_context
 from tests.fakes.fake_kube import FakeKube
 from tests.unit.node.making import GIB, FakeNetwork, FakeRuntime, HeardEvents, a_machine
 
@@ -28,7 +31,14 @@ PARTS = ("", "_pre_kubelet", "_pre_registration", "_registration", "_post_regist
 class Bed:
     """A reporter on a fake API server, a fake runtime and a fake network."""
 
-    def __init__(self, *, storage: int = 100 * GIB, **fields: Any) -> None:
+    def __init__(
+        self,
+        *,
+        storage: int = 100 * GIB,
+        booted: float = 0.0,
+        metrics: Registry | None = None,
+        settings: Settings | None = None,
+    ) -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
         self.own = OwnNode("box")
@@ -38,35 +48,35 @@ class Bed:
         self.pressures: set[str] = set()
         self.others: list[str] = []
         self.reported: list[list[str]] = []
-        gather = FactsGatherer(
-            settings=Settings(),
+        ctx = a_context(clock=self.clock, events=self.events, metrics=metrics, settings=settings)
+        sources = NodeSources(
+            runtime=self.runtime,
+            pressures=lambda: self.pressures,
+            other_problems=lambda: self.others,
+            volumes_in_use=lambda: ["v1"],
+            volumes_reported=lambda names: self.reported.append(list(names)),
+            set_pod_cidr=self.runtime.update_runtime_config,
+        )
+        facts = FactsGatherer(
+            ctx,
             machine=a_machine(),
             addresses=AddressFinder(
                 network=self.network, node_ips=(), node_name="box", hostname="box", external_cloud=False
             ),
             images=ImageList(runtime=self.runtime, limit=50, clock=self.clock),
-            runtime=self.runtime,
             runtime_version="containerd://1.7.0",
             storage_size=lambda: storage,
-            events=self.events,
-            clock=self.clock,
-            pressures=lambda: self.pressures,
-            other_problems=lambda: self.others,
-            volumes_in_use=lambda: ["v1"],
+            sources=sources,
         )
         self.reporter = NodeReporter(
+            ctx,
             client=self.kube,
             own=self.own,
-            gather=gather,
-            identity=NodeIdentity(name="box", hostname="box", architecture="amd64"),
+            facts=facts,
+            identity=NodeIdentity(name="box", hostname="box", architecture="amd64", booted=booted),
+            sources=sources,
             make_patch=node_status_patch,
-            events=self.events,
-            clock=self.clock,
-            timing=ReportTiming(),
-            volumes_reported=lambda names: self.reported.append(list(names)),
-            set_pod_cidr=self.runtime.update_runtime_config,
-            rng=random.Random(1),
-            **fields,
+            timing=ReportTiming(rng=random.Random(1)),
         )
 
     @property
@@ -87,7 +97,7 @@ class Bed:
 
 async def test_the_start_of_a_new_node_in_parts() -> None:
     metrics, clock = Registry(), LoopClock()
-    bed = Bed(startup=StartupTimes(clock=clock, metrics=metrics, booted=clock.now() - 40))
+    bed = Bed(metrics=metrics, booted=clock.now() - 40)
     bed.others = ["not yet"]
     await clock.sleep(2)
     async with running(bed.reporter):
@@ -104,7 +114,7 @@ async def test_the_start_of_a_new_node_in_parts() -> None:
 
 async def test_a_node_that_was_there_has_no_start_to_tell() -> None:
     metrics = Registry()
-    bed = Bed(startup=StartupTimes(clock=LoopClock(), metrics=metrics, booted=1.0))
+    bed = Bed(metrics=metrics, booted=1.0)
     bed.kube.add(Node(metadata=ObjectMeta(name="box")))
     async with running(bed.reporter):
         await bed.clock.sleep(5)
@@ -202,7 +212,7 @@ async def test_registration_is_retried_until_the_server_is_there() -> None:
 
 
 async def test_without_registration_only_an_existing_node_is_updated() -> None:
-    bed = Bed(register=False)
+    bed = Bed(settings=Settings(config=KubeletConfig(node=NodeSettings(register_node=False))))
     async with running(bed.reporter):
         await bed.clock.sleep(30)
         assert bed.kube.find(Node, "box") is None

@@ -17,10 +17,13 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.http import HttpAnswer, HttpRequest
 from pykubelet.model.pod import uid_of
-from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.model.results import ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ExecResult
+from pykubelet.pods.record import ReportedStatus
+from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.recorder import LifeRecorder
+from pykubelet.signals import ProbeResultChanged
 from tests.builders import a_context, at
 
 Script = Callable[[str], ExecResult | Exception]
@@ -51,21 +54,20 @@ class Bench:
     def __init__(self, pod: Pod, *, age: float = 0.0, spread: float = 0.5) -> None:
         self.clock = LoopClock()
         self.pod = pod
-        self.statuses: dict[str, PodStatus] = {}
-        self.results = ProbeResults()
+        self.table = PodTable()
         self.events: list[str] = []
         self.recorder = LifeRecorder(self.clock)
         self.asked: list[tuple[float, str]] = []
         self.script: Script = passes
         self.takes = 0.0
         self.changes: list[tuple[float, str, str, str]] = []
-        self.results.listen(self._heard)
+        ctx = a_context(clock=self.clock, events=self, recorder=self.recorder)
+        ctx.signals.subscribe(ProbeResultChanged, self._changed)
         self.manager = ProbeManager(
-            a_context(clock=self.clock, events=self, recorder=self.recorder),
+            ctx,
             cri=self,
             network=NoNetwork(),
-            status=self.statuses.get,
-            results=self.results,
+            table=self.table,
             started=self.clock.now() - age,
             spread=lambda: spread,
         )
@@ -92,8 +94,9 @@ class Bench:
     def node_event(self, kind: str, reason: str, message: str) -> None:
         raise AssertionError("probes tell nothing about the node")
 
-    def _heard(self, kind: ProbeKind, container_id: str, uid: str, outcome: ProbeOutcome) -> None:
-        self.changes.append((round(self.clock.monotonic(), 3), kind.value, container_id, outcome.value))
+    def _changed(self, changed: ProbeResultChanged) -> None:
+        when = round(self.clock.monotonic(), 3)
+        self.changes.append((when, changed.kind.value, changed.container_id, changed.outcome.value))
 
     # --- what happens to the pod ------------------------------------------------------------------
 
@@ -114,17 +117,20 @@ class Bench:
         self.tell(name, container_id, ContainerState(terminated=ContainerStateTerminated(exit_code=code)), False)
 
     def tell(self, name: str, container_id: str, state: ContainerState, started: bool, *, ready: bool = False) -> None:
-        old = self.statuses.get(uid_of(self.pod), PodStatus())
+        old = self.table.reported_status(uid_of(self.pod)) or PodStatus()
         others = [each for each in old.container_statuses if each.name != name]
         mine = ContainerStatus(
             name=name, container_id=f"containerd://{container_id}", state=state, started=started, ready=ready
         )
         status = PodStatus(phase="Running", pod_ip="10.0.0.5", container_statuses=[*others, mine])
-        self.statuses[uid_of(self.pod)] = status
+        self.report(status)
         self.manager.container_changed(uid_of(self.pod))
 
+    def report(self, status: PodStatus) -> None:
+        self.table.report(ReportedStatus(pod=self.pod, status=status, version=1, plain=status))
+
     def outcome(self, kind: ProbeKind, container_id: str = "c1") -> ProbeOutcome | None:
-        return self.results.get(kind, container_id)
+        return self.table.probe_outcomes(uid_of(self.pod)).get((kind, container_id))
 
     def times(self, word: str) -> list[float]:
         return [when for when, asked in self.asked if asked == word]

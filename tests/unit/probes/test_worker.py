@@ -238,7 +238,7 @@ async def test_termination_stops_all_but_readiness() -> None:
         await bench.clock.sleep(30)
         assert bench.outcome(READY) is BAD
         bench.manager.remove_pod("uid-web")
-        assert len(bench.results) == 0
+        assert bench.table.probe_outcomes("uid-web") == {}
         assert bench.manager.snapshot() == {}
     assert len(bench.times("live")) == 1
 
@@ -252,7 +252,7 @@ async def test_a_probe_under_way_is_given_up_with_its_pod() -> None:
         bench.manager.keep_only([])
         await bench.clock.sleep(200)
         assert bench.changes == [(0.0, "liveness", "c1", "success")]
-        assert len(bench.results) == 0
+        assert bench.table.probe_outcomes("uid-web") == {}
         assert "live" not in bench.manager.metrics.expose()
 
 
@@ -261,10 +261,10 @@ async def test_a_pod_that_ended_is_probed_no_more() -> None:
     async with bench.up():
         bench.runs()
         await bench.clock.sleep(0.5)
-        bench.statuses["uid-web"] = PodStatus(phase="Failed")
+        bench.report(PodStatus(phase="Failed"))
         bench.manager.container_changed("uid-web")
         await bench.clock.sleep(30)
-        assert len(bench.results) == 0
+        assert bench.table.probe_outcomes("uid-web") == {}
     assert bench.times("live") == [0.0]
 
 

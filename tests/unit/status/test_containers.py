@@ -22,7 +22,6 @@ from pykubelet.api.types import (
 )
 from pykubelet.model import runtime_status as rt
 from pykubelet.model.problems import PullFailed
-from pykubelet.model.results import ProbeResults
 from pykubelet.status.containers import bare_id
 from pykubelet.status.generate import StatusInputs, generate_pod_status
 from tests.builders import (
@@ -44,7 +43,7 @@ CRASHED = PullFailed(reason="CrashLoopBackOff", text="back-off 10s")
 
 def status_of(pod: Pod, *runs: rt.ContainerStatus, **rest: Any) -> PodStatus:
     runtime = a_runtime_status(pod, *runs)
-    return generate_pod_status(StatusInputs(pod=pod, runtime=runtime, now=NOW, probes=ProbeResults(), **rest))
+    return generate_pod_status(StatusInputs(pod=pod, runtime=runtime, now=NOW, probes={}, **rest))
 
 
 def app(pod: Pod, *runs: rt.ContainerStatus, old: ContainerStatus | None = None, **rest: Any) -> ContainerStatus:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from pykubelet.api.types import ContainerStatus, Pod, PodCondition, PodStatus
-from pykubelet.kit.clock import LoopClock
 from pykubelet.model.pod import uid_of
 from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.pods.table import PodTable
 from pykubelet.status.manager import StatusManager
-from tests.builders import a_pod
+from tests.builders import a_context, a_pod
 
 UNREADY = PodStatus(
     phase="Running",
@@ -28,11 +28,12 @@ class Why:
 
 
 async def test_an_explanation_is_renewed_and_never_added_to_another() -> None:
-    statuses, why, pod = StatusManager(clock=LoopClock()), Why(), a_pod()
+    table, why, pod = PodTable(), Why(), a_pod()
+    statuses = StatusManager(a_context(), table)
     statuses.explained = why
 
     def told() -> tuple[int, str]:
-        entry = statuses.entry(uid_of(pod))
+        entry = table.reported(uid_of(pod))
         assert entry is not None
         return entry.version, entry.status.conditions[0].message or ""
 

@@ -23,7 +23,7 @@ from pykubelet.api.types import (
     ResourceRequirements,
 )
 from pykubelet.model import runtime_status as rt
-from pykubelet.model.results import ProbeKind, ProbeOutcome, ProbeResults
+from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.status.conditions import containers_ready_condition, find_condition, initialized_condition
 from pykubelet.status.generate import DEADLINE_EXCEEDED, StatusInputs, generate_pod_status
 from tests.builders import (
@@ -42,14 +42,12 @@ RUNNING, EXITED = rt.ContainerState.RUNNING, rt.ContainerState.EXITED
 
 def generate(pod: Pod, *runs: rt.ContainerStatus, **rest: Any) -> PodStatus:
     runtime = rest.pop("runtime", None) or a_runtime_status(pod, *runs)
-    values: dict[str, Any] = {"now": NOW, "probes": ProbeResults(), **rest}
+    values: dict[str, Any] = {"now": NOW, "probes": {}, **rest}
     return generate_pod_status(StatusInputs(pod=pod, runtime=runtime, **values))
 
 
-def told(kind: ProbeKind, container_id: str, outcome: ProbeOutcome) -> ProbeResults:
-    results = ProbeResults()
-    results.set(kind, container_id, "uid", outcome)
-    return results
+def told(kind: ProbeKind, container_id: str, outcome: ProbeOutcome) -> dict[ProbeKey, ProbeOutcome]:
+    return {(kind, container_id): outcome}
 
 
 def condition(status: PodStatus, kind: str) -> tuple[str | None, str | None, str | None]:
@@ -340,7 +338,7 @@ def test_started_and_ready_follow_the_probes(
         pod = a_pod(containers=[a_container("c", **probes)])
     else:
         pod = a_pod(init=[a_sidecar("c", **probes)])
-    results = told(outcome[0], "c-0", outcome[1]) if outcome else ProbeResults()
+    results = told(outcome[0], "c-0", outcome[1]) if outcome else {}
     status = generate(pod, a_container_status(pod, "c"), probes=results)
     made = (status.container_statuses if kind == "regular" else status.init_container_statuses)[0]
     assert (made.started, made.ready) == (started, ready)
@@ -385,7 +383,7 @@ def test_ready_survives_a_restart_of_the_agent_until_the_first_outcome(
     before = running_before(container_id, started=True)
     before.container_statuses[0].ready = was_ready
     pod = a_pod(containers=[a_container(readiness_probe=Probe())], status=before)
-    results = told(ProbeKind.READINESS, "app-0", outcome) if outcome else ProbeResults()
+    results = told(ProbeKind.READINESS, "app-0", outcome) if outcome else {}
     status = generate(pod, a_container_status(pod), probes=results)
     assert status.container_statuses[0].ready is ready
 

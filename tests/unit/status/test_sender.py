@@ -8,16 +8,17 @@ import pytest
 
 from pykubelet.api.types import ContainerState, ContainerStateRunning, ContainerStatus, Pod, PodCondition, PodStatus
 from pykubelet.clients.kube.patch import pod_status_patch
-from pykubelet.clients.kube.reflector import Reflector
-from pykubelet.clients.kube.watch import Query
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.kit.clock import LoopClock, utc
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiDown, ApiServerError, Expired, Invalid, TooManyRequests
 from pykubelet.model.pod import MIRROR_ANNOTATION, uid_of
+from pykubelet.pods.table import PodTable
+from pykubelet.signals import PodStatusChanged
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
-from tests.builders import a_pod
+from tests.builders import a_context, a_pod
 from tests.fakes.fake_kube import FakeKube
 
 
@@ -43,7 +44,9 @@ class Bed:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.kube = SlowKube(self.clock)
-        self.statuses = StatusManager(clock=self.clock)
+        ctx = a_context(clock=self.clock)
+        self.table = PodTable()
+        self.statuses = StatusManager(ctx, self.table)
         self.could_run = False
         self.metrics = Registry()
         self.pods = Reflector(
@@ -53,7 +56,7 @@ class Bed:
             on_change=lambda change: self.sender.observed(change),
         )
         self.sender = StatusSender(
-            statuses=self.statuses,
+            table=self.table,
             client=self.kube,
             api_pods=self.pods,
             make_patch=pod_status_patch,
@@ -61,7 +64,7 @@ class Bed:
             clock=self.clock,
             metrics=self.metrics,
         )
-        self.statuses.listen(self.sender.changed)
+        ctx.signals.subscribe(PodStatusChanged, lambda changed: self.sender.changed(changed.uid))
 
     def running(self) -> Any:
         return running(self.pods, self.sender)
@@ -254,7 +257,7 @@ async def test_a_finished_pod_that_was_to_go_is_deleted_for_good() -> None:
         await bed.clock.sleep(0.01)
         assert bed.kube.find(Pod, "web", "default") is None
     assert bed.kube.calls_of("delete", Pod)[0].body == {"grace": 0, "uid": uid_of(pod)}
-    assert bed.statuses.entry(uid_of(pod)) is None
+    assert bed.table.reported(uid_of(pod)) is None
 
 
 async def test_a_finished_pod_is_deleted_at_once_when_it_is_asked_to_go_later() -> None:

@@ -17,20 +17,15 @@ from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.signals import ContainerDied
 from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
 from pykubelet.sync.steps import SyncResult
-from tests.builders import a_container, a_pod, a_sandbox_status
+from tests.builders import a_container, a_context, a_pod, a_sandbox_status
 
 
 class World:
     def __init__(self) -> None:
         self.clock, self.metrics = LoopClock(), Registry()
         self.recorder, self.table = LifeRecorder(self.clock), PodTable()
-        self.subject = PodMetrics(
-            table=self.table,
-            recorder=self.recorder,
-            clock=self.clock,
-            metrics=self.metrics,
-            node_name="n1",
-        )
+        ctx = a_context(clock=self.clock, metrics=self.metrics, recorder=self.recorder, node_name="n1")
+        self.subject = PodMetrics(ctx, self.table)
 
     def add(self, pod: Pod) -> PodWorker:
         self.table.put(pod)

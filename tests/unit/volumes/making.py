@@ -32,13 +32,12 @@ from pykubelet.context import Context
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
-from pykubelet.settings.settings import Settings
 from pykubelet.signals import Signals
+from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import Credentials, VolumeObjects, VolumeRules
-from tests.builders import a_container, a_pod
+from tests.builders import a_container, a_context, a_pod
 from tests.fakes.fake_mounts import FakeMounts
 
 
@@ -133,14 +132,8 @@ class Node:
         return NodePaths(root=self.root, pod_logs=self.root / "logs", container_logs=self.root / "links")
 
     def context(self) -> Context:
-        return Context(
-            settings=Settings(),
-            node_name="here",
-            clock=self.clock,
-            events=self.told,
-            recorder=LifeRecorder(self.clock),
-            metrics=self.metrics,
-            signals=self.signals,
+        return a_context(
+            node_name="here", clock=self.clock, events=self.told, metrics=self.metrics, signals=self.signals
         )
 
     def manager(self) -> VolumeManager:
@@ -157,6 +150,7 @@ class Node:
                 downward=Downward(),
             ),
             rules=self.rules,
+            images=ImageVolumes(),
         )
 
     @asynccontextmanager

@@ -34,6 +34,7 @@ from pykubelet.volumes import usage
 from pykubelet.volumes.csi.drivers import CsiDrivers
 from pykubelet.volumes.csi.plugin import CsiVolumes
 from pykubelet.volumes.csi.records import CsiPaths, attachment_name, inline_handle, read_record
+from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from tests.builders import a_container
@@ -73,6 +74,7 @@ class Bed:
             ctx,
             objects=replace(VolumeObjects(claims=self.node.objects), **self.more_objects),
             rules=VolumeRules(),
+            images=ImageVolumes(),
             csi=self.plugin,
             **host,
         )

@@ -22,7 +22,7 @@ from pykubelet.api.types import (
 from pykubelet.certs.pem import CertificateError
 from pykubelet.kit.clock import LoopClock
 from pykubelet.volumes.pod_certificates import PodCertificateKeeper, make_key
-from tests.builders import a_pod
+from tests.builders import a_context, a_pod
 from tests.fakes.fake_kube import FakeKube
 
 SOURCE = PodCertificateProjection(signer_name="example.com/s", key_type="ED25519", credential_bundle_path="c.pem")
@@ -45,9 +45,8 @@ class Bed:
         self.kube = FakeKube(self.clock)
         self.kube.add(ServiceAccount(metadata=ObjectMeta(name="default", namespace="default", uid="uid-sa")))
         self.told = Told()
-        self.keeper = PodCertificateKeeper(
-            kube=self.kube, clock=self.clock, events=self.told, node=lambda: ("node-1", "uid-node")
-        )
+        ctx = a_context(clock=self.clock, events=self.told, node_name="node-1")
+        self.keeper = PodCertificateKeeper(ctx, kube=self.kube, node_uid=lambda: "uid-node")
 
     async def requests(self) -> list[PodCertificateRequest]:
         return list((await self.kube.list(PodCertificateRequest, "default")).items)

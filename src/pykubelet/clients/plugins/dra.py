@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from pykubelet.clients.plugins.connection import PluginConnection
-from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, Prepared, PreparedDevice
+from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, Observe, Prepared, PreparedDevice, unobserved
 from pykubelet.wire import dra_health_v1alpha1_pb2 as health_wire
 from pykubelet.wire import dra_v1_pb2, dra_v1beta1_pb2
 
@@ -23,8 +23,9 @@ _STATES = {health_wire.HEALTHY: "Healthy", health_wire.UNHEALTHY: "Unhealthy"}
 
 
 class GrpcDraDriver:
-    def __init__(self, socket: Path, version: str) -> None:
+    def __init__(self, socket: Path, version: str, observe: Observe = unobserved) -> None:
         self._socket = socket
+        self._observe = observe
         self._wire: Any = _VERSIONS[version]
         self._service = f"/{self._wire.DESCRIPTOR.package}.DRAPlugin"
 
@@ -67,8 +68,9 @@ class GrpcDraDriver:
         )
 
     async def _call(self, name: str, request: Any, answer: Any) -> Any:
-        async with PluginConnection(self._socket) as driver:
-            return await driver.call(f"{self._service}/{name}", request, answer, seconds=SECONDS)
+        with self._observe(name):
+            async with PluginConnection(self._socket) as driver:
+                return await driver.call(f"{self._service}/{name}", request, answer, seconds=SECONDS)
 
 
 def _health(said: health_wire.DeviceHealth) -> ClaimedHealth:

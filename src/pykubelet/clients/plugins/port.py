@@ -254,5 +254,5 @@ class DraDriver(Protocol):
         ...
 
 
-DraConnect = Callable[[Path, str], DraDriver]
+DraConnect = Callable[[Path, str, Observe], DraDriver]
 """The driver at this socket, in this version of the service: v1 or v1beta1."""
