@@ -70,7 +70,7 @@ class RuntimeChanged(Signal, frozen=True):
 
 
 class PodSetChanged(Signal, frozen=True):
-    """A source added, changed or removed pods."""
+    """A source added, changed or removed pods, or an orphan was found."""
 
 
 class PodFinished(PodSignal, frozen=True):

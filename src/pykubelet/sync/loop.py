@@ -134,7 +134,7 @@ class SyncLoop:
 
     def container_started(self, started: ContainerStarted) -> None:
         if self._table.worker(started.uid) is None:
-            self._tidy()  # an orphan, which a pass before this event could not know
+            self._signals.publish(PodSetChanged())  # an orphan, which housekeeping could not know before this event
         elif not started.requested:
             self._workers.sync_now(started.uid)
 
