@@ -30,7 +30,7 @@ from pykubelet.stats.summary_types import (
     VolumeStats,
 )
 from pykubelet.stats.volumes import PodVolumes
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.spec import VolumeUsage
 
 MAIN_INTERFACE = "eth0"
 

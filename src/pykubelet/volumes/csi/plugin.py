@@ -50,8 +50,7 @@ from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import CsiObjects
 from pykubelet.volumes.ownership import wait_for_ownership
 from pykubelet.volumes.plugins.plugin import RemotePlugin, SetUp, Waiting, make_folder
-from pykubelet.volumes.spec import CSI, VolumeSpec
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.spec import CSI, VolumeSpec, VolumeUsage
 
 logger = logging.getLogger(__name__)
 
