@@ -15,15 +15,11 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import CSIDriver, Node, ObjectMeta, Pod, PodStatus, RuntimeClass, Service
-from pykubelet.clients.kube.csi_objects import KubeCsiObjects
-from pykubelet.clients.kube.dra_objects import KubeClaimObjects
-from pykubelet.clients.kube.objects import DEFAULT_TTL, ReferenceWatcher, Strategy
-from pykubelet.clients.kube.pod_objects import ClaimReader, PodTokens
 from pykubelet.clients.kube.port import KubeClient, Unreadable
-from pykubelet.clients.kube.reflector import Reflector
+from pykubelet.clients.kube.readers import ClaimReader, KubeClaimObjects, KubeCsiObjects, PodTokens, TrustBundleWatcher
+from pykubelet.clients.kube.references import DEFAULT_TTL, ReferenceWatcher, Strategy
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.clients.kube.tokens import TokenManager
-from pykubelet.clients.kube.trust_bundles import TrustBundleWatcher
-from pykubelet.clients.kube.watch import Query
 from pykubelet.context import Context
 from pykubelet.edges import ClusterEdges
 from pykubelet.images.provider import ServiceAccounts
@@ -38,8 +34,8 @@ from pykubelet.node.own_node import NodeAttachments, OwnNode
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.manager import RuntimeHandlers
-from pykubelet.runtime.spec.collaborators import NoReferences, References
+from pykubelet.runtime.spec.env import NoReferences, References
+from pykubelet.runtime.start import RuntimeHandlers
 from pykubelet.signals import ApiPodObserved, NodeStatusChanged, ObjectChanged
 from pykubelet.sources.remote import bound_to
 from pykubelet.status.sender import belongs
@@ -186,7 +182,7 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
         sync_frequency=ctx.settings.config.sources.sync_frequency,
         ttl=lambda: object_ttl(own.node),
     )
-    objects.listen_objects(lambda *changed: signals.publish(ObjectChanged(*changed)))
+    objects.listen(lambda *changed: signals.publish(ObjectChanged(*changed)))
     tokens, claims = TokenManager(kube=client, clock=clock), ClaimReader(client)
     bundles = TrustBundleWatcher(
         kube=client,

@@ -17,10 +17,12 @@ from msgspec.structs import replace
 from pykubelet import api_server
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.patch import pod_status_patch
+from pykubelet.cm.admission import NodeNow
 from pykubelet.cm.allocation import POD_TERMINATED
-from pykubelet.cm.container_resources import ContainerResourceSource
+from pykubelet.cm.build import ContainerManager, plugin_services
+from pykubelet.cm.build import build as build_cm
 from pykubelet.cm.node_spec import node_spec
-from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.user_namespaces import pod_user_namespaces
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
@@ -38,14 +40,12 @@ from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pleg.pleg import Pleg
-from pykubelet.pods.predicates import NodeInfo
-from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
 from pykubelet.recorder import LifeRecorder
+from pykubelet.runtime.build import build as build_runtime
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
@@ -62,7 +62,6 @@ from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
-from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
@@ -73,10 +72,6 @@ from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes
 from pykubelet.volumes.build import build as build_volumes
 from pykubelet.wiring.certificates import certificate_services
-from pykubelet.wiring.pinning import pinning_parts
-from pykubelet.wiring.plugins import PluginParts, plugin_parts
-from pykubelet.wiring.resources import Surroundings, resource_parts
-from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +92,8 @@ class Node(Struct, kw_only=True):
     metrics: Registry
     probes: ProbeManager
     housekeeping: Housekeeping
-    pinning: PinningManager
     volumes: Volumes
-    extensions: PluginParts
+    cm: ContainerManager
     shutdown: ShutdownManager
     explainer: Explainer
     server: NodeServer | None = None
@@ -137,85 +131,45 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     def recursive_read_only(pod: Pod) -> bool:
         return runtime_state.conditions.supports_recursive_read_only(api.runtime_classes.handler_now(pod))
 
-    def node_now() -> NodeInfo:
-        return extensions.with_devices(api.node_info(local))
-
     local = initial_info(settings, edges.machine, spec.allocatable)
+    cm = build_cm(
+        ctx,
+        edges,
+        spec,
+        table,
+        node=NodeNow(
+            info=lambda: api.node_info(local), pressure=conditions.pressures, shutting_down=conditions.shutting_down
+        ),
+        sources_ready=mux.all_ready,
+        claim_objects=api.resource_claims,
+    )
     volumes = build_volumes(
         ctx,
         edges,
         replace(api.volume_objects, downward=PodFields(spec.allocatable)),
-        node=node_now,
+        node=cm.admission.node_info,
         supports_recursive_read_only=recursive_read_only,
     )
-    extensions = plugin_parts(
-        edges,
-        api,
-        volumes=volumes,
-        table=table,
-        events=events,
-        recorder=recorder,
-        sources_ready=mux.all_ready,
-    )
-    pinning = pinning_parts(settings, edges, table=table, sources_ready=mux.all_ready)
-    admission = AdmissionGate(
-        node=node_now,
-        sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
-        apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
-        gates=settings.gates,
-        pressure=conditions.pressures,
-        shutting_down=conditions.shutting_down,
-        allocator=pinning.allocator,
-    )
-    held = resource_parts(
+    user_namespaces = pod_user_namespaces(
         settings,
+        edges,
+        handlers=api.runtime_classes,
+        supports=lambda handler: runtime_state.conditions.supports_user_namespaces(handler),
+    )
+    runtime = build_runtime(
+        ctx,
+        edges,
         spec,
-        Surroundings(
-            cri=cri,
-            runtime=runtime_state,
-            cgroups=edges.cgroups,
-            slices=edges.slices,
-            machine=edges.machine,
-            paths=edges.paths,
-            table=table,
-            admission=admission,
-            handlers=api.runtime_classes,
-            sources_ready=mux.all_ready,
-            host_ids=edges.host_ids,
-            pinning=pinning.manager,
-            events=events,
-            clock=clock,
-            metrics=metrics,
-        ),
-    )
-    specs = PodSpecBuilder(
-        node=spec,
-        folders=edges.folders,
-        images=cri,
-        volumes=volumes.manager,
+        cm,
+        table,
+        pleg,
+        volumes=volumes,
+        user_namespaces=user_namespaces,
         references=api.references,
-        events=events,
-        addresses=container_addresses(ctx, edges, api.node),
-        user_namespaces=held.user_namespaces,
-        devices=ContainerResourceSource(pinning.manager, extensions.devices, extensions.claims),
-    )
-    side = runtime_parts(
-        settings,
-        edges,
-        RuntimeNeeds(
-            ctx=ctx,
-            specs=specs,
-            handlers=api.runtime_classes,
-            resizer=held.resizer,
-            references=api.references,
-            accounts=api.accounts,
-            image_volumes=volumes.image_volumes,
-            look=pleg,
-            table=table,
-            events=events,
-            recorder=recorder,
-            metrics=metrics,
-        ),
+        handlers=api.runtime_classes,
+        accounts=api.accounts,
+        host_ips=container_addresses(ctx, edges, api.node),
+        sources_ready=mux.all_ready,
     )
     started = clock.now()
     probes = ProbeManager(ctx, cri=cri, network=edges.network, table=table, started=started)
@@ -224,24 +178,24 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         logs=LogFiles(),
         addresses=api.node,
-        resizes=held.allocations,
+        resizes=cm.allocation,
         events=events,
         clock=clock,
         runtime_name=edges.runtime_name,
         recursive_read_only=recursive_read_only,
-        health=extensions.health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
+        health=cm.device_health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
         gates=settings.gates,
     )
     steps = PodSync(
-        runtime=side.manager,
+        runtime=runtime.manager,
         look=pleg,
         maker=maker,
         statuses=statuses,
         volumes=volumes.manager,
         probes=probes,
-        cgroups=held.cgroups,
-        resizes=held.allocations,
-        id_ranges=held.user_namespaces,
+        cgroups=cm.cgroups,
+        resizes=cm.allocation,
+        id_ranges=user_namespaces,
         mirrors=api.mirrors,
         references=api.registered,
         network=runtime_state,
@@ -250,7 +204,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
         clock=clock,
-        claims=extensions.claims,
+        claims=cm.dra,
     )
     workers = PodWorkers(
         table=table,
@@ -261,15 +215,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, table=table, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
-        admission=admission,
-        resizes=held.allocations,
+        admission=cm.admission,
+        resizes=cm.allocation,
         workers=workers,
         table=table,
         statuses=statuses,
-        dead=gc,
+        dead=runtime.gc,
         runtime=runtime_state,
         events=events,
         recorder=recorder,
@@ -285,14 +238,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             client=edges.cluster.client,
             api_pods=api.pods,
             make_patch=pod_status_patch,
-            could_run=lambda uid: table.could_have_running_containers(uid) or extensions.holds_claims(uid),
+            could_run=lambda uid: table.could_have_running_containers(uid) or cm.has_prepared_claims(uid),
             clock=clock,
             metrics=metrics,
         )
     statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
+        await cm.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
 
     shutdown = build_shutdown(
         ctx,
@@ -313,19 +266,19 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *([sender] if sender is not None else []),
             probes,
             maker,
-            side.images.puller,
+            runtime.images.puller,
             volumes.image_volumes,
             volumes.manager,
-            held.allocations,
-            held.user_namespaces,
+            cm.allocation,
+            user_namespaces,
         ],
         chores=[
-            side.forget,
+            runtime.tidy,
             remove_orphan_cgroups,
-            pinning.sweep,
+            *cm.chores,
             shutdown.sweep,
             *api.chores,
-            *extensions.chores,
+            *volumes.chores,
         ],
         metrics=metrics,
         has_mounts=volumes.manager.has_mounts,
@@ -333,16 +286,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     def finished(uid: str) -> None:
         housekeeping.soon()
-        gc.collect_pod_soon(uid)
-        pinning.manager.release(uid)
-        held.allocations.retry(POD_TERMINATED)
+        runtime.gc.collect_pod_soon(uid)
+        cm.resource_managers.release(uid)
+        cm.allocation.retry(POD_TERMINATED)
 
-    held.allocations.on_change = workers.sync_now
-    held.allocations.preempt = loop.preempt
     workers.on_finished = finished
     workers.on_restart = statuses.begin_anew
 
-    extensions.join(workers, pinning.manager, ctx)
     add_agent_metrics(metrics, settings)
 
     def runtime_back() -> None:
@@ -350,13 +300,21 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         ctx.signals.publish(NodeStatusChanged())
 
     runtime_state.on_back = runtime_back
+    handlers = {**cm.plugin_handlers, **({"CSIPlugin": volumes.csi_drivers} if volumes.csi_drivers is not None else {})}
     services = Services(
-        sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
+        sinks=[runtime_state, pleg, *cm.services.sinks, *runtime.services.sinks, *event_parts.services.sinks],
         managers=[
-            *(*held.services, *shutdown.services.managers, *extensions.managers, *volumes.services.managers),
-            *(workers, probes, gc, side.images.gc, log_rotation(settings, edges), housekeeping),
+            *(*cm.services.managers, *shutdown.services.managers, *volumes.services.managers),
+            workers,
+            probes,
+            *runtime.services.managers,
+            housekeeping,
         ],
-        producers=[loop, *sources.services.producers, *extensions.finders],
+        producers=[
+            loop,
+            *sources.services.producers,
+            *plugin_services(ctx, edges, cm.devices, handlers, mux.all_ready),
+        ],
     )
     services.add(api.services)
     connect(
@@ -369,15 +327,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         probes=probes,
         sender=sender,
         pod_metrics=PodMetrics(ctx, table),
-        cpus=pinning,
+        cm=cm,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
         node_sources = NodeSources(
             runtime=runtime_state,
             pressures=conditions.pressures,
-            devices=extensions.amounts,
-            reset_extended=extensions.has_no_history,
+            devices=cm.device_amounts,
+            reset_extended=cm.is_device_capacity_stale,
             volumes_in_use=volumes.manager.volumes_in_use,
             volumes_reported=api.storage.attachments.reported,
             runtime_problems=pleg.problems,
@@ -409,9 +367,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             edges.guard,
             stats=usage,
             conditions=conditions,
-            evictor=PodEvictor(ctx, workers=workers, table=table, active=held.allocations.active_pods),
-            containers=gc,
-            images=side.images.gc,
+            evictor=PodEvictor(ctx, workers=workers, table=table, active=cm.allocation.active_pods),
+            containers=runtime.gc,
+            images=runtime.images.gc,
         )
         oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table)
         services.managers += [*usage.services.managers, *evicting.services.managers, oom]
@@ -434,9 +392,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             stats=source,
             explainer=explainer,
             events=events,
-            stopper=side.stopper,
-            forget_crashes=side.backoff.forget,
-            assigned=pinning.assigned(extensions.assigned()),
+            stopper=runtime.stopper,
+            forget_crashes=runtime.backoff.forget,
+            assigned=cm.assigned(),
             started=started,
         )
         shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
@@ -457,9 +415,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         metrics=metrics,
         probes=probes,
         housekeeping=housekeeping,
-        pinning=pinning.manager,
         volumes=volumes,
-        extensions=extensions,
+        cm=cm,
         shutdown=shutdown.manager,
         explainer=explainer,
         server=server,
@@ -469,8 +426,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 @asynccontextmanager
 async def live(node: Node) -> AsyncIterator[None]:
     """The agent runs for as long as the block lasts. An address that is taken is told before anything starts."""
-    node.pinning.open()
-    node.extensions.open()
+    node.cm.open()
     if node.server is not None:
         node.server.open()
     async with node.services.running():

@@ -36,11 +36,10 @@ from pykubelet.certs.rotation import CertificateRotation, RotationSeams
 from pykubelet.certs.signing import CLIENT_SIGNER
 from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, load_kubeconfig
-from pykubelet.clients.kube.objects import ObjectUnavailable, ReferenceWatcher
-from pykubelet.clients.kube.reflector import Reflector
+from pykubelet.clients.kube.references import ObjectUnavailable, ReferenceWatcher
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.clients.kube.tokens import TokenManager
 from pykubelet.clients.kube.transport import Transport
-from pykubelet.clients.kube.watch import Query
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.events.sink import ApiEventSink
 from pykubelet.kit.clock import SystemClock

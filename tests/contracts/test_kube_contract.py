@@ -41,7 +41,7 @@ from pykubelet.api.types import (
 )
 from pykubelet.clients.kube.patch import node_status_patch, pod_status_patch
 from pykubelet.clients.kube.port import Change, ChangeType, KubeClient, PatchType
-from pykubelet.clients.kube.watch import Query, list_all
+from pykubelet.clients.kube.reflector import Query, list_all
 from pykubelet.kit.clock import Clock, LoopClock, SystemClock
 from pykubelet.model.errors import AlreadyExists, Conflict, Expired, Invalid, NotFound, TooManyRequests
 from tests.fakes.fake_kube import FakeKube

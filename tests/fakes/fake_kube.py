@@ -32,6 +32,7 @@ from pykubelet.api.types import (
     TokenReviewStatus,
     UserInfo,
 )
+from pykubelet.clients.kube.decoding import UnreadableObjects
 from pykubelet.clients.kube.patch import plain
 from pykubelet.clients.kube.port import (
     Change,
@@ -44,7 +45,6 @@ from pykubelet.clients.kube.port import (
     UnreadableChange,
     resource_of,
 )
-from pykubelet.clients.kube.unreadable import UnreadableObjects
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiDown, ApiError, ApiNotFound, Invalid
 from tests.fakes.fake_kube_patches import BadPatch, apply_json, apply_merge, apply_strategic

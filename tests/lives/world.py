@@ -12,7 +12,7 @@ import msgspec
 
 from pykubelet.api.types import ContainerState as ApiState
 from pykubelet.api.types import ContainerStatus, Pod, ResourceRequirements
-from pykubelet.clients.kube.answers import error_of
+from pykubelet.clients.kube.transport import error_of
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState

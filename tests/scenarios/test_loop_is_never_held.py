@@ -42,9 +42,8 @@ from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.clients.http.port import Fetched
 from pykubelet.clients.kube.client import RestKubeClient
-from pykubelet.clients.kube.reading import read_object
-from pykubelet.clients.kube.reflector import Reflector
-from pykubelet.clients.kube.watch import Query
+from pykubelet.clients.kube.decoding import read_object
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running

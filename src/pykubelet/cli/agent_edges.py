@@ -28,10 +28,10 @@ from pykubelet.clients.host.process import own_cgroup, set_oom_score, subordinat
 from pykubelet.clients.host.quotas import ProjectQuotas
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.clients.http.port import Fetched, FetchFailed
+from pykubelet.clients.plugins.connection import GrpcRegistrations
 from pykubelet.clients.plugins.csi import GrpcCsiNode
 from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_handed
 from pykubelet.clients.plugins.dra import GrpcDraDriver
-from pykubelet.clients.plugins.registration import GrpcRegistrations
 from pykubelet.cm.capacity import machine_capacity, reservation_problem, reserved
 from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges, ServeEdges
 from pykubelet.kit.backoff import Backoff

@@ -21,10 +21,9 @@ from pykubelet.certs.pem import CertificateError
 from pykubelet.clients.host.machine import filesystem_size
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.kube.client import RestKubeClient
+from pykubelet.clients.kube.decoding import UnreadableObjects
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError, load_kubeconfig, with_rotation
-from pykubelet.clients.kube.metrics import request_metrics, wait_metrics
-from pykubelet.clients.kube.transport import Transport, user_agent
-from pykubelet.clients.kube.unreadable import UnreadableObjects
+from pykubelet.clients.kube.transport import Transport, request_metrics, user_agent, wait_metrics
 from pykubelet.edges import ClusterEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry

@@ -6,8 +6,7 @@ import pytest
 
 from pykubelet.api.types import Node, ObjectMeta, RuntimeClass, Service
 from pykubelet.clients.kube.port import Change, ChangeType
-from pykubelet.clients.kube.reflector import Reflector
-from pykubelet.clients.kube.watch import Query
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import PykubeletError

@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from pykubelet.api.types import Node, ObjectMeta, OwnerReference, Pod
-from pykubelet.clients.kube.reflector import Reflector
-from pykubelet.clients.kube.watch import Query
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import Forbidden

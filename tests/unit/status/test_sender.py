@@ -8,8 +8,7 @@ import pytest
 
 from pykubelet.api.types import ContainerState, ContainerStateRunning, ContainerStatus, Pod, PodCondition, PodStatus
 from pykubelet.clients.kube.patch import pod_status_patch
-from pykubelet.clients.kube.reflector import Reflector
-from pykubelet.clients.kube.watch import Query
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.kit.clock import LoopClock, utc
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running

@@ -16,6 +16,7 @@ import msgspec
 
 from pykubelet.api.codec import encode_json
 from pykubelet.api.types import ApiStruct, DeleteOptions, Preconditions, ServiceAccount, TokenRequest
+from pykubelet.clients.kube.decoding import UnreadableObjects, change_of, object_of, page_of
 from pykubelet.clients.kube.port import (
     Change,
     K,
@@ -26,9 +27,7 @@ from pykubelet.clients.kube.port import (
     UnreadableChange,
     resource_of,
 )
-from pykubelet.clients.kube.reading import change_of, object_of, page_of
 from pykubelet.clients.kube.transport import Transport
-from pykubelet.clients.kube.unreadable import UnreadableObjects
 from pykubelet.model.errors import ApiError, ApiServerError
 
 WATCH_SILENCE = 150.0

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import BoundObjectReference, TokenRequest
 from pykubelet.clients.kube.port import KubeClient
-from pykubelet.clients.kube.watch import QUICK_DELAYS
+from pykubelet.clients.kube.reflector import QUICK_DELAYS
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import ApiError, Forbidden, NotFound, PykubeletError
 

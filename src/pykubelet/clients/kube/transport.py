@@ -1,8 +1,10 @@
-"""HTTP to the API server: pooled connections, deadlines, rate limit, errors as our own.
+"""HTTP to the API server: pooled connections, deadlines, rate limit, proxies, errors as our own, request metrics.
 
 One set of connections per TLS identity: when certificates change, new requests get new connections, running ones
 finish, and watches end so that they start again with the new identity. A peer that is silently gone is noticed by
-the kernel within 30 s (keep-alive and user timeout on every socket), a server that hangs by deadlines.
+the kernel within 30 s (keep-alive and user timeout on every socket), a server that hangs by deadlines. An error's
+reason decides where one status code has two meanings (409); bodies that are no Status, as proxies send them, keep the
+beginning of their text as the message. Proxies are the kubeconfig's own, else HTTPS_PROXY and NO_PROXY as in Go.
 Does not cover: what the requests mean (client.py).
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import os
 import platform
@@ -20,17 +23,159 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlencode, urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from pykubelet.clients.kube.answers import error_of
+from pykubelet.api.codec import ManifestError, decode_json
+from pykubelet.api.types import Status
 from pykubelet.clients.kube.credentials import Identity, Login, TlsMaterial, ssl_context
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError
-from pykubelet.clients.kube.proxies import proxy_for
-from pykubelet.clients.kube.resolver import ApiResolver
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.limits import TokenBucket
+from pykubelet.kit.metrics import Registry
 from pykubelet.kit.names import NameLookups
-from pykubelet.model.errors import ApiDown, ApiError, Unauthorized
+from pykubelet.model.errors import (
+    ApiAlreadyExists,
+    ApiConflict,
+    ApiDown,
+    ApiError,
+    ApiNotFound,
+    ApiServerError,
+    Expired,
+    Forbidden,
+    Invalid,
+    TooManyRequests,
+    Unauthorized,
+)
+
+_BY_CODE: Mapping[int, type[ApiError]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: ApiNotFound,
+    409: ApiConflict,
+    410: Expired,
+    422: Invalid,
+    429: TooManyRequests,
+}
+
+
+def error_of(code: int, body: bytes, retry_after_header: str = "") -> ApiError:
+    """The error of an answer with status 300 and up."""
+    try:
+        status = decode_json(Status, body)
+    except ManifestError:
+        status = Status(message=body[:300].decode(errors="replace").strip())
+    return error_of_status(status, code=code, retry_after_header=retry_after_header)
+
+
+def error_of_status(status: Status, *, code: int = 0, retry_after_header: str = "") -> ApiError:
+    """The error of a Status object, as answers and ERROR events of watches carry it."""
+    code = code or status.code or 500
+    reason = status.reason or ""
+    kind = _BY_CODE.get(code, ApiServerError if code >= 500 else ApiError)
+    if reason == "AlreadyExists":
+        kind = ApiAlreadyExists
+    elif reason in ("Expired", "Gone"):
+        kind = Expired
+    elif kind is Invalid and _is_about_uid(status):
+        kind = ApiConflict  # a patch meant for another object of this name; validation sees it before preconditions
+    return kind(
+        status.message or f"the server answered {code}",
+        code=code,
+        reason=reason,
+        retry_after=_retry_after(status, retry_after_header),
+    )
+
+
+def _is_about_uid(status: Status) -> bool:
+    return status.details is not None and any(cause.field == "metadata.uid" for cause in status.details.causes)
+
+
+def _retry_after(status: Status, header: str) -> float | None:
+    if header.isascii() and header.isdigit() and len(header) < 10:
+        return float(header)
+    seconds = status.details.retry_after_seconds if status.details is not None else None
+    return float(seconds) if seconds else None
+
+
+def proxy_for(server: str, configured: str, environ: Mapping[str, str]) -> str:
+    """The proxy's URL, empty for none."""
+    if configured:
+        return configured
+    parts = urlsplit(server)
+    name = f"{parts.scheme}_proxy"
+    proxy = environ.get(name.upper()) or environ.get(name) or ""
+    if not proxy or _bypassed(
+        parts.hostname or "", parts.port, environ.get("NO_PROXY") or environ.get("no_proxy") or ""
+    ):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _bypassed(host: str, port: int | None, rules: str) -> bool:
+    address = _address(host)
+    if host == "localhost" or (address is not None and address.is_loopback):
+        return True
+    return any(
+        _matches(host, address, port, rule) for rule in (text.strip().lower() for text in rules.split(",")) if rule
+    )
+
+
+def _matches(
+    host: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address | None, port: int | None, rule: str
+) -> bool:
+    if rule == "*":
+        return True
+    if "/" in rule:
+        try:
+            return address is not None and address in ipaddress.ip_network(rule, strict=False)
+        except ValueError:
+            return False
+    if (same := _address(rule)) is not None:
+        return same == address
+    name, _, rule_port = rule.rpartition(":") if ":" in rule else (rule, "", "")
+    if rule_port and rule_port != str(port or ""):
+        return False
+    name = name.removeprefix("*").lstrip(".") if name.startswith("*.") else name
+    if name.startswith("."):
+        return host.endswith(name)
+    return host == name or host.endswith("." + name)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return None
+
+
+class ApiResolver(AbstractResolver):
+    """Behind aiohttp's connector."""
+
+    def __init__(self, lookups: NameLookups) -> None:
+        self._lookups = lookups
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._lookups.addresses(host, port)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address[0]),
+                port=port,
+                family=each,
+                proto=0,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for each, address in found
+            if family in (socket.AF_UNSPEC, each)
+        ]
+
+    async def close(self) -> None:
+        return None
+
 
 logger = logging.getLogger(__name__)
 
@@ -393,3 +538,30 @@ class _Lines:
         lines = [b"".join(self._pending), *others[:-1]]
         self._pending = [others[-1]]
         return [line for line in lines if line]
+
+
+_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+
+
+def request_metrics(registry: Registry) -> CallObserver:
+    """Counts by code and durations by verb, for all clients of one agent together."""
+    total = registry.counter(
+        "rest_client_requests_total", "Requests to the API server by status code.", ("code", "host", "method")
+    )
+    seconds = registry.histogram(
+        "rest_client_request_duration_seconds", "Duration of requests to the API server.", ("host", "verb"), _BUCKETS
+    )
+
+    def observe(method: str, host: str, code: str, duration: float) -> None:
+        total.inc(code, host, method)
+        seconds.observe(duration, host, method)
+
+    return observe
+
+
+def wait_metrics(registry: Registry) -> WaitObserver:
+    """How long requests waited for their turn before they were sent."""
+    seconds = registry.histogram(
+        "rest_client_rate_limiter_duration_seconds", "Waiting for the client's own limit.", ("verb", "host"), _BUCKETS
+    )
+    return lambda method, host, duration: seconds.observe(duration, method, host)

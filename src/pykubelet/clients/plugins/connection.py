@@ -1,7 +1,8 @@
-"""The connection to a plugin's socket; every call has a deadline and fails with a PluginError.
+"""The connection to a plugin's socket, and the registration service that every plugin serves.
 
-The error names the plugin's socket and the call, so that the reader of an event or of `explain` knows which plugin
-failed. Does not cover what the calls mean: each kind of plugin has its own client beside this file.
+Every call has a deadline and fails with a PluginError that names the plugin's socket and the call, so that the reader
+of an event or of `explain` knows which plugin failed. Does not cover what the calls mean: each kind of plugin has its
+own client beside this file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import grpc
 from google.protobuf.message import Message
 
 from pykubelet.clients.grpc_connection import GrpcConnection
+from pykubelet.clients.plugins.port import PluginInfo
 from pykubelet.model.errors import PluginError
+from pykubelet.wire import pluginregistration_pb2 as wire
 
 A = TypeVar("A", bound=Message)
 
@@ -50,3 +53,28 @@ class PluginConnection:
         name = code.name if code is not None else "CANCELLED"
         text = (details or "no reason given") if code is not None else "the connection is closed"
         return PluginError(text, code=name, call=path.rpartition("/")[2], socket=str(self.socket))
+
+
+SERVICE = "/pluginregistration.Registration"
+INFO_SECONDS = 1.0
+NOTIFY_SECONDS = 5.0
+
+
+class GrpcRegistrations:
+    """A new connection for each call: a plugin is asked once in its life, and its socket may be replaced."""
+
+    async def info(self, socket: Path) -> PluginInfo:
+        async with PluginConnection(socket) as plugin:
+            said = await plugin.call(
+                f"{SERVICE}/GetInfo", wire.InfoRequest(), wire.PluginInfo, seconds=CONNECT_SECONDS + INFO_SECONDS
+            )
+        return PluginInfo(
+            type=said.type, name=said.name, endpoint=said.endpoint, versions=tuple(said.supported_versions)
+        )
+
+    async def notify(self, socket: Path, problem: str | None) -> None:
+        status = wire.RegistrationStatus(plugin_registered=problem is None, error=problem or "")
+        async with PluginConnection(socket) as plugin:
+            await plugin.call(
+                f"{SERVICE}/NotifyRegistrationStatus", status, wire.RegistrationStatusResponse, seconds=NOTIFY_SECONDS
+            )

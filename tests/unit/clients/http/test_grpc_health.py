@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from pykubelet.clients.http.grpc_health import METHOD, check_health, health_request, health_status
+from pykubelet.clients.http.client import METHOD, check_health, health_request, health_status
 from pykubelet.clients.http.port import HealthProblem
 from tests.unit.clients.http.servers import serving_raw
 

@@ -15,9 +15,8 @@ import pytest
 from pykubelet.api.codec import encode_json
 from pykubelet.api.types import ConfigMap, Pod, Secret, Service
 from pykubelet.clients.kube.client import RestKubeClient
-from pykubelet.clients.kube.reflector import Reflector
-from pykubelet.clients.kube.unreadable import UnreadableObjects
-from pykubelet.clients.kube.watch import Query
+from pykubelet.clients.kube.decoding import UnreadableObjects
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from tests.fakes.fake_transport import FakeTransport

@@ -12,10 +12,9 @@ import msgspec
 import pytest
 
 from pykubelet.api.types import ConfigMap, ObjectMeta
-from pykubelet.clients.kube import watch
+from pykubelet.clients.kube import reflector as reflector_module
 from pykubelet.clients.kube.port import Change, ChangeType
-from pykubelet.clients.kube.reflector import Reflector
-from pykubelet.clients.kube.watch import Query, list_all
+from pykubelet.clients.kube.reflector import Query, Reflector, list_all
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiDown, ApiServerError, Expired, Forbidden, TooManyRequests
@@ -174,7 +173,7 @@ async def test_refusals_are_asked_less_and_less_often() -> None:
 
 
 async def test_lists_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PAGE_SIZE", 2)
+    monkeypatch.setattr(reflector_module, "PAGE_SIZE", 2)
     kube = FakeKube(LoopClock())
     for index in range(5):
         kube.add(a_map(f"m{index}"))
@@ -184,7 +183,7 @@ async def test_lists_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_expired_token_starts_over_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PAGE_SIZE", 2)
+    monkeypatch.setattr(reflector_module, "PAGE_SIZE", 2)
     kube = FakeKube(LoopClock())
     for index in range(5):
         kube.add(a_map(f"m{index}"))

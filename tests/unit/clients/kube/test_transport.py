@@ -14,8 +14,7 @@ from aiohttp import web
 
 from pykubelet.clients.kube import transport as module
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError, UserEntry
-from pykubelet.clients.kube.metrics import request_metrics, wait_metrics
-from pykubelet.clients.kube.transport import Transport
+from pykubelet.clients.kube.transport import Transport, request_metrics, wait_metrics
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import (

@@ -14,11 +14,9 @@ import pytest
 
 from pykubelet.api.types import Pod, SubjectAccessReview, TokenRequest
 from pykubelet.clients.kube.client import RestKubeClient
+from pykubelet.clients.kube.decoding import LARGE, UnreadableObjects
 from pykubelet.clients.kube.port import Change, Unreadable
-from pykubelet.clients.kube.reading import LARGE
-from pykubelet.clients.kube.reflector import Reflector
-from pykubelet.clients.kube.unreadable import UnreadableObjects
-from pykubelet.clients.kube.watch import Query
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running

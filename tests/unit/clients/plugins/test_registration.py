@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
+from pykubelet.clients.plugins.connection import GrpcRegistrations
 from pykubelet.clients.plugins.port import PluginInfo
-from pykubelet.clients.plugins.registration import GrpcRegistrations
 from pykubelet.model.errors import PluginError
 from pykubelet.wire import pluginregistration_pb2 as wire
 from tests.unit.clients.plugins.serving import serving, unary

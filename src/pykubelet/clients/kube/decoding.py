@@ -1,12 +1,15 @@
-"""Answers of the API server to objects, one by one, without holding the loop for long.
+"""Decoding answers of the API server object by object, without holding the loop for long.
 
-What cannot be read becomes an `Unreadable` and costs its neighbours nothing. Large answers are read in a thread of
-threads, in steps of one object: a list may be of any size, and whoever may store objects may store large odd ones.
+An object that cannot be decoded becomes an `Unreadable`: lists and watches leave it out and go on, it is counted,
+logged once and known for as long as it stays so. A copy keeps the last version of it that could be decoded, except that
+a deletion is always taken over (reflector.py). Large answers are decoded in a thread, in steps of one object: a list
+may be of any size, and users may store large odd objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -14,7 +17,6 @@ import msgspec
 from pykubelet.api.codec import ManifestError
 from pykubelet.api.stored import decode_stored, loose_metadata, split_list, without_depths
 from pykubelet.api.types import ListMeta, Status
-from pykubelet.clients.kube.answers import error_of_status
 from pykubelet.clients.kube.port import (
     RESOURCES,
     Change,
@@ -25,7 +27,10 @@ from pykubelet.clients.kube.port import (
     UnreadableChange,
     resource_of,
 )
+from pykubelet.clients.kube.transport import error_of_status
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
+from pykubelet.kit.limits import Once
+from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import ApiServerError
 
 LARGE = 128 * 1024
@@ -164,3 +169,46 @@ def _unreadable(kind: type[K], data: bytes, why: str) -> Unreadable:
         deletion_grace=grace if isinstance(grace, int) else None,
         why=why[:LONGEST_REASON],
     )
+
+
+logger = logging.getLogger(__name__)
+
+
+class UnreadableObjects:
+    def __init__(self, metrics: Registry | None = None) -> None:
+        self._total = (metrics or Registry()).counter(
+            "pykubelet_unreadable_objects_total",
+            "Objects from the API server that could not be read and were left out, by resource.",
+            ("resource",),
+        )
+        self._logged: Once[tuple[str, ...]] = Once()
+        self._held: dict[object, Sequence[Unreadable]] = {}
+        self._listeners: list[Callable[[Unreadable], None]] = []
+
+    def listen(self, listener: Callable[[Unreadable], None]) -> None:
+        """Tell `listener` of an object when it is first found to be unreadable for a reason."""
+        self._listeners.append(listener)
+
+    def count(self, found: Unreadable) -> None:
+        """One came; who asks again and again for the same one fills no log."""
+        self._total.inc(found.resource)
+        key = (found.resource, found.namespace, found.name, found.uid, found.why)
+        if not self._logged.is_new(key):
+            return
+        logger.warning(
+            "object from the API server cannot be read and is left out",
+            extra={"object": found.shown, "uid": found.uid, "problem": found.why},
+        )
+        for listener in self._listeners:
+            listener(found)
+
+    def hold(self, owner: object, found: Sequence[Unreadable]) -> None:
+        """What is missing or old in the copy of `owner` now, in place of what it said before."""
+        if found:
+            self._held[owner] = tuple(found)
+        else:
+            self._held.pop(owner, None)
+
+    def now(self) -> list[Unreadable]:
+        """Every object that some copy lacks, or has only in an older version."""
+        return [each for found in self._held.values() for each in found]

@@ -13,7 +13,7 @@ from pykubelet.api.types import (
     LabelSelectorRequirement,
     ObjectMeta,
 )
-from pykubelet.clients.kube.trust_bundles import BundlesUnavailable, TrustBundleWatcher, selects
+from pykubelet.clients.kube.readers import BundlesUnavailable, TrustBundleWatcher, selects
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiDown

@@ -29,8 +29,7 @@ from pykubelet.api.types import (
     Volume,
     VolumeProjection,
 )
-from pykubelet.clients.kube.object_names import referred
-from pykubelet.clients.kube.objects import ObjectUnavailable, ReferenceWatcher, Strategy
+from pykubelet.clients.kube.references import ObjectUnavailable, ReferenceWatcher, Strategy, referred
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiDown, Forbidden
@@ -67,7 +66,7 @@ class Bed:
         options = {"watch_after": 0.0} | options
         self.references = ReferenceWatcher(kube=self.kube, clock=self.clock, strategy=strategy, **options)
         self.poked: list[list[str]] = []
-        self.references.listen(lambda uids: self.poked.append(list(uids)))
+        self.references.listen(lambda kind, namespace, name, uids: self.poked.append(list(uids)))
 
     @asynccontextmanager
     async def live(self) -> AsyncIterator[None]:
@@ -139,10 +138,10 @@ async def test_the_watch_begins_a_little_after_the_first_look_and_misses_nothing
         bed.references.register(a_pod("1", volumes=["conf"]))
         assert await bed.references.config_map(NS, "conf") is not None
         await settle(0.4)
-        assert bed.watched == [] and bed.poked == []
+        assert bed.watched == [] and bed.poked == [["1"]]
         bed.kube.add(a_map("conf", a="2"))
         await settle(0.2)
-        assert bed.watched == ["metadata.name=conf"] and bed.poked == [["1"]]
+        assert bed.watched == ["metadata.name=conf"] and bed.poked == [["1"], ["1"]]
         found = await bed.references.config_map(NS, "conf")
         assert found is not None and found.data == {"a": "2"}
 
@@ -177,17 +176,17 @@ async def test_changed_pod_gives_back_what_it_no_longer_needs() -> None:
         assert bed.watched == ["metadata.name=kept", "metadata.name=new"]
 
 
-async def test_change_pokes_the_pods_that_mount_the_object() -> None:
+async def test_change_pokes_the_pods_that_refer_to_the_object() -> None:
     bed = Bed()
     bed.kube.add(a_map("conf", a="1"))
     async with bed.live():
         bed.references.register(a_pod("1", volumes=["conf"]))
         bed.references.register(a_pod("2", env=["conf"]))
         await settle()
-        assert bed.poked == []
+        assert bed.poked == [["1", "2"]]
         bed.kube.change(a_map("conf", a="2"))
         await settle()
-        assert bed.poked == [["1"]]
+        assert bed.poked == [["1", "2"], ["1", "2"]]
         found = await bed.references.config_map(NS, "conf")
         assert found is not None and found.data == {"a": "2"}
 
@@ -199,7 +198,7 @@ async def test_absent_object_is_none_and_appears_later() -> None:
         assert await bed.references.config_map(NS, "late") is None
         bed.kube.add(a_map("late"))
         await settle()
-        assert bed.poked == [["1"]]
+        assert bed.poked == [["1"], ["1"]]
         assert await bed.references.config_map(NS, "late") is not None
 
 

@@ -1,9 +1,10 @@
-"""Secrets and config maps that pods refer to, kept at hand while the pods live.
+"""The secret and config map manager: objects that pods refer to, kept at hand while the pods live.
 
 Three ways, as configMapAndSecretChangeDetectionStrategy says: Watch follows each referenced object with a watch of
 its own (the only one a node may open), Cache keeps an answer for a while, Get asks every time. An absent object is
-None; trouble is an error. Listeners hear which pods refer to an object that changed.
-Does not cover: service account tokens (tokens.py), services (node/services.py), which pods are registered when (sync/).
+None; other failures are errors. Objects behind volumes are followed for as long as the pod lives, since their files
+change with them; those behind variables and image pulls are read only when containers start.
+Does not cover: service account tokens (tokens.py), services (node/), which pods are registered when (sync/).
 """
 
 from __future__ import annotations
@@ -11,20 +12,89 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from msgspec import Struct, field
 
-from pykubelet.api.types import ConfigMap, Pod, Secret
-from pykubelet.clients.kube.object_names import ObjectName, referred
+from pykubelet.api.types import ApiStruct, ConfigMap, Pod, Secret, Volume
 from pykubelet.clients.kube.port import K, KubeClient
-from pykubelet.clients.kube.reflector import Reflector
-from pykubelet.clients.kube.watch import Query
+from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import ApiError, NotFound, PykubeletError
-from pykubelet.model.pod import PodUID, uid_of
+from pykubelet.model.pod import AnyContainer, PodUID, all_containers, uid_of
+
+# Volumes that name a secret through a reference object.
+_SECRET_REFS = ("cephfs", "cinder", "flex_volume", "iscsi", "rbd", "scale_io", "storageos")
+
+
+class ObjectName(Struct, frozen=True):
+    kind: type[ApiStruct]
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f'"{self.namespace}"/"{self.name}"'
+
+
+def referred(pod: Pod) -> dict[ObjectName, bool]:
+    """Every object the pod refers to; True where its content must be followed (volumes)."""
+    namespace = pod.metadata.namespace or ""
+    found: dict[ObjectName, bool] = {}
+    for reference in pod.spec.image_pull_secrets:
+        _add(found, Secret, namespace, reference.name, False)
+    for _, container in all_containers(pod):
+        for kind, name in _of_variables(container):
+            _add(found, kind, namespace, name, False)
+    for volume in pod.spec.volumes:
+        for kind, name in _of_volume(volume):
+            _add(found, kind, namespace, name, True)
+    return found
+
+
+def _add(
+    found: dict[ObjectName, bool], kind: type[ApiStruct], namespace: str, name: str | None, followed: bool
+) -> None:
+    if name:
+        key = ObjectName(kind, namespace, name)
+        found[key] = found.get(key, False) or followed
+
+
+def _of_variables(container: AnyContainer) -> Iterator[tuple[type[ApiStruct], str | None]]:
+    for source in container.env_from:
+        if source.config_map_ref is not None:
+            yield ConfigMap, source.config_map_ref.name
+        if source.secret_ref is not None:
+            yield Secret, source.secret_ref.name
+    for variable in container.env:
+        if variable.value_from is None:
+            continue
+        if variable.value_from.config_map_key_ref is not None:
+            yield ConfigMap, variable.value_from.config_map_key_ref.name
+        if variable.value_from.secret_key_ref is not None:
+            yield Secret, variable.value_from.secret_key_ref.name
+
+
+def _of_volume(volume: Volume) -> Iterator[tuple[type[ApiStruct], str | None]]:
+    if volume.config_map is not None:
+        yield ConfigMap, volume.config_map.name
+    if volume.secret is not None:
+        yield Secret, volume.secret.secret_name
+    if volume.azure_file is not None:
+        yield Secret, volume.azure_file.secret_name
+    if volume.csi is not None and volume.csi.node_publish_secret_ref is not None:
+        yield Secret, volume.csi.node_publish_secret_ref.name
+    for name in _SECRET_REFS:
+        source = getattr(volume, name)
+        if source is not None and source.secret_ref is not None:
+            yield Secret, source.secret_ref.name
+    for projection in volume.projected.sources if volume.projected is not None else ():
+        if projection.config_map is not None:
+            yield ConfigMap, projection.config_map.name
+        if projection.secret is not None:
+            yield Secret, projection.secret.name
+
 
 logger = logging.getLogger(__name__)
 
@@ -100,18 +170,13 @@ class ReferenceWatcher:
         self._watch_after = watch_after
         self._entries: dict[ObjectName, _Entry] = {}
         self._pods: dict[PodUID, set[ObjectName]] = {}
-        self._listeners: list[Callable[[Sequence[PodUID]], None]] = []
-        self._object_listeners: list[ObjectListener] = []
+        self._listeners: list[ObjectListener] = []
         self._tasks = TaskSet("references")
         self._running = asyncio.Event()
 
-    def listen(self, listener: Callable[[Sequence[PodUID]], None]) -> None:
-        """Tell `listener` which pods mount an object that has just changed."""
+    def listen(self, listener: ObjectListener) -> None:
+        """Call `listener` whenever an object was first read, was added, changed or was deleted."""
         self._listeners.append(listener)
-
-    def listen_objects(self, listener: ObjectListener) -> None:
-        """Tell `listener` of an object whenever it was first read, came, changed or went."""
-        self._object_listeners.append(listener)
 
     def register(self, pod: Pod) -> None:
         """Hold what the pod refers to; again and again is fine, a changed pod replaces the old one."""
@@ -215,27 +280,22 @@ class ReferenceWatcher:
             client=self._kube,
             query=Query(kind=key.kind, namespace=key.namespace, field_selector=f"metadata.name={key.name}"),
             clock=self._clock,
-            on_set=lambda items: self._heard(key, entry, items),
+            on_set=lambda items: self._observed(key, entry, items),
             rest=self._watch_after,
         )
         entry.reflector, entry.synced_at = reflector, None
         entry.task = self._tasks.spawn(reflector.run(), name=reflector.name)
 
-    def _heard(self, key: ObjectName, entry: _Entry, items: Sequence[Any]) -> None:
+    def _observed(self, key: ObjectName, entry: _Entry, items: Sequence[Any]) -> None:
         if self._entries.get(key) is not entry:
             return
-        first = entry.synced_at is None
-        if first:
+        if entry.synced_at is None:
             entry.synced_at = self._clock.monotonic()
         if items and items[0].immutable:
             entry.frozen = items[0]
             self._stop(entry)
-        for told in self._object_listeners:
-            told(key.kind.__name__, key.namespace, key.name, list(entry.pods))
-        if not first:
-            pods = [uid for uid, followed in entry.pods.items() if followed]
-            for listener in self._listeners:
-                listener(pods)
+        for listener in self._listeners:
+            listener(key.kind.__name__, key.namespace, key.name, list(entry.pods))
 
     def _drop(self, key: ObjectName, uid: PodUID) -> None:
         entry = self._entries.get(key)
