@@ -82,7 +82,7 @@ DURABLE = {
     "clients/dbus/logind.py": START,
     "images/record_files.py": "called through host calls by records.py",
     "kit/files.py": "the writer itself",
-    "cm/state_checkpoint.py": START,
+    "cm/state.py": START,
     "cm/allocation_state.py": "not synced",
     "cm/user_namespaces.py": "through host calls",
     "node/shutdown.py": "twice when the machine goes down",

@@ -18,10 +18,12 @@ from pykubelet import api_server
 from pykubelet.api.types import Pod
 from pykubelet.certs import build as certs_build
 from pykubelet.clients.kube.patch import pod_status_patch
+from pykubelet.cm.admission import NodeNow
 from pykubelet.cm.allocation import POD_TERMINATED
-from pykubelet.cm.container_resources import ContainerResourceSource
+from pykubelet.cm.build import ContainerManager, plugin_services
+from pykubelet.cm.build import build as build_cm
 from pykubelet.cm.node_spec import node_spec
-from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.user_namespaces import pod_user_namespaces
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
@@ -39,13 +41,12 @@ from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pleg.pleg import Pleg
-from pykubelet.pods.predicates import NodeInfo
-from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
 from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.logs import LogFiles
+from pykubelet.runtime.resize import PodResizer
 from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
@@ -63,7 +64,6 @@ from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
-from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
@@ -73,9 +73,6 @@ from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes
 from pykubelet.volumes.build import build as build_volumes
-from pykubelet.wiring.pinning import pinning_parts
-from pykubelet.wiring.plugins import PluginParts, plugin_parts
-from pykubelet.wiring.resources import Surroundings, resource_parts
 from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 
 logger = logging.getLogger(__name__)
@@ -97,9 +94,8 @@ class Node(Struct, kw_only=True):
     metrics: Registry
     probes: ProbeManager
     housekeeping: Housekeeping
-    pinning: PinningManager
     volumes: Volumes
-    extensions: PluginParts
+    cm: ContainerManager
     shutdown: ShutdownManager
     explainer: Explainer
     server: NodeServer | None = None
@@ -137,56 +133,39 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     def recursive_read_only(pod: Pod) -> bool:
         return runtime_state.conditions.supports_recursive_read_only(api.runtime_classes.handler_now(pod))
 
-    def node_now() -> NodeInfo:
-        return extensions.with_devices(api.node_info(local))
-
     local = initial_info(settings, edges.machine, spec.allocatable)
+    cm = build_cm(
+        ctx,
+        edges,
+        spec,
+        table,
+        node=NodeNow(
+            info=lambda: api.node_info(local), pressure=conditions.pressures, shutting_down=conditions.shutting_down
+        ),
+        sources_ready=mux.all_ready,
+        claim_objects=api.resource_claims,
+    )
     volumes = build_volumes(
         ctx,
         edges,
         replace(api.volume_objects, downward=PodFields(spec.allocatable)),
-        node=node_now,
+        node=cm.admission.node_info,
         supports_recursive_read_only=recursive_read_only,
     )
-    extensions = plugin_parts(
-        edges,
-        api,
-        volumes=volumes,
-        table=table,
-        events=events,
-        recorder=recorder,
-        sources_ready=mux.all_ready,
-    )
-    pinning = pinning_parts(settings, edges, table=table, sources_ready=mux.all_ready)
-    admission = AdmissionGate(
-        node=node_now,
-        sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, config.runtime.allowed_unsafe_sysctls),
-        apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
-        gates=settings.gates,
-        pressure=conditions.pressures,
-        shutting_down=conditions.shutting_down,
-        allocator=pinning.allocator,
-    )
-    held = resource_parts(
+    user_namespaces = pod_user_namespaces(
         settings,
-        spec,
-        Surroundings(
-            cri=cri,
-            runtime=runtime_state,
-            cgroups=edges.cgroups,
-            slices=edges.slices,
-            machine=edges.machine,
-            paths=edges.paths,
-            table=table,
-            admission=admission,
-            handlers=api.runtime_classes,
-            sources_ready=mux.all_ready,
-            host_ids=edges.host_ids,
-            pinning=pinning.manager,
-            events=events,
-            clock=clock,
-            metrics=metrics,
-        ),
+        edges,
+        handlers=api.runtime_classes,
+        supports=lambda handler: runtime_state.conditions.supports_user_namespaces(handler),
+    )
+    resizer = PodResizer(
+        cri=cri,
+        groups=cm.cgroups,
+        record=cm.allocation.actuation,
+        node=spec,
+        clock=clock,
+        metrics=metrics,
+        exclusive=cm.resource_managers.is_exclusive,
     )
     specs = PodSpecBuilder(
         node=spec,
@@ -196,8 +175,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         references=api.references,
         events=events,
         addresses=container_addresses(ctx, edges, api.node),
-        user_namespaces=held.user_namespaces,
-        devices=ContainerResourceSource(pinning.manager, extensions.devices, extensions.claims),
+        user_namespaces=user_namespaces,
+        devices=cm.container_resources,
     )
     side = runtime_parts(
         settings,
@@ -206,7 +185,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             ctx=ctx,
             specs=specs,
             handlers=api.runtime_classes,
-            resizer=held.resizer,
+            resizer=resizer,
             references=api.references,
             accounts=api.accounts,
             image_volumes=volumes.image_volumes,
@@ -224,12 +203,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         folders=edges.folders,
         logs=LogFiles(),
         addresses=api.node,
-        resizes=held.allocations,
+        resizes=cm.allocation,
         events=events,
         clock=clock,
         runtime_name=edges.runtime_name,
         recursive_read_only=recursive_read_only,
-        health=extensions.health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
+        health=cm.device_health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
         gates=settings.gates,
     )
     steps = PodSync(
@@ -239,9 +218,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         statuses=statuses,
         volumes=volumes.manager,
         probes=probes,
-        cgroups=held.cgroups,
-        resizes=held.allocations,
-        id_ranges=held.user_namespaces,
+        cgroups=cm.cgroups,
+        resizes=cm.allocation,
+        id_ranges=user_namespaces,
         mirrors=api.mirrors,
         references=api.registered,
         network=runtime_state,
@@ -250,7 +229,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         events=events,
         recorder=recorder,
         clock=clock,
-        claims=extensions.claims,
+        claims=cm.dra,
     )
     workers = PodWorkers(
         table=table,
@@ -264,8 +243,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     gc = container_gc(settings, edges, side, table=table, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
-        admission=admission,
-        resizes=held.allocations,
+        admission=cm.admission,
+        resizes=cm.allocation,
         workers=workers,
         table=table,
         statuses=statuses,
@@ -285,14 +264,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             client=edges.cluster.client,
             api_pods=api.pods,
             make_patch=pod_status_patch,
-            could_run=lambda uid: table.could_have_running_containers(uid) or extensions.holds_claims(uid),
+            could_run=lambda uid: table.could_have_running_containers(uid) or cm.has_prepared_claims(uid),
             clock=clock,
             metrics=metrics,
         )
     statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
-        await held.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
+        await cm.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
 
     shutdown = build_shutdown(
         ctx,
@@ -316,16 +295,16 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             side.images.puller,
             volumes.image_volumes,
             volumes.manager,
-            held.allocations,
-            held.user_namespaces,
+            cm.allocation,
+            user_namespaces,
         ],
         chores=[
             side.forget,
             remove_orphan_cgroups,
-            pinning.sweep,
+            *cm.chores,
             shutdown.sweep,
             *api.chores,
-            *extensions.chores,
+            *volumes.chores,
         ],
         metrics=metrics,
         has_mounts=volumes.manager.has_mounts,
@@ -334,15 +313,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     def finished(uid: str) -> None:
         housekeeping.soon()
         gc.collect_pod_soon(uid)
-        pinning.manager.release(uid)
-        held.allocations.retry(POD_TERMINATED)
+        cm.resource_managers.release(uid)
+        cm.allocation.retry(POD_TERMINATED)
 
-    held.allocations.on_change = workers.sync_now
-    held.allocations.preempt = loop.preempt
     workers.on_finished = finished
     workers.on_restart = statuses.begin_anew
 
-    extensions.join(workers, pinning.manager, ctx)
     add_agent_metrics(metrics, settings)
 
     def runtime_back() -> None:
@@ -350,13 +326,18 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         ctx.signals.publish(NodeStatusChanged())
 
     runtime_state.on_back = runtime_back
+    handlers = {**cm.plugin_handlers, **({"CSIPlugin": volumes.csi_drivers} if volumes.csi_drivers is not None else {})}
     services = Services(
-        sinks=[runtime_state, pleg, pinning.manager, side.stopper, *event_parts.services.sinks],
+        sinks=[runtime_state, pleg, *cm.services.sinks, side.stopper, *event_parts.services.sinks],
         managers=[
-            *(*held.services, *shutdown.services.managers, *extensions.managers, *volumes.services.managers),
+            *(*cm.services.managers, *shutdown.services.managers, *volumes.services.managers),
             *(workers, probes, gc, side.images.gc, log_rotation(settings, edges), housekeeping),
         ],
-        producers=[loop, *sources.services.producers, *extensions.finders],
+        producers=[
+            loop,
+            *sources.services.producers,
+            *plugin_services(ctx, edges, cm.devices, handlers, mux.all_ready),
+        ],
     )
     services.add(api.services)
     connect(
@@ -369,15 +350,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         probes=probes,
         sender=sender,
         pod_metrics=PodMetrics(ctx, table),
-        cpus=pinning,
+        cm=cm,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
         node_sources = NodeSources(
             runtime=runtime_state,
             pressures=conditions.pressures,
-            devices=extensions.amounts,
-            reset_extended=extensions.has_no_history,
+            devices=cm.device_amounts,
+            reset_extended=cm.is_device_capacity_stale,
             volumes_in_use=volumes.manager.volumes_in_use,
             volumes_reported=api.storage.attachments.reported,
             runtime_problems=pleg.problems,
@@ -411,7 +392,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             edges.guard,
             stats=usage,
             conditions=conditions,
-            evictor=PodEvictor(ctx, workers=workers, table=table, active=held.allocations.active_pods),
+            evictor=PodEvictor(ctx, workers=workers, table=table, active=cm.allocation.active_pods),
             containers=gc,
             images=side.images.gc,
         )
@@ -438,7 +419,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             events=events,
             stopper=side.stopper,
             forget_crashes=side.backoff.forget,
-            assigned=pinning.assigned(extensions.assigned()),
+            assigned=cm.assigned(),
             started=started,
         )
         shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
@@ -459,9 +440,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         metrics=metrics,
         probes=probes,
         housekeeping=housekeeping,
-        pinning=pinning.manager,
         volumes=volumes,
-        extensions=extensions,
+        cm=cm,
         shutdown=shutdown.manager,
         explainer=explainer,
         server=server,
@@ -471,8 +451,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 @asynccontextmanager
 async def live(node: Node) -> AsyncIterator[None]:
     """The agent runs for as long as the block lasts. An address that is taken is told before anything starts."""
-    node.pinning.open()
-    node.extensions.open()
+    node.cm.open()
     if node.server is not None:
         node.server.open()
     async with node.services.running():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.probes.manager import ProbeManager
@@ -10,11 +11,15 @@ from pykubelet.signals import (
     ContainerDied,
     ContainerStarted,
     CsiDriverRegistered,
+    DeviceHealthChanged,
+    DraDriverRegistered,
     InspectionRecovered,
     NodeRead,
     ObjectChanged,
+    PodPreempted,
     PodStatusChanged,
     ProbeResultChanged,
+    ResizeChanged,
     VolumesMounted,
     VolumesUnmounted,
 )
@@ -25,7 +30,6 @@ from pykubelet.sync.loop import SyncLoop
 from pykubelet.sync.pod_metrics import PodMetrics
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.wiring.pinning import PinningParts
 
 
 def connect(
@@ -39,7 +43,7 @@ def connect(
     probes: ProbeManager,
     sender: StatusSender | None,
     pod_metrics: PodMetrics,
-    cpus: PinningParts,
+    cm: ContainerManager,
 ) -> None:
     on = ctx.signals.subscribe
 
@@ -58,7 +62,7 @@ def connect(
     on(ContainerDied, loop.container_died)
     on(ContainerDied, pod_metrics.container_died)
     on(ContainerStarted, loop.container_started)
-    on(ContainerStarted, cpus.container_started)
+    on(ContainerStarted, lambda started: cm.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
     on(ProbeResultChanged, loop.probe_result_changed)
     on(PodStatusChanged, lambda changed: probes.container_changed(changed.uid))
@@ -67,6 +71,10 @@ def connect(
     on(VolumesUnmounted, lambda unmounted: housekeeping.soon())
     on(CsiDriverRegistered, lambda registered: volumes.driver_registered(registered.name))
     on(ApiPodObserved, api_pod_observed)
+    on(DeviceHealthChanged, lambda changed: workers.sync_now(changed.uid))
+    on(DraDriverRegistered, lambda registered: workers.retry_now(registered.uid))
+    on(ResizeChanged, lambda changed: workers.sync_now(changed.uid))
+    on(PodPreempted, lambda preempted: loop.preempt(preempted.pod, preempted.resource))
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:
         on(PodStatusChanged, lambda changed: sender.changed(changed.uid))

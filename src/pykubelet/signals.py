@@ -113,6 +113,26 @@ class CsiDriverRegistered(Signal, frozen=True):
     name: str
 
 
+class DeviceHealthChanged(PodSignal, frozen=True):
+    """The health of a device that is allocated to the pod changed."""
+
+
+class DraDriverRegistered(PodSignal, frozen=True):
+    """A DRA driver registered for which claims of the pod may wait."""
+
+
+class ResizeChanged(PodSignal, frozen=True):
+    """The pod's allocated resources changed, or what is reported about its resize."""
+
+
+class PodPreempted(Signal, frozen=True):
+    """The pod must stop so that a critical one gets its resources."""
+
+    pod: Pod
+    resource: str
+    """What was insufficient."""
+
+
 class Signals:
     """Delivers each published signal to the subscribers of its class."""
 

@@ -14,7 +14,7 @@ import pytest
 from pykubelet.api.types import Pod, ResourceRequirements
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.host.cgroups import CgroupTree
-from pykubelet.cm.allocation_state import ResourceLedger
+from pykubelet.cm.allocation_state import AllocationState
 from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.cgroups import PodCgroups
 from pykubelet.cm.node_spec import NodeSpec
@@ -225,7 +225,7 @@ async def _resize(agent: BedAgent, endpoint: str, uid: str, before: str, after: 
 
     old, new = sized(before, "500m"), sized(after, "1")
     clock = SystemClock()
-    record = ResourceLedger(folder / "record")
+    record = AllocationState(folder / "record")
     record.put(uid, effect_of(old))
     groups = PodCgroups(
         host=CgroupTree(clock=clock),

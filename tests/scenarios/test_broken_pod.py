@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from pykubelet.api.types import ExecAction, Pod, Probe
+from pykubelet.cm.admission import PodAdmission
 from pykubelet.model.pod import name_of
 from pykubelet.pods.admission import Verdict
 from pykubelet.signals import ContainerDied
-from pykubelet.sync.gate import AdmissionGate
 from pykubelet.sync.loop import SyncLoop
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import Behaviour
@@ -32,7 +32,7 @@ def loop_of(node: NodeHarness) -> Any:
 class BrokenAdmission:
     """Breaks for pods named bad."""
 
-    def __init__(self, inner: AdmissionGate) -> None:
+    def __init__(self, inner: PodAdmission) -> None:
         self.inner = inner
         self.tries: list[str] = []
         self.mended = False

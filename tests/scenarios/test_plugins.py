@@ -72,13 +72,13 @@ class Bed:
 
     @property
     def claims(self) -> DraManager:
-        assert self.node.node.extensions.claims is not None
-        return self.node.node.extensions.claims
+        assert self.node.node.cm.dra is not None
+        return self.node.node.cm.dra
 
     @property
     def devices(self) -> DeviceManager:
-        assert self.node.node.extensions.devices is not None
-        return self.node.node.extensions.devices
+        assert self.node.node.cm.devices is not None
+        return self.node.node.cm.devices
 
     async def register(self) -> None:
         await asyncio.sleep(0)

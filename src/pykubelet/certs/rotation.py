@@ -4,7 +4,7 @@ On disk they are where every kubelet has them: `<prefix>-<stamp>.pem` with certi
 link `<prefix>-current.pem`, replaced in one step, so that a reader or a crash never sees half a pair. Older files stay
 for a while, in case a process has them open by name. A certificate is requested by a CertificateSigningRequest,
 approved by hand or by a controller; denied and failed requests are errors with the reason given. A new one is requested
-at 70 to 90 % of the old one's life, or when it no longer fits. A failed attempt is repeated with growing delays; the old
+at 70 to 90 % of the old one's life, or when it does not fit. A failed attempt is repeated with growing delays; the old
 certificate stays in force. When a client certificate is lost for good while the API server answers, `on_lost` is
 called, because only a restart with bootstrap credentials can help.
 """

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final
 
 from pykubelet.api.types import Pod, PodCondition, ResourceRequirements
-from pykubelet.cm.allocation_state import ResourceLedger
+from pykubelet.cm.admission import PodAdmission
+from pykubelet.cm.allocation_state import ACTUATED_FILE, ALLOCATED_FILE, AllocationState
 from pykubelet.cm.resize import (
     DEFERRED,
     INFEASIBLE,
@@ -25,14 +27,14 @@ from pykubelet.cm.resize import (
     shrank,
     urgency,
 )
-from pykubelet.kit.clock import Clock
+from pykubelet.context import Context
 from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.metrics import Registry
-from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_sidecar, readable, uid_of
 from pykubelet.model.pod_resources import allocation_of, differing, effective_resources, with_resources
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.pods.table import PodTable
+from pykubelet.signals import PodPreempted, ResizeChanged
 
 logger = logging.getLogger(__name__)
 
@@ -51,71 +53,44 @@ POD_TERMINATED: Final = "pod_terminated"
 PERIODIC: Final = "periodic_retry"
 
 
-class Objection(Protocol):
-    @property
-    def message(self) -> str: ...
-
-
-class Verdict(Protocol):
-    @property
-    def rejection(self) -> Objection | None: ...
-
-    @property
-    def victims(self) -> Sequence[Pod]: ...
-
-    @property
-    def short_of(self) -> str: ...
-
-
-class Admission(Protocol):
-    def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict: ...
-
-
-class Allocations:
+class AllocationManager:
     """Also a service: writes the records and judges waiting resizes again now and then."""
 
     name = "allocations"
 
     def __init__(
         self,
+        ctx: Context,
         *,
-        allocated: ResourceLedger,
-        actuated: ResourceLedger,
-        conditions: ResizeConditions,
-        admission: Admission,
-        active: Callable[[], Iterable[Pod]],
-        desired: Callable[[str], Pod | None],
+        root: Path,
+        admission: PodAdmission,
+        table: PodTable,
         sources_ready: Callable[[], bool],
         rules: ResizeRules,
-        events: EventSink,
-        clock: Clock,
-        metrics: Registry,
     ) -> None:
-        self._allocated = allocated
-        self._actuated = actuated
-        self._conditions = conditions
+        """`root`: the folder of the two files."""
+        self._unsaved = Signal()
+        self._allocated = AllocationState(root / ALLOCATED_FILE, on_change=self._unsaved.set)
+        self.actuation = AllocationState(root / ACTUATED_FILE, on_change=self._unsaved.set)
+        """What is in force; written by the runtime's resizes."""
+        self._conditions = ResizeConditions(clock=ctx.clock, metrics=ctx.metrics)
         self._admission = admission
-        self._active = active
-        self._desired = desired
+        self._table = table
         self._sources_ready = sources_ready
         self._rules = rules
-        self._events = events
-        self._clock = clock
+        self._events = ctx.events
+        self._clock = ctx.clock
+        self._signals = ctx.signals
         self._waiting: list[str] = []
-        self._unsaved = Signal()
-        self.on_change: Callable[[str], None] = lambda uid: None
-        """Told which pod has a new promise or a new word about its resize."""
-        self.preempt: Callable[[Pod, str], None] = lambda victim, short_of: None
-        allocated.on_change = actuated.on_change = self._unsaved.set
-        self._requested = metrics.counter(
+        self._requested = ctx.metrics.counter(
             "kubelet_container_requested_resizes_total",
             "Changes of container resources asked for.",
             ("resource", "requirement", "operation"),
         )
-        self._infeasible = metrics.counter(
+        self._infeasible = ctx.metrics.counter(
             "kubelet_pod_infeasible_resizes_total", "Resizes that can never happen here.", ("reason_detail",)
         )
-        self._accepted_late = metrics.counter(
+        self._accepted_late = ctx.metrics.counter(
             "kubelet_pod_deferred_accepted_resizes_total", "Resizes that had to wait.", ("retry_trigger",)
         )
 
@@ -133,7 +108,7 @@ class Allocations:
             self._save()
 
     def _save(self) -> None:
-        for ledger in (self._allocated, self._actuated):
+        for ledger in (self._allocated, self.actuation):
             try:
                 ledger.flush()
             except OSError as error:
@@ -150,14 +125,14 @@ class Allocations:
 
     def active_pods(self) -> list[Pod]:
         """Pods that hold resources, with what they were promised."""
-        return [self.allocated(pod) for pod in self._active()]
+        return [self.allocated(pod) for pod in self._table.active_pods()]
 
     def in_force(self, pod: Pod) -> Pod:
         """The pod with what is in force for it, as far as that is known."""
-        return with_resources(self.allocated(pod), self._actuated.get(uid_of(pod)))
+        return with_resources(self.allocated(pod), self.actuation.get(uid_of(pod)))
 
     def actuated(self, uid: str) -> dict[str, ResourceRequirements]:
-        held = self._actuated.get(uid)
+        held = self.actuation.get(uid)
         return dict(held.containers) if held is not None else {}
 
     @property
@@ -201,7 +176,7 @@ class Allocations:
             # The wish was taken back, or was granted before.
             self._conditions.clear_pending(uid_of(new))
             self._waiting = [uid for uid in self._waiting if uid != uid_of(new)]
-            self.on_change(uid_of(new))
+            self._signals.publish(ResizeChanged(uid_of(new)))
             return
         self._push(uid_of(new))
         self.retry(POD_UPDATED)
@@ -213,7 +188,7 @@ class Allocations:
 
     def keep_only(self, uids: Iterable[str]) -> None:
         known = set(uids)
-        for holder in (self._allocated, self._actuated, self._conditions):
+        for holder in (self._allocated, self.actuation, self._conditions):
             holder.keep_only(known)
         self._waiting = [uid for uid in self._waiting if uid in known]
 
@@ -227,7 +202,7 @@ class Allocations:
     def _keyed(self) -> list[tuple[tuple[bool, int, bool, float], str]]:
         keyed = []
         for uid in self._waiting:
-            pod = self._desired(uid)
+            pod = self._table.pod(uid)
             if pod is not None:
                 keyed.append((urgency(pod, self.allocated(pod), self._conditions.pending_since(uid)), uid))
         return keyed
@@ -238,7 +213,7 @@ class Allocations:
             return
         left = []
         for uid in self._waiting:
-            pod = self._desired(uid)
+            pod = self._table.pod(uid)
             if pod is None:
                 continue
             before, had_to_wait = self._conditions.of(uid), self._conditions.is_deferred(uid)
@@ -257,7 +232,7 @@ class Allocations:
             elif had_to_wait and not self._conditions.is_infeasible(uid):
                 self._accepted_late.inc(trigger)
             if granted or self._conditions.of(uid) != before:
-                self.on_change(uid)
+                self._signals.publish(ResizeChanged(uid))
         self._waiting = left
 
     def _judge(self, pod: Pod) -> bool:
@@ -277,7 +252,7 @@ class Allocations:
             return False
         self._promise(pod)
         for victim in verdict.victims:
-            self.preempt(victim, verdict.short_of)
+            self._signals.publish(PodPreempted(victim, verdict.short_of))
         self._conditions.clear_pending(uid)
         self._conditions.clear_in_progress(uid)
         self._conditions.set_in_progress(pod)
@@ -321,7 +296,7 @@ class Allocations:
             self._events.pod_event(pod, WARNING, "ResizeError", resize_text("error", pod, generation, why))
 
     def _is_unfinished(self, pod: Pod, seen: PodRuntimeStatus) -> bool:
-        held = self._actuated.get(uid_of(pod))
+        held = self.actuation.get(uid_of(pod))
         if held is None:
             return False
         if held.pod is not None and differing(pod.spec.resources, held.pod):

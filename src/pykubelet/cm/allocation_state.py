@@ -23,14 +23,15 @@ ALLOCATED_FILE = "allocated_pods_state"
 ACTUATED_FILE = "actuated_pods_state"
 
 
-class ResourceLedger:
-    """Reads its file when first asked. `on_change` is told that something waits for a flush."""
+class AllocationState:
+    """Reads its file at the first use."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, on_change: Callable[[], None] = lambda: None) -> None:
+        """`on_change`: called when something waits for a flush."""
         self.path = path
         # Not synced to disk: a killed agent loses nothing, and after a power cut no container runs any more.
         self._checkpoint = Checkpoint(path, encode=encode, decode=decode, durable=False)
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
         self._loaded: dict[str, PodResourceInfo] | None = None
         self._dirty = False
 
@@ -73,7 +74,7 @@ class ResourceLedger:
 
     def _changed(self) -> None:
         self._dirty = True
-        self.on_change()
+        self._on_change()
 
 
 # --- the file ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pykubelet.model.cgroups import MIN_SHARES, CgroupLimits, milli_to_quota, mi
 from pykubelet.model.pod import QosClass, is_critical, qos_class
 from pykubelet.model.pod_resources import amount_of, pod_requests
 from pykubelet.model.pod_resources import pod_limits as limits_of
+from pykubelet.settings.settings import Settings
 
 UNBOUNDED_HUGEPAGES = 1 << 62
 MEMORY_MIN, MEMORY_LOW = "memory.min", "memory.low"
@@ -188,3 +189,27 @@ def swap_limit(pod: Pod, held: ResourceRequirements, node: NodeSpec) -> int:
     if request == limit or not 0 <= request.value() <= node.memory_bytes or not node.memory_bytes:
         return 0
     return int(request.value() / node.memory_bytes * node.swap_bytes)
+
+
+def cgroup_rules(settings: Settings, spec: NodeSpec, *, owns_cpus: Callable[[Pod], bool]) -> CgroupRules:
+    """`owns_cpus(pod)`: its quota would slow down exclusive CPUs."""
+    return CgroupRules(
+        root=spec.cgroup_root,
+        driver=spec.cgroup_driver,
+        enabled=spec.cgroups_per_qos,
+        cfs_quota=spec.cpu_cfs_quota,
+        period_us=spec.cpu_period_us,
+        pids_per_pod=settings.config.cgroups.pod_pids_limit,
+        hugepage_sizes=spec.hugepage_sizes,
+        memory_qos=spec.memory_qos and spec.cgroup_v2,
+        tiered_reservation=spec.tiered_memory_reservation,
+        memory_reserve_percent=_qos_reserve(settings),
+        allocatable_memory_bytes=spec.allocatable["memory"].value() if "memory" in spec.allocatable else 0,
+        unthrottled=lambda pod: spec.exclusive_cpus_unthrottled and owns_cpus(pod),
+    )
+
+
+def _qos_reserve(settings: Settings) -> int:
+    if not settings.gates.enabled("QOSReserved"):
+        return 0
+    return int(settings.config.reservations.qos_reserved.get("memory", "0%").removesuffix("%"))

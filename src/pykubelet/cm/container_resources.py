@@ -17,6 +17,7 @@ from pykubelet.clients.plugins.port import Handed
 from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.dra_manager import DraManager
 from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.state import ManagerStates
 from pykubelet.model.pod import AnyContainer
 from pykubelet.wire import cri_pb2
 
@@ -45,9 +46,14 @@ class ContainerResourceSource:
     """Joins what the managers give to a container."""
 
     def __init__(
-        self, managers: PinningManager, devices: DeviceManager | None = None, claims: DraManager | None = None
+        self,
+        managers: PinningManager,
+        states: ManagerStates,
+        devices: DeviceManager | None = None,
+        claims: DraManager | None = None,
     ) -> None:
         self._managers = managers
+        self._states = states
         self._devices = devices
         self._claims = claims
 
@@ -56,7 +62,7 @@ class ContainerResourceSource:
         found = merged(await self._devices.handed(pod, container)) if self._devices is not None else NO_RESOURCES
         claimed = self._claims.cdi_devices(pod, container) if self._claims is not None else []
         pinned = self._managers.pinned(pod, container)
-        await self._managers.written()
+        await self._states.written()
         return replace(
             found,
             cdi_devices=[*found.cdi_devices, *claimed],

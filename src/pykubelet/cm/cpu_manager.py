@@ -15,11 +15,11 @@ from typing import Final
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
 from pykubelet.cm.cpu_assignment import take_distributed, take_packed
-from pykubelet.cm.cpu_state import CpuState
 from pykubelet.cm.errors import NothingShared, NotWholeCores, PinningProblem, Refused
 from pykubelet.cm.metrics import PHYSICAL_CPU, UNCORE_CACHE, PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.requests import container_cpus, containers_of, is_run_to_end, pod_cpus
+from pykubelet.cm.state import CpuState
 from pykubelet.cm.topology_manager import Hint, Hints, Mask, masks, nodes_of
 from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import CPU, has_pod_level_resources

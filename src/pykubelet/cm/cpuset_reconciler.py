@@ -1,23 +1,25 @@
-"""Keeps the CPUs that running containers may use at what the books say.
+"""Keeps the CPUs that running containers may use at what the CPU manager's state says.
 
 Containers are created with the right set; when the shared pool changes afterwards, every container in it must move.
 That happens as soon as the pool changes, not at the next tick; a tick (`cpuManagerReconcilePeriod`) only catches
-what the runtime refused. After a restart of the agent every container is told once, since nobody knows.
+what the runtime refused. After a restart of the agent every container is updated once: its set is not known.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from msgspec import Struct
 
 from pykubelet.cm.errors import NotWritten
+from pykubelet.cm.state import ManagerStates
 from pykubelet.kit.limits import Once
 from pykubelet.kit.mailbox import Signal
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.topology import Cpus, format_cpu_list
+from pykubelet.pods.table import PodTable
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
@@ -35,31 +37,29 @@ class ContainerUpdates(Protocol):
     ) -> None: ...
 
 
-async def _at_once() -> None: ...
-
-
-class CpusetKeeper:
+class CpusetReconciler:
     def __init__(
         self,
         *,
         cri: ContainerUpdates,
         running: Callable[[], Iterable[RunningContainer]],
-        cpus_of: Callable[[str, str], Cpus],
+        states: ManagerStates,
         period: float,
     ) -> None:
+        """`period`: seconds between ticks; 0 = none."""
         self._cri = cri
         self._running = running
-        self._cpus_of = cpus_of
+        self._states = states
+        self._cpus_of = states.cpus.owned_or_shared
         self._period = period
         self._signal = Signal()
-        self.written: Callable[[], Awaitable[None]] = _at_once
-        """Returns when the books are on disk; nothing is moved by what may be forgotten."""
         self._created: dict[tuple[str, str], Cpus] = {}
         """Sets that containers were created with whose ids are not known yet."""
         self._applied: dict[str, Cpus] = {}
         self._logged: Once[str] = Once()
 
     def soon(self) -> None:
+        """The shared pool changed, or a container started that may have been created before it did."""
         self._signal.set()
 
     def created(self, uid: str, container: str, cpus: Cpus) -> None:
@@ -76,15 +76,15 @@ class CpusetKeeper:
             await self.bring_up_to_date()
 
     async def bring_up_to_date(self) -> None:
-        """Tell the runtime about every running container whose set is another than it was told last."""
-        seen = list(self._running())
-        ids = {each.id for each in seen}
+        """Update every running container in the runtime whose set is another than the one applied last."""
+        running = list(self._running())
+        ids = {each.id for each in running}
         self._applied = {id_: cpus for id_, cpus in self._applied.items() if id_ in ids}
-        for each in seen:
+        for each in running:
             if each.id not in self._applied:
-                told = self._created.pop((each.pod_uid, each.name), None)
-                if told is not None:
-                    self._applied[each.id] = told
+                created = self._created.pop((each.pod_uid, each.name), None)
+                if created is not None:
+                    self._applied[each.id] = created
             try:
                 await self._apply(each)
             except CriNotFound:
@@ -95,10 +95,10 @@ class CpusetKeeper:
                 self._complain(each, str(error))
 
     async def _apply(self, container: RunningContainer) -> None:
-        # Asked at the last moment: the pool may change while others are being told.
+        # Read at the last moment: the pool may change while others are being updated.
         if self._applied.get(container.id) == self._cpus_of(container.pod_uid, container.name):
             return
-        await self.written()
+        await self._states.written()  # no container moves before a restarted agent would know why
         cpus = self._cpus_of(container.pod_uid, container.name)
         if not cpus:
             self._complain(container, "every CPU that is not reserved belongs to some container")
@@ -115,3 +115,11 @@ class CpusetKeeper:
                 "CPUs of a container cannot be set, will retry",
                 extra={"uid": container.pod_uid, "container": container.name, "error": why},
             )
+
+
+def running_containers(table: PodTable) -> Iterator[RunningContainer]:
+    """Running containers of pods that have a worker."""
+    for record in table:
+        if record.worker is not None and record.runtime is not None:
+            for each in record.runtime.status.running():
+                yield RunningContainer(pod_uid=record.uid, name=each.name, id=each.id)

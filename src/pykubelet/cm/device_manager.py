@@ -10,12 +10,12 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import Pod
+from pykubelet.api.types import Container, Pod, ResourceHealth, ResourceStatus
 from pykubelet.clients.plugins.port import (
     DeviceConnect,
     DeviceRegistration,
@@ -23,17 +23,19 @@ from pykubelet.clients.plugins.port import (
     ReadHanded,
 )
 from pykubelet.cm import device_state
+from pykubelet.cm.capacity import DeviceAmounts
 from pykubelet.cm.device_plugins import Endpoint, Endpoints
 from pykubelet.cm.device_state import DeviceBooks, DevicesRefused, Grant
-from pykubelet.kit.clock import Clock
+from pykubelet.cm.topology_manager import Hint, Hints, masks
+from pykubelet.context import Context
 from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.metrics import Registry
 from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
 from pykubelet.model.pod_resources import served_by_claims
-from pykubelet.recorder import LifeEntry, LifeRecorder, Step
+from pykubelet.recorder import LifeEntry, Step
+from pykubelet.signals import DeviceHealthChanged, NodeStatusChanged
 
 logger = logging.getLogger(__name__)
 
@@ -69,23 +71,24 @@ class DeviceManager:
 
     def __init__(
         self,
+        ctx: Context,
         *,
         folder: Path,
         connect: DeviceConnect,
         read_handed: ReadHanded,
-        clock: Clock,
-        metrics: Registry,
-        recorder: LifeRecorder,
         is_running: Callable[[str, str], bool],
+        numa_nodes: Sequence[int] = (0,),
     ) -> None:
-        """`is_running(uid, container)`: containers that run already are never refused what they hold."""
+        """`is_running(uid, container)`: containers that run already are never refused what they have."""
         self._folder = folder
         self._read_handed = read_handed
         self._is_running = is_running
-        self._recorder = recorder
-        self._clock = clock
+        self._numa_nodes = numa_nodes
+        self._recorder = ctx.recorder
+        self._clock = ctx.clock
+        self._signals = ctx.signals
         self._books = DeviceBooks()
-        self._endpoints = Endpoints(books=self._books, connect=connect, clock=clock, on_change=self._changed)
+        self._endpoints = Endpoints(books=self._books, connect=connect, clock=ctx.clock, on_change=self._changed)
         self._expected: dict[str, list[str]] = {}
         self._saved: dict[str, Any] | None = None
         self._checkpoint = Checkpoint(
@@ -95,14 +98,10 @@ class DeviceManager:
         )
         self._unsaved = Signal()
         self.had_checkpoint = False
-        self.on_capacity: Callable[[], None] = lambda: None
-        """Told when the node has more or fewer devices."""
-        self.on_health: Callable[[str], None] = lambda uid: None
-        """Told of each pod that holds a device whose health changed."""
-        self._registrations = metrics.counter(
+        self._registrations = ctx.metrics.counter(
             "kubelet_device_plugin_registration_total", "Registrations of device plugins", ("resource_name",)
         )
-        self._allocated = metrics.histogram(
+        self._allocated = ctx.metrics.histogram(
             "kubelet_device_plugin_alloc_duration_seconds", "Time plugins took to allocate", ("resource_name",)
         )
 
@@ -158,27 +157,30 @@ class DeviceManager:
 
     def _changed(self, resource: str, ids: frozenset[str]) -> None:
         self._save()
-        self.on_capacity()
+        self._signals.publish(NodeStatusChanged())
         for uid in self._books.users_of(resource, ids):
-            self.on_health(uid)
+            self._signals.publish(DeviceHealthChanged(uid))
 
-    # --- what pods are given --------------------------------------------------------------------
+    # --- a hint provider of the topology manager ------------------------------------------------
 
-    def hints(
-        self, pod: Pod, container: AnyContainer, masks: Sequence[int]
-    ) -> Mapping[str, Sequence[tuple[int, bool]] | None]:
-        """For each resource of ours that the container asks for, where it could be had."""
-        found: dict[str, Sequence[tuple[int, bool]] | None] = {}
+    @cached_property
+    def _masks(self) -> Sequence[int]:
+        """Only where a topology policy asks for hints, which bounds the number of nodes: there are 2^nodes."""
+        return list(masks(self._numa_nodes))
+
+    def hints(self, pod: Pod, container: Container) -> Hints:
+        """For each resource of ours that the container requests, where it could be allocated."""
+        found: dict[str, Sequence[Hint] | None] = {}
         for resource, count in self._asked(pod, container).items():
             grant = self._books.grant(uid_of(pod), container.name or "", resource)
             if grant is not None and len(grant.ids) == count:
-                found[resource] = self._books.hints(resource, count, reusable=grant.ids, masks=masks)
+                found[resource] = self._books.hints(resource, count, reusable=grant.ids, masks=self._masks)
                 continue
             reusable = self._reusable(pod, container, resource)
-            found[resource] = self._books.hints(resource, count, reusable=reusable, masks=masks)
+            found[resource] = self._books.hints(resource, count, reusable=reusable, masks=self._masks)
         return found
 
-    def pod_hints(self, pod: Pod, masks: Sequence[int]) -> Mapping[str, Sequence[tuple[int, bool]] | None]:
+    def pod_hints(self, pod: Pod) -> Hints:
         """The same for all containers of the pod in one place."""
         lasting: dict[str, int] = {}
         passing: dict[str, int] = {}
@@ -190,15 +192,15 @@ class DeviceManager:
                 else:
                     lasting[resource] = lasting.get(resource, 0) + count
         uid = uid_of(pod)
-        found: dict[str, Sequence[tuple[int, bool]] | None] = {}
+        found: dict[str, Sequence[Hint] | None] = {}
         for resource in lasting | passing:
             containers = self._books.held.get(uid, {}).values()
             held = frozenset().union(*(grants[resource].ids for grants in containers if resource in grants))
             count = max(lasting.get(resource, 0), passing.get(resource, 0))
-            found[resource] = self._books.hints(resource, count, reusable=held, masks=masks)
+            found[resource] = self._books.hints(resource, count, reusable=held, masks=self._masks)
         return found
 
-    def allocate(self, pod: Pod, container: AnyContainer, nodes: int | None) -> None:
+    def allocate(self, pod: Pod, container: Container, place: Hint) -> None:
         """Reserve devices for the container; DevicesRefused when there are not enough. Repeating changes nothing."""
         uid, name = uid_of(pod), container.name or ""
         for resource, count in self._asked(pod, container).items():
@@ -207,8 +209,12 @@ class DeviceManager:
                 self._check_still_good(uid, name, resource, grant)
                 continue
             reusable = self._reusable(pod, container, resource)
-            ids = self._books.choose(resource, count, reusable=reusable, nodes=nodes)
+            ids = self._books.choose(resource, count, reusable=reusable, nodes=place.nodes)
             self._books.give(uid, name, resource, ids)
+
+    def allocate_pod(self, pod: Pod, place: Hint) -> None:
+        for container in (*pod.spec.init_containers, *pod.spec.containers):
+            self.allocate(pod, container, place)
 
     def _check_still_good(self, uid: str, container: str, resource: str, grant: Grant) -> None:
         known = self._books.resources.get(resource)
@@ -330,6 +336,14 @@ class DeviceManager:
 
     # --- questions ------------------------------------------------------------------------------
 
+    def amounts(self) -> DeviceAmounts:
+        """For the Node's status."""
+        return DeviceAmounts(
+            capacity={name: Quantity.of(count) for name, count in self.capacity().items()},
+            allocatable={name: Quantity.of(count) for name, count in self.allocatable().items()},
+            removed=self.removed,
+        )
+
     def capacity(self) -> Mapping[str, int]:
         return {name: len(each.devices) for name, each in self._books.resources.items()}
 
@@ -337,8 +351,8 @@ class DeviceManager:
         return {name: len(each.healthy) for name, each in self._books.resources.items()}
 
     def admissible(self) -> Mapping[str, int]:
-        """How many pods may have in all: what is given counts even while its plugin is away, or a restart of the
-        agent would turn out pods that run."""
+        """How many pods may have in all: what is allocated counts even while its plugin is away, or a restart of the
+        agent would reject pods that run."""
         given = {resource for _, _, resource, _ in self._books.all_grants()}
         healthy = self.allocatable()
         return {
@@ -373,6 +387,15 @@ class DeviceManager:
             resource: {each: self._health(resource, each) for each in sorted(grant.ids)}
             for resource, grant in self._books.grants(uid, container).items()
         }
+
+    def health_statuses(self, uid: str, container: str) -> list[ResourceStatus]:
+        """For the container's status."""
+        return [
+            ResourceStatus(
+                name=resource, resources=[ResourceHealth(resource_id=each, health=state) for each, state in ids.items()]
+            )
+            for resource, ids in self.health_of(uid, container).items()
+        ]
 
     def _health(self, resource: str, device: str) -> str:
         known = self._books.resources.get(resource)

@@ -14,14 +14,15 @@ from typing import Any
 from msgspec import Struct, field
 
 from pykubelet.clients.plugins.port import Device, Handed, ReadHanded
+from pykubelet.cm.errors import Refused
+from pykubelet.cm.topology_manager import Hint, mask_of
 from pykubelet.kit.files import Envelope
 from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
-from pykubelet.model.errors import PykubeletError
 
 # --- in memory ------------------------------------------------------------------------------------------------
 
 
-class DevicesRefused(PykubeletError):
+class DevicesRefused(Refused):
     """Why a pod cannot have its devices. Texts are upstream's: they end up in the status of the pod."""
 
 
@@ -140,25 +141,23 @@ class DeviceBooks:
 
     # --- places ---------------------------------------------------------------------------------
 
-    def hints(
-        self, resource: str, count: int, *, reusable: frozenset[str], masks: Sequence[int]
-    ) -> list[tuple[int, bool]] | None:
-        """Where `count` devices could be had: (mask, preferred), small places first; None = it does not matter.
+    def hints(self, resource: str, count: int, *, reusable: frozenset[str], masks: Sequence[int]) -> list[Hint] | None:
+        """Where `count` devices could be allocated, small places first; None = anywhere.
 
-        Preferred are the places with the fewest nodes that could ever hold as many, given or not."""
+        Preferred are the places with the fewest nodes that could ever hold as many, allocated or not."""
         known = self.resources.get(resource)
         if known is None or not any(device.numa for device in known.devices.values()):
             return None
         free = self.free(resource) | (reusable & known.healthy)
-        placed = {each: _mask(known.devices[each].numa) for each in known.devices}
+        placed = {each: mask_of(known.devices[each].numa) for each in known.devices}
         fits = [mask for mask in masks if sum(1 for each in known.devices if placed[each] & mask) >= count]
         smallest = min((mask.bit_count() for mask in fits), default=0)
         found = []
         for mask in masks:
             if any(not placed[each] & mask for each in reusable if placed.get(each)):
-                continue  # what is held already must be inside
+                continue  # what is allocated already must be inside
             if sum(1 for each in free if placed[each] & mask) >= count:
-                found.append((mask, mask.bit_count() == smallest))
+                found.append(Hint(mask, mask.bit_count() == smallest))
         return found
 
     def all_grants(self) -> Iterator[tuple[str, str, str, Grant]]:
@@ -166,13 +165,6 @@ class DeviceBooks:
             for container, grants in containers.items():
                 for resource, grant in grants.items():
                     yield uid, container, resource, grant
-
-
-def _mask(nodes: Iterable[int]) -> int:
-    mask = 0
-    for node in nodes:
-        mask |= 1 << node
-    return mask
 
 
 FILE = "kubelet_internal_checkpoint"

@@ -121,14 +121,15 @@ class DraDrivers:
         clock: Clock,
         times: DraTimes,
         on_health: Callable[[str, Sequence[ClaimedHealth] | None], None],
+        on_registered: Callable[[], None],
     ) -> None:
+        """`on_registered`: pods that failed because a driver was missing may be retried."""
         self._connect = connect
         self._slices = slices
         self._clock = clock
         self._times = times
         self._on_health = on_health
-        self.on_registered: Callable[[], None] = lambda: None
-        """Told when pods that failed for want of a driver may be tried again."""
+        self._on_registered = on_registered
         self._instances: dict[str, list[Instance]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
         """Drivers without an instance, and what deletes their slices when none comes back."""
@@ -157,7 +158,7 @@ class DraDrivers:
         if leaving := self._leaving.pop(name, None):
             leaving.cancel()
         instance.health = self.tasks.spawn(self._follow_health(instance), name=f"health of {name}")
-        self.on_registered()
+        self._on_registered()
 
     async def deregister(self, name: str, endpoint: Path) -> None:
         known = self._instances.pop(name, [])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,16 +26,16 @@ from pykubelet.cm.dra_claims import (
     requests_of,
 )
 from pykubelet.cm.dra_drivers import DraDrivers, DraTimes, Slices
-from pykubelet.kit.clock import Clock
-from pykubelet.kit.metrics import Registry
+from pykubelet.context import Context
 from pykubelet.kit.sharing import KeyedLock
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.assigned import ClaimedDevice, ClaimShare
 from pykubelet.model.errors import PluginError, PykubeletError
-from pykubelet.model.events import EventSink
-from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
+from pykubelet.model.pod import AnyContainer, all_containers, namespace_of, uid_of
 from pykubelet.model.reasons import WARNING
-from pykubelet.recorder import LifeRecorder, Step
+from pykubelet.pods.table import PodTable
+from pykubelet.recorder import Step
+from pykubelet.signals import DeviceHealthChanged, DraDriverRegistered
 
 logger = logging.getLogger(__name__)
 
@@ -53,30 +53,27 @@ class DraManager:
     name = "dynamic resources"
 
     def __init__(
-        self,
-        *,
-        root: Path,
-        connect: DraConnect,
-        objects: ClaimObjects,
-        events: EventSink,
-        clock: Clock,
-        metrics: Registry,
-        recorder: LifeRecorder,
+        self, ctx: Context, *, root: Path, connect: DraConnect, objects: ClaimObjects, table: PodTable
     ) -> None:
-        self._recorder = recorder
+        self._recorder = ctx.recorder
         self._books = ClaimBooks(root / FILE)
         self._objects = objects
-        self._events = events
-        self._clock = clock
-        self._times = DraTimes(clock=clock, metrics=metrics, claims=self._books)
+        self._table = table
+        self._events = ctx.events
+        self._clock = ctx.clock
+        self._signals = ctx.signals
+        self._times = DraTimes(clock=ctx.clock, metrics=ctx.metrics, claims=self._books)
         self.drivers = DraDrivers(
-            connect=connect, slices=objects, clock=clock, times=self._times, on_health=self._told_health
+            connect=connect,
+            slices=objects,
+            clock=ctx.clock,
+            times=self._times,
+            on_health=self._health_reported,
+            on_registered=self._registered,
         )
         self._locks = KeyedLock()
         """By namespace and name of the claim."""
         self._health: dict[str, dict[tuple[str, str], tuple[ClaimedHealth, float]]] = {}
-        self.on_health: Callable[[str], None] = lambda uid: None
-        """Told of each pod that has a device whose health changed."""
 
     def open(self) -> None:
         self._books.load()
@@ -85,6 +82,11 @@ class DraManager:
         async with self.drivers.tasks as tasks:
             tasks.spawn(self.drivers.wipe_at_start(), name="old slices")
             await asyncio.Event().wait()
+
+    def _registered(self) -> None:
+        for pod in self._table.pods():
+            if has_claims(pod):
+                self._signals.publish(DraDriverRegistered(uid_of(pod)))
 
     # --- preparing ------------------------------------------------------------------------------
 
@@ -203,9 +205,10 @@ class DraManager:
         if missing:
             raise ClaimProblem(f"NodeUnprepareResources skipped {missing} ResourceClaims")
 
-    async def sweep(self, living: Callable[[str], bool]) -> None:
-        """Give back claims of pods of which nothing can run any more. Failures are told and left for the next time."""
-        gone = {uid for entry in self._books for uid in entry.pods if not living(uid)}
+    async def sweep(self) -> None:
+        """Unprepare claims of pods of which nothing can run any more. Failures are retried the next time."""
+        may_run = self._table.could_have_running_containers
+        gone = {uid for entry in self._books for uid in entry.pods if not may_run(uid)}
         await gather_all(*(self._give_back_of_gone(uid) for uid in gone))
 
     async def _give_back_of_gone(self, uid: str) -> None:
@@ -233,7 +236,11 @@ class DraManager:
         """Whether anything was prepared for the pod and not given back yet."""
         return bool(self._books.of_pod(uid))
 
-    def claims_of(self, pod: Pod, container: AnyContainer) -> list[ClaimShare]:
+    def claims_of(self, uid: str, container_name: str) -> list[ClaimShare]:
+        pod = self._table.pod(uid)
+        container = _container(pod, container_name) if pod is not None else None
+        if pod is None or container is None:
+            return []
         found = []
         for _, claim, request in requests_of(pod, container):
             entry = self._books.get(namespace_of(pod), claim)
@@ -251,7 +258,11 @@ class DraManager:
                 found.append(ClaimShare(namespace=entry.ref.namespace, name=claim, devices=devices))
         return found
 
-    def health_of(self, pod: Pod, container: AnyContainer) -> list[ResourceStatus]:
+    def health_statuses(self, pod: Pod, container_name: str) -> list[ResourceStatus]:
+        """For the container's status."""
+        container = _container(pod, container_name) if pod.spec.resource_claims else None
+        if container is None:
+            return []
         found = []
         for name, claim, request in requests_of(pod, container):
             entry = self._books.get(namespace_of(pod), claim)
@@ -275,7 +286,7 @@ class DraManager:
             return None
         return found[0]
 
-    def _told_health(self, driver: str, devices: Sequence[ClaimedHealth] | None) -> None:
+    def _health_reported(self, driver: str, devices: Sequence[ClaimedHealth] | None) -> None:
         before = self._health.get(driver, {})
         now = self._clock.monotonic()
         if devices is None:
@@ -286,7 +297,7 @@ class DraManager:
             changed = {key for key, (each, _) in fresh.items() if self._known_health(driver, *key) != each}
             self._health[driver] = {**before, **fresh}
         for uid in self._users(driver, changed):
-            self.on_health(uid)
+            self._signals.publish(DeviceHealthChanged(uid))
 
     def _users(self, driver: str, devices: set[tuple[str, str]]) -> set[str]:
         users: set[str] = set()
@@ -298,3 +309,7 @@ class DraManager:
 
 def has_claims(pod: Pod) -> bool:
     return bool(pod.spec.resource_claims) or pod.status.extended_resource_claim_status is not None
+
+
+def _container(pod: Pod, name: str) -> AnyContainer | None:
+    return next((each for _, each in all_containers(pod) if each.name == name), None)

@@ -29,7 +29,7 @@ class Refused(PykubeletError):
     reason = UNEXPECTED
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """What the status of the pod says."""
         return f"Allocate failed due to {self}, which is unexpected" if self.reason == UNEXPECTED else str(self)
 

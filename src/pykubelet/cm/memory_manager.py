@@ -13,9 +13,9 @@ from typing import Final
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
 from pykubelet.cm.errors import NoMemory, NothingShared, PinningProblem, Refused
-from pykubelet.cm.memory_state import Blocks, MachineMemory, MemoryBlock, MemoryState, MemoryTable, NodeMemory
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.requests import Bytes, container_memory, containers_of, is_run_to_end, pod_memory
+from pykubelet.cm.state import Blocks, MachineMemory, MemoryBlock, MemoryState, MemoryTable, NodeMemory
 from pykubelet.cm.topology_manager import Hint, Hints, mask_of, masks, nodes_of
 from pykubelet.model.pod import is_sidecar, uid_of
 from pykubelet.model.pod_resources import MEMORY, has_pod_level_resources

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from pykubelet.api.pod_resources import HUGE_PAGES, is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
-from pykubelet.clients.host.port import Slices
+from pykubelet.clients.host.port import Machine, Slices
+from pykubelet.cm.capacity import machine_capacity, quantities, reserved
 from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.cgroups import NoSlices, lacks_root
 from pykubelet.kit.clock import Clock
@@ -27,6 +28,7 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.model.events import EventSink
 from pykubelet.model.pod import QosClass
 from pykubelet.model.reasons import NORMAL, WARNING
+from pykubelet.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -223,3 +225,27 @@ def apart(limits: CgroupLimits) -> list[CgroupLimits]:
         *(replace(nothing, hugepages={size: allowed}) for size, allowed in limits.hugepages.items()),
     ]
     return [each for each in found if each != nothing]
+
+
+def node_limits(settings: Settings, machine: Machine) -> NodeLimits:
+    """What the groups above pods, and those the reservations name, are held to."""
+    reservations = settings.config.reservations
+    capacity = machine_capacity(machine, settings.config.cgroups, None)
+    if machine.pids:
+        capacity[PIDS] = Quantity.of(machine.pids)
+    amounts = NodeAmounts(
+        capacity=capacity,
+        system=quantities(reservations.system_reserved),
+        kube=quantities(reservations.kube_reserved),
+        reserved=reserved(reservations),
+    )
+    enforcement = Enforcement(
+        what=frozenset(reservations.enforce_node_allocatable),
+        system_group=reservations.system_reserved_cgroup,
+        kube_group=reservations.kube_reserved_cgroup,
+    )
+    return NodeLimits(
+        pods=pods_limits(amounts, enforcement),
+        enforced=enforcement.pods,
+        reserved=reserved_groups(amounts, enforcement),
+    )

@@ -13,12 +13,15 @@ import msgspec
 from msgspec import Struct
 
 from pykubelet.api.quantity import ZERO
-from pykubelet.api.types import Container, Pod, PodCondition
+from pykubelet.api.types import Container, Pod, PodCondition, ResourceRequirements
+from pykubelet.cm.cgroup_limits import swap_limit
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.pod import QosClass, is_sidecar, qos_class, uid_of
 from pykubelet.model.pod_resources import CPU, MEMORY, amount_of, differing, pod_requests, same_resources
 from pykubelet.model.reasons import RESIZE_IN_PROGRESS, RESIZE_PENDING
+from pykubelet.settings.settings import Settings
 
 # --- rules ----------------------------------------------------------------------------------------------------
 
@@ -267,3 +270,21 @@ class ResizeConditions:
             message=message or None,
             observed_generation=generation,
         )
+
+
+def resize_rules(settings: Settings, spec: NodeSpec) -> ResizeRules:
+    gates, managers = settings.gates, settings.config.managers
+    pinned_cpus = managers.cpu_manager_policy == "static"
+    pinned_memory = managers.memory_manager_policy == "Static"
+
+    def uses_swap(pod: Pod, container: Container) -> bool:
+        held = container.resources or ResourceRequirements()
+        return spec.cgroup_v2 and spec.swap_controller and swap_limit(pod, held, spec) > 0
+
+    return ResizeRules(
+        init_containers=gates.enabled("InPlacePodVerticalScalingInitContainers"),
+        pod_level=gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
+        pinned_cpus=pinned_cpus and not gates.enabled("InPlacePodVerticalScalingExclusiveCPUs"),
+        pinned_memory=pinned_memory and not gates.enabled("InPlacePodVerticalScalingExclusiveMemory"),
+        uses_swap=uses_swap,
+    )

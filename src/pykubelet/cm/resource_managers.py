@@ -1,44 +1,34 @@
-"""CPUs, memory and their places for containers: what the rest of the agent sees of this package.
+"""The CPU, memory, topology and device managers as the rest of the agent sees them.
 
-`open` reads the checkpoints before anything starts; `admit` allocates for a pod or says why not; `release` gives
-back. Both only change the books; `written` returns when they are on disk, and no container is made or moved before,
-so a killed agent finds again whatever a container may have got. Entries of pods that are gone are dropped when they
-finish; when a pod would be refused for want of CPUs or memory, those that are on their way out and have left their
-source count as gone, as they do for every other resource.
+`open` reads the checkpoints before anything starts; `admit` allocates for a pod or raises; `release` frees. Both
+change memory only; no container is made or moved before the state is on disk, so a killed agent finds again what a
+container may have got. Allocations of pods that are gone are freed when they finish; when a pod would be refused for
+lack of CPUs or memory, those that terminate and have left their source count as gone, as for every other resource.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.cm.cpu_manager import StaticCpus
-from pykubelet.cm.cpu_state import CpuState
-from pykubelet.cm.cpuset_reconciler import CpusetKeeper
-from pykubelet.cm.errors import NotWritten, PinningProblem, Refused
+from pykubelet.cm.cpuset_reconciler import CpusetReconciler
+from pykubelet.cm.errors import PinningProblem, Refused
 from pykubelet.cm.memory_manager import StaticMemory
-from pykubelet.cm.memory_state import Blocks, MemoryState
 from pykubelet.cm.requests import container_cpus, containers_of
-from pykubelet.cm.topology_manager import HintProvider, TopologyManager
-from pykubelet.kit.mailbox import Signal
+from pykubelet.cm.state import Blocks, ManagerStates
+from pykubelet.cm.topology_manager import TopologyManager
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.model.pod_resources import has_pod_level_resources
 from pykubelet.model.topology import NO_CPUS, Cpus, format_cpu_list
+from pykubelet.pods.table import PodTable
 
 logger = logging.getLogger(__name__)
-
-WRITE_AGAIN = 30.0
-
-
-class Refusal(Struct, frozen=True, kw_only=True):
-    reason: str
-    message: str
 
 
 class Pinned(Struct, frozen=True, kw_only=True):
@@ -50,49 +40,33 @@ class Pinned(Struct, frozen=True, kw_only=True):
     """The CPUs are its own; no quota may slow it down there."""
 
 
-class Pods(Protocol):
-    """What is known about pods at the moment."""
-
-    def may_run(self, uid: str) -> bool:
-        """Whether containers of the pod may still run; yes for every pod while not all is known."""
-        ...
-
-    def is_wanted(self, uid: str) -> bool:
-        """Whether its source still has the pod."""
-        ...
-
-    def sources_ready(self) -> bool: ...
-
-
 class PinningManager:
     name = "pinning"
 
     def __init__(
         self,
         *,
-        cpu_state: CpuState,
-        memory_state: MemoryState,
+        states: ManagerStates,
         cpus: StaticCpus | None,
         memory: StaticMemory | None,
         topology: TopologyManager,
-        keeper: CpusetKeeper,
-        pods: Pods,
+        reconciler: CpusetReconciler,
+        table: PodTable,
+        sources_ready: Callable[[], bool],
         pod_level: bool = False,
     ) -> None:
-        self._cpu_state = cpu_state
-        self._memory_state = memory_state
+        self._states = states
+        self._cpu_state = states.cpus
+        self._memory_state = states.memory
         self._cpus = cpus
         self._memory = memory
         self._topology = topology
-        self._keeper = keeper
-        self._pods = pods
+        self._reconciler = reconciler
+        self._table = table
+        self._sources_ready = sources_ready
         self._pod_level = pod_level
-        self._fresh = ""
-        """The pod that was admitted last, if it held nothing before."""
-        self._unwritten = Signal()
-        keeper.written = self.written
         if cpus is not None:
-            cpus.on_change = keeper.soon
+            cpus.on_change = reconciler.soon
 
     def open(self) -> None:
         """Read the checkpoints and check them; PinningProblem, with a sentence that says what to do."""
@@ -107,77 +81,53 @@ class PinningManager:
             raise PinningProblem(f"state of the CPU and memory managers cannot be kept: {error}") from error
 
     async def run(self) -> None:
-        """Keeps running containers on their CPUs, and the books on disk, for as long as the agent runs."""
+        """Keep running containers on their CPUs, and the state on disk, for as long as the agent runs."""
         async with TaskSet(self.name) as tasks:
-            tasks.spawn(self._keep_written(), name="state of the CPU and memory managers")
-            await self._keeper.run()
-
-    async def written(self) -> None:
-        """Until the books are on disk as they are now. Raises NotWritten."""
-        try:
-            await self._cpu_state.flush()
-            await self._memory_state.flush()
-        except OSError as error:
-            raise NotWritten(f"state of the CPU and memory managers cannot be written: {error}") from error
-
-    async def _keep_written(self) -> None:
-        """Where nothing is promised a later write will do."""
-        failed = False
-        while True:
-            await self._unwritten.wait(at_most=WRITE_AGAIN if failed else None)
-            try:
-                await self.written()
-                failed = False
-            except NotWritten as error:
-                logger.error("the books of pinning are not on disk", extra={"error": str(error)})
-                failed = True
-
-    def add_provider(self, provider: HintProvider) -> None:
-        """Something else that sits on NUMA nodes, such as devices; asked before CPUs and memory."""
-        self._topology.add_provider(provider)
+            tasks.spawn(self._states.keep_written(), name="state of the CPU and memory managers")
+            await self._reconciler.run()
 
     # --- admission --------------------------------------------------------------------------------------
 
-    def admit(self, pod: Pod) -> Refusal | None:
-        """Allocate all that the pod needs, or nothing and say why not."""
+    def admit(self, pod: Pod) -> bool:
+        """Allocate all that the pod needs; True when it had nothing before. Refused, and then it has what it had."""
         uid = uid_of(pod)
-        self._drop(lambda each: each == uid or self._pods.may_run(each))
-        self._fresh = "" if self._holds(uid) else uid
+        self._drop(lambda each: each == uid or self._table.could_have_running_containers(each))
+        is_new = not self._has_allocation(uid)
         try:
+            self._topology.admit(pod)
+        except Refused:
+            has_room = self._drop(lambda each: each == uid or self._table.is_desired(each))
+            self._undo(uid, is_new)
+            if not has_room:
+                raise
             try:
                 self._topology.admit(pod)
             except Refused:
-                if not self._drop(lambda each: each == uid or self._pods.is_wanted(each)):
-                    raise
-                self.undo(pod)
-                self._topology.admit(pod)
-            self._unwritten.set()
-        except Refused as refused:
-            self.undo(pod)
-            return Refusal(reason=refused.reason, message=refused.told)
-        return None
+                self._undo(uid, is_new)
+                raise
+        self._states.write_soon()
+        return is_new
 
-    def undo(self, pod: Pod) -> None:
-        """The pod that was admitted last is not to run after all; what it had before it keeps."""
-        if self._fresh and self._fresh == uid_of(pod):
-            self.release(self._fresh)
+    def _undo(self, uid: str, is_new: bool) -> None:
+        if is_new:
+            self.release(uid)
 
     def release(self, uid: str) -> None:
         """The pod is gone."""
-        self._keeper.forget(uid)
-        if not self._holds(uid):
+        self._reconciler.forget(uid)
+        if not self._has_allocation(uid):
             return
         for provider in self._topology.providers:
             provider.release(uid)
-        self._unwritten.set()
+        self._states.write_soon()
 
-    def release_gone(self) -> None:
-        """Drop what pods hold of which nothing can run any more."""
-        if self._drop(self._pods.may_run):
-            self._unwritten.set()
+    async def sweep(self) -> None:
+        """Free what is allocated to pods of which nothing can run any more."""
+        if self._drop(self._table.could_have_running_containers):
+            self._states.write_soon()
 
     def _drop(self, stays: Callable[[str], bool]) -> bool:
-        if not self._pods.sources_ready():
+        if not self._sources_ready():
             return False
         gone = [uid for uid in self._holders() if not stays(uid)]
         for uid in gone:
@@ -189,21 +139,20 @@ class PinningManager:
     def _holders(self) -> frozenset[str]:
         return frozenset().union(*(each.holders() for each in self._topology.providers))
 
-    def _holds(self, uid: str) -> bool:
+    def _has_allocation(self, uid: str) -> bool:
         return any(uid in each.holders() for each in self._topology.providers)
 
     # --- what containers get ----------------------------------------------------------------------------
 
     def pinned(self, pod: Pod, container: AnyContainer) -> Pinned:
-        """For a container that is about to be created; Refused when it cannot have what is its own. Whoever creates
-        it waits for `written` before."""
+        """For a container that is about to be created, once the state is written; Refused when it cannot have it."""
         uid, name = uid_of(pod), container.name or ""
         self._make_up_for(pod, name)
         cpus = self._cpu_state.owned_or_shared(uid, name) if self._cpus is not None else NO_CPUS
         if cpus:
-            self._keeper.created(uid, name, cpus)
+            self._reconciler.created(uid, name, cpus)
         if self._memory is not None and self._memory.created(pod, name):
-            self._unwritten.set()
+            self._states.write_soon()
         nodes = sorted({node for block in self._memory_blocks(uid, name) for node in block.nodes})
         return Pinned(
             cpus=format_cpu_list(cpus),
@@ -217,9 +166,10 @@ class PinningManager:
         pinning = [each for each in (self._cpus, self._memory) if each is not None]
         if own is None or not any(each.lacks(pod, own) for each in pinning):
             return
-        refusal = self.admit(pod)
-        if refusal is not None:
-            raise Refused(refusal.message)
+        try:
+            self.admit(pod)
+        except Refused as refused:
+            raise Refused(refused.message) from refused
 
     def has_exclusive_cpus(self, pod: Pod) -> bool:
         if self._cpus is None:

@@ -9,7 +9,6 @@ the pod had before.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -20,6 +19,7 @@ from pykubelet.cm.errors import NotAligned, Refused
 from pykubelet.cm.metrics import NUMA_NODE, SCOPES, PinningMetrics
 from pykubelet.cm.policy_options import SINGLE_NUMA_NODE
 from pykubelet.cm.requests import containers_of
+from pykubelet.kit.clock import Clock
 from pykubelet.model.pod_resources import has_pod_level_resources
 
 # --- hints: places as bit masks of NUMA nodes -----------------------------------------------------------------
@@ -220,8 +220,10 @@ class TopologyManager:
         scope: str,
         providers: Sequence[HintProvider],
         metrics: PinningMetrics,
+        clock: Clock,
         pod_level: bool = False,
     ) -> None:
+        self._clock = clock
         self._merger = merger
         self._scope = scope
         self._providers = list(providers)
@@ -234,14 +236,10 @@ class TopologyManager:
     def providers(self) -> Sequence[HintProvider]:
         return self._providers
 
-    def add_provider(self, provider: HintProvider) -> None:
-        """Ask this one as well, before all others."""
-        self._providers.insert(0, provider)
-
     def admit(self, pod: Pod) -> None:
         """Allocate everything for the pod; Refused when that cannot be."""
         self._metrics.admissions.inc()
-        begun = time.perf_counter()
+        begun = self._clock.monotonic()
         try:
             if self._merger.policy == NONE:
                 self._allocate_containers(pod, NO_HINT)
@@ -254,7 +252,7 @@ class TopologyManager:
                 self._metrics.admission_errors.inc()
             raise
         finally:
-            self._metrics.admission_time.observe((time.perf_counter() - begun) * 1000)
+            self._metrics.admission_time.observe((self._clock.monotonic() - begun) * 1000)
 
     def _admit_containers(self, pod: Pod) -> None:
         for container in containers_of(pod):

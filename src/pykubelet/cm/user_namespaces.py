@@ -17,11 +17,13 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
+from pykubelet.edges import Edges
 from pykubelet.kit.files import WRITE_WITHIN, write_atomic
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import finish
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
+from pykubelet.settings.settings import Settings
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class Handlers(Protocol):
 
 class PodUserNamespaces:
     def __init__(self, *, pods: Path, ids: IdRange, handlers: Handlers, supports: Callable[[str], bool]) -> None:
+        """`supports(handler)`: whether the runtime can do it with that handler."""
         self._pods = pods
         self._ids = ids
         self._handlers = handlers
@@ -195,3 +198,11 @@ class PodUserNamespaces:
 
     def _file(self, uid: str) -> Path:
         return self._pods / uid / FILE
+
+
+def pod_user_namespaces(
+    settings: Settings, edges: Edges, *, handlers: Handlers, supports: Callable[[str], bool]
+) -> PodUserNamespaces:
+    per_pod = settings.config.runtime.user_namespaces.ids_per_pod
+    ids = id_range(per_pod, settings.config.cgroups.max_pods, edges.host_ids)
+    return PodUserNamespaces(pods=edges.paths.pods, ids=ids, handlers=handlers, supports=supports)

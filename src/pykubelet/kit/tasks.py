@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.mailbox import Signal
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -245,3 +249,27 @@ async def periodic(clock: Clock, period: float, work: Callable[[], Awaitable[Non
     while True:
         await work()
         await clock.sleep(period)
+
+
+class Chore:
+    """Work that housekeeping requests and must not wait for: it runs beside it, once for any number of requests."""
+
+    def __init__(
+        self, name: str, work: Callable[[], Awaitable[None]], *, may_raise: tuple[type[Exception], ...]
+    ) -> None:
+        """`may_raise`: what is logged and left for the next request."""
+        self.name = name
+        self._work = work
+        self._may_raise = may_raise
+        self._due = Signal()
+
+    async def soon(self) -> None:
+        self._due.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._due.wait()
+            try:
+                await self._work()
+            except self._may_raise as error:
+                logger.warning("a clean-up chore failed, will retry", extra={"chore": self.name, "error": str(error)})

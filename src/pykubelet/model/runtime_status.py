@@ -236,6 +236,9 @@ class RuntimeConditions(Struct, frozen=True, kw_only=True):
         """Whether that handler, None = one not known, can make whole mount trees read-only."""
         return any(each.name == handler and each.recursive_read_only_mounts for each in self.handlers)
 
+    def supports_user_namespaces(self, handler: str) -> bool:
+        return any(each.name == handler and each.user_namespaces for each in self.handlers)
+
 
 class Image(Struct, frozen=True, kw_only=True):
     id: str

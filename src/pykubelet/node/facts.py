@@ -29,16 +29,9 @@ from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import Image, RuntimeConditions
 from pykubelet.node.addresses import AddressFinder
 from pykubelet.node.setters import NodeFacts
-from pykubelet.settings.gates import Gates
+from pykubelet.pods.admission import declared_features
 
 logger = logging.getLogger(__name__)
-
-DECLARED_BY_GATE = (
-    "ExtendWebSocketsToKubelet",
-    "InPlacePodLevelResourcesVerticalScaling",
-    "InPlacePodVerticalScalingInitContainers",
-    "RestartAllContainersOnContainerExits",
-)
 
 
 class RuntimeView(Protocol):
@@ -167,12 +160,6 @@ class FactsGatherer:
         self._complaints[about] = text
         logger.warning("part of the node's status cannot be set", extra={"part": about, "error": text})
         return True
-
-
-def declared_features(gates: Gates) -> list[str]:
-    if not gates.enabled("NodeDeclaredFeatures"):
-        return []
-    return [name for name in DECLARED_BY_GATE if gates.enabled(name)]
 
 
 NAMES_KEPT = 5

@@ -27,6 +27,7 @@ from pykubelet.pods.predicates import (
 )
 from pykubelet.pods.preemption import NoVictims, choose_victims
 from pykubelet.pods.sysctls import SysctlAllowList, sysctl_complaint
+from pykubelet.settings.gates import Gates
 
 OS_LABEL: Final = "kubernetes.io/os"
 OPERATING_SYSTEM: Final = "linux"
@@ -261,6 +262,20 @@ def needed_features(pod: Pod) -> list[str]:
     if pod.spec.host_network and pod.spec.host_users is False:
         needed.append("UserNamespacesHostNetworkSupport")
     return needed
+
+
+DECLARED_BY_GATE = (
+    "ExtendWebSocketsToKubelet",
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+)
+
+
+def declared_features(gates: Gates) -> list[str]:
+    if not gates.enabled("NodeDeclaredFeatures"):
+        return []
+    return [name for name in DECLARED_BY_GATE if gates.enabled(name)]
 
 
 def features_of_change(old: Pod, new: Pod) -> list[str]:

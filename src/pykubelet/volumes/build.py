@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,7 +11,8 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.context import Context
 from pykubelet.edges import Edges
-from pykubelet.kit.tasks import Services
+from pykubelet.kit.tasks import Chore, Services
+from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod_resources import MEMORY
 from pykubelet.pods.predicates import NodeInfo, matches_selector
 from pykubelet.volumes.csi.drivers import CsiDrivers, LimitsKeeper
@@ -33,6 +34,8 @@ class Volumes(Struct, frozen=True, kw_only=True):
     csi_drivers: CsiDrivers | None
     """The plugin manager's handler for CSI drivers; they need an API server, which knows the volumes."""
     services: Services
+    chores: Sequence[Callable[[], Awaitable[None]]]
+    """For housekeeping."""
 
 
 def build(
@@ -48,17 +51,22 @@ def build(
     csi: CsiVolumes | None = None
     drivers: CsiDrivers | None = None
     services = Services()
+    chores = []
     if edges.plugins is not None and objects.csi is not None and objects.csi_node is not None:
         drivers = CsiDrivers(ctx, connect=edges.plugins.csi, node=objects.csi_node)
         csi = CsiVolumes(ctx, drivers=drivers, objects=objects.csi, mounts=edges.mounts, paths=edges.paths)
-        services.managers.append(LimitsKeeper(drivers=drivers, objects=objects.csi, clock=ctx.clock))
+        sweep = Chore("CSI volumes of pods that are gone", csi.sweep, may_raise=(PykubeletError, OSError))
+        services.managers += [LimitsKeeper(drivers=drivers, objects=objects.csi, clock=ctx.clock), sweep]
+        chores.append(sweep.soon)
     rules = _rules(ctx, edges, node, supports_recursive_read_only)
     images = ImageVolumes()
     manager = VolumeManager(
         ctx, mounts=edges.mounts, paths=edges.paths, objects=objects, rules=rules, images=images, csi=csi
     )
     services.managers.append(manager)
-    return Volumes(manager=manager, image_volumes=images, csi=csi, csi_drivers=drivers, services=services)
+    return Volumes(
+        manager=manager, image_volumes=images, csi=csi, csi_drivers=drivers, services=services, chores=chores
+    )
 
 
 def _projections(ctx: Context, client: KubeClient, objects: VolumeObjects) -> VolumeObjects:

@@ -7,9 +7,10 @@ from typing import Any
 
 from pykubelet.api.types import Container, Pod, ResourceRequirements
 from pykubelet.cm.cpu_manager import StaticCpus
-from pykubelet.cm.cpu_state import CpuState
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions
+from pykubelet.cm.state import CpuState
+from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.topology import Cpu, Cpus, NumaNode, Topology, parse_cpu_list
 from tests.builders import a_container, a_pod
@@ -101,3 +102,10 @@ def static_cpus(
     state.load()
     policy.start()
     return policy, state
+
+
+class StillClock(SystemClock):
+    """For tests without a loop; no time passes."""
+
+    def monotonic(self) -> float:
+        return 0.0

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements
-from pykubelet.cm.allocation import POD_UPDATED, Allocations
-from pykubelet.cm.allocation_state import ResourceLedger
-from pykubelet.cm.resize import ResizeConditions, ResizeRules
-from pykubelet.kit.clock import LoopClock
-from pykubelet.kit.metrics import Registry
+from pykubelet.cm.allocation import POD_UPDATED, AllocationManager
+from pykubelet.cm.resize import ResizeRules
 from pykubelet.kit.tasks import running
 from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import effect_of
-from tests.builders import a_container, a_container_status, a_pod, a_runtime_status, at
+from pykubelet.signals import PodPreempted, ResizeChanged
+from tests.builders import a_container, a_container_status, a_context, a_pod, a_runtime_status, at
 
 
 @dataclass(frozen=True)
@@ -56,27 +54,31 @@ class Bench:
         self.pods: dict[str, Pod] = {}
         self.events = Events()
         self.woken: list[str] = []
+        self.gone: list[tuple[str, str]] = []
         self.again()
 
     def again(self) -> None:
-        clock, metrics = LoopClock(), Registry()
-        self.actuated = ResourceLedger(self.folder / "actuated")
-        self.conditions = ResizeConditions(clock=clock, metrics=metrics)
-        self.metrics = metrics
-        self.allocations = Allocations(
-            allocated=ResourceLedger(self.folder / "allocated"),
-            actuated=self.actuated,
-            conditions=self.conditions,
+        ctx = a_context(events=self.events)
+        self.metrics = ctx.metrics
+        self.allocations = AllocationManager(
+            ctx,
+            root=self.folder,
             admission=self,
-            active=lambda: self.pods.values(),
-            desired=self.pods.get,
+            table=self,
             sources_ready=lambda: self.ready,
             rules=ResizeRules(),
-            events=self.events,
-            clock=clock,
-            metrics=metrics,
         )
-        self.allocations.on_change = self.woken.append
+        self.actuated = self.allocations.actuation
+        ctx.signals.subscribe(ResizeChanged, lambda changed: self.woken.append(changed.uid))
+        ctx.signals.subscribe(
+            PodPreempted, lambda preempted: self.gone.append((uid_of(preempted.pod), preempted.resource))
+        )
+
+    def active_pods(self) -> list[Pod]:
+        return list(self.pods.values())
+
+    def pod(self, uid: str) -> Pod | None:
+        return self.pods.get(uid)
 
     def decide(self, pod: Pod, others: Sequence[Pod]) -> Said:
         assert all(uid_of(other) != uid_of(pod) for other in others)
@@ -101,7 +103,7 @@ class Bench:
         return str(held.requests["cpu"])
 
     def reasons(self, name: str) -> list[str | None]:
-        return [each.reason for each in self.conditions.of(f"uid-{name}")]
+        return [each.reason for each in self.allocations.conditions(f"uid-{name}", terminal=False)]
 
 
 async def test_a_wish_that_fits_becomes_the_promise_on_disk(tmp_path: Path) -> None:
@@ -180,10 +182,8 @@ async def test_victims_of_a_critical_pod_are_handed_on(tmp_path: Path) -> None:
     bench.run(other)
     bench.run(asking("a", "1"))
     bench.victims = (other,)
-    gone: list[tuple[str, str]] = []
-    bench.allocations.preempt = lambda victim, short_of: gone.append((uid_of(victim), short_of))
     bench.wish(asking("a", "2"))
-    assert gone == [("uid-b", "cpu")]
+    assert bench.gone == [("uid-b", "cpu")]
 
 
 async def test_conditions_from_before_a_restart_are_kept(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ async def test_conditions_from_before_a_restart_are_kept(tmp_path: Path) -> None
     wish = asking("a", "2", status=PodStatus(conditions=[told]))
     bench.pods["uid-a"] = wish
     bench.allocations.added([wish])
-    (condition,) = bench.conditions.of("uid-a")
+    (condition,) = bench.allocations.conditions("uid-a", terminal=False)
     assert condition.last_transition_time == at(5) and bench.promised("a") == "1"
     assert bench.allocations.conditions("uid-a", terminal=True) == ()
 
@@ -227,7 +227,7 @@ async def test_what_belongs_to_no_pod_is_forgotten(tmp_path: Path) -> None:
     bench.run(asking("a", "1"))
     bench.wish(asking("a", "2"))
     bench.allocations.keep_only([])
-    assert bench.actuated.get("uid-a") is None and bench.conditions.of("uid-a") == ()
+    assert bench.actuated.get("uid-a") is None and bench.allocations.conditions("uid-a", terminal=False) == ()
     bench.judged.clear()
     bench.allocations.retry(POD_UPDATED)
     assert bench.judged == []

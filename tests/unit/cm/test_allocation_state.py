@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import ResourceRequirements
-from pykubelet.cm.allocation_state import ResourceLedger, checksum, decode, encode
+from pykubelet.cm.allocation_state import AllocationState, checksum, decode, encode
 from pykubelet.model.pod_resources import PodResourceInfo
 
 HELD = PodResourceInfo(
@@ -59,15 +59,14 @@ def test_ours_has_upstreams_shape() -> None:
 def test_a_damaged_file_is_noticed_and_set_aside(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "allocated_pods_state"
     path.write_bytes(raw)
-    assert ResourceLedger(path).get("pod1") is None
+    assert AllocationState(path).get("pod1") is None
     assert path.with_name("allocated_pods_state.damaged").read_bytes() == raw
 
 
 def test_what_was_put_survives_and_what_was_dropped_does_not(tmp_path: Path) -> None:
     path = tmp_path / "allocated_pods_state"
-    ledger = ResourceLedger(path)
     told: list[str] = []
-    ledger.on_change = lambda: told.append("changed")
+    ledger = AllocationState(path, on_change=lambda: told.append("changed"))
     ledger.flush()
     assert not path.exists()
     ledger.put("u", HELD)
@@ -80,7 +79,7 @@ def test_what_was_put_survives_and_what_was_dropped_does_not(tmp_path: Path) -> 
     assert told == ["changed"] * 5
     ledger.flush()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    after = ResourceLedger(path)
+    after = AllocationState(path)
     assert after.get("u") is None
     kept = after.get("v")
     assert kept is not None and set(kept.containers) == {"app", "side"} and kept.pod is None
@@ -91,20 +90,20 @@ def test_what_was_put_survives_and_what_was_dropped_does_not(tmp_path: Path) -> 
 def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "actuated_pods_state"
     path.write_bytes(b"{torn")
-    ledger = ResourceLedger(path)
+    ledger = AllocationState(path)
     assert ledger.get("u") is None
     assert path.with_name("actuated_pods_state.damaged").read_bytes() == b"{torn"
     ledger.put("u", HELD)
     ledger.flush()
-    assert ResourceLedger(path).get("u") == HELD
+    assert AllocationState(path).get("u") == HELD
 
 
 def test_a_disk_that_refuses_is_an_error_and_the_change_is_not_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "file"
-    ledger = ResourceLedger(path)
+    ledger = AllocationState(path)
     ledger.put("u", HELD)
     with pytest.raises(OSError):
         ledger.flush()
     (tmp_path / "missing").mkdir()
     ledger.flush()
-    assert ResourceLedger(path).get("u") == HELD
+    assert AllocationState(path).get("u") == HELD

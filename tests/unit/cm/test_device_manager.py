@@ -27,12 +27,11 @@ from pykubelet.cm.device_manager import (
     is_extended,
 )
 from pykubelet.cm.device_state import FILE, DevicesRefused
-from pykubelet.kit.clock import LoopClock
-from pykubelet.kit.metrics import Registry
+from pykubelet.cm.topology_manager import NO_HINT
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import PluginError
-from pykubelet.recorder import LifeRecorder
-from tests.builders import a_container, a_pod, a_sidecar
+from pykubelet.signals import DeviceHealthChanged, NodeStatusChanged
+from tests.builders import a_container, a_context, a_pod, a_sidecar
 from tests.fakes.fake_devices import FakeDevicePlugin, a_device
 
 R = "example.com/gpu"
@@ -57,20 +56,20 @@ class Bed:
 
     @asynccontextmanager
     async def life(self, *, registers: bool = True) -> AsyncIterator[DeviceManager]:
+        ctx = a_context()
         manager = DeviceManager(
+            ctx,
             folder=self.folder,
             connect=lambda socket: self.plugin,
             read_handed=lambda data: Handed(wire=data, envs={"GIVEN": data.decode()}),
-            clock=LoopClock(),
-            metrics=Registry(),
-            recorder=LifeRecorder(LoopClock()),
             is_running=lambda uid, container: uid in self.running,
         )
 
-        def more() -> None:
+        def more(_: NodeStatusChanged) -> None:
             self.capacity += 1
 
-        manager.on_capacity, manager.on_health = more, self.synced.append
+        ctx.signals.subscribe(NodeStatusChanged, more)
+        ctx.signals.subscribe(DeviceHealthChanged, lambda changed: self.synced.append(changed.uid))
         manager.open()
         async with running(manager):
             await asyncio.sleep(0)
@@ -124,14 +123,14 @@ async def test_two_pods_get_different_devices_and_a_third_none(tmp_path: Path) -
         assert (manager.capacity(), manager.allocatable()) == ({R: 2}, {R: 2})
         one, two = pod("one"), pod("two")
         for each in (one, two):
-            manager.allocate(each, each.spec.containers[0], None)
+            manager.allocate(each, each.spec.containers[0], NO_HINT)
         handed = [await manager.handed(each, each.spec.containers[0]) for each in (one, two)]
         assert [each[0].envs["GIVEN"] for each in handed] == ["a", "b"]
         third = pod("three")
         with pytest.raises(DevicesRefused, match="Requested: 1, Available: 0"):
-            manager.allocate(third, third.spec.containers[0], None)
+            manager.allocate(third, third.spec.containers[0], NO_HINT)
         manager.release("uid-one")
-        manager.allocate(third, third.spec.containers[0], None)
+        manager.allocate(third, third.spec.containers[0], NO_HINT)
         assert manager.devices_of("uid-three", "app")[0].ids == ("a",)
 
 
@@ -140,7 +139,7 @@ async def test_the_plugin_is_asked_once_and_told_before_each_start(tmp_path: Pat
     bed.plugin.can = DeviceOptions(pre_start=True)
     async with bed.life() as manager:
         made = pod()
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         for _ in range(2):
             await manager.handed(made, made.spec.containers[0])
         assert [call for call, _ in bed.plugin.calls] == ["allocate", "pre_start", "pre_start"]
@@ -151,7 +150,7 @@ async def test_the_plugin_may_choose(tmp_path: Path) -> None:
     bed.plugin.can, bed.plugin.likes = DeviceOptions(prefers=True), ["b"]
     async with bed.life() as manager:
         made = pod()
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         await manager.handed(made, made.spec.containers[0])
         assert bed.plugin.calls == [("preferred", ("a", "b")), ("allocate", ("b",))]
 
@@ -161,8 +160,8 @@ async def test_a_choice_that_another_pod_holds_does_not_count(tmp_path: Path) ->
     bed.plugin.can, bed.plugin.likes = DeviceOptions(prefers=True), ["b"]
     async with bed.life() as manager:
         one, two = pod("one"), pod("two")
-        manager.allocate(one, one.spec.containers[0], None)
-        manager.allocate(two, two.spec.containers[0], None)
+        manager.allocate(one, one.spec.containers[0], NO_HINT)
+        manager.allocate(two, two.spec.containers[0], NO_HINT)
         await manager.handed(one, one.spec.containers[0])
         assert bed.plugin.calls[-1] == ("allocate", ("a",))
 
@@ -172,7 +171,7 @@ async def test_a_failing_plugin_makes_the_container_wait(tmp_path: Path) -> None
     bed.plugin.fails = "broken"
     async with bed.life() as manager:
         made = pod()
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         with pytest.raises(PluginError, match="broken"):
             await manager.handed(made, made.spec.containers[0])
         bed.plugin.fails = ""
@@ -183,7 +182,7 @@ async def test_a_plugin_gone_and_back(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
     async with bed.life() as manager:
         made = pod()
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         await manager.handed(made, made.spec.containers[0])
         bed.plugin.leave()
         await asyncio.sleep(1)
@@ -192,13 +191,13 @@ async def test_a_plugin_gone_and_back(tmp_path: Path) -> None:
         assert bed.synced == ["uid-web"]
         other = pod("other")
         with pytest.raises(DevicesRefused, match="no healthy devices present"):
-            manager.allocate(other, other.spec.containers[0], None)
+            manager.allocate(other, other.spec.containers[0], NO_HINT)
         bed.plugin = FakeDevicePlugin([a_device("a"), a_device("b")])
         await manager.take(WISH)
         await asyncio.sleep(1)
         assert manager.allocatable() == {R: 2}
         assert manager.health_of("uid-web", "app") == {R: {"a": "Healthy"}}
-        manager.allocate(other, other.spec.containers[0], None)
+        manager.allocate(other, other.spec.containers[0], NO_HINT)
         assert manager.devices_of("uid-other", "app")[0].ids == ("b",)
 
 
@@ -216,14 +215,14 @@ async def test_a_device_turns_unhealthy_and_back(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
     async with bed.life() as manager:
         made = pod()
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         bed.plugin.tell(a_device("a", healthy=False), a_device("b"))
         await asyncio.sleep(1)
         assert (manager.capacity(), manager.allocatable()) == ({R: 2}, {R: 1})
         with pytest.raises(DevicesRefused, match="previously allocated devices are no longer healthy"):
-            manager.allocate(made, made.spec.containers[0], None)
+            manager.allocate(made, made.spec.containers[0], NO_HINT)
         bed.running.add("uid-web")
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         bed.plugin.tell(a_device("a"), a_device("b"))
         await asyncio.sleep(1)
         assert bed.synced == ["uid-web", "uid-web"]
@@ -233,21 +232,21 @@ async def test_the_next_life_knows_who_holds_what(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
     made = pod()
     async with bed.life() as manager:
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         await manager.handed(made, made.spec.containers[0])
     bed.plugin = FakeDevicePlugin([a_device("a"), a_device("b")])
     bed.running = {"uid-web"}
     async with bed.life(registers=False) as manager:
         assert manager.had_checkpoint
         assert (manager.allocatable(), manager.admissible()) == ({R: 0}, {R: 1})
-        manager.allocate(made, made.spec.containers[0], None)  # its plugin is not back, but the container runs
+        manager.allocate(made, made.spec.containers[0], NO_HINT)  # its plugin is not back, but the container runs
         assert (await manager.handed(made, made.spec.containers[0]))[0].envs == {"GIVEN": "a"}
         other = pod("other")
         with pytest.raises(DevicesRefused):
-            manager.allocate(other, other.spec.containers[0], None)
+            manager.allocate(other, other.spec.containers[0], NO_HINT)
         await manager.take(WISH)
         await asyncio.sleep(1)
-        manager.allocate(other, other.spec.containers[0], None)
+        manager.allocate(other, other.spec.containers[0], NO_HINT)
         assert manager.devices_of("uid-other", "app")[0].ids == ("b",)
         manager.release("uid-web")
         assert manager.holders() == {"uid-other"}
@@ -264,7 +263,7 @@ async def test_what_is_reserved_but_not_allocated_waits_for_the_plugin(tmp_path:
     bed = Bed(tmp_path)
     async with bed.life() as manager:
         made = pod()
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         bed.plugin.leave()
         await asyncio.sleep(1)
         with pytest.raises(PluginAbsent, match=f"the device plugin of {R} is not running"):
@@ -280,7 +279,7 @@ async def test_init_containers_pass_on_what_they_had_but_sidecars_keep_it(tmp_pa
     )
     async with bed.life() as manager:
         for each in (*made.spec.init_containers, *made.spec.containers):
-            manager.allocate(made, each, None)
+            manager.allocate(made, each, NO_HINT)
         held = {name: manager.devices_of("uid-web", name)[0].ids for name in ("init", "side", "app")}
         assert held["init"] == held["side"]
         assert held["app"] != held["side"]
@@ -316,7 +315,7 @@ async def test_devices_that_vanished_before_the_plugin_was_asked_are_replaced(tm
     bed.plugin.can, bed.plugin.likes = DeviceOptions(prefers=True), ["b"]
     async with bed.life() as manager:
         made = pod()
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         assert manager.devices_of("uid-web", "app")[0].ids == ("a",)
         bed.plugin.tell(a_device("b"))
         await asyncio.sleep(0.1)
@@ -330,7 +329,7 @@ async def test_devices_that_vanished_and_cannot_be_replaced_say_so(tmp_path: Pat
     async with bed.life() as manager:
         made, other = pod("web"), pod("other")
         for each in (made, other):
-            manager.allocate(each, each.spec.containers[0], None)
+            manager.allocate(each, each.spec.containers[0], NO_HINT)
         bed.plugin.tell(a_device("b"))
         await asyncio.sleep(0.1)
         with pytest.raises(DevicesRefused, match="Requested: 1, Available: 0"):
@@ -346,7 +345,7 @@ async def test_a_running_pod_is_admitted_again_though_its_resource_was_forgotten
     bed = Bed(tmp_path)
     made = pod()
     async with bed.life() as manager:
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         await manager.handed(made, made.spec.containers[0])
         bed.plugin.leave()
         await asyncio.sleep(400)
@@ -354,7 +353,7 @@ async def test_a_running_pod_is_admitted_again_though_its_resource_was_forgotten
     bed.running.add("uid-web")
     async with bed.life(registers=False) as manager:
         assert manager.admissible() == {R: 1}
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
 
 
 async def test_a_plugin_whose_stream_breaks_oddly_ends_nobody_else(tmp_path: Path) -> None:
@@ -379,16 +378,16 @@ async def test_a_second_life_without_admission_gets_devices_again(tmp_path: Path
     bed = Bed(tmp_path)
     async with bed.life() as manager:
         made = pod()
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         await manager.handed(made, made.spec.containers[0])
         manager.release("uid-web")
         other = pod("other")
-        manager.allocate(other, other.spec.containers[0], None)
+        manager.allocate(other, other.spec.containers[0], NO_HINT)
         (handed,) = await manager.handed(made, made.spec.containers[0])
         assert handed.envs["GIVEN"] == "b"
         manager.release("uid-web")
         third = pod("third")
-        manager.allocate(third, third.spec.containers[0], None)
+        manager.allocate(third, third.spec.containers[0], NO_HINT)
         with pytest.raises(DevicesRefused, match="Requested: 1, Available: 0"):
             await manager.handed(made, made.spec.containers[0])
 
@@ -397,7 +396,7 @@ async def test_a_container_waits_until_what_it_gets_is_on_disk(tmp_path: Path) -
     bed = Bed(tmp_path)
     async with bed.life() as manager:
         made = pod("web")
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         (tmp_path / FILE).unlink()
         (tmp_path / FILE).mkdir()  # nothing can take its place
         with pytest.raises(CheckpointNotWritten, match="cannot be written"):
@@ -411,7 +410,7 @@ async def test_a_container_without_devices_waits_for_no_disk(tmp_path: Path) -> 
     bed = Bed(tmp_path)
     async with bed.life() as manager:
         made, plain = pod("web"), a_pod("plain")
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         (tmp_path / FILE).unlink()
         (tmp_path / FILE).mkdir()  # nothing can take its place
         with pytest.raises(CheckpointNotWritten):
@@ -436,7 +435,7 @@ async def test_a_container_whose_plugin_must_see_each_start_waits_for_it(tmp_pat
     bed.plugin.can = DeviceOptions(pre_start=True)
     async with bed.life() as manager:
         made = pod()
-        manager.allocate(made, made.spec.containers[0], None)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
         await manager.handed(made, made.spec.containers[0])
         bed.plugin.leave()
         await asyncio.sleep(1)
@@ -458,15 +457,15 @@ async def test_what_a_resource_claim_serves_is_left_to_it(tmp_path: Path) -> Non
     )
     async with bed.life() as manager:
         older = pod("older", count=2)
-        manager.allocate(older, older.spec.containers[0], None)
+        manager.allocate(older, older.spec.containers[0], NO_HINT)
         container = claimed.spec.containers[0]
-        assert manager.hints(claimed, container, [1]) == {} and manager.pod_hints(claimed, [1]) == {}
-        manager.allocate(claimed, container, None)
+        assert manager.hints(claimed, container) == {} and manager.pod_hints(claimed) == {}
+        manager.allocate(claimed, container, NO_HINT)
         assert await manager.handed(claimed, container) == []
         assert manager.holders() == {"uid-older"}
         bed.plugin.leave()  # and with it the name is known by the older pod's devices alone
         await asyncio.sleep(1)
-        manager.allocate(claimed, container, None)
+        manager.allocate(claimed, container, NO_HINT)
         mapping.container_name = "other"
         with pytest.raises(DevicesRefused):
-            manager.allocate(claimed, container, None)
+            manager.allocate(claimed, container, NO_HINT)

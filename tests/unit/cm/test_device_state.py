@@ -7,6 +7,7 @@ import random
 import pytest
 
 from pykubelet.cm.device_state import DeviceBooks, DevicesRefused, Resource
+from pykubelet.cm.topology_manager import Hint
 from tests.fakes.fake_devices import a_device
 
 R = "example.com/gpu"
@@ -67,7 +68,7 @@ def test_hints(count: int, taken: tuple[str, ...], hints: list[tuple[int, bool]]
     made = books(*FOUR)
     if taken:
         made.give("other", "app", R, taken)
-    assert made.hints(R, count, reusable=frozenset(), masks=[1, 2, 3]) == hints
+    assert made.hints(R, count, reusable=frozenset(), masks=[1, 2, 3]) == [Hint(*each) for each in hints]
 
 
 def test_without_places_there_is_no_opinion() -> None:

@@ -33,11 +33,11 @@ from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef
 from pykubelet.cm.dra_claims import ClaimProblem
 from pykubelet.cm.dra_drivers import DriverProblem
 from pykubelet.cm.dra_manager import DraManager
-from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
-from pykubelet.recorder import LifeRecorder
-from tests.builders import a_container, a_pod
+from pykubelet.pods.table import PodTable
+from pykubelet.signals import DeviceHealthChanged, DraDriverRegistered
+from tests.builders import a_container, a_context, a_pod
 from tests.fakes.fake_dra import FakeClaimObjects, FakeDraDriver
 from tests.unit.volumes.making import Told
 
@@ -75,7 +75,9 @@ class Bed:
     objects: FakeClaimObjects = field(default_factory=FakeClaimObjects)
     told: Told = field(default_factory=Told)
     synced: list[str] = field(default_factory=list)
+    retried: list[str] = field(default_factory=list)
     registers: bool = True
+    table: PodTable = field(default_factory=PodTable)
     metrics: Registry = field(default_factory=Registry)
 
     def claim(self, name: str, *pods: str, **fields: Any) -> None:
@@ -83,16 +85,16 @@ class Bed:
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[DraManager]:
+        ctx = a_context(events=self.told, metrics=self.metrics)
         manager = DraManager(
+            ctx,
             root=self.root,
             connect=lambda *call: self.driver.connect(*call),
             objects=self.objects,
-            events=self.told,
-            clock=LoopClock(),
-            metrics=self.metrics,
-            recorder=LifeRecorder(LoopClock()),
+            table=self.table,
         )
-        manager.on_health = self.synced.append
+        ctx.signals.subscribe(DeviceHealthChanged, lambda changed: self.synced.append(changed.uid))
+        ctx.signals.subscribe(DraDriverRegistered, lambda registered: self.retried.append(registered.uid))
         manager.open()
         async with running(manager):
             await asyncio.sleep(0.1)
@@ -110,7 +112,9 @@ async def test_claims_are_prepared_in_one_call_and_given_back_in_one(tmp_path: P
         await manager.prepare(pod)
         await manager.prepare(pod)
         assert manager.cdi_devices(pod, pod.spec.containers[0]) == ["d/a=one", "d/a=two", "d/b=one", "d/b=two"]
-        (share, _) = manager.claims_of(pod, pod.spec.containers[0])
+        assert manager.claims_of("uid-web", "app") == []
+        bed.table.put(pod)
+        (share, _) = manager.claims_of("uid-web", "app")
         assert (share.name, [each.device for each in share.devices]) == ("a", ["a-one", "a-two"])
         await manager.unprepare("uid-web")
         await manager.unprepare("uid-web")
@@ -224,9 +228,10 @@ async def test_the_next_life_gives_back_what_the_last_one_took(tmp_path: Path) -
         await asyncio.sleep(1)  # killed while the driver thinks
     bed.driver.hangs = False
     async with bed.life() as manager:
-        await manager.sweep(lambda uid: True)
+        await manager.sweep()
         assert bed.driver.calls == [("prepare", ("a",))]
-        await manager.sweep(lambda uid: False)
+        bed.table.mark_synced()
+        await manager.sweep()
         assert bed.driver.calls[-1] == ("unprepare", ("a",))
 
 
@@ -308,14 +313,14 @@ async def test_slices_stay_until_a_driver_that_left_again_is_gone_for_long(tmp_p
 
 
 async def test_who_may_not_register(tmp_path: Path) -> None:
-    told: list[str] = []
-    async with Bed(tmp_path, registers=False).life() as manager:
-        manager.drivers.on_registered = lambda: told.append("registered")
+    bed = Bed(tmp_path, registers=False)
+    bed.table.put_all([using("web", "a"), a_pod("other")])
+    async with bed.life() as manager:
         with pytest.raises(DriverProblem, match="none of the driver's services"):
             await manager.drivers.register("d", ENDPOINT, ("v1alpha3.DRAPlugin",))
-        assert told == []
+        assert bed.retried == []
         await manager.drivers.register("d", ENDPOINT, ("v1.DRAPlugin",))
-        assert told == ["registered"], "whoever waits for it is told"
+        assert bed.retried == ["uid-web"], "pods that may wait for it are retried"
 
 
 async def test_health_of_devices(tmp_path: Path) -> None:
@@ -326,7 +331,7 @@ async def test_health_of_devices(tmp_path: Path) -> None:
         await manager.prepare(pod)
 
         def shown() -> tuple[str | None, str | None, str | None]:
-            (status,) = manager.health_of(pod, pod.spec.containers[0])
+            (status,) = manager.health_statuses(pod, "app")
             (device,) = status.resources
             return status.name, device.resource_id, device.health
 
@@ -341,8 +346,10 @@ async def test_health_of_devices(tmp_path: Path) -> None:
 
 async def test_a_damaged_state_file_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "dra_manager_state").write_text('{"Data": "{}", "Checksum": 1}')
-    async with Bed(tmp_path).life() as manager:
-        await manager.sweep(lambda uid: False)
+    bed = Bed(tmp_path)
+    async with bed.life() as manager:
+        bed.table.mark_synced()
+        await manager.sweep()
     assert (tmp_path / "dra_manager_state.damaged").read_text() == '{"Data": "{}", "Checksum": 1}'
 
 
@@ -423,7 +430,8 @@ async def test_sweeping_asks_all_drivers_at_once(tmp_path: Path) -> None:
         await manager.prepare(using("two", "b"))
         for stuck in (slow, bed.driver):
             stuck.hangs, other = True, bed.driver if stuck is slow else slow
-            sweeping = tasks.spawn(manager.sweep(lambda uid: False), name="sweep")
+            bed.table.mark_synced()
+            sweeping = tasks.spawn(manager.sweep(), name="sweep")
             await asyncio.sleep(1)
             assert other.calls[-1][0] == "unprepare"
             sweeping.cancel()

@@ -10,9 +10,9 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
 from pykubelet.cm.errors import NoMemory, NothingShared, PinningProblem
 from pykubelet.cm.memory_manager import Kept, StaticMemory, kept_memory
-from pykubelet.cm.memory_state import MemoryBlock, MemoryState
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.requests import containers_of
+from pykubelet.cm.state import MemoryBlock, MemoryState
 from pykubelet.cm.topology_manager import NO_HINT, Hint, mask_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.topology import Topology

@@ -12,16 +12,16 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
 from pykubelet.cm.cpu_assignment import take_distributed, take_packed
 from pykubelet.cm.cpu_manager import StaticCpus, choose_cpus, reserved_cpus
-from pykubelet.cm.cpu_state import CpuState
 from pykubelet.cm.errors import NotAligned, NotEnoughCpus, Refused
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.requests import containers_of
+from pykubelet.cm.state import CpuState
 from pykubelet.cm.topology_manager import Hint, Merger, TopologyManager, masks, nodes_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.topology import Cpus, Topology
 from tests.builders import a_pod, a_sidecar
-from tests.unit.cm.machines import a_machine, owner, whole
+from tests.unit.cm.machines import StillClock, a_machine, owner, whole
 
 machines = st.builds(
     a_machine,
@@ -203,7 +203,11 @@ class Node:
         self.cpus.start()
         nodes = tuple(node.id for node in machine.nodes)
         self.topology = TopologyManager(
-            merger=Merger(policy=policy, nodes=nodes), scope=scope, providers=[self.cpus], metrics=metrics
+            merger=Merger(policy=policy, nodes=nodes),
+            scope=scope,
+            providers=[self.cpus],
+            metrics=metrics,
+            clock=StillClock(),
         )
         self.policy, self.scope = policy, scope
         self.there: list[Pod] = []

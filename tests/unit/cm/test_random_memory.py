@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pykubelet.api.types import Pod
 from pykubelet.cm.errors import Refused
 from pykubelet.cm.memory_manager import StaticMemory, empty_machine
-from pykubelet.cm.memory_state import MemoryState
 from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.state import MemoryState
 from pykubelet.cm.topology_manager import Merger, TopologyManager, nodes_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.topology import Topology
 from tests.builders import a_container, a_pod, a_sidecar
-from tests.unit.cm.machines import GIB, a_machine, whole
+from tests.unit.cm.machines import GIB, StillClock, a_machine, whole
 
 sizes = st.integers(1, 14).map(lambda gib: f"{gib}Gi")
 machines = st.builds(
@@ -52,7 +52,9 @@ class Node:
         self.state = Unsaved(Path("unused"), policy="Static", pod_level=False)
         self.memory = self.restarted()
         merger = Merger(policy=policy, nodes=tuple(node.id for node in machine.nodes))
-        self.topology = TopologyManager(merger=merger, scope=scope, providers=[self.memory], metrics=self.metrics)
+        self.topology = TopologyManager(
+            merger=merger, scope=scope, providers=[self.memory], metrics=self.metrics, clock=StillClock()
+        )
         self.policy = policy
         self.there: list[Pod] = []
 

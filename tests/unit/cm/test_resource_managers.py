@@ -9,45 +9,48 @@ from pathlib import Path
 
 import pytest
 
+from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
+from pykubelet.cm.admission import NodeNow, PodAdmission
 from pykubelet.cm.container_resources import ContainerResourceSource
 from pykubelet.cm.cpu_manager import StaticCpus
-from pykubelet.cm.cpu_state import CpuState
-from pykubelet.cm.cpuset_reconciler import CpusetKeeper, RunningContainer
+from pykubelet.cm.cpuset_reconciler import CpusetReconciler, RunningContainer
 from pykubelet.cm.errors import NotWritten, PinningProblem, Refused
 from pykubelet.cm.memory_manager import StaticMemory
-from pykubelet.cm.memory_state import MemoryState
 from pykubelet.cm.metrics import PinningMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.state import CpuState, ManagerStates, MemoryState
 from pykubelet.cm.topology_manager import Hint, HintProvider, Hints, Merger, TopologyManager, mask_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.assigned import Assigned, MemoryShare
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.topology import Topology
+from pykubelet.pods.predicates import NodeInfo
+from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.settings.gates import Gates
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod
-from tests.unit.cm.machines import BIG, GIB, a_machine, cpus, guaranteed, owner
+from tests.unit.cm.machines import BIG, GIB, StillClock, a_machine, cpus, guaranteed, owner
 
 TWO = a_machine(sockets=2, cores=4, threads=1, memory=10 * GIB)
 """CPUs 0-3 on node 0, 4-7 on node 1."""
 
 
 class KnownPods:
+    """Stands for the PodTable."""
+
     def __init__(self) -> None:
         self.running: set[str] = set()
         self.wanted: set[str] = set()
         self.ready = True
 
-    def may_run(self, uid: str) -> bool:
+    def could_have_running_containers(self, uid: str) -> bool:
         return uid in self.running
 
-    def is_wanted(self, uid: str) -> bool:
+    def is_desired(self, uid: str) -> bool:
         return uid in self.wanted
-
-    def sources_ready(self) -> bool:
-        return self.ready
 
 
 class Runtime:
@@ -63,7 +66,13 @@ class Runtime:
 
 class Bench:
     def __init__(
-        self, folder: Path, *, policy: str = "none", scope: str = "container", topology: Topology = TWO
+        self,
+        folder: Path,
+        *,
+        policy: str = "none",
+        scope: str = "container",
+        topology: Topology = TWO,
+        devices: Sequence[HintProvider] = (),
     ) -> None:
         self.registry = Registry()
         metrics = PinningMetrics(self.registry)
@@ -77,28 +86,37 @@ class Bench:
             topology=topology, reserved=cpus("0"), options=CpuOptions(), state=self.cpu_state, metrics=metrics
         )
         memory = StaticMemory(topology=topology, kept=kept, state=self.memory_state, metrics=metrics)
-        self.keeper = CpusetKeeper(
-            cri=self.runtime, running=lambda: self.containers, cpus_of=self.cpu_state.owned_or_shared, period=10.0
+        self.states = ManagerStates(self.cpu_state, self.memory_state)
+        self.reconciler = CpusetReconciler(
+            cri=self.runtime, running=lambda: self.containers, states=self.states, period=10.0
         )
         merger = Merger(policy=policy, nodes=tuple(node.id for node in topology.nodes))
         self.manager = PinningManager(
-            cpu_state=self.cpu_state,
-            memory_state=self.memory_state,
+            states=self.states,
             cpus=static,
             memory=memory,
-            topology=TopologyManager(merger=merger, scope=scope, providers=[static, memory], metrics=metrics),
-            keeper=self.keeper,
-            pods=self.pods,
+            topology=TopologyManager(
+                merger=merger,
+                scope=scope,
+                providers=[*devices, static, memory],
+                metrics=metrics,
+                clock=StillClock(),
+            ),
+            reconciler=self.reconciler,
+            table=self.pods,
+            sources_ready=lambda: self.pods.ready,
         )
         self.manager.open()
 
     def admit(self, pod: Pod) -> str:
         """The reason and message of a refusal; empty when admitted."""
-        refusal = self.manager.admit(pod)
-        if refusal is None:
-            self.pods.running.add(pod.metadata.uid or "")
-            self.pods.wanted.add(pod.metadata.uid or "")
-        return f"{refusal.reason}: {refusal.message}" if refusal is not None else ""
+        try:
+            self.is_new = self.manager.admit(pod)
+        except Refused as refused:
+            return f"{refused.reason}: {refused.message}"
+        self.pods.running.add(pod.metadata.uid or "")
+        self.pods.wanted.add(pod.metadata.uid or "")
+        return ""
 
     def on_disk(self) -> dict[str, dict[str, str]]:
         entries: dict[str, dict[str, str]] = json.loads((self.folder / "cpu_manager_state").read_text()).get(
@@ -110,7 +128,7 @@ class Bench:
 async def test_what_is_admitted_is_on_disk_before_a_container_is_made(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     assert bench.admit(guaranteed("a", 2, "4Gi")) == ""
-    await bench.manager.written()
+    await bench.states.written()
     assert bench.on_disk() == {"uid-a": {"app": "1-2"}}
     pinned = bench.manager.pinned(guaranteed("a", 2, "4Gi"), owner("app", 2))
     assert (pinned.cpus, pinned.memory_nodes, pinned.exclusive) == ("1-2", "0", True)
@@ -141,14 +159,22 @@ def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:
 
 async def test_a_later_check_may_undo_it_but_not_for_a_pod_that_runs(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
+    room = {"pods": Quantity.of(1)}
+    admission = PodAdmission(
+        node=NodeNow(info=lambda: NodeInfo(name="node1", labels={}, allocatable=room)),
+        sysctls=SysctlAllowList.for_kernel("6.1.0", ()),
+        gates=Gates({}),
+        managers=bench.manager,
+    )
     pod = guaranteed("a", 2)
-    assert bench.admit(pod) == ""
-    bench.manager.undo(pod)
-    await bench.manager.written()
+    assert bench.admit(pod) == "" and bench.is_new
+    bench.manager.release("uid-a")
+    assert not admission.decide(pod, [a_pod("other")]).admitted
+    await bench.states.written()
     assert bench.on_disk() == {}
-    assert bench.admit(pod) == "" and bench.admit(pod) == ""
-    bench.manager.undo(pod)
-    await bench.manager.written()
+    assert bench.admit(pod) == "" and bench.admit(pod) == "" and not bench.is_new
+    assert not admission.decide(pod, [a_pod("other")]).admitted
+    await bench.states.written()
     assert bench.on_disk() == {"uid-a": {"app": "1-2"}}
 
 
@@ -157,16 +183,16 @@ async def test_pods_that_are_gone_give_back_and_those_that_leave_make_room(tmp_p
     assert bench.admit(guaranteed("a", 4)) == "" and bench.admit(guaranteed("b", 3)) == ""
     assert bench.admit(guaranteed("c", 1)) != ""
     bench.pods.wanted.remove("uid-b")  # left its source, still stopping
-    bench.manager.release_gone()
+    await bench.manager.sweep()
     assert "uid-b" in bench.cpu_state.entries
     assert bench.admit(guaranteed("c", 1)) == "", "as for other resources, it counts as gone when room is needed"
     bench.pods.running.remove("uid-a")
     bench.pods.ready = False
-    bench.manager.release_gone()
+    await bench.manager.sweep()
     assert "uid-a" in bench.cpu_state.entries, "until every source was heard nobody is gone"
     bench.pods.ready = True
-    bench.manager.release_gone()
-    await bench.manager.written()
+    await bench.manager.sweep()
+    await bench.states.written()
     assert set(bench.on_disk()) == {"uid-c"}
 
 
@@ -174,7 +200,7 @@ async def test_a_restart_keeps_everything(tmp_path: Path) -> None:
     first = Bench(tmp_path, policy="single-numa-node")
     for name in ("a", "b"):
         assert first.admit(guaranteed(name, 3, "5Gi")) == ""
-    await first.manager.written()
+    await first.states.written()
     second = Bench(tmp_path, policy="single-numa-node")
     second.pods.ready = False
     for name in ("b", "a"):
@@ -265,10 +291,8 @@ class Devices:
 
 
 def test_other_providers_have_a_say(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, policy="single-numa-node")
     devices = Devices()
-    provider: HintProvider = devices
-    bench.manager.add_provider(provider)
+    bench = Bench(tmp_path, policy="single-numa-node", devices=[devices])
     assert bench.admit(guaranteed("a", 2)) == ""
     assert devices.given == [("app", Hint(mask_of([1]), True))]
     assert bench.cpu_state.owned("uid-a", "app") == cpus("4-5")
@@ -314,17 +338,17 @@ async def test_no_container_is_made_or_moved_by_what_is_not_on_disk(tmp_path: Pa
     pod = guaranteed("a", 2)
     assert bench.admit(pod) == ""
     with pytest.raises(NotWritten, match="cannot be written"):
-        await ContainerResourceSource(bench.manager).container_resources(pod, pod.spec.containers[0])
+        await ContainerResourceSource(bench.manager, bench.states).container_resources(pod, pod.spec.containers[0])
     bench.containers = [RunningContainer(pod_uid="uid-other", name="app", id="id-other")]
-    await bench.keeper.bring_up_to_date()
+    await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == []
     with pytest.raises(PinningProblem, match="cannot be kept"):
         Bench(folder)
     folder.mkdir()
-    await bench.keeper.bring_up_to_date()
+    await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == [("id-other", "0,3-7")] and bench.on_disk() == {"uid-a": {"app": "1-2"}}
     assert (
-        await ContainerResourceSource(bench.manager).container_resources(pod, pod.spec.containers[0])
+        await ContainerResourceSource(bench.manager, bench.states).container_resources(pod, pod.spec.containers[0])
     ).cpuset_cpus == "1-2"
 
 
@@ -339,24 +363,24 @@ async def test_containers_are_moved_when_the_pool_changes(tmp_path: Path) -> Non
     bench = Bench(tmp_path)
     assert bench.manager.pinned(a_pod("other"), a_container("app")).cpus == "0-7"
     bench.containers = list(ran("other"))
-    await bench.keeper.bring_up_to_date()
+    await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == [], "it was created with the right set"
     assert bench.admit(guaranteed("a", 2)) == ""
     bench.manager.pinned(guaranteed("a", 2), owner("app", 2))
     bench.containers = list(ran("other", "a"))
-    await bench.keeper.bring_up_to_date()
+    await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == [("id-other", "0,3-7")]
     bench.manager.release("uid-a")
     bench.containers = list(ran("other"))
-    await bench.keeper.bring_up_to_date()
+    await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told[1:] == [("id-other", "0-7")]
 
 
 async def test_after_a_restart_every_container_is_told_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.containers = list(ran("x", "y"))
-    await bench.keeper.bring_up_to_date()
-    await bench.keeper.bring_up_to_date()
+    await bench.reconciler.bring_up_to_date()
+    await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == [("id-x", "0-7"), ("id-y", "0-7")]
 
 
@@ -365,9 +389,9 @@ async def test_what_the_runtime_refuses_is_tried_again(tmp_path: Path, fault: Ex
     bench = Bench(tmp_path)
     bench.containers = list(ran("x"))
     bench.runtime.fault = fault
-    await bench.keeper.bring_up_to_date()
+    await bench.reconciler.bring_up_to_date()
     bench.runtime.fault = None
-    await bench.keeper.bring_up_to_date()
+    await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == [("id-x", "0-7")]
 
 
@@ -375,6 +399,6 @@ def test_what_never_ran_is_forgotten_with_its_pod(tmp_path: Path) -> None:
     node = Bench(tmp_path)
     pod = a_pod("web")
     node.manager.pinned(pod, pod.spec.containers[0])
-    assert node.keeper._created
+    assert node.reconciler._created
     node.manager.release("uid-web")
-    assert not node.keeper._created
+    assert not node.reconciler._created

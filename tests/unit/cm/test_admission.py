@@ -6,21 +6,37 @@ import pytest
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import ContainerRestartRule, Pod, ResourceRequirements
-from pykubelet.pods.admission import Rejection
+from pykubelet.cm.admission import NodeNow, PodAdmission
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.settings.gates import Gates
-from pykubelet.sync.gate import AdmissionGate
 from tests.builders import a_container, a_pod
 
 ALL_AGAIN = a_pod(containers=[a_container(restart_policy_rules=[ContainerRestartRule(action="RestartAllContainers")])])
 
 
-def a_gate(**gates: bool) -> AdmissionGate:
-    return AdmissionGate(
-        node=lambda: NodeInfo(name="node1", labels={}, allocatable={"pods": Quantity.parse("10")}),
+NODE = NodeInfo(name="node1", labels={}, allocatable={"pods": Quantity.parse("10")})
+
+
+class Managers:
+    """Stand for the resource managers: every pod is new to them and admitted."""
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+
+    def admit(self, pod: Pod) -> bool:
+        return True
+
+    def release(self, uid: str) -> None:
+        self.released.append(uid)
+
+
+def an_admission(**gates: bool) -> PodAdmission:
+    return PodAdmission(
+        node=NodeNow(info=lambda: NODE),
         sysctls=SysctlAllowList.for_kernel("6.1.0", ()),
         gates=Gates(gates),
+        managers=Managers(),
     )
 
 
@@ -33,7 +49,7 @@ def a_gate(**gates: bool) -> AdmissionGate:
     ],
 )
 def test_features_that_this_node_does_not_declare_are_refused(gates: dict[str, bool], reason: str | None) -> None:
-    rejection = a_gate(**gates).decide(ALL_AGAIN, ()).rejection
+    rejection = an_admission(**gates).decide(ALL_AGAIN, ()).rejection
     assert (None if rejection is None else rejection.reason) == reason
 
 
@@ -63,31 +79,23 @@ CPU = ResourceRequirements(requests={"cpu": "1"})
     ],
 )
 def test_features_that_a_change_needs(new: Pod, gates: dict[str, bool], lacking: list[str]) -> None:
-    assert a_gate(**gates).lacking_for_change(a_pod(init=[a_container("i")]), new) == lacking
+    assert an_admission(**gates).lacking_for_change(a_pod(init=[a_container("i")]), new) == lacking
 
 
 def test_a_running_pod_whose_resize_is_refused_under_pressure_keeps_what_it_has() -> None:
     """Nothing was allocated in that question, so nothing is to be undone."""
     pressure: list[str] = []
-    undone: list[Pod] = []
-
-    class Allocator:
-        def admit(self, pod: Pod) -> Rejection | None:
-            return None
-
-        def undo(self, pod: Pod) -> None:
-            undone.append(pod)
-
-    gate = AdmissionGate(
-        node=lambda: NodeInfo(name="node1", labels={}, allocatable={"pods": Quantity.parse("10")}),
+    managers = Managers()
+    admission = PodAdmission(
+        node=NodeNow(info=lambda: NODE, pressure=lambda: pressure),
         sysctls=SysctlAllowList.for_kernel("6.1.0", ()),
-        pressure=lambda: pressure,
-        allocator=Allocator(),
+        gates=Gates({}),
+        managers=managers,
     )
-    assert gate.decide(a_pod(), ()).admitted
+    assert admission.decide(a_pod(), ()).admitted
     pressure.append("DiskPressure")
-    assert not gate.decide(a_pod(), ()).admitted
-    assert undone == []
+    assert not admission.decide(a_pod(), ()).admitted
+    assert managers.released == []
     pressure.clear()
-    assert not gate.decide(a_pod(), [a_pod(str(number)) for number in range(10)]).admitted
-    assert len(undone) == 1
+    assert not admission.decide(a_pod(), [a_pod(str(number)) for number in range(10)]).admitted
+    assert len(managers.released) == 1

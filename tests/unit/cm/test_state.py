@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from pykubelet.cm import cpu_state, memory_state
-from pykubelet.cm.cpu_state import CpuState
 from pykubelet.cm.errors import PinningProblem
-from pykubelet.cm.memory_state import MemoryBlock, MemoryState, MemoryTable, NodeMemory
+from pykubelet.cm.state import CpuState, MemoryBlock, MemoryState, MemoryTable, NodeMemory
 from pykubelet.kit.go_text import fnv1a_32
 from tests.unit.cm.machines import cpus
 
@@ -28,21 +26,22 @@ MEMORY = {
 @pytest.mark.parametrize(
     ("text", "known"),
     [
-        (cpu_state.plain_text({"policyName": "none", "defaultCpuSet": "4-6"}), 354655845),
-        (cpu_state.plain_text({"policyName": "none", "defaultCpuSet": "1-3", "entries": ENTRIES}), 3610638499),
+        (CpuState.text({"policyName": "none", "defaultCpuSet": "4-6"}), 354655845),
+        (CpuState.text({"policyName": "none", "defaultCpuSet": "1-3", "entries": ENTRIES}), 3610638499),
         (
-            cpu_state.pod_level_text(
+            CpuState.text(
                 {
                     "policyName": "none",
                     "defaultCpuSet": "1-3",
                     "entries": ENTRIES,
                     "podEntries": {"pod": {"cpuSet": "4-6"}},
-                }
+                },
+                pod_level=True,
             ),
             2649431787,
         ),
-        (memory_state.plain_text(MEMORY), 4215593881),
-        (memory_state.pod_level_text(MEMORY | {"podEntries": {"pod": {"memoryBlocks": BLOCKS}}}), 1278640530),
+        (MemoryState.text(MEMORY), 4215593881),
+        (MemoryState.text(MEMORY | {"podEntries": {"pod": {"memoryBlocks": BLOCKS}}}, pod_level=True), 1278640530),
     ],
 )
 def test_checksums_are_upstreams(text: str, known: int) -> None:

@@ -1,0 +1,334 @@
+"""Build the container manager: everything that gives pods their part of the machine.
+
+Settings that this machine cannot have are refused here; `open` reads the checkpoints, before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+from pykubelet.api.quantity import ZERO, Quantity
+from pykubelet.api.types import Pod, ResourceStatus
+from pykubelet.cm import cpu_manager, memory_manager
+from pykubelet.cm.admission import NodeNow, PodAdmission
+from pykubelet.cm.allocation import AllocationManager
+from pykubelet.cm.capacity import NO_DEVICES, DeviceAmounts, kept_from_pods, machine_capacity
+from pykubelet.cm.cgroup_limits import add_protection_metrics, cgroup_rules
+from pykubelet.cm.cgroups import OwnGroup, PodCgroups
+from pykubelet.cm.container_resources import ContainerResourceSource
+from pykubelet.cm.cpu_manager import StaticCpus, reserved_cpus
+from pykubelet.cm.cpuset_reconciler import CpusetReconciler, running_containers
+from pykubelet.cm.device_manager import DeviceManager
+from pykubelet.cm.dra_manager import ClaimObjects, DraManager
+from pykubelet.cm.errors import PinningProblem
+from pykubelet.cm.memory_manager import StaticMemory, kept_memory
+from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.node_allocatable import NodeAllocatable, node_limits
+from pykubelet.cm.node_spec import NodeSpec
+from pykubelet.cm.plugin_manager import PluginHandler, PluginManager
+from pykubelet.cm.policy_options import CPU_FIELD, cpu_options, topology_options
+from pykubelet.cm.resize import resize_rules
+from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.state import CPU_STATE_FILE, MEMORY_STATE_FILE, CpuState, ManagerStates, MemoryState
+from pykubelet.cm.topology_manager import NONE, HintProvider, Merger, TopologyManager
+from pykubelet.context import Context
+from pykubelet.edges import Edges
+from pykubelet.kit.tasks import Chore, Service, Services
+from pykubelet.model.assigned import NOTHING, Assigned
+from pykubelet.model.errors import PykubeletError
+from pykubelet.model.pod import uid_of
+from pykubelet.model.pod_resources import CPU
+from pykubelet.model.runtime_status import ContainerState
+from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
+from pykubelet.pods.sysctls import SysctlAllowList
+from pykubelet.pods.table import PodTable
+
+
+class ContainerManager(Struct, frozen=True, kw_only=True):
+    resource_managers: PinningManager
+    reconciler: CpusetReconciler
+    devices: DeviceManager | None
+    dra: DraManager | None
+    admission: PodAdmission
+    allocation: AllocationManager
+    cgroups: PodCgroups
+    container_resources: ContainerResourceSource
+    plugin_handlers: Mapping[str, PluginHandler]
+    """By the type that plugins register with."""
+    chores: Sequence[Callable[[], Awaitable[None]]]
+    """For housekeeping."""
+    services: Services
+
+    def open(self) -> None:
+        """Read the checkpoints. PykubeletError when the agent must not start with them."""
+        self.resource_managers.open()
+        if self.devices is not None:
+            self.devices.open()
+        if self.dra is not None:
+            self.dra.open()
+
+    def device_amounts(self) -> DeviceAmounts:
+        return self.devices.amounts() if self.devices is not None else NO_DEVICES
+
+    def is_device_capacity_stale(self) -> bool:
+        """True when there was no checkpoint: device capacity that the Node still shows counts no more."""
+        return self.devices is not None and not self.devices.had_checkpoint
+
+    def device_health(self, pod: Pod, container: str) -> list[ResourceStatus]:
+        """Health of all devices of a container, from plugins and from DRA drivers."""
+        found = self.devices.health_statuses(uid_of(pod), container) if self.devices is not None else []
+        return found + (self.dra.health_statuses(pod, container) if self.dra is not None else [])
+
+    def has_prepared_claims(self, uid: str) -> bool:
+        return self.dra is not None and self.dra.holds(uid)
+
+    def assigned(self) -> Assigned:
+        """For the podresources service."""
+        managers = self.resource_managers
+        return Assigned(cpus=managers, memory=managers, devices=self.devices or NOTHING, claims=self.dra or NOTHING)
+
+
+def build(
+    ctx: Context,
+    edges: Edges,
+    spec: NodeSpec,
+    table: PodTable,
+    *,
+    node: NodeNow,
+    sources_ready: Callable[[], bool],
+    claim_objects: ClaimObjects | None,
+) -> ContainerManager:
+    """`claim_objects` is None without an API server: then there are no resource claims."""
+    settings, machine = ctx.settings, _machine(ctx, edges)
+    devices, dra = _devices(ctx, edges, machine.topology, table), _dra(ctx, edges, claim_objects, table)
+    states = _states(ctx, edges, pod_level=machine.pod_level)
+    cpus = _cpu_policy(ctx, machine, states.cpus)
+    reconciler = CpusetReconciler(
+        cri=edges.cri,
+        running=lambda: running_containers(table) if cpus is not None else (),
+        states=states,
+        period=settings.config.managers.cpu_manager_reconcile_period if cpus is not None else 0.0,
+    )
+    memory = _memory_policy(ctx, machine, states.memory)
+    managers = PinningManager(
+        states=states,
+        cpus=cpus,
+        memory=memory,
+        topology=_topology_manager(ctx, machine, [each for each in (devices, cpus, memory) if each is not None]),
+        reconciler=reconciler,
+        table=table,
+        sources_ready=sources_ready,
+        pod_level=machine.pod_level,
+    )
+    admission = PodAdmission(
+        node=node,
+        sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, settings.config.runtime.allowed_unsafe_sysctls),
+        gates=settings.gates,
+        managers=managers,
+        devices=devices,
+        apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
+    )
+    allocation = AllocationManager(
+        ctx,
+        root=edges.paths.root,
+        admission=admission,
+        table=table,
+        sources_ready=sources_ready,
+        rules=resize_rules(settings, spec),
+    )
+    cgroups, groups = _cgroups(ctx, edges, spec, managers, allocation)
+    services = Services(sinks=[managers], managers=[allocation, *groups, *([devices] if devices is not None else [])])
+    chores: list[Callable[[], Awaitable[None]]] = [managers.sweep]
+    handlers: dict[str, PluginHandler] = {} if devices is None else {"DevicePlugin": devices}
+    if dra is not None:
+        sweep = Chore("claims of pods that are gone", dra.sweep, may_raise=(PykubeletError, OSError))
+        services.managers += [dra, sweep]
+        chores.append(sweep.soon)
+        handlers["DRAPlugin"] = dra.drivers
+    return ContainerManager(
+        resource_managers=managers,
+        reconciler=reconciler,
+        devices=devices,
+        dra=dra,
+        admission=admission,
+        allocation=allocation,
+        cgroups=cgroups,
+        container_resources=ContainerResourceSource(managers, states, devices, dra),
+        plugin_handlers=handlers,
+        chores=chores,
+        services=services,
+    )
+
+
+def plugin_services(
+    ctx: Context,
+    edges: Edges,
+    devices: DeviceManager | None,
+    handlers: Mapping[str, PluginHandler],
+    sources_ready: Callable[[], bool],
+) -> list[Service]:
+    """What finds plugins; they start after the managers that use these."""
+    if edges.plugins is None or devices is None:
+        return []
+    plugins = PluginManager(
+        folder=edges.paths.plugin_sockets,
+        registrations=edges.plugins.registrations,
+        handlers=handlers,
+        clock=ctx.clock,
+        metrics=ctx.metrics,
+        may_start=sources_ready,
+    )
+    return [plugins, edges.plugins.device_registry(edges.paths.device_plugins, devices.take)]
+
+
+# --- devices --------------------------------------------------------------------------------------------------
+
+
+def _devices(ctx: Context, edges: Edges, topology: Topology, table: PodTable) -> DeviceManager | None:
+    if edges.plugins is None:
+        return None
+
+    def is_running(uid: str, container: str) -> bool:
+        containers = table.runtime_status(uid).containers
+        return any(each.name == container and each.state is ContainerState.RUNNING for each in containers)
+
+    return DeviceManager(
+        ctx,
+        folder=edges.paths.device_plugins,
+        connect=edges.plugins.devices,
+        read_handed=edges.plugins.read_handed,
+        is_running=is_running,
+        numa_nodes=tuple(node.id for node in topology.nodes),
+    )
+
+
+def _dra(ctx: Context, edges: Edges, objects: ClaimObjects | None, table: PodTable) -> DraManager | None:
+    if edges.plugins is None or objects is None:
+        return None
+    return DraManager(ctx, root=edges.paths.root, connect=edges.plugins.dra, objects=objects, table=table)
+
+
+# --- CPUs, memory, topology -----------------------------------------------------------------------------------
+
+
+class _Machine(Struct, frozen=True, kw_only=True):
+    """What the policies of all three managers are made from."""
+
+    topology: Topology
+    kept: Mapping[str, Quantity]
+    """Kept from pods."""
+    metrics: PinningMetrics
+    pod_level: bool
+
+
+def _machine(ctx: Context, edges: Edges) -> _Machine:
+    machine, gates = edges.machine, ctx.settings.gates
+    return _Machine(
+        topology=edges.topology or flat_topology(machine.cpus, machine.memory_bytes, machine.hugepages),
+        kept=kept_from_pods(ctx.settings, machine_capacity(machine, ctx.settings.config.cgroups, None)),
+        metrics=PinningMetrics(ctx.metrics),
+        pod_level=gates.enabled("PodLevelResourceManagers") and gates.enabled("PodLevelResources"),
+    )
+
+
+def _states(ctx: Context, edges: Edges, *, pod_level: bool) -> ManagerStates:
+    root, chosen = edges.paths.root, ctx.settings.config.managers
+    return ManagerStates(
+        CpuState(root / CPU_STATE_FILE, policy=chosen.cpu_manager_policy, pod_level=pod_level),
+        MemoryState(root / MEMORY_STATE_FILE, policy=chosen.memory_manager_policy, pod_level=pod_level),
+    )
+
+
+def _cpu_policy(ctx: Context, machine: _Machine, state: CpuState) -> StaticCpus | None:
+    settings, chosen, topology = ctx.settings, ctx.settings.config.managers, machine.topology
+    if chosen.cpu_manager_policy != cpu_manager.STATIC:
+        if chosen.cpu_manager_policy_options:
+            raise PinningProblem(f"{CPU_FIELD}: cpuManagerPolicy {chosen.cpu_manager_policy} has no options")
+        return None
+    options = cpu_options(
+        chosen.cpu_manager_policy_options,
+        enabled=settings.gates.enabled,
+        topology=topology,
+        topology_policy=chosen.topology_manager_policy,
+    )
+    named = parse_cpu_list(settings.config.reservations.reserved_system_cpus)
+    return StaticCpus(
+        topology=topology,
+        reserved=reserved_cpus(topology, named, machine.kept.get(CPU, ZERO), options),
+        options=options,
+        state=state,
+        metrics=machine.metrics,
+        pod_level=machine.pod_level,
+    )
+
+
+def _memory_policy(ctx: Context, machine: _Machine, state: MemoryState) -> StaticMemory | None:
+    chosen = ctx.settings.config.managers
+    if chosen.memory_manager_policy != memory_manager.STATIC:
+        return None
+    return StaticMemory(
+        topology=machine.topology,
+        kept=kept_memory(machine.topology, chosen.reserved_memory, machine.kept),
+        state=state,
+        metrics=machine.metrics,
+        pod_level=machine.pod_level,
+    )
+
+
+def _topology_manager(ctx: Context, machine: _Machine, providers: Sequence[HintProvider]) -> TopologyManager:
+    return TopologyManager(
+        merger=_merger(ctx, machine.topology),
+        scope=ctx.settings.config.managers.topology_manager_scope,
+        providers=providers,
+        metrics=machine.metrics,
+        clock=ctx.clock,
+        pod_level=machine.pod_level,
+    )
+
+
+def _merger(ctx: Context, topology: Topology) -> Merger:
+    chosen = ctx.settings.config.managers
+    nodes = tuple(node.id for node in topology.nodes)
+    if chosen.topology_manager_policy == NONE:
+        return Merger(policy=NONE, nodes=nodes)
+    options = topology_options(chosen.topology_manager_policy_options, topology=topology)
+    distances = {node.id: node.distances for node in topology.nodes} if options.closest else None
+    return Merger(policy=chosen.topology_manager_policy, nodes=nodes, distances=distances)
+
+
+# --- cgroups --------------------------------------------------------------------------------------------------
+
+
+def _cgroups(
+    ctx: Context, edges: Edges, spec: NodeSpec, managers: PinningManager, allocation: AllocationManager
+) -> tuple[PodCgroups, list[Service]]:
+    """Those of pods, and all that run."""
+    settings = ctx.settings
+    rules = cgroup_rules(settings, spec, owns_cpus=managers.has_exclusive_cpus)
+    cgroups = PodCgroups(
+        host=edges.cgroups,
+        rules=rules,
+        active=allocation.active_pods,
+        in_force=allocation.in_force,
+        clock=ctx.clock,
+        slices=edges.slices,
+    )
+    add_protection_metrics(ctx.metrics, rules, allocation.active_pods)
+    node = NodeAllocatable(
+        host=edges.cgroups,
+        rules=rules,
+        limits=node_limits(settings, edges.machine),
+        events=ctx.events,
+        clock=ctx.clock,
+        slices=edges.slices,
+        old_cgroups=not edges.machine.cgroup_v2,
+    )
+    own = OwnGroup(
+        host=edges.cgroups,
+        group=settings.config.cgroups.kubelet_cgroups,
+        driver=spec.cgroup_driver,
+        clock=ctx.clock,
+    )
+    return cgroups, [cgroups, node, own]
