@@ -58,7 +58,6 @@ from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.remote import ApiSource
 from pykubelet.stats import build as stats
-from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
@@ -79,6 +78,7 @@ logger = logging.getLogger(__name__)
 class Node(Struct, kw_only=True):
     """The assembled agent: what runs, and what others may look at."""
 
+    ctx: Context
     services: Services
     table: PodTable
     workers: PodWorkers
@@ -374,22 +374,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table)
         services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
-        source = NodeStatsSource(
-            provider=usage.provider,
-            volumes=usage.volumes,
-            machine=edges.machine,
-            node_name=node_name,
-            version=settings.kubernetes_version,
-            cpu_layout=edges.serve.node_stats.cpu_layout(),
-            disk_names=edges.serve.node_stats.device_name,
-        )
-        source.add_instruments(metrics, cgroup_version=edges.serve.cgroup_stats.version)
         served = Served(
             table=table,
             pleg=pleg,
             runtime_state=runtime_state,
             probes=probes,
-            stats=source,
+            stats=stats.shown(ctx, edges, edges.serve, usage),
             explainer=explainer,
             events=events,
             stopper=runtime.stopper,
@@ -402,6 +392,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         services.add(serving.services)
         server = serving.node_server
     return Node(
+        ctx=ctx,
         services=services,
         table=table,
         workers=workers,
