@@ -6,6 +6,7 @@ from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.probes.manager import ProbeManager
+from pykubelet.recorder import LifeEntry, Outcome, Step
 from pykubelet.signals import (
     ApiPodObserved,
     ContainerDied,
@@ -59,6 +60,12 @@ def connect(
         if sender is not None:
             sender.observed(observed.change)
 
+    def step_recorded(uid: str, entry: LifeEntry) -> None:
+        # A sync waits for volumes for minutes; any other failure ends it, and the next one sets a status.
+        if entry.step is Step.VOLUMES and entry.outcome is Outcome.FAILED:
+            statuses.explain_again(uid)
+
+    ctx.recorder.listen(step_recorded)
     on(ContainerDied, loop.container_died)
     on(ContainerDied, pod_metrics.container_died)
     on(ContainerStarted, loop.container_started)
