@@ -199,7 +199,9 @@ class SyncLoop:
             self._workers.sync_now(died.uid)
 
     def container_started(self, started: ContainerStarted) -> None:
-        if not started.requested:
+        if self._table.worker(started.uid) is None:
+            self._tidy()  # an orphan, which a pass before this event could not know
+        elif not started.requested:
             self._workers.sync_now(started.uid)
 
     def inspection_recovered(self, recovered: InspectionRecovered) -> None:
