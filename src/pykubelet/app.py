@@ -417,7 +417,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             events=events,
             stopper=side.stopper,
             forget_crashes=side.backoff.forget,
-            assigned=cm.assigned(),
+            assigned=cm.assigned,
             started=started,
         )
         shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()

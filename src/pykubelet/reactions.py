@@ -62,7 +62,7 @@ def connect(
     on(ContainerDied, loop.container_died)
     on(ContainerDied, pod_metrics.container_died)
     on(ContainerStarted, loop.container_started)
-    on(ContainerStarted, lambda started: cm.reconciler.soon())
+    on(ContainerStarted, lambda started: cm.resource_managers.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
     on(ProbeResultChanged, loop.probe_result_changed)
     on(PodStatusChanged, lambda changed: probes.container_changed(changed.uid))
