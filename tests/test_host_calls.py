@@ -57,7 +57,7 @@ ALLOWED = {
     "cm/user_namespaces.py": ("_recover _adopt", OWN_DISK),
     "runtime/gc.py": ("_remove_folder _remove_dead_links", OWN_DISK),
     "runtime/logs_read.py": ("_name_of wait", "what the kernel knows, and an inotify descriptor that does not block"),
-    "runtime/logs_rotate.py": ("_needs_look _size _rotate put_back", OWN_DISK),
+    "runtime/logs_rotate.py": ("_needs_check _size _rotate put_back", OWN_DISK),
     "runtime/spec/builder.py": ("_hosts_file", OWN_DISK),
     "server/relay.py": ("_tunnel_up _tunnel_down _from_caller _to_caller", NOT_A_FILE),
     "server/listeners.py": ("_open_local _has_ipv6 close take_lock _unlock", START),

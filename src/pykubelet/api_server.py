@@ -34,8 +34,8 @@ from pykubelet.node.own_node import NodeAttachments, OwnNode
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.manager import RuntimeHandlers
-from pykubelet.runtime.spec.collaborators import NoReferences, References
+from pykubelet.runtime.spec.env import NoReferences, References
+from pykubelet.runtime.start import RuntimeHandlers
 from pykubelet.signals import ApiPodObserved, NodeStatusChanged, ObjectChanged
 from pykubelet.sources.remote import bound_to
 from pykubelet.status.sender import belongs

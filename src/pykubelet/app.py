@@ -44,9 +44,8 @@ from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
 from pykubelet.recorder import LifeRecorder
+from pykubelet.runtime.build import build as build_runtime
 from pykubelet.runtime.logs import LogFiles
-from pykubelet.runtime.resize import PodResizer
-from pykubelet.runtime.spec.builder import PodSpecBuilder
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
@@ -59,7 +58,6 @@ from pykubelet.sources import build as sources_build
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.remote import ApiSource
 from pykubelet.stats import build as stats
-from pykubelet.stats.source import NodeStatsSource
 from pykubelet.status.manager import StatusManager
 from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
@@ -73,7 +71,6 @@ from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes
 from pykubelet.volumes.build import build as build_volumes
 from pykubelet.wiring.certificates import certificate_services
-from pykubelet.wiring.runtime import RuntimeNeeds, container_gc, log_rotation, runtime_parts
 
 logger = logging.getLogger(__name__)
 
@@ -158,43 +155,20 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         handlers=api.runtime_classes,
         supports=lambda handler: runtime_state.conditions.supports_user_namespaces(handler),
     )
-    resizer = PodResizer(
-        cri=cri,
-        groups=cm.cgroups,
-        record=cm.allocation.actuation,
-        node=spec,
-        clock=clock,
-        metrics=metrics,
-        exclusive=cm.resource_managers.is_exclusive,
-    )
-    specs = PodSpecBuilder(
-        node=spec,
-        folders=edges.folders,
-        images=cri,
-        volumes=volumes.manager,
-        references=api.references,
-        events=events,
-        addresses=container_addresses(ctx, edges, api.node),
-        user_namespaces=user_namespaces,
-        devices=cm.container_resources,
-    )
-    side = runtime_parts(
-        settings,
+    runtime = build_runtime(
+        ctx,
         edges,
-        RuntimeNeeds(
-            ctx=ctx,
-            specs=specs,
-            handlers=api.runtime_classes,
-            resizer=resizer,
-            references=api.references,
-            accounts=api.accounts,
-            image_volumes=volumes.image_volumes,
-            look=pleg,
-            table=table,
-            events=events,
-            recorder=recorder,
-            metrics=metrics,
-        ),
+        spec,
+        cm,
+        table,
+        pleg,
+        volumes=volumes,
+        user_namespaces=user_namespaces,
+        references=api.references,
+        handlers=api.runtime_classes,
+        accounts=api.accounts,
+        host_ips=container_addresses(ctx, edges, api.node),
+        sources_ready=mux.all_ready,
     )
     started = clock.now()
     probes = ProbeManager(ctx, cri=cri, network=edges.network, table=table, started=started)
@@ -212,7 +186,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         gates=settings.gates,
     )
     steps = PodSync(
-        runtime=side.manager,
+        runtime=runtime.manager,
         look=pleg,
         maker=maker,
         statuses=statuses,
@@ -240,7 +214,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         clock=clock,
         sync_frequency=config.sources.sync_frequency,
     )
-    gc = container_gc(settings, edges, side, table=table, events=events, sources_ready=mux.all_ready)
     loop = SyncLoop(
         changes=mux,
         admission=cm.admission,
@@ -248,7 +221,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         workers=workers,
         table=table,
         statuses=statuses,
-        dead=gc,
+        dead=runtime.gc,
         runtime=runtime_state,
         events=events,
         recorder=recorder,
@@ -292,14 +265,14 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *([sender] if sender is not None else []),
             probes,
             maker,
-            side.images.puller,
+            runtime.images.puller,
             volumes.image_volumes,
             volumes.manager,
             cm.allocation,
             user_namespaces,
         ],
         chores=[
-            side.forget,
+            runtime.tidy,
             remove_orphan_cgroups,
             *cm.chores,
             shutdown.sweep,
@@ -312,7 +285,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
 
     def finished(uid: str) -> None:
         housekeeping.soon()
-        gc.collect_pod_soon(uid)
+        runtime.gc.collect_pod_soon(uid)
         cm.resource_managers.release(uid)
         cm.allocation.retry(POD_TERMINATED)
 
@@ -328,10 +301,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     runtime_state.on_back = runtime_back
     handlers = {**cm.plugin_handlers, **({"CSIPlugin": volumes.csi_drivers} if volumes.csi_drivers is not None else {})}
     services = Services(
-        sinks=[runtime_state, pleg, *cm.services.sinks, side.stopper, *event_parts.services.sinks],
+        sinks=[runtime_state, pleg, *cm.services.sinks, *runtime.services.sinks, *event_parts.services.sinks],
         managers=[
             *(*cm.services.managers, *shutdown.services.managers, *volumes.services.managers),
-            *(workers, probes, gc, side.images.gc, log_rotation(settings, edges), housekeeping),
+            workers,
+            probes,
+            *runtime.services.managers,
+            housekeeping,
         ],
         producers=[
             loop,
@@ -391,32 +367,22 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             stats=usage,
             conditions=conditions,
             evictor=PodEvictor(ctx, workers=workers, table=table, active=cm.allocation.active_pods),
-            containers=gc,
-            images=side.images.gc,
+            containers=runtime.gc,
+            images=runtime.images.gc,
         )
         oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table)
         services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
-        source = NodeStatsSource(
-            provider=usage.provider,
-            volumes=usage.volumes,
-            machine=edges.machine,
-            node_name=node_name,
-            version=settings.kubernetes_version,
-            cpu_layout=edges.serve.node_stats.cpu_layout(),
-            disk_names=edges.serve.node_stats.device_name,
-        )
-        source.add_instruments(metrics, cgroup_version=edges.serve.cgroup_stats.version)
         served = Served(
             table=table,
             pleg=pleg,
             runtime_state=runtime_state,
             probes=probes,
-            stats=source,
+            stats=stats.shown(ctx, edges, edges.serve, usage),
             explainer=explainer,
             events=events,
-            stopper=side.stopper,
-            forget_crashes=side.backoff.forget,
+            stopper=runtime.stopper,
+            forget_crashes=runtime.backoff.forget,
             assigned=cm.assigned,
             started=started,
         )

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, cast
 
-from pykubelet.api.codec import ManifestError, convert, decode_json
-from pykubelet.api.shapes import as_stored, shape_of
+from pykubelet.api.codec import ManifestError, as_stored, convert, decode_json, shape_of
 from pykubelet.api.times import nearest_time
 
 T = TypeVar("T")

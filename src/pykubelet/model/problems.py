@@ -122,6 +122,11 @@ class KillCause(enum.Enum):
     LIVENESS = "liveness"
     STARTUP = "startup"
     RESTART_REQUESTED = "restart requested"
+    CHANGED = "changed"
+    """Its definition is another one now."""
+    UNKNOWN = "unknown"
+    """The runtime does not know whether it runs."""
+    RESIZE = "resize"
     OTHER = "other"
 
 

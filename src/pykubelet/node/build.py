@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -21,7 +21,6 @@ from pykubelet.node.shutdown import FILE, Leftovers, PodEnder, ShutdownManager, 
 from pykubelet.node.shutdown_inhibitor import ShutdownWatch
 from pykubelet.node.status import NodeReporter, ReportTiming
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.spec.collaborators import NodeAddresses
 from pykubelet.settings.settings import Settings
 from pykubelet.status.sender import StatusSender
 
@@ -81,11 +80,11 @@ def _heartbeat_timeout(settings: Settings) -> float:
     return min(node.node_status_update_frequency, float(node.node_lease_duration_seconds))
 
 
-def container_addresses(ctx: Context, edges: Edges, own: OwnNode) -> NodeAddresses:
+def container_addresses(ctx: Context, edges: Edges, own: OwnNode) -> Callable[[], Sequence[str]]:
     """Return the node's addresses for containers: without a Node the machine's, which statuses, as upstream, omit."""
     if edges.cluster is not None or edges.host_network is None:
-        return own
-    return LocalAddresses(network=edges.host_network, node_ips=ctx.settings.node_ips, clock=ctx.clock)
+        return own.host_ips
+    return LocalAddresses(network=edges.host_network, node_ips=ctx.settings.node_ips, clock=ctx.clock).host_ips
 
 
 # --- shutdown

@@ -14,6 +14,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from pykubelet.api.types import ContainerImage, NodeAddress
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
 from pykubelet.cm.capacity import (
     NO_DEVICES,
@@ -32,6 +33,10 @@ from pykubelet.node.setters import NodeFacts
 from pykubelet.pods.admission import declared_features
 
 logger = logging.getLogger(__name__)
+
+IMAGE_NAMES_KEPT = 5
+IMAGES_REFRESH_AFTER = 30.0
+IMAGES_WITHIN = 3.0
 
 
 class RuntimeView(Protocol):
@@ -162,26 +167,18 @@ class FactsGatherer:
         return True
 
 
-NAMES_KEPT = 5
-REFRESH_AFTER = 30.0
-ANSWER_WITHIN = 3.0
-
-
-class ImageLister(Protocol):
-    async def list_images(self, image: str | None = None) -> Sequence[Image]: ...
-
-
 def node_images(images: Iterable[Image], limit: int) -> list[ContainerImage]:
     """At most `limit` images by size, -1 for all; each by its digests and then its tags."""
     ranked = sorted(images, key=lambda image: -image.size_bytes)
     kept = ranked if limit < 0 else ranked[:limit]
     return [
-        ContainerImage(names=[*image.digests, *image.tags][:NAMES_KEPT], size_bytes=image.size_bytes) for image in kept
+        ContainerImage(names=[*image.digests, *image.tags][:IMAGE_NAMES_KEPT], size_bytes=image.size_bytes)
+        for image in kept
     ]
 
 
 class ImageList:
-    def __init__(self, *, runtime: ImageLister, limit: int, clock: Clock) -> None:
+    def __init__(self, *, runtime: CriClient, limit: int, clock: Clock) -> None:
         self._runtime = runtime
         self._limit = limit
         self._clock = clock
@@ -196,9 +193,9 @@ class ImageList:
     async def current(self) -> list[ContainerImage]:
         """The list, read anew when it is older than half a minute; raises CriError, TimeoutError."""
         now = self._clock.monotonic()
-        if self._limit != 0 and (self._read_at is None or now - self._read_at >= REFRESH_AFTER):
+        if self._limit != 0 and (self._read_at is None or now - self._read_at >= IMAGES_REFRESH_AFTER):
             self._read_at = now
             # The node's status tells that a runtime hangs; it must not hang with it.
-            async with asyncio.timeout(ANSWER_WITHIN):
+            async with asyncio.timeout(IMAGES_WITHIN):
                 self._images = node_images(await self._runtime.list_images(), self._limit)
         return self._images

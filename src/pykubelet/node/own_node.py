@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from pykubelet.api.types import Node, OwnerReference, Pod
 from pykubelet.clients.kube.port import Change, ChangeType
@@ -85,15 +84,10 @@ def is_newer(new: Node, old: Node) -> bool:
     return after != before
 
 
-class WatchedNode(Protocol):
-    @property
-    def node(self) -> Node | None: ...
-
-
 class NodeAttachments:
     """Give `changed` to the node's listeners and `reported` to who writes the node's status."""
 
-    def __init__(self, own: WatchedNode, *, report: Callable[[], None]) -> None:
+    def __init__(self, own: OwnNode, *, report: Callable[[], None]) -> None:
         self._own = own
         self._report = report
         self._told: frozenset[str] = frozenset()

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 from pykubelet.clients.dbus.port import BusDown, BusRefused, DelayLock, Logind, LogindSession, Notice
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.node.shutdown import ShutdownOutcome, Turn, whole_time
+from pykubelet.node.shutdown import ShutdownManager, Turn, whole_time
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +26,10 @@ class DelayTooShort(Exception):
     """logind does not let us hold up a shutdown for as long as the settings ask."""
 
 
-class ShutdownSequence(Protocol):
-    async def shut_down(self, turns: Sequence[Turn]) -> ShutdownOutcome: ...
-
-    def cancel(self) -> None: ...
-
-
 class ShutdownWatch:
     name = "shutdown-watch"
 
-    def __init__(self, *, logind: Logind, manager: ShutdownSequence, turns: Sequence[Turn], clock: Clock) -> None:
+    def __init__(self, *, logind: Logind, manager: ShutdownManager, turns: Sequence[Turn], clock: Clock) -> None:
         self._logind = logind
         self._manager = manager
         self._turns = turns

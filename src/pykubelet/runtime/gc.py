@@ -14,22 +14,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
-from pykubelet.kit.clock import Clock
+from pykubelet.clients.host.port import PodFolders
+from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.container_keys import deletion_grace_of, restart_count_of, termination_grace_of
 from pykubelet.model.errors import CriError, NotFound, PykubeletError
-from pykubelet.model.events import EventSink
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import (
@@ -40,6 +39,7 @@ from pykubelet.model.runtime_status import (
     SandboxRecord,
     SandboxState,
 )
+from pykubelet.pods.table import PodTable
 
 logger = logging.getLogger(__name__)
 
@@ -55,30 +55,6 @@ AT_ONCE = 8
 """Pods whose things are removed at the same time."""
 MINIMUM_GRACE = 2
 REMOVING = ".removing"
-
-
-class PodFate(Protocol):
-    """What may go, by the phase of each pod."""
-
-    def should_remove_content(self, uid: str) -> bool:
-        """Deleted and ended, evicted, or unknown: nothing of it is of use any more."""
-        ...
-
-    def should_remove_runtime(self, uid: str) -> bool:
-        """Ended, though perhaps still wanted as an object."""
-        ...
-
-
-class KnownStatuses(Protocol):
-    def runtime_status(self, uid: str) -> PodRuntimeStatus: ...
-
-
-class LogLinks(Protocol):
-    def unlink_log(self, namespace: str, name: str, container: str, container_id: str) -> None: ...
-
-    def remove_logs(self, folder: Path) -> None:
-        """Remove a pod's log folder, however deep it is; raises OSError."""
-        ...
 
 
 class _Dead(Struct, frozen=True, kw_only=True):
@@ -97,10 +73,10 @@ class _Dead(Struct, frozen=True, kw_only=True):
 class ContainerRemover:
     """Removes a container with its log files and link."""
 
-    def __init__(self, *, cri: CriClient, links: LogLinks, pod_logs: Path) -> None:
+    def __init__(self, *, cri: CriClient, folders: PodFolders, pod_logs: Path) -> None:
         self._cri = cri
-        self._links = links
-        self._pod_logs = pod_logs
+        self._folders = folders
+        self.pod_logs = pod_logs
 
     async def remove(self, pod: Pod, status: ContainerStatus, *, keep_logs: bool = False) -> None:
         """Remove a dead container; already gone is success."""
@@ -116,21 +92,21 @@ class ContainerRemover:
 
     async def remove_dead(self, dead: _Dead, *, keep_logs: bool = False) -> None:
         if dead.stop_first is not None:
-            await _gone_is_fine(self._cri.stop_container(dead.id, dead.stop_first))
+            await self._cri.stop_container(dead.id, dead.stop_first)
         if not keep_logs:
             await host_calls.run(partial(self._remove_logs, dead), name="removing logs", within=DISK_WITHIN)
-        await _gone_is_fine(self._cri.remove_container(dead.id))
+        await self._cri.remove_container(dead.id)
 
     async def remove_log_folder(self, folder: Path) -> None:
         """Raises OSError."""
-        work = partial(self._links.remove_logs, folder)
+        work = partial(self._folders.remove_logs, folder)
         await host_calls.run(work, name="removing logs", key=str(folder), within=DISK_WITHIN)
 
     def _remove_logs(self, dead: _Dead) -> None:
-        folder = self._pod_logs / f"{dead.pod_namespace}_{dead.pod_name}_{dead.pod_uid}" / dead.name
+        folder = self.pod_logs / f"{dead.pod_namespace}_{dead.pod_name}_{dead.pod_uid}" / dead.name
         for log in folder.glob(f"{dead.restart_count}.log*"):
             log.unlink(missing_ok=True)
-        self._links.unlink_log(dead.pod_namespace, dead.pod_name, dead.name, dead.id)
+        self._folders.unlink_log(dead.pod_namespace, dead.pod_name, dead.name, dead.id)
 
 
 class ContainerGc:
@@ -138,35 +114,28 @@ class ContainerGc:
 
     def __init__(
         self,
-        *,
+        ctx: Context,
         cri: CriClient,
+        *,
+        table: PodTable,
         remover: ContainerRemover,
-        fate: PodFate,
-        statuses: KnownStatuses,
-        sources_ready: Callable[[], bool],
-        events: EventSink,
-        clock: Clock,
-        pod_logs: Path,
         container_logs: Path,
-        policy: GcPolicy | None = None,
-        busy: Callable[[], bool] = lambda: False,
+        policy: GcPolicy,
+        sources_ready: Callable[[], bool],
     ) -> None:
-        """`busy` tells that pods are being ended right now."""
         self._cri = cri
+        self._table = table
         self._remover = remover
-        self._fate = fate
-        self._statuses = statuses
-        self._sources_ready = sources_ready
-        self._events = events
-        self._clock = clock
-        self._pod_logs = pod_logs
+        self._pod_logs = remover.pod_logs
         self._container_logs = container_logs
-        self._policy = policy or GcPolicy()
+        self._policy = policy
+        self._sources_ready = sources_ready
+        self._events = ctx.events
+        self._clock = ctx.clock
         self._tasks: TaskSet | None = None
         self._pruning: set[tuple[str, str]] = set()
         self._ended: set[str] = set()
         self._due = Signal()
-        self._busy = busy
         self._log_lock = asyncio.Lock()
         """Held while log folders are removed: two removals of one folder would report each other."""
 
@@ -183,7 +152,7 @@ class ContainerGc:
                 self._tasks = None
 
     async def _wait_for_sources(self) -> None:
-        """Before they have told their pods nobody is known to be gone, and leftovers would wait for the second pass."""
+        """Until then no pod counts as deleted, and leftovers would have to wait for the second pass."""
         for _ in range(int(PERIOD / SOURCES_PAUSE)):
             if self._sources_ready():
                 return
@@ -218,17 +187,17 @@ class ContainerGc:
 
     async def prune(self, uid: str, container: str) -> None:
         """Remove the older dead containers of that name now; all names when it is empty."""
-        seen = self._statuses.runtime_status(uid)
-        gone = self._sources_ready() and self._fate.should_remove_content(uid)
+        observed = self._table.runtime_status(uid)
+        gone = self._sources_ready() and self._table.should_remove_content(uid)
         keep = self._policy.max_per_container
-        # Even where the passes keep none: the newest one tells how the container ended.
-        for status in plan_prune(seen, container, keep=keep if keep < 0 else max(1, keep), is_gone=gone):
+        # Even where the passes keep none: the newest one shows how the container ended.
+        for status in plan_prune(observed, container, keep=keep if keep < 0 else max(1, keep), is_gone=gone):
             await self._remover.remove_dead(
                 _Dead(
                     id=status.id,
                     pod_uid=uid,
-                    pod_name=seen.name,
-                    pod_namespace=seen.namespace,
+                    pod_name=observed.name,
+                    pod_namespace=observed.namespace,
                     name=status.name,
                     restart_count=restart_count_of(status),
                 )
@@ -238,7 +207,7 @@ class ContainerGc:
         def is_gone(uid: str) -> bool:
             if not self._sources_ready():
                 return False
-            return self._fate.should_remove_content(uid) or (evict_ended and self._fate.should_remove_runtime(uid))
+            return self._table.should_remove_content(uid) or (evict_ended and self._table.should_remove_runtime(uid))
 
         return is_gone
 
@@ -255,7 +224,7 @@ class ContainerGc:
 
     async def _prune_later(self, key: tuple[str, str]) -> None:
         await self._clock.sleep(PRUNE_PAUSE)
-        self._pruning.discard(key)  # before looking: an end told from now on deserves a look of its own
+        self._pruning.discard(key)  # before pruning: an end reported from now on causes another prune
         await self.prune(*key)
 
     async def _run_collections(self) -> None:
@@ -264,7 +233,7 @@ class ContainerGc:
             await self._due.wait()
             await self._clock.sleep(COLLECT_PAUSE)
             for _ in range(COLLECT_PATIENCE):
-                if not self._busy():
+                if not self._table.any_terminating():
                     break
                 await self._clock.sleep(COLLECT_PAUSE)
             ended, self._ended = self._ended, set()
@@ -298,32 +267,44 @@ class ContainerGc:
         chosen = {c.id for c in dead}
         left = [c for c in containers if c.id not in chosen]
         boxes = plan_sandboxes(sandboxes, left, is_gone=is_gone)
-        failures: list[str] = []
         limit = asyncio.Semaphore(AT_ONCE)
+        work = []
+        for uid in dict.fromkeys([c.pod_uid for c in dead] + [s.pod_uid for s in boxes]):
+            own = [c for c in dead if c.pod_uid == uid], [s for s in boxes if s.pod_uid == uid]
+            was_gone = is_gone(uid)
+            work.append(self._remove_pod(*own, partial(_has_returned, uid, was_gone, is_gone), limit))
+        return [text for texts in await gather_all(*work) for text in texts]
 
-        async def one_pod(uid: str, was_gone: bool) -> None:
-            """What cannot be removed keeps nothing else but its own sandbox."""
-            stuck: set[str] = set()
-            async with limit:
-                for container in (c for c in dead if c.pod_uid == uid):
-                    if was_gone and not is_gone(uid):
-                        return  # wanted again since it was planned; the next pass plans anew
-                    try:
-                        await self._remover.remove_dead(_dead(container))
-                    except (PykubeletError, OSError) as error:
-                        failures.append(str(error))
-                        stuck.add(container.sandbox_id)
-                for sandbox in (s for s in boxes if s.pod_uid == uid and s.id not in stuck):
-                    if was_gone and not is_gone(uid):
-                        return
-                    try:
-                        await _gone_is_fine(self._cri.stop_pod_sandbox(sandbox.id))
-                        await _gone_is_fine(self._cri.remove_pod_sandbox(sandbox.id))
-                    except PykubeletError as error:
-                        failures.append(str(error))
+    async def _remove_pod(
+        self,
+        containers: Sequence[ContainerRecord],
+        sandboxes: Sequence[SandboxRecord],
+        has_returned: Callable[[], bool],
+        limit: asyncio.Semaphore,
+    ) -> list[str]:
+        """The texts of what failed. What cannot be removed keeps nothing else but its own sandbox.
 
-        uids = dict.fromkeys([c.pod_uid for c in dead] + [s.pod_uid for s in boxes])
-        await gather_all(*(one_pod(uid, is_gone(uid)) for uid in uids))
+        `has_returned`: the pod is wanted again since its removal was planned; the next pass plans anew.
+        """
+        failures: list[str] = []
+        stuck: set[str] = set()
+        async with limit:
+            for container in containers:
+                if has_returned():
+                    return failures
+                try:
+                    await self._remover.remove_dead(_dead(container))
+                except (PykubeletError, OSError) as error:
+                    failures.append(str(error))
+                    stuck.add(container.sandbox_id)
+            for sandbox in (s for s in sandboxes if s.id not in stuck):
+                if has_returned():
+                    return failures
+                try:
+                    await self._cri.stop_pod_sandbox(sandbox.id)
+                    await self._cri.remove_pod_sandbox(sandbox.id)
+                except PykubeletError as error:
+                    failures.append(str(error))
         return failures
 
     # Logs
@@ -340,7 +321,7 @@ class ContainerGc:
             for folder in folders:
                 if not folder.name.endswith(REMOVING):
                     owner = folder.name.rpartition("_")[2]
-                    if (uids is not None and owner not in uids) or not self._fate.should_remove_content(owner):
+                    if (uids is not None and owner not in uids) or not self._table.should_remove_content(owner):
                         continue
                 try:
                     await self._remove_folder(folder)
@@ -349,7 +330,7 @@ class ContainerGc:
         return failures
 
     async def _remove_folder(self, folder: Path) -> None:
-        # Set aside in the same breath as the question was asked: a static pod that returns has the same
+        # Renamed without an await since the check: a static pod that returns has the same
         # uid, and must not lose new logs to a removal that began for the old ones.
         if not folder.name.endswith(REMOVING):
             aside = folder.with_name(f".{folder.name}.{self._clock.now_ns()}{REMOVING}")
@@ -385,6 +366,10 @@ class ContainerGc:
         return state is ContainerState.EXITED
 
 
+def _has_returned(uid: str, was_gone: bool, is_gone: IsGone) -> bool:
+    return was_gone and not is_gone(uid)
+
+
 def _dead(record: ContainerRecord) -> _Dead:
     stop_first = None
     if record.state is ContainerState.UNKNOWN:
@@ -399,13 +384,6 @@ def _dead(record: ContainerRecord) -> _Dead:
         restart_count=restart_count_of(record),
         stop_first=stop_first,
     )
-
-
-async def _gone_is_fine(call: Coroutine[Any, Any, None]) -> None:
-    try:
-        await call
-    except NotFound:
-        return
 
 
 def _log_folders(root: Path) -> list[Path]:

@@ -1,7 +1,7 @@
-"""Lifecycle hooks: run one handler against a running container and say clearly how it failed.
+"""Lifecycle hooks: run one handler against a running container, with a clear text when it fails.
 
 Exec has no time limit of its own: a preStop hook is waited for within the grace and ends with its container, and a
-postStart hook may take as long as it likes, as upstream lets it. Any HTTP answer counts as success, whatever its code.
+postStart hook may take as long as it likes, as upstream lets it. Any HTTP answer counts as success, also an error.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
 from pykubelet.api.types import ExecAction, HTTPGetAction, LifecycleHandler, Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.http.port import PodNetwork
-from pykubelet.kit.clock import Clock
-from pykubelet.kit.metrics import Registry
+from pykubelet.context import Context
 from pykubelet.model.errors import CriError, PykubeletError
-from pykubelet.model.events import EventSink
 from pykubelet.model.http import BadRequest, BodyProblem, HttpRequest, PlainAnswer, get_request
 from pykubelet.model.pod import AnyContainer, log_form, uid_of
 from pykubelet.model.reasons import WARNING
@@ -31,18 +29,12 @@ class HookError(PykubeletError):
     """A lifecycle hook did not succeed; the text is what the container's status shows."""
 
 
-class HookHttp(Protocol):
-    async def call(self, pod: Pod, container: AnyContainer, action: HTTPGetAction) -> None:
-        """Send the request; returns on any answer, raises OSError-like errors when there is none."""
-        ...
-
-
 class LifecycleHooks:
-    def __init__(self, *, cri: CriClient, http: HookHttp, clock: Clock, metrics: Registry) -> None:
+    def __init__(self, ctx: Context, cri: CriClient, http: HttpHooks) -> None:
         self._cri = cri
         self._http = http
-        self._clock = clock
-        self._cut_short = metrics.counter(
+        self._clock = ctx.clock
+        self._cut_short = ctx.metrics.counter(
             "kubelet_sleep_action_terminated_early_total", "Sleep hooks that ended before their time was over."
         )
 
@@ -74,8 +66,8 @@ class LifecycleHooks:
             raise self._failed("Exec", command, pod, container, str(error), "") from error
         if result.exit_code != 0:
             output = (result.stdout + result.stderr)[:OUTPUT_SHOWN].decode(errors="replace")
-            said = f"command '{command}' exited with {result.exit_code}: {output}".rstrip(": ")
-            raise self._failed("Exec", command, pod, container, said, output)
+            text = f"command '{command}' exited with {result.exit_code}: {output}".rstrip(": ")
+            raise self._failed("Exec", command, pod, container, text, output)
 
     async def _http_get(self, pod: Pod, container: AnyContainer, action: HTTPGetAction) -> None:
         try:
@@ -93,19 +85,21 @@ class LifecycleHooks:
 MAX_BODY: Final = 10 * 1024
 
 PodAddress = Callable[[str], Awaitable[str]]
-"""The first address of a pod by UID, asked from the runtime; empty when it has none."""
+"""The first address of a pod by UID, as the runtime has it; empty when it has none."""
 
 
-class HookCaller:
-    """What runtime/hooks.py calls HookHttp."""
+class HttpHooks:
+    """One GET into the pod; any answer is success.
 
-    def __init__(
-        self, *, network: PodNetwork, pod_ip: PodAddress, events: EventSink, metrics: Registry | None = None
-    ) -> None:
+    An HTTPS hook that is answered in plain HTTP is sent again as HTTP, without its Authorization header, and an event
+    says so: upstream keeps old pods alive this way. The caller bounds the time.
+    """
+
+    def __init__(self, ctx: Context, network: PodNetwork, pod_ip: PodAddress) -> None:
         self._network = network
         self._pod_ip = pod_ip
-        self._events = events
-        self._fallbacks = (metrics or Registry()).counter(
+        self._events = ctx.events
+        self._fallbacks = ctx.metrics.counter(
             "kubelet_lifecycle_handler_http_fallbacks_total",
             "HTTPS hooks answered in HTTP and sent again as that.",
         )
@@ -134,4 +128,4 @@ class HookCaller:
         try:
             await self._network.get(request, timeout=None, max_body=MAX_BODY)
         except BodyProblem:
-            return  # the answer began, which is all a hook asks for
+            return  # the answer began, which is all a hook needs

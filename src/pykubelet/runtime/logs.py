@@ -53,7 +53,7 @@ def tail_offset(file: BinaryIO, records: int) -> int:
     end = file.seek(0, os.SEEK_END)
     if records <= 0:
         return end
-    # The first line end met only ends the last record; one more than asked for begins the tail.
+    # The first line end met only ends the last record; one more than requested begins the tail.
     position, wanted = end, records + 1
     floor = max(0, end - MAX_TAIL_BYTES)
     while position > floor:

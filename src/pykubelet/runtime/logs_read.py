@@ -35,9 +35,9 @@ READ_WITHIN: Final = 30.0
 MAX_RECORD: Final = 1024 * 1024
 """A record longer than this is nothing a runtime wrote; runtimes split lines at 16 KiB."""
 RECHECK: Final = 1.0
-"""Seconds after which a follower looks again although nothing woke it."""
+"""Seconds after which a follower reads again although nothing woke it."""
 GATHER: Final = 0.02
-"""Seconds between looks at a log that is written all the time: a wake-up for each line would cost a processor."""
+"""Seconds between reads of a log that is written all the time: a wake-up for each line would cost a processor."""
 SETTLE: Final = 0.1
 """Seconds a runtime may still write to the old file after it opened the new one."""
 
@@ -65,7 +65,7 @@ class LogSource(Protocol):
 
 
 class Waker(Protocol):
-    """Tells that something happened in the folder of a log."""
+    """Signals that something happened in the folder of a log."""
 
     async def wait(self, at_most: float) -> None: ...
 
@@ -75,7 +75,7 @@ IsRunning = Callable[[], Awaitable[bool]]
 
 
 class Selection:
-    """Turns raw blocks of one or more files into the bytes asked for. Pure but for its memory of the last line."""
+    """Turns raw blocks of one or more files into the requested bytes. Pure but for its memory of the last line."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -157,19 +157,22 @@ async def read_logs(
     waker: Waker | None = None,
     pace: Callable[[], float] = lambda: GATHER,
 ) -> AsyncGenerator[bytes, None]:
-    """The log as asked for. Raises OSError when there is none. `waker` serves following; without it, time does.
-    `pace` is the seconds between looks at a log that is written all the time."""
+    """The requested part of the log. Raises OSError when there is none.
+
+    `waker` serves following; without it, time does. `pace` is the seconds between reads of a log that is written all
+    the time.
+    """
     selection = Selection(options)
     plain = open_log(path)
     file: LogSource = plain
-    looked = 0.0
+    read_at = 0.0
     try:
         if options.tail is not None:
             # Ten MiB may have to be searched, and to come from the disk.
             work = partial(tail_offset, plain, options.tail)
             plain.seek(await host_calls.run(work, name="searching a log", within=READ_WITHIN))
         while True:
-            # Asked before reading: what the container wrote last is there when it is known to have ended.
+            # Checked before reading: what the container wrote last is there when it is known to have ended.
             last_look = not options.follow or not await is_running()
             async with aclosing(_rest_of(file, selection, clock)) as pieces:
                 async for piece in pieces:
@@ -188,16 +191,16 @@ async def read_logs(
                 gather = pace()
                 at_most = max(RECHECK, gather)
                 await (waker.wait(at_most) if waker is not None else clock.sleep(at_most))
-                await clock.sleep(max(0.0, min(gather, looked + gather - clock.monotonic())))
-                looked = clock.monotonic()
+                await clock.sleep(max(0.0, min(gather, read_at + gather - clock.monotonic())))
+                read_at = clock.monotonic()
     finally:
         file.close()
 
 
 async def _rest_of(file: LogSource, selection: Selection, clock: Clock) -> AsyncGenerator[bytes, None]:
     # What a follower reads was written a moment ago and is in memory; only after a full block is there so much that
-    # it may have to come from the disk, for which nobody else should wait.
-    asked, found = BLOCK, b"" if selection.full else file.read(BLOCK)
+    # it may have to come from the disk, for which nothing else should wait.
+    size, found = BLOCK, b"" if selection.full else file.read(BLOCK)
     while found:
         for at in range(0, len(found), BLOCK):
             if piece := selection.take(found[at : at + BLOCK]):
@@ -205,11 +208,11 @@ async def _rest_of(file: LogSource, selection: Selection, clock: Clock) -> Async
             if selection.full:
                 return
             await clock.sleep(0)  # a big log must not hold up the pods
-        asked = AHEAD if len(found) == asked else BLOCK
-        if asked == AHEAD:
-            found = await host_calls.run(partial(file.read, asked), name="reading a container log", within=READ_WITHIN)
+        size = AHEAD if len(found) == size else BLOCK
+        if size == AHEAD:
+            found = await host_calls.run(partial(file.read, size), name="reading a container log", within=READ_WITHIN)
         else:
-            found = file.read(asked)
+            found = file.read(size)
 
 
 async def _last_of(old: LogSource, selection: Selection, clock: Clock) -> AsyncGenerator[bytes, None]:

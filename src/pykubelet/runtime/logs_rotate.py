@@ -1,7 +1,7 @@
 """Rotation of container logs by size and count, with compression, as upstream names and keeps the files.
 
 A check costs one listing of running containers and one stat for each. The file being written is renamed and the
-runtime told to open a new one; it is compressed at the rotation after, so whoever still reads it loses nothing.
+runtime asked to open a new one; it is compressed at the rotation after, so that readers lose nothing.
 Does not cover: removing logs with their container (gc.py), reading (logs_read.py).
 """
 
@@ -57,7 +57,7 @@ class RotationPolicy(Struct, frozen=True, kw_only=True):
     workers: int = 1
     """Rotations at the same time."""
     period: float = 10.0
-    """Seconds between looks at the sizes."""
+    """Seconds between checks of the sizes."""
 
 
 class RotationProblem(PykubeletError):
@@ -81,26 +81,26 @@ class LogRotation:
             try:
                 await self.check()
             except RuntimeDown:
-                pass  # told by whoever watches the runtime; logs cannot grow meanwhile by much
+                pass  # reported by the runtime state; logs cannot grow by much meanwhile
             except CriError as error:
                 logger.warning("cannot list containers to rotate their logs", extra={"problem": str(error)})
             await self._clock.sleep(self._policy.period)
 
     async def check(self) -> None:
-        """Look at every running container's log once and rotate those that are too big."""
+        """Check every running container's log once and rotate those that are too big."""
         records = await self._cri.list_containers(running_only=True)
         ids = {record.id for record in records}
         for gone in [id for id in self._paths if id not in ids]:
             del self._paths[gone]
         slots = asyncio.Semaphore(max(1, self._policy.workers))
 
-        async def look(container_id: str) -> None:
+        async def check(container_id: str) -> None:
             async with slots:
                 await self._look(container_id)
 
-        await gather_all(*(look(record.id) for record in records if self._needs_look(record.id)))
+        await gather_all(*(check(record.id) for record in records if self._needs_check(record.id)))
 
-    def _needs_look(self, container_id: str) -> bool:
+    def _needs_check(self, container_id: str) -> bool:
         """Whether anything is to be done; for most containers this one stat is all that happens."""
         path = self._paths.get(container_id)
         if path is None:
@@ -138,7 +138,7 @@ class LogRotation:
         try:
             return os.stat(path).st_size
         except FileNotFoundError:
-            # Somebody removed it; the runtime writes into a file without a name until it opens a new one.
+            # It was removed; the runtime writes into a file without a name until it opens a new one.
             await self._cri.reopen_container_log(container_id)
             return os.stat(path).st_size
 

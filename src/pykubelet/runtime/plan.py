@@ -7,7 +7,6 @@ started, nor whether a resize was admitted.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 
 from msgspec import Struct, field
@@ -17,18 +16,9 @@ from pykubelet.model.container_keys import definition_changed
 from pykubelet.model.lifecycle import any_regular_alive, any_regular_created, init_failed, judge_sandbox, should_start
 from pykubelet.model.pod import effective_restart_policy, is_sidecar, restarts_all_on_exit
 from pykubelet.model.pod_resources import differing, effective_resources
+from pykubelet.model.problems import KillCause
 from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
-
-
-class KillReason(enum.Enum):
-    """Why a single container is killed; liveness and startup have their own grace periods."""
-
-    LIVENESS = "LivenessProbe"
-    STARTUP = "StartupProbe"
-    CHANGED = "Changed"
-    UNKNOWN = "Unknown"
-    RESIZE = "Resize"
 
 
 class ContainerKill(Struct, frozen=True, kw_only=True):
@@ -36,7 +26,7 @@ class ContainerKill(Struct, frozen=True, kw_only=True):
     name: str
     message: str
     """Text of the Killing event."""
-    reason: KillReason
+    cause: KillCause
 
 
 class ContainerReset(Struct, frozen=True, kw_only=True):
@@ -58,7 +48,7 @@ class ContainerResize(Struct, frozen=True, kw_only=True):
     resources: tuple[str, ...]
     """Which of memory and cpu change, memory first: the order in which they are applied."""
     needs_restart: bool
-    """The container's resize policy asks for a restart; such a one is killed and started, not updated."""
+    """The container's resize policy wants a restart; such a one is killed and started, not updated."""
 
 
 class PodPlan(Struct, frozen=True, kw_only=True):
@@ -117,8 +107,8 @@ class Draft(Struct):
     start_regular: list[Container] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
 
-    def add_kill(self, status: ContainerStatus, message: str, reason: KillReason) -> None:
-        self.kill.append(ContainerKill(id=status.id, name=status.name, message=message, reason=reason))
+    def add_kill(self, status: ContainerStatus, message: str, cause: KillCause) -> None:
+        self.kill.append(ContainerKill(id=status.id, name=status.name, message=message, cause=cause))
 
     def outcome(self, kind: ProbeKind, status: ContainerStatus) -> ProbeOutcome | None:
         return self.inputs.probes.get((kind, status.id))
@@ -145,7 +135,7 @@ def plan_pod(inputs: PlanInputs) -> PodPlan:
         return _plan_new_sandbox(pod, runtime, verdict.sandbox_id, verdict.attempt)
 
     draft = Draft(inputs)
-    # Ephemeral containers are for looking at a pod, so they need not wait until it is initialised.
+    # Ephemeral containers are for inspecting a pod, so they need not wait until it is initialised.
     ephemeral = tuple(c for c in pod.spec.ephemeral_containers if runtime.container(c.name or "") is None)
     if plan_init_containers(draft) and not draft.kill_pod:
         _plan_regular_containers(draft)
@@ -212,7 +202,7 @@ def _plan_stopped(draft: Draft, container: Container, status: ContainerStatus | 
     draft.start_regular.append(container)
     if status is not None and status.state is ContainerState.UNKNOWN:
         # It may still run; two instances of one container must never exist.
-        draft.add_kill(status, 'Container is in "unknown" state, try killing it before restart', KillReason.UNKNOWN)
+        draft.add_kill(status, 'Container is in "unknown" state, try killing it before restart', KillCause.UNKNOWN)
 
 
 def _plan_running(draft: Draft, container: Container, status: ContainerStatus) -> bool:
@@ -221,11 +211,11 @@ def _plan_running(draft: Draft, container: Container, status: ContainerStatus) -
     restart = effective_restart_policy(draft.inputs.pod, container) != "Never"
     if definition_changed(container, status):
         restart = True
-        message, reason = f"Container {container.name} definition changed", KillReason.CHANGED
+        message, cause = f"Container {container.name} definition changed", KillCause.CHANGED
     elif draft.failed(ProbeKind.LIVENESS, status):
-        message, reason = f"Container {container.name} failed liveness probe", KillReason.LIVENESS
+        message, cause = f"Container {container.name} failed liveness probe", KillCause.LIVENESS
     elif draft.failed(ProbeKind.STARTUP, status):
-        message, reason = f"Container {container.name} failed startup probe", KillReason.STARTUP
+        message, cause = f"Container {container.name} failed startup probe", KillCause.STARTUP
     elif restarts_to_resize(draft, container, status):
         draft.start_regular.append(container)
         return False
@@ -234,14 +224,14 @@ def _plan_running(draft: Draft, container: Container, status: ContainerStatus) -
     if restart:
         message = f"{message}, will be restarted"
         draft.start_regular.append(container)
-    draft.add_kill(status, message, reason)
+    draft.add_kill(status, message, cause)
     return False
 
 
 def _resets(pod: Pod, runtime: PodRuntimeStatus) -> tuple[ContainerReset, ...]:
     """Everything to remove before all containers start over.
 
-    The containers whose exit asked for it go last: as long as one is there the request is not forgotten,
+    The containers whose exit caused it go last: as long as one is there the request is not forgotten,
     even if the agent is killed half-way.
     """
     init_sources, init_others = _split_by_source(pod.spec.init_containers, runtime)
@@ -259,9 +249,9 @@ def _split_by_source(
             if status.name != container.name:
                 continue
             ended = status.state is ContainerState.EXITED
-            asked = ended and restarts_all_on_exit(container, status.exit_code)
+            caused = ended and restarts_all_on_exit(container, status.exit_code)
             entry = ContainerReset(id=status.id, name=status.name, kill=not ended)
-            (sources if asked else others).append(entry)
+            (sources if caused else others).append(entry)
     return sources, others
 
 
@@ -342,26 +332,26 @@ def _judge_sidecar(draft: Draft, container: Container, status: ContainerStatus) 
     if container.startup_probe is not None:
         outcome = draft.outcome(ProbeKind.STARTUP, status)
         if outcome is ProbeOutcome.FAILURE:
-            _replace(draft, container, status, "failed startup probe", KillReason.STARTUP)
+            _replace(draft, container, status, "failed startup probe", KillCause.STARTUP)
         if outcome is not ProbeOutcome.SUCCESS:
             return False
     if definition_changed(container, status):
-        _replace(draft, container, status, "definition changed", KillReason.CHANGED)
+        _replace(draft, container, status, "definition changed", KillCause.CHANGED)
     elif container.liveness_probe is not None and draft.failed(ProbeKind.LIVENESS, status):
-        _replace(draft, container, status, "failed liveness probe", KillReason.LIVENESS)
+        _replace(draft, container, status, "failed liveness probe", KillCause.LIVENESS)
     elif restarts_to_resize(draft, container, status):
         draft.start_init.append(container)
     return True
 
 
-def _replace(draft: Draft, container: Container, status: ContainerStatus, why: str, reason: KillReason) -> None:
-    draft.add_kill(status, f"Init container {container.name} {why}", reason)
+def _replace(draft: Draft, container: Container, status: ContainerStatus, why: str, cause: KillCause) -> None:
+    draft.add_kill(status, f"Init container {container.name} {why}", cause)
     draft.start_init.append(container)
 
 
 def _kill_unknown(draft: Draft, status: ContainerStatus) -> None:
     message = 'Init container is in "unknown" state, try killing it before restart'
-    draft.add_kill(status, message, KillReason.UNKNOWN)
+    draft.add_kill(status, message, KillCause.UNKNOWN)
 
 
 # --- resizes --------------------------------------------------------------------------------------
@@ -374,7 +364,7 @@ def restarts_to_resize(draft: Draft, container: Container, status: ContainerStat
         return False
     draft.resize.append(resize)
     if resize.needs_restart:
-        draft.add_kill(status, f"Container {container.name} resize requires restart", KillReason.RESIZE)
+        draft.add_kill(status, f"Container {container.name} resize requires restart", KillCause.RESIZE)
     return resize.needs_restart
 
 

@@ -1,7 +1,7 @@
 """Put changed resources into force for a pod that runs: its own cgroup, its containers, and the runtime's view of it.
 
 Memory first, then cpu. For each: what grows, grows for the pod before its containers; what shrinks, shrinks for the
-pod after them, so that no container is ever promised more than its pod has. The record says at every moment how far
+pod after them, so that no container is ever promised more than its pod has. The record shows at every moment how far
 it got; a failure leaves the rest to the next try. Whether a resize is wanted at all is decided in `plan.py`.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct, field
@@ -17,6 +16,8 @@ from msgspec import Struct, field
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, QuantityValue, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
+from pykubelet.cm.allocation_state import AllocationState
+from pykubelet.cm.cgroups import PodCgroups
 from pykubelet.cm.container_resources import ContainerResources
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import Clock
@@ -25,7 +26,6 @@ from pykubelet.model.cgroups import CgroupLimits, milli_to_quota, milli_to_share
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown, Unimplemented
 from pykubelet.model.pod import AnyContainer, find_container, uid_of
 from pykubelet.model.pod_resources import (
-    PodResourceInfo,
     amount_of,
     differing,
     effect_of,
@@ -43,34 +43,6 @@ DURATION_BUCKETS_MS = (10.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 
 
 class ResizeProblem(PykubeletError):
     """A resize could not be put into force, or only in part. The text is for the pod's condition and event."""
-
-
-class PodGroups(Protocol):
-    """The pods' own cgroups."""
-
-    def wanted(self, pod: Pod) -> CgroupLimits: ...
-
-    def current(self, pod: Pod) -> CgroupLimits | None:
-        """None when pods have no groups of their own."""
-        ...
-
-    def memory_usage(self, pod: Pod) -> int | None: ...
-
-    async def change(self, pod: Pod, limits: CgroupLimits) -> None:
-        """OSError when the kernel refuses."""
-        ...
-
-
-class ActuatedRecord(Protocol):
-    """What is in force for each pod, kept across restarts."""
-
-    def get(self, uid: str) -> PodResourceInfo | None: ...
-
-    def put(self, uid: str, held: PodResourceInfo) -> None: ...
-
-    def put_container(self, uid: str, name: str, resources: ResourceRequirements) -> None: ...
-
-    def put_pod_level(self, uid: str, resources: ResourceRequirements | None) -> None: ...
 
 
 class _Work(Struct, kw_only=True):
@@ -91,8 +63,8 @@ class PodResizer:
         self,
         *,
         cri: CriClient,
-        groups: PodGroups,
-        record: ActuatedRecord,
+        groups: PodCgroups,
+        record: AllocationState,
         node: NodeSpec,
         clock: Clock,
         metrics: Registry,
@@ -121,11 +93,11 @@ class PodResizer:
 
         A pod without any record is new, or ran under an agent that kept none: it counts as being what it should be.
         """
-        held = self._record.get(uid_of(pod))
-        if held is None:
-            held = effect_of(pod)
-            self._record.put(uid_of(pod), held)
-        return held.containers
+        in_force = self._record.get(uid_of(pod))
+        if in_force is None:
+            in_force = effect_of(pod)
+            self._record.put(uid_of(pod), in_force)
+        return in_force.containers
 
     def starting(self, pod: Pod, container: AnyContainer) -> None:
         """The container is about to be started with what the pod's spec says."""
@@ -138,15 +110,15 @@ class PodResizer:
 
     def _pod_changes(self, pod: Pod, plan: PodPlan) -> bool:
         """Whether the pod as a whole gets other limits, be it only because a container starts with new ones."""
-        held = self._record.get(uid_of(pod))
-        if held is None:
+        in_force = self._record.get(uid_of(pod))
+        if in_force is None:
             return False
         if any(each.needs_restart for each in plan.resize):
             return True
-        if held.pod is not None and differing(pod.spec.resources, held.pod):
+        if in_force.pod is not None and differing(pod.spec.resources, in_force.pod):
             return True
         for container in (*plan.start_init, *plan.start_regular):
-            own = held.containers.get(container.name or "")
+            own = in_force.containers.get(container.name or "")
             if own is not None and differing(effective_resources(pod.spec.resources, container), own):
                 return True
         return False
@@ -206,7 +178,7 @@ class PodResizer:
         if work.current is None:
             return
         before, after = work.current, limits.over(work.current)
-        # The runtime hears first: it may refuse, and then nothing has changed yet.
+        # The runtime first: it may refuse, and then nothing has changed yet.
         await self._tell_sandbox(work, after)
         try:
             await self._groups.change(work.pod, limits)
@@ -226,9 +198,9 @@ class PodResizer:
         except CriError as error:
             if not isinstance(error, Unimplemented) and NOT_IMPLEMENTED not in str(error):
                 raise
-            # Only a courtesy to runtimes that care; a restarted agent asks again.
+            # Only runtimes that use it need it; a restarted agent tries again.
             self._sandbox_updates = False
-            logger.info("the runtime does not hear of resized pods", extra={"error": str(error)})
+            logger.info("the runtime does not support updates of sandbox resources", extra={"error": str(error)})
 
     async def _change_container(self, work: _Work, change: ContainerResize, name: str) -> None:
         found = find_container(work.pod, change.name)
@@ -236,8 +208,8 @@ class PodResizer:
             return
         mixed = with_amount(work.in_force[change.name], change.wanted, name)
         container = msgspec.structs.replace(found[1], resources=mixed)
-        granted = ContainerResources(exclusive_cpus=self._exclusive(work.pod, container))
-        wanted = container_resources(work.pod, container, self._node, granted)
+        resources = ContainerResources(exclusive_cpus=self._exclusive(work.pod, container))
+        wanted = container_resources(work.pod, container, self._node, resources)
         await self._cri.update_container_resources(change.id, wanted)
         work.in_force[change.name] = mixed
         self._record.put_container(uid_of(work.pod), change.name, mixed)
@@ -263,8 +235,8 @@ class PodResizer:
             used = await self._container_usage(work.pod)
             problems += [text for name, limit in lowered.items() if (text := _excess(name, limit, used.get(name)))]
         if problems:
-            told = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-            raise ResizeProblem(f"cannot decrease memory limits: {told}")
+            text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
+            raise ResizeProblem(f"cannot decrease memory limits: {text}")
 
     async def _container_usage(self, pod: Pod) -> dict[str, int]:
         stats = await self._cri.list_container_stats(pod_uid=uid_of(pod))
@@ -342,7 +314,7 @@ def _width(bound: int) -> float:
 
 
 def without_overhead(limits: CgroupLimits, pod: Pod, node: NodeSpec) -> cri_pb2.LinuxContainerResources:
-    """A pod's limits as the runtime is told them: apart from what the sandbox itself costs."""
+    """A pod's limits for the runtime: apart from what the sandbox itself costs."""
     shares, quota = limits.cpu_shares or 0, max(0, limits.cpu_quota_us or 0)
     memory = max(0, limits.memory_bytes or 0)
     milli = Quantity.parse(pod.spec.overhead.get("cpu", 0)).milli_value()

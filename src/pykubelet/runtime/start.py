@@ -1,7 +1,7 @@
-"""Starting one container: back-off, image, config, create, start, hook; with the reason when it fails.
+"""Starting a sandbox, and containers in it: back-off, image, config, create, start, hook.
 
 Every failure becomes a `StartError` whose problem has the waiting reason users see; its event is published here,
-once. What to start is decided by `plan.py`; how configs look is in the spec builders.
+once. What to start is decided by `plan.py`; how configs are made in the spec builders.
 """
 
 from __future__ import annotations
@@ -16,16 +16,24 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from pykubelet.api.types import EphemeralContainer, LifecycleHandler, Pod
+from pykubelet.api.types import EphemeralContainer, Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
+from pykubelet.context import Context
 from pykubelet.images.pull import ImageError, ImagePuller
-from pykubelet.kit.clock import Clock
+from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Beginner, both
 from pykubelet.model.container_keys import restart_count_of
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
-from pykubelet.model.events import EventSink
-from pykubelet.model.pod import AnyContainer, ContainerKind, log_form, uid_of
-from pykubelet.model.problems import CreateFailed, HookFailed, PullFailed
+from pykubelet.model.pod import (
+    AnyContainer,
+    ContainerKind,
+    deletion_requested,
+    log_form,
+    uid_of,
+    uses_host_network,
+)
+from pykubelet.model.problems import CreateFailed, HookFailed, PullFailed, SandboxFailed
 from pykubelet.model.reasons import (
     CREATE_CONTAINER_CONFIG_ERROR,
     CREATE_CONTAINER_ERROR,
@@ -34,10 +42,13 @@ from pykubelet.model.reasons import (
     WARNING,
 )
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
-from pykubelet.recorder import LifeRecorder, Step
+from pykubelet.recorder import Step
 from pykubelet.runtime.backoff import CrashBackoff
 from pykubelet.runtime.errors import ConfigProblem, StartError
 from pykubelet.runtime.hooks import HookError
+from pykubelet.runtime.plan import PodPlan
+from pykubelet.runtime.spec.builder import PodSpecBuilder
+from pykubelet.runtime.spec.container import ContainerRequest
 from pykubelet.runtime.stop import Stopper, Stopping
 from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.wire import cri_pb2
@@ -45,30 +56,6 @@ from pykubelet.wire import cri_pb2
 logger = logging.getLogger(__name__)
 
 LOG_NAME = re.compile(r"^(\d+)\.log")
-
-
-class ContainerRequest(Struct, frozen=True, kw_only=True):
-    """What the spec builder needs to know beyond the pod itself."""
-
-    image_ref: str
-    restart_count: int
-    pod_ips: tuple[str, ...]
-    target_id: str = ""
-    """Container whose process namespace an ephemeral container joins."""
-
-
-class SpecBuilder(Protocol):
-    async def sandbox(self, pod: Pod, attempt: int) -> cri_pb2.PodSandboxConfig: ...
-
-    async def container(
-        self, pod: Pod, kind: ContainerKind, container: AnyContainer, request: ContainerRequest
-    ) -> cri_pb2.ContainerConfig:
-        """The container's config; raises ConfigProblem when something it refers to is missing or wrong."""
-        ...
-
-
-class PostStart(Protocol):
-    async def run(self, pod: Pod, container: AnyContainer, container_id: str, hook: LifecycleHandler) -> None: ...
 
 
 class SandboxInUse(Struct, kw_only=True):
@@ -84,30 +71,26 @@ class SandboxInUse(Struct, kw_only=True):
 class ContainerStarter:
     def __init__(
         self,
-        *,
+        ctx: Context,
         cri: CriClient,
+        *,
         images: ImagePuller,
-        specs: SpecBuilder,
+        image_volumes: ImageVolumes,
+        specs: PodSpecBuilder,
         folders: PodFolders,
-        hooks: PostStart,
         stopper: Stopper,
         backoff: CrashBackoff,
-        events: EventSink,
-        recorder: LifeRecorder,
-        clock: Clock,
-        image_volumes: ImageVolumes | None = None,
     ) -> None:
         self._cri = cri
         self._images = images
-        self._image_volumes = image_volumes or ImageVolumes()
+        self._image_volumes = image_volumes
         self._specs = specs
         self._folders = folders
-        self._hooks = hooks
         self._stopper = stopper
         self._backoff = backoff
-        self._events = events
-        self._recorder = recorder
-        self._clock = clock
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._clock = ctx.clock
 
     async def find_image(
         self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: cri_pb2.PodSandboxConfig
@@ -128,11 +111,11 @@ class ContainerStarter:
         kind: ContainerKind,
         container: AnyContainer,
         sandbox: SandboxInUse,
-        seen: PodRuntimeStatus,
+        observed: PodRuntimeStatus,
     ) -> str:
-        """Start the container; its id. Raises StartError, or RuntimeDown when nobody is to blame."""
+        """Start the container; its id. Raises StartError, or RuntimeDown."""
         name = container.name or ""
-        ended = (c for c in seen.runs_of(name) if c.state is ContainerState.EXITED)
+        ended = (c for c in observed.runs_of(name) if c.state is ContainerState.EXITED)
         crashed = self._backoff.check(pod, container, next(ended, None), self._clock.now())
         if crashed is not None:
             text = f"Back-off restarting failed container {name} in pod {log_form(pod)}"
@@ -142,12 +125,12 @@ class ContainerStarter:
         for error in self._image_volumes.problems(pod, container):
             raise self._image_failed(pod, kind, name, error) from error
         image_ref = await self._found_image(pod, kind, container, sandbox)
-        count = self._restart_count(pod, name, seen.container(name))
+        count = self._restart_count(pod, name, observed.container(name))
         request = ContainerRequest(
             image_ref=image_ref,
             restart_count=count,
             pod_ips=sandbox.ips,
-            target_id=self._target(pod, kind, container, seen),
+            target_id=self._target(pod, kind, container, observed),
         )
         container_id = await self._create(pod, kind, container, sandbox, request)
         await self._run(pod, kind, name, container_id)
@@ -167,9 +150,9 @@ class ContainerStarter:
 
     async def _found_image(self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: SandboxInUse) -> str:
         name = container.name or ""
-        looking = sandbox.images.pop(name, None)
+        begun = sandbox.images.pop(name, None)
         try:
-            found = await (looking or self._image(pod, kind, container, sandbox.config))
+            found = await (begun or self._image(pod, kind, container, sandbox.config))
             if isinstance(found, PykubeletError):
                 raise found
             return found
@@ -222,7 +205,7 @@ class ContainerStarter:
         name = container.name or ""
         try:
             with self._recorder.step(uid_of(pod), Step.HOOK, name):
-                await self._hooks.run(pod, container, container_id, hook)
+                await self._stopper.hooks.run(pod, container, container_id, hook)
         except HookError as error:
             self._publish(pod, kind, name, WARNING, "FailedPostStartHook", "PostStartHook failed")
             status = ContainerStatus(id=container_id, name=name, state=ContainerState.RUNNING)
@@ -243,12 +226,12 @@ class ContainerStarter:
 
     # --- small things ---------------------------------------------------------------------------
 
-    def _target(self, pod: Pod, kind: ContainerKind, container: AnyContainer, seen: PodRuntimeStatus) -> str:
-        """The newest container of the name an ephemeral one is to look into, whether it runs or not."""
+    def _target(self, pod: Pod, kind: ContainerKind, container: AnyContainer, observed: PodRuntimeStatus) -> str:
+        """The newest container of the name an ephemeral one is to inspect, running or not."""
         wanted = container.target_container_name if isinstance(container, EphemeralContainer) else None
         if not wanted:
             return ""
-        target = seen.container(wanted)
+        target = observed.container(wanted)
         if target is None:
             error = ConfigProblem(f"unable to find target container {wanted}")
             raise self._failed(pod, kind, container.name or "", CREATE_CONTAINER_CONFIG_ERROR, error)
@@ -276,6 +259,114 @@ class ContainerStarter:
 
     def _publish(self, pod: Pod, kind: ContainerKind, name: str, severity: str, reason: str, message: str) -> None:
         self._events.pod_event(pod, severity, reason, message, field_path=kind.field_path(name))
+
+
+class RuntimeHandlers(Protocol):
+    async def handler_for(self, pod: Pod) -> str:
+        """The runtime handler of the pod's RuntimeClass; '' for the default one."""
+        ...
+
+    def handler_now(self, pod: Pod) -> str | None:
+        """The same as far as it is known without a request to the API server; None when it is not."""
+        ...
+
+
+class SandboxStarter:
+    def __init__(
+        self,
+        ctx: Context,
+        cri: CriClient,
+        *,
+        specs: PodSpecBuilder,
+        handlers: RuntimeHandlers,
+        containers: ContainerStarter,
+    ) -> None:
+        self._cri = cri
+        self._specs = specs
+        self._handlers = handlers
+        self._containers = containers
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._without_sandbox: set[str] = set()
+        """Pods whose sandbox could not be made when it was last tried."""
+
+    def forget(self, uid: str) -> None:
+        """Forget how the last try went."""
+        self._without_sandbox.discard(uid)
+
+    async def start(
+        self, pod: Pod, observed: PodRuntimeStatus, plan: PodPlan, begin: Beginner, stepped: Signal
+    ) -> SandboxInUse:
+        """The sandbox for new containers, made if the plan says so. Raises StartError.
+
+        Work for later steps is begun with `begin`; `stepped` is set once the sandbox is there.
+        """
+        try:
+            config = await self._specs.sandbox(pod, plan.attempt)
+        except ConfigProblem as error:
+            raise self._failed(pod, error) from error
+        if not plan.create_sandbox:
+            await self._find_volume_images(pod, config)
+            return SandboxInUse(id=plan.sandbox_id, config=config, ips=observed.ips)
+        # The runtime prepares the network while images are looked for: neither needs the other, and no container
+        # waits for the image of one behind it. One that ran before may be in back-off, which is judged when its turn
+        # comes. Without a sandbox all this is given up, so it is not begun with every try.
+        uid = uid_of(pod)
+        images = {
+            container.name or "": begin(self._containers.find_image(pod, kind, container, config))
+            for kind, container in starts(plan)
+            if observed.container(container.name or "") is None and uid not in self._without_sandbox
+        }
+        self._without_sandbox.add(uid)
+        made, _ = await both(self._make(pod, config, stepped), self._find_volume_images(pod, config))
+        return SandboxInUse(id=made[0], config=config, ips=made[1], images=images)
+
+    async def _find_volume_images(self, pod: Pod, config: cri_pb2.PodSandboxConfig) -> None:
+        if all(volume.image is None for volume in pod.spec.volumes):
+            return
+        try:
+            handler = await self._handlers.handler_for(pod)
+        except PykubeletError as error:
+            raise self._failed(pod, error) from error
+        await self._containers.find_volume_images(pod, config, handler)
+
+    async def _make(self, pod: Pod, config: cri_pb2.PodSandboxConfig, stepped: Signal) -> tuple[str, tuple[str, ...]]:
+        """Id and addresses of a new sandbox."""
+        with self._recorder.step(uid_of(pod), Step.SANDBOX):
+            try:
+                handler = await self._handlers.handler_for(pod)
+                sandbox_id = await self._cri.run_pod_sandbox(config, handler)
+            except RuntimeDown:
+                raise
+            except PykubeletError as error:
+                raise self._failed(pod, error) from error
+            ips = () if uses_host_network(pod) else await self._addresses(pod, sandbox_id)
+        self._without_sandbox.discard(uid_of(pod))
+        stepped.set()
+        return sandbox_id, ips
+
+    async def _addresses(self, pod: Pod, sandbox_id: str) -> tuple[str, ...]:
+        try:
+            return (await self._cri.pod_sandbox_status(sandbox_id)).ips
+        except CriError as error:
+            text = f"Unable to get pod sandbox status: {error}"
+            self._events.pod_event(pod, WARNING, "FailedPodSandBoxStatus", text)
+            raise
+
+    def _failed(self, pod: Pod, error: PykubeletError) -> StartError:
+        problem = SandboxFailed(text=str(error))
+        if not deletion_requested(pod):
+            self._events.pod_event(pod, WARNING, "FailedCreatePodSandBox", problem.message)
+        return StartError(problem)
+
+
+def starts(plan: PodPlan) -> Sequence[tuple[ContainerKind, AnyContainer]]:
+    """Containers in the order they start."""
+    return [
+        *((ContainerKind.EPHEMERAL, c) for c in plan.start_ephemeral),
+        *((ContainerKind.INIT, c) for c in plan.start_init),
+        *((ContainerKind.REGULAR, c) for c in plan.start_regular),
+    ]
 
 
 def next_number(log_names: Sequence[str]) -> int:

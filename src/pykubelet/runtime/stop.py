@@ -2,8 +2,8 @@
 
 Grace periods are counted once and shared: a preStop hook and the wait for one's turn use up the same
 seconds that the runtime would give the process. Already gone is success, so every call may be repeated: a
-grace that was shortened cancels the stop in flight and asks again with fewer seconds, and what was told to
-end goes on ending. Hooks live beside the call that waits for them, because giving up on a command ends its
+grace that was shortened cancels the stop in flight and requests another with fewer seconds, and what was stopping
+goes on stopping. Hooks live beside the call that waits for them, because giving up on a command ends its
 process in the runtime; each container's hook runs once for one stop, however often that is tried. Which pods
 stop and why is decided elsewhere.
 """
@@ -14,21 +14,20 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 from msgspec import Struct
 
 from pykubelet.api.types import LifecycleHandler, Pod
 from pykubelet.clients.cri.port import CriClient
-from pykubelet.kit.clock import Clock
+from pykubelet.context import Context
 from pykubelet.kit.tasks import TaskSet, gather_all
-from pykubelet.model.errors import NotFound, RuntimeDown
-from pykubelet.model.events import EventSink
+from pykubelet.model.errors import RuntimeDown
 from pykubelet.model.pod import AnyContainer, ContainerKind, all_containers, sidecars, uid_of
 from pykubelet.model.problems import KillCause
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
-from pykubelet.recorder import LifeRecorder, Step
+from pykubelet.recorder import Step
+from pykubelet.runtime.hooks import LifecycleHooks
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +35,12 @@ MINIMUM_GRACE = 2
 """Seconds every container gets at the least, however little of the pod's grace is left."""
 
 ROUNDING = 0.001
-"""A hook that took its two seconds took two whole seconds, whatever the last bit of the clock says."""
+"""A hook that took its two seconds took two whole seconds, also when the clock rounds down."""
 
 HOOK_COUNTS = 60.0
 """Seconds after a stop gave up for which its hook counts for the next try; later it is another stop."""
 
 STOPPABLE = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
-
-
-class HookRunner(Protocol):
-    async def run(self, pod: Pod, container: AnyContainer, container_id: str, hook: LifecycleHandler) -> None:
-        """Run a hook to its end; raises HookError."""
-        ...
 
 
 class Stopping(Struct, frozen=True, kw_only=True):
@@ -82,7 +75,7 @@ class StopOrder:
 
 
 def grace_for(pod: Pod, container: AnyContainer | None, cause: KillCause) -> int:
-    """Seconds a container may take to stop when nobody overrides it."""
+    """Seconds a container may take to stop unless overridden."""
     if pod.metadata.deletion_grace_period_seconds is not None:
         return pod.metadata.deletion_grace_period_seconds
     grace = pod.spec.termination_grace_period_seconds
@@ -99,7 +92,7 @@ class _BegunHook(Struct):
     pod_uid: str
     task: asyncio.Task[None] | None = None
     problem: Exception | None = None
-    told: bool = False
+    reported: bool = False
     given_up_at: float = math.inf
     """When a stop last gave up on the container, which runs on; never while one is under way."""
 
@@ -114,14 +107,12 @@ class Stopper:
 
     name = "pre-stop-hooks"
 
-    def __init__(
-        self, *, cri: CriClient, hooks: HookRunner, events: EventSink, recorder: LifeRecorder, clock: Clock
-    ) -> None:
+    def __init__(self, ctx: Context, cri: CriClient, hooks: LifecycleHooks) -> None:
         self._cri = cri
-        self._hooks = hooks
-        self._events = events
-        self._recorder = recorder
-        self._clock = clock
+        self.hooks = hooks
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._clock = ctx.clock
         self._tasks = TaskSet("preStop hooks")
         self._begun: dict[str, _BegunHook] = {}
         """By container; until the container is gone."""
@@ -130,11 +121,11 @@ class Stopper:
         async with self._tasks:
             await asyncio.Event().wait()
 
-    async def stop_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None:
-        """Stop every container of the pod, then every sandbox. Returns when the runtime says all are down."""
+    async def stop_pod(self, pod: Pod, observed: PodRuntimeStatus, grace: int | None) -> None:
+        """Stop every container of the pod, then every sandbox. Returns when the runtime has all of them down."""
         specs = {container.name: (kind, container) for kind, container in all_containers(pod)}
         stopping = []
-        for status in seen.containers:
+        for status in observed.containers:
             if status.state in STOPPABLE:
                 kind, container = specs.get(status.name, (ContainerKind.REGULAR, None))
                 one = Stopping(status=status, container=container, kind=kind, cause=KillCause.POD_ENDS)
@@ -147,22 +138,19 @@ class Stopper:
             raise  # containers may be ending in their grace; stopping the sandbox would cut it off
         except Exception as error:
             problem = error  # one that resists is killed with its sandbox
-        await self.stop_sandboxes(uid_of(pod), seen)
+        await self.stop_sandboxes(uid_of(pod), observed)
         for id, hook in list(self._begun.items()):
             if hook.pod_uid == uid_of(pod):
                 self._forget_hook(id)
         if problem is not None:
             raise problem
 
-    async def stop_sandboxes(self, uid: str, seen: PodRuntimeStatus) -> None:
-        await gather_all(*(self._stop_sandbox(uid, sandbox.id) for sandbox in seen.sandboxes))
+    async def stop_sandboxes(self, uid: str, observed: PodRuntimeStatus) -> None:
+        await gather_all(*(self._stop_sandbox(uid, sandbox.id) for sandbox in observed.sandboxes))
 
     async def _stop_sandbox(self, uid: str, sandbox_id: str) -> None:
         with self._recorder.step(uid, Step.KILL, "sandbox"):
-            try:
-                await self._cri.stop_pod_sandbox(sandbox_id)
-            except NotFound:
-                logger.debug("sandbox was gone already", extra={"sandbox": sandbox_id})
+            await self._cri.stop_pod_sandbox(sandbox_id)
 
     async def stop_container(
         self, pod: Pod, one: Stopping, *, grace: int | None = None, order: StopOrder | None = None
@@ -179,8 +167,6 @@ class Stopper:
                 if order is not None and left > 0:
                     left -= await self._wait_turn(order, name, left)
                 await self._cri.stop_container(one.status.id, max(MINIMUM_GRACE, int(left)))
-            except NotFound:
-                logger.debug("container was gone already", extra={"container": name, "id": one.status.id})
             finally:
                 if order is not None:
                     order.is_gone(name)
@@ -204,8 +190,8 @@ class Stopper:
         problem = hook.problem
         if waits:
             problem = TimeoutError(f"preStop hook did not finish within the {grace:g}s of grace")
-        if problem is not None and not hook.told:
-            hook.told = True
+        if problem is not None and not hook.reported:
+            hook.reported = True
             path = one.kind.field_path(one.status.name)
             self._events.pod_event(pod, WARNING, "FailedPreStopHook", "PreStopHook failed", field_path=path)
             self._recorder.fail(
@@ -226,7 +212,7 @@ class Stopper:
 
         async def run() -> None:
             try:
-                await self._hooks.run(pod, container, container_id, handler)
+                await self.hooks.run(pod, container, container_id, handler)
             except Exception as error:  # a hook's trouble never keeps its container alive
                 hook.problem = error
 
@@ -235,7 +221,7 @@ class Stopper:
         return hook
 
     def _forget_hook(self, container_id: str) -> None:
-        """The container is gone, and whatever a hook still does is for nothing."""
+        """Cancel the hook: its container is gone."""
         hook = self._begun.pop(container_id, None)
         if hook is not None and hook.task is not None:
             hook.task.cancel()

@@ -174,11 +174,7 @@ def add_agent_metrics(metrics: Registry, settings: Settings) -> None:
                 float(settings.gates.enabled(gate.name)), gate.name, GATE_STAGES.get(gate.stage, gate.stage.upper())
             )
     total = metrics.counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.")
-    gauges = {
-        name: metrics.gauge(f"process_{name}", text)
-        for name, text in PROCESS_HELP.items()
-        if name != "cpu_seconds_total"
-    }
+    gauges = {name: metrics.gauge(f"process_{name}", text) for name, text in PROCESS_HELP.items()}
 
     def refresh() -> None:
         found = process_stats()

@@ -6,12 +6,13 @@ from msgspec import Struct
 
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.context import Context
-from pykubelet.edges import Edges, GuardEdges
+from pykubelet.edges import Edges, GuardEdges, ServeEdges
 from pykubelet.kit.tasks import Services
 from pykubelet.model.pod_resources import limits_disk
 from pykubelet.pods.table import PodTable
 from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
+from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes.manager import VolumeManager
 
@@ -58,3 +59,18 @@ def build(
         is_limited=limits_disk if config.volumes.local_storage_capacity_isolation else lambda pod: False,
     )
     return Stats(provider=provider, volumes=measured, cgroups=cgroups, services=Services(managers=[measured]))
+
+
+def shown(ctx: Context, edges: Edges, serve: ServeEdges, stats: Stats) -> NodeStatsSource:
+    """Return what the server shows of them; adds metrics about stats to the registry."""
+    source = NodeStatsSource(
+        provider=stats.provider,
+        volumes=stats.volumes,
+        machine=edges.machine,
+        node_name=ctx.node_name,
+        version=ctx.settings.kubernetes_version,
+        cpu_layout=serve.node_stats.cpu_layout(),
+        disk_names=serve.node_stats.device_name,
+    )
+    source.add_instruments(ctx.metrics, cgroup_version=serve.cgroup_stats.version)
+    return source

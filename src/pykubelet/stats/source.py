@@ -15,9 +15,8 @@ from pykubelet.kit.metrics import Registry, render_labels
 from pykubelet.stats.cadvisor import DiskNames, machine_lines, render_cadvisor
 from pykubelet.stats.provider import StatsProvider
 from pykubelet.stats.snapshot import Group, PodSample, Snapshot
-from pykubelet.stats.summary import summarize
-from pykubelet.stats.summary_types import Summary
-from pykubelet.stats.volumes import PodVolumes, VolumeStatsCalculator
+from pykubelet.stats.summary import Summary, summarize
+from pykubelet.stats.volumes import PodVolumeStats, VolumeStatsCalculator
 
 VOLUME_GAUGES: tuple[tuple[str, str, str], ...] = (
     ("kubelet_volume_stats_capacity_bytes", "Bytes the volume has", "capacity_bytes"),
@@ -80,7 +79,7 @@ class NodeStatsSource:
         snapshot = await self._provider.snapshot(full=False)
         return render_resource(snapshot if snapshot.node.root.usage is not None else None)
 
-    def _pod_volumes(self) -> Mapping[str, PodVolumes]:
+    def _pod_volumes(self) -> Mapping[str, PodVolumeStats]:
         return self._volumes.all()
 
     def add_instruments(self, registry: Registry, *, cgroup_version: int) -> None:

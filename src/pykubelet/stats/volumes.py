@@ -12,8 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.clock import Clock
@@ -22,6 +21,7 @@ from pykubelet.kit.tasks import TaskSet, gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.stats import Measurement
 from pykubelet.pods.table import PodTable
+from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.usage import VolumeUsage
 
 logger = logging.getLogger(__name__)
@@ -39,11 +39,7 @@ AT_ONCE = 16
 """Pods that are measured at the same time."""
 
 
-class VolumeMeter(Protocol):
-    async def usage(self, pod: Pod) -> Sequence[VolumeUsage]: ...
-
-
-class PodVolumes(Measurement, frozen=True, kw_only=True):
+class PodVolumeStats(Measurement, frozen=True, kw_only=True):
     time_ns: int
     volumes: tuple[VolumeUsage, ...]
 
@@ -56,7 +52,7 @@ class VolumeStatsCalculator:
     def __init__(
         self,
         *,
-        meter: VolumeMeter,
+        meter: VolumeManager,
         table: PodTable,
         clock: Clock,
         metrics: Registry,
@@ -69,7 +65,7 @@ class VolumeStatsCalculator:
         self._clock = clock
         self._period = period
         self._is_limited = is_limited
-        self._found: dict[str, PodVolumes] = {}
+        self._found: dict[str, PodVolumeStats] = {}
         self._next: dict[str, float] = {}
         self._under_way: set[str] = set()
         self._tasks = TaskSet("volume figures", on_error=_task_failed)
@@ -79,10 +75,10 @@ class VolumeStatsCalculator:
             ("metric_source",),
         )
 
-    def of_pod(self, uid: str) -> PodVolumes | None:
+    def of_pod(self, uid: str) -> PodVolumeStats | None:
         return self._found.get(uid)
 
-    def all(self) -> Mapping[str, PodVolumes]:
+    def all(self) -> Mapping[str, PodVolumeStats]:
         return self._found
 
     async def run(self) -> None:
@@ -141,7 +137,7 @@ class VolumeStatsCalculator:
         except (PykubeletError, OSError, RuntimeError) as error:
             logger.warning("volumes cannot be measured", extra={"pod_uid": uid, "error": str(error)})
         else:
-            self._found[uid] = PodVolumes(time_ns=self._clock.now_ns(), volumes=volumes)
+            self._found[uid] = PodVolumeStats(time_ns=self._clock.now_ns(), volumes=volumes)
         finally:
             self._under_way.discard(uid)
             took = self._clock.monotonic() - started

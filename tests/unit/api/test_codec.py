@@ -17,8 +17,8 @@ from pykubelet.api.codec import (
     decode_json,
     encode_json,
     load_yaml_documents,
+    unknown_fields,
 )
-from pykubelet.api.shapes import unknown_fields
 
 
 def load_one(text: str | bytes) -> Any:

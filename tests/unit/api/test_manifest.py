@@ -12,12 +12,12 @@ from pykubelet.api.codec import ManifestError, encode_json
 from pykubelet.api.manifest import (
     InvalidManifest,
     ManifestWarnings,
+    api_references,
     document_problems,
     load_pods,
     load_static_pods,
     static_pod_defaults,
 )
-from pykubelet.api.references import api_references
 from pykubelet.api.types import Pod, Toleration
 from tests.unit.api.rich_pod import rich_pod
 

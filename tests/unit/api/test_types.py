@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from pykubelet.api import generated, types
-from pykubelet.api.codec import convert, decode_json, encode_json
-from pykubelet.api.shapes import unknown_fields
+from pykubelet.api.codec import convert, decode_json, encode_json, unknown_fields
 
 ROOT = Path(__file__).parents[3]
 

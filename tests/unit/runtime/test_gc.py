@@ -18,8 +18,9 @@ from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, PykubeletError
 from pykubelet.pleg.inspect import inspect_pod
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.gc import PERIOD, ContainerGc, ContainerRemover
+from pykubelet.runtime.gc import PERIOD, ContainerGc, ContainerRemover, GcPolicy
 from pykubelet.wire import cri_pb2
+from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
 
 IMAGE = "busybox:1"
@@ -36,8 +37,11 @@ class Events:
         self.node.append((kind, reason, message))
 
 
-class Fate:
+class Table(PodTable):
+    """Says what the tests want to hear about pods."""
+
     def __init__(self) -> None:
+        super().__init__()
         self.gone: set[str] = set()
         self.ended: set[str] = set()
 
@@ -54,21 +58,19 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock, images=[IMAGE])
-        self.fate, self.events, self.table, self.ready = Fate(), Events(), PodTable(), True
+        self.events, self.table, self.ready = Events(), Table(), True
         self.paths = NodePaths(root=root / "lib", pod_logs=root / "pods", container_logs=root / "containers")
         self.folders = DiskFolders(self.paths)
         self.folders.make_roots()
-        self.remover = ContainerRemover(cri=self.cri, links=self.folders, pod_logs=self.paths.pod_logs)
+        self.remover = ContainerRemover(cri=self.cri, folders=self.folders, pod_logs=self.paths.pod_logs)
         self.gc = ContainerGc(
-            cri=self.cri,
+            a_context(clock=self.clock, events=self.events),
+            self.cri,
+            table=self.table,
             remover=self.remover,
-            fate=self.fate,
-            statuses=self.table,
-            sources_ready=lambda: self.ready,
-            events=self.events,
-            clock=self.clock,
-            pod_logs=self.paths.pod_logs,
             container_logs=self.paths.container_logs,
+            policy=GcPolicy(),
+            sources_ready=lambda: self.ready,
         )
 
     @asynccontextmanager
@@ -153,7 +155,7 @@ async def test_a_wanted_pod_keeps_its_newest_dead_container_with_logs(node: Node
 async def test_a_gone_pod_loses_everything(node: Node) -> None:
     for name in ("web", "other"):
         await node.ended_pod(name)
-    node.fate.gone.add("uid-web")
+    node.table.gone.add("uid-web")
     await node.gc.collect()
     assert node.left() == (1, 1)
     assert node.logs() == ["ns_other_uid-other/app/0.log"] and node.links() == 1
@@ -162,7 +164,7 @@ async def test_a_gone_pod_loses_everything(node: Node) -> None:
 
 async def test_nothing_is_gone_before_the_sources_are_ready(node: Node) -> None:
     await node.ended_pod("web")
-    node.fate.gone.add("uid-web")
+    node.table.gone.add("uid-web")
     node.ready = False
     await node.gc.collect()
     assert node.left() == (1, 1) and node.links() == 1
@@ -170,7 +172,7 @@ async def test_nothing_is_gone_before_the_sources_are_ready(node: Node) -> None:
 
 async def test_a_full_disk_takes_ended_pods_too_but_not_their_log_folder(node: Node) -> None:
     await node.ended_pod("job")
-    node.fate.ended.add("uid-job")
+    node.table.ended.add("uid-job")
     await node.gc.collect()
     assert node.left() == (1, 1)
     await node.gc.collect(evict_ended=True)
@@ -179,7 +181,7 @@ async def test_a_full_disk_takes_ended_pods_too_but_not_their_log_folder(node: N
 
 async def test_leftovers_of_the_life_before_go_as_soon_as_the_sources_are_ready(node: Node) -> None:
     await node.ended_pod("web")
-    node.fate.gone.add("uid-web")
+    node.table.gone.add("uid-web")
     node.ready = False
     async with running(node.gc):
         await node.clock.sleep(5)
@@ -192,7 +194,7 @@ async def test_leftovers_of_the_life_before_go_as_soon_as_the_sources_are_ready(
 async def test_running_containers_and_ready_sandboxes_stay(node: Node) -> None:
     await node.sandbox("web")
     await node.container("web", ends=False)
-    node.fate.gone.add("uid-web")  # somebody else has to kill it first
+    node.table.gone.add("uid-web")  # somebody else has to kill it first
     await node.gc.collect()
     assert node.left() == (1, 1)
 
@@ -201,7 +203,7 @@ async def test_a_container_in_an_unknown_state_is_stopped_first(node: Node) -> N
     await node.sandbox("web")
     await node.container("web", ends=False)
     node.cri.lose("app")
-    node.fate.gone.add("uid-web")
+    node.table.gone.add("uid-web")
     await node.gc.collect()
     assert [c.args["timeout"] for c in node.cri.called("stop_container")] == [2]
     assert not node.cri.containers
@@ -210,7 +212,7 @@ async def test_a_container_in_an_unknown_state_is_stopped_first(node: Node) -> N
 async def test_one_pods_trouble_is_reported_and_harms_no_other(node: Node) -> None:
     for name in ("bad", "good"):
         await node.ended_pod(name)
-        node.fate.gone.add(f"uid-{name}")
+        node.table.gone.add(f"uid-{name}")
     node.cri.fail_next("remove_container", CriError("device busy"), "uid-bad", times=None)
     with pytest.raises(PykubeletError, match="device busy"):
         await node.gc.collect()
@@ -224,7 +226,7 @@ async def test_what_cannot_be_removed_keeps_only_its_own_sandbox(node: Node) -> 
     await node.sandbox("web", attempt=1)
     await node.container("web", attempt=1)
     await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
-    node.fate.gone.add("uid-web")
+    node.table.gone.add("uid-web")
     node.cri.fail_next("remove_container", CriError("cannot delete running task"), first, times=None)
     with pytest.raises(PykubeletError, match="running task"):
         await node.gc.collect()
@@ -235,7 +237,7 @@ async def test_what_cannot_be_removed_keeps_only_its_own_sandbox(node: Node) -> 
 async def test_a_hanging_removal_does_not_hold_up_the_others(node: Node) -> None:
     for name in ("stuck", "good"):
         await node.ended_pod(name)
-        node.fate.gone.add(f"uid-{name}")
+        node.table.gone.add(f"uid-{name}")
     node.cri.hang("remove_container", "uid-stuck")
     async with running(node.gc):
         await node.clock.sleep(1)
@@ -248,11 +250,11 @@ async def test_a_pod_that_is_wanted_again_keeps_the_rest(node: Node) -> None:
     await node.container("web", "a")
     await node.container("web", "b")
     await node.cri.stop_pod_sandbox(node.cri.sandbox("web").id)
-    node.fate.gone.add("uid-web")
+    node.table.gone.add("uid-web")
     node.cri.slow("remove_container", 5.0)
     async with running(node.gc):
         await node.clock.sleep(1)
-        node.fate.gone.clear()
+        node.table.gone.clear()
         await node.clock.sleep(20)
     assert node.left() == (1, 1)
     assert len(list(node.paths.pod_logs.iterdir())) == 1
@@ -294,7 +296,7 @@ async def test_the_service_runs_each_minute_and_reports_failures(node: Node) -> 
 async def test_a_log_folder_of_any_depth_is_removed(node: Node) -> None:
     """A pod with a writable mount of the log folder can nest it deeper than Python recurses."""
     await node.ended_pod("web")
-    node.fate.gone.add("uid-web")
+    node.table.gone.add("uid-web")
     place = os.open(node.paths.pod_logs / "ns_web_uid-web", os.O_RDONLY)
     for _ in range(1500):
         os.mkdir("d", dir_fd=place)
@@ -308,7 +310,7 @@ async def test_a_log_folder_of_any_depth_is_removed(node: Node) -> None:
 
 async def test_folders_that_cannot_be_listed_are_reported_and_tried_again(node: Node) -> None:
     await node.ended_pod("web")
-    node.fate.gone.add("uid-web")
+    node.table.gone.add("uid-web")
     shutil.rmtree(node.paths.pod_logs)
     node.paths.pod_logs.write_text("no folder")
     async with running(node.gc):
@@ -359,7 +361,7 @@ async def test_a_gone_pod_can_be_collected_at_once(node: Node) -> None:
         node.gc.collect_pod_soon("uid-web")
         await node.clock.sleep(1)
         assert node.left() == (1, 1), "it is still wanted"
-        node.fate.gone.add("uid-web")
+        node.table.gone.add("uid-web")
         node.gc.collect_pod_soon("uid-web")
         node.gc.collect_pod_soon("uid-web")
         await node.clock.sleep(1)

@@ -14,9 +14,10 @@ from pykubelet.api.types import (
     Pod,
     ResourceRequirements,
 )
+from pykubelet.model.problems import KillCause
 from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, NamespaceMode, PodRuntimeStatus
-from pykubelet.runtime.plan import ContainerReset, KillReason, PlanInputs, PodPlan, plan_pod
+from pykubelet.runtime.plan import ContainerReset, PlanInputs, PodPlan, plan_pod
 from tests.builders import (
     a_container,
     a_container_status,
@@ -204,7 +205,7 @@ def test_a_container_in_unknown_state_is_killed_before_it_starts_again() -> None
     pod = a_pod()
     lost = a_container_status(pod, "app", UNKNOWN)
     (kill,) = plan(pod, a_runtime_status(pod, lost)).kill
-    assert (kill.id, kill.reason) == (lost.id, KillReason.UNKNOWN)
+    assert (kill.id, kill.cause) == (lost.id, KillCause.UNKNOWN)
     assert kill.message == 'Container is in "unknown" state, try killing it before restart'
 
 
@@ -219,14 +220,14 @@ def test_a_changed_container_is_replaced_whatever_the_policy(policy: str) -> Non
     pod = a_pod(restart_policy=policy)
     running = a_container_status(pod, a_container(image="busybox:0"))
     made = plan(pod, a_runtime_status(pod, running))
-    assert [(k.message, k.reason) for k in made.kill] == [
-        ("Container app definition changed, will be restarted", KillReason.CHANGED)
+    assert [(k.message, k.cause) for k in made.kill] == [
+        ("Container app definition changed, will be restarted", KillCause.CHANGED)
     ]
     assert names(made.start_regular) == ["app"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [(ProbeKind.LIVENESS, KillReason.LIVENESS), (ProbeKind.STARTUP, KillReason.STARTUP)]
+    ("kind", "reason"), [(ProbeKind.LIVENESS, KillCause.LIVENESS), (ProbeKind.STARTUP, KillCause.STARTUP)]
 )
 @pytest.mark.parametrize(
     ("pod_policy", "own_policy", "restarts"),
@@ -239,13 +240,13 @@ def test_a_changed_container_is_replaced_whatever_the_policy(policy: str) -> Non
     ],
 )
 def test_a_failed_probe_kills_and_the_policy_decides_about_a_restart(
-    kind: ProbeKind, reason: KillReason, pod_policy: str, own_policy: str | None, restarts: bool
+    kind: ProbeKind, reason: KillCause, pod_policy: str, own_policy: str | None, restarts: bool
 ) -> None:
     pod = a_pod(containers=[a_container(restart_policy=own_policy), a_container("b")], restart_policy=pod_policy)
     running = a_container_status(pod)
     made = plan(pod, a_runtime_status(pod, running, a_container_status(pod, "b")), outcome(kind, running))
     (kill,) = made.kill
-    assert kill.reason is reason
+    assert kill.cause is reason
     assert kill.message == f"Container app failed {kind.value} probe" + (", will be restarted" if restarts else "")
     assert names(made.start_regular) == (["app"] if restarts else [])
 
@@ -357,5 +358,5 @@ def test_a_resize_is_done_in_place_or_by_a_restart(
     assert names(made.start_regular) == (["app"] if restarted else [])
     expected = ["Container app resize requires restart"] if restarted else []
     assert [k.message for k in made.kill] == expected
-    assert all(k.reason is KillReason.RESIZE for k in made.kill)
+    assert all(k.cause is KillCause.RESIZE for k in made.kill)
     assert not made.kill_pod

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import ContainerResizePolicy, Pod, Probe, ResourceRequirements
+from pykubelet.model.problems import KillCause
 from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus
-from pykubelet.runtime.plan import KillReason, PlanInputs, PodPlan, plan_pod
+from pykubelet.runtime.plan import PlanInputs, PodPlan, plan_pod
 from tests.builders import a_container, a_container_status, a_pod, a_runtime_status, a_sidecar
 from tests.unit.runtime.test_plan import names
 
@@ -58,7 +59,7 @@ def test_one_init_container_decides_what_comes_next(
     assert names(made.start_init) == starts
     assert made.kill_pod is kills_pod
     assert made.start_regular == ()
-    assert [k.reason for k in made.kill] == ([KillReason.UNKNOWN] if state is UNKNOWN and not kills_pod else [])
+    assert [k.cause for k in made.kill] == ([KillCause.UNKNOWN] if state is UNKNOWN and not kills_pod else [])
 
 
 def test_a_regular_container_created_in_the_sandbox_before_says_nothing_about_this_one() -> None:
@@ -158,8 +159,8 @@ def test_a_startup_probe_gates_what_follows_the_sidecar(
     made = plan(pod, a_container_status(pod, "s"), probes=outcomes)
     assert names(made.start_regular) == (["app"] if next_starts else [])
     assert names(made.start_init) == (["s"] if replaced else [])
-    expected = [("Init container s failed startup probe", KillReason.STARTUP)] if replaced else []
-    assert [(k.message, k.reason) for k in made.kill] == expected
+    expected = [("Init container s failed startup probe", KillCause.STARTUP)] if replaced else []
+    assert [(k.message, k.cause) for k in made.kill] == expected
 
 
 def test_a_failing_sidecar_is_replaced_while_the_next_one_starts() -> None:
@@ -167,9 +168,7 @@ def test_a_failing_sidecar_is_replaced_while_the_next_one_starts() -> None:
     failure = told((ProbeKind.LIVENESS, "s-0", ProbeOutcome.FAILURE))
     made = plan(pod, a_container_status(pod, "s"), probes=failure)
     assert names(made.start_init) == ["s", "i"]
-    assert [(k.message, k.reason) for k in made.kill] == [
-        ("Init container s failed liveness probe", KillReason.LIVENESS)
-    ]
+    assert [(k.message, k.cause) for k in made.kill] == [("Init container s failed liveness probe", KillCause.LIVENESS)]
 
 
 def test_a_changed_sidecar_is_replaced() -> None:
@@ -177,7 +176,7 @@ def test_a_changed_sidecar_is_replaced() -> None:
     old = a_container_status(pod, a_sidecar("s", image="busybox:0"))
     made = plan(pod, a_container_status(pod, "app"), old)
     assert names(made.start_init) == ["s"]
-    assert [(k.message, k.reason) for k in made.kill] == [("Init container s definition changed", KillReason.CHANGED)]
+    assert [(k.message, k.cause) for k in made.kill] == [("Init container s definition changed", KillCause.CHANGED)]
 
 
 def test_a_sidecar_that_is_resized_by_restart_starts_again() -> None:
@@ -185,7 +184,7 @@ def test_a_sidecar_that_is_resized_by_restart_starts_again() -> None:
     pod = a_pod(init=[a_sidecar("s", resources=ResourceRequirements(limits={"cpu": "2"}), resize_policy=policy)])
     actuated = {"s": ResourceRequirements(limits={"cpu": "1"})}
     made = plan(pod, a_container_status(pod, "app"), a_container_status(pod, "s"), actuated=actuated)
-    assert names(made.start_init) == ["s"] and made.kill[0].reason is KillReason.RESIZE
+    assert names(made.start_init) == ["s"] and made.kill[0].cause is KillCause.RESIZE
 
 
 def test_missing_and_ended_sidecars_of_an_initialised_pod_start_in_order() -> None:

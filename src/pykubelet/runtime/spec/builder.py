@@ -17,7 +17,9 @@ from pykubelet.api.quantity import QuantityError
 from pykubelet.api.types import ConfigMap, Pod, Secret, Service
 from pykubelet.clients.cri.port import CriImages
 from pykubelet.clients.host.port import PodFolders
+from pykubelet.cm.container_resources import ContainerResourceSource
 from pykubelet.cm.node_spec import NodeSpec
+from pykubelet.cm.user_namespaces import PodUserNamespaces
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.limits import Once, Recent
 from pykubelet.model.errors import PykubeletError, RuntimeDown
@@ -25,16 +27,7 @@ from pykubelet.model.events import EventSink
 from pykubelet.model.pod import AnyContainer, ContainerKind, is_static, namespace_of, uid_of, uses_host_network
 from pykubelet.model.reasons import WARNING
 from pykubelet.runtime.errors import ConfigProblem
-from pykubelet.runtime.spec.collaborators import (
-    DeviceResources,
-    NodeAddresses,
-    NoDevices,
-    NoUserNamespaces,
-    References,
-    UserNamespaces,
-    Volumes,
-)
-from pykubelet.runtime.spec.container import ContainerParts, build_container_config, wants_hosts_file
+from pykubelet.runtime.spec.container import ContainerParts, ContainerRequest, build_container_config, wants_hosts_file
 from pykubelet.runtime.spec.dns import (
     NO_CLUSTER_DNS,
     DnsResult,
@@ -44,7 +37,15 @@ from pykubelet.runtime.spec.dns import (
     pod_resolver,
 )
 from pykubelet.runtime.spec.downward import Addresses
-from pykubelet.runtime.spec.env import MASTER_NAMESPACE, EnvFile, EnvInputs, build_env, read_env_file, visible_services
+from pykubelet.runtime.spec.env import (
+    MASTER_NAMESPACE,
+    EnvFile,
+    EnvInputs,
+    References,
+    build_env,
+    read_env_file,
+    visible_services,
+)
 from pykubelet.runtime.spec.sandbox import (
     HOSTS_PATH,
     SandboxParts,
@@ -54,7 +55,7 @@ from pykubelet.runtime.spec.sandbox import (
     pod_hostname,
 )
 from pykubelet.runtime.spec.security import ImageUser, check_non_root, needs_image_user
-from pykubelet.runtime.start import ContainerRequest
+from pykubelet.volumes.manager import VolumeManager
 from pykubelet.wire import cri_pb2
 
 T = TypeVar("T")
@@ -65,12 +66,9 @@ LARGE_PORTS: Final = 5_000
 ENTRY: Final = 30
 REMEMBERED_WARNINGS: Final = 4096
 MAKE_WITHIN: Final = 60.0
-NO_USER_NAMESPACES: Final = "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
 
 
 class PodSpecBuilder:
-    """Implements runtime.start.SpecBuilder."""
-
     def __init__(
         self,
         *,
@@ -78,20 +76,18 @@ class PodSpecBuilder:
         folders: PodFolders,
         images: CriImages,
         events: EventSink,
-        addresses: NodeAddresses,
-        volumes: Volumes,
-        references: References,
-        devices: DeviceResources | None = None,
-        user_namespaces: UserNamespaces | None = None,
+        env: EnvSources,
+        volumes: VolumeManager,
+        resources: ContainerResourceSource,
+        user_namespaces: PodUserNamespaces,
     ) -> None:
         self._node = node
         self._folders = folders
         self._events = events
-        self._addresses = addresses
+        self._env = env
         self._volumes = volumes
-        self._devices = devices or NoDevices()
-        self._user_namespaces = user_namespaces or NoUserNamespaces()
-        self._env = EnvSources(references=references, volumes=volumes, node=node, addresses=addresses)
+        self._resources = resources
+        self._user_namespaces = user_namespaces
         self._image_users = ImageUsers(images)
         self._resolver = HostResolver(node.resolv_conf)
         self._warnings = DnsWarnings(events, in_cluster=node.in_cluster)
@@ -105,7 +101,7 @@ class PodSpecBuilder:
                 resolver=self._dns(pod),
                 userns=await self._userns(pod),
                 extra_groups=self._volumes.extra_groups(pod),
-                exclusive_cpus=self._devices.has_exclusive_cpus(pod),
+                exclusive_cpus=self._resources.has_exclusive_cpus(pod),
             )
             is_large = sum(len(each.ports) for each in pod.spec.containers) > LARGE_PORTS
             return await _made(is_large, lambda: build_sandbox_config(pod, parts, self._node))
@@ -120,20 +116,20 @@ class PodSpecBuilder:
                 user = await self._image_users.user_of(request.image_ref)
             # Before anything is mounted or written for a container that will not start.
             check_non_root(pod, container, user)
-            granted = await self._devices.container_resources(pod, container)
+            resources = await self._resources.container_resources(pod, container)
             devices = await self._volumes.devices_for(pod, container) if container.volume_devices else ()
             sources = await self._env.gather(pod, container, request.pod_ips)
             is_large = _size(container, sources) > LARGE
             env = await _made(is_large, lambda: build_env(pod, container, sources))
             mounts: Sequence[cri_pb2.Mount] = ()
             if container.volume_mounts:
-                mounts = await self._volumes.mounts_for(pod, container, {**granted.envs, **env})
+                mounts = await self._volumes.mounts_for(pod, container, {**resources.envs, **env})
             parts = ContainerParts(
                 image_ref=request.image_ref,
                 restart_count=request.restart_count,
                 target_id=request.target_id if kind is ContainerKind.EPHEMERAL else "",
                 env=env,
-                granted=granted,
+                resources=resources,
                 mounts=mounts,
                 devices=devices,
                 hosts_file=self._hosts_file(pod, container, request.pod_ips),
@@ -145,7 +141,7 @@ class PodSpecBuilder:
             return await _made(is_large, lambda: build_container_config(pod, container, parts, self._node))
 
     def check_resolv_conf(self) -> None:
-        """At the agent's start: tell when pods cannot get all that the host's resolver file says."""
+        """At the agent's start: publish an event when pods cannot get all that the host's resolver file has."""
         if not self._node.resolv_conf:
             return
         try:
@@ -164,18 +160,15 @@ class PodSpecBuilder:
             host=self._resolver.read(),
             cluster_dns=self._node.cluster_dns,
             cluster_domain=self._node.cluster_domain,
-            node_addresses=self._addresses.host_ips(),
+            node_addresses=self._env.host_ips(),
         )
-        self._warnings.tell(pod, result)
+        self._warnings.publish(pod, result)
         return result.resolver
 
     async def _userns(self, pod: Pod) -> cri_pb2.UserNamespace:
         if pod.spec.host_users is not False:
             return cri_pb2.UserNamespace(mode=cri_pb2.NamespaceMode.NODE)
-        mappings = await self._user_namespaces.mappings(pod)
-        if mappings is None:
-            raise ConfigProblem(NO_USER_NAMESPACES)
-        return mappings
+        return await self._user_namespaces.mappings(pod)
 
     def _hosts_file(self, pod: Pod, container: AnyContainer, pod_ips: Sequence[str]) -> str:
         """Written anew for every container: addresses change with the sandbox, and containers may have edited it."""
@@ -207,14 +200,14 @@ def _as_config_problems() -> Iterator[None]:
 
 
 class DnsWarnings:
-    """Tells each complaint about a pod's resolver settings once, however often its configs are built."""
+    """Publishes each complaint about a pod's resolver settings once, however often its configs are built."""
 
     def __init__(self, events: EventSink, *, in_cluster: bool = True) -> None:
         self._events = events
         self._in_cluster = in_cluster
         self._reported: Once[tuple[str, str]] = Once(REMEMBERED_WARNINGS)
 
-    def tell(self, pod: Pod, result: DnsResult) -> None:
+    def publish(self, pod: Pod, result: DnsResult) -> None:
         for text in result.warnings:
             if self._reported.is_new((uid_of(pod), text)):
                 self._events.pod_event(pod, WARNING, "DNSConfigForming", text)
@@ -251,16 +244,24 @@ ENV_FILE_WITHIN = 30.0
 class EnvSources:
     """Everything the variables of a container may come from."""
 
-    def __init__(self, *, references: References, volumes: Volumes, node: NodeSpec, addresses: NodeAddresses) -> None:
+    def __init__(
+        self,
+        *,
+        references: References,
+        volumes: VolumeManager,
+        node: NodeSpec,
+        host_ips: Callable[[], Sequence[str]],
+    ) -> None:
+        """`host_ips`: the node's addresses, that of its preferred family first; none while unknown."""
         self._references = references
         self._volumes = volumes
         self._node = node
-        self._addresses = addresses
+        self.host_ips = host_ips
 
     async def gather(self, pod: Pod, container: AnyContainer, pod_ips: Sequence[str]) -> EnvInputs:
         maps, secrets = referred_objects(container)
         return EnvInputs(
-            addresses=pod_addresses(pod, pod_ips, self._addresses.host_ips()),
+            addresses=pod_addresses(pod, pod_ips, self.host_ips()),
             config_maps=await self._config_maps(namespace_of(pod), maps),
             secrets=await self._secrets(namespace_of(pod), secrets),
             services=await self._services(pod),
@@ -336,14 +337,14 @@ def pod_addresses(pod: Pod, pod_ips: Sequence[str], host_ips: Sequence[str]) -> 
         try:
             parsed = ipaddress.ip_address(address)
         except ValueError:
-            continue  # a runtime's odd text is no address anyone could use
+            continue  # a runtime's odd text is no address of use
         first.setdefault(parsed.version, str(parsed))
     order = (6, 4) if host_ips and ":" in host_ips[0] else (4, 6)
     return Addresses(pod=tuple(first[version] for version in order if version in first), host=tuple(host_ips))
 
 
 class ImageUsers:
-    """The user each image names, asked once per image: what an image reference by digest names never changes."""
+    """The user each image names, read once per image: what an image reference by digest names never changes."""
 
     def __init__(self, images: CriImages) -> None:
         self._images = images

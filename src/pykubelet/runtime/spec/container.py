@@ -1,4 +1,4 @@
-"""A container as the runtime's container config. Pure: all that must be looked up or made is handed in.
+"""A container as the runtime's container config. Pure: all that must be looked up or made is passed in.
 
 The same for regular, init and ephemeral containers. Order of mounts and variables is upstream's: what device
 plugins give comes first.
@@ -23,6 +23,16 @@ from pykubelet.runtime.spec.security import ImageUser, check_non_root, container
 from pykubelet.wire import cri_pb2
 
 
+class ContainerRequest(Struct, frozen=True, kw_only=True):
+    """One start of a container."""
+
+    image_ref: str
+    restart_count: int
+    pod_ips: tuple[str, ...]
+    target_id: str = ""
+    """Container whose process namespace an ephemeral container joins."""
+
+
 class ContainerParts(Struct, frozen=True, kw_only=True):
     """What a container needs beyond its pod; looked up or made beforehand."""
 
@@ -30,7 +40,7 @@ class ContainerParts(Struct, frozen=True, kw_only=True):
     restart_count: int = 0
     target_id: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    granted: ContainerResources = NO_RESOURCES
+    resources: ContainerResources = NO_RESOURCES
     mounts: Sequence[cri_pb2.Mount] = ()
     """Those of volumeMounts, in the order of the spec."""
     devices: Sequence[cri_pb2.Device] = ()
@@ -48,8 +58,8 @@ def build_container_config(
 ) -> cri_pb2.ContainerConfig:
     """Raises ConfigProblem when the spec cannot be honoured."""
     check_non_root(pod, container, parts.image_user)
-    granted, name = parts.granted, container.name or ""
-    env = {**granted.envs, **parts.env}
+    resources, name = parts.resources, container.name or ""
+    env = {**resources.envs, **parts.env}
     return cri_pb2.ContainerConfig(
         metadata=cri_pb2.ContainerMetadata(name=name, attempt=parts.restart_count),
         image=cri_pb2.ImageSpec(image=parts.image_ref, user_specified_image=container.image or ""),
@@ -59,15 +69,15 @@ def build_container_config(
         stdin=bool(container.stdin),
         stdin_once=bool(container.stdin_once),
         tty=bool(container.tty),
-        envs=_envs(granted.envs, parts.env),
+        envs=_envs(resources.envs, parts.env),
         mounts=_mounts(container, parts, node),
-        devices=[*granted.devices, *parts.devices],
-        CDI_devices=[cri_pb2.CDIDevice(name=device) for device in granted.cdi_devices],
+        devices=[*resources.devices, *parts.devices],
+        CDI_devices=[cri_pb2.CDIDevice(name=device) for device in resources.cdi_devices],
         labels=container_labels(pod, container),
-        annotations={**granted.annotations, **container_annotations(pod, container, parts.restart_count)},
+        annotations={**resources.annotations, **container_annotations(pod, container, parts.restart_count)},
         log_path=f"{name}/{parts.restart_count}.log",
         linux=cri_pb2.LinuxContainerConfig(
-            resources=container_resources(pod, container, node, granted),
+            resources=container_resources(pod, container, node, resources),
             security_context=container_security(
                 pod,
                 container,
@@ -90,7 +100,7 @@ def wants_hosts_file(pod: Pod, container: AnyContainer, pod_ips: Sequence[str]) 
 
 
 def stop_signal(container: AnyContainer) -> str | None:
-    """The runtime's word for the signal asked for; one it does not know is left to the image."""
+    """The runtime's name of the requested signal; one it does not know is left to the image."""
     name = container.lifecycle.stop_signal if container.lifecycle is not None else None
     if not name:
         return None
@@ -109,10 +119,10 @@ def _expanded(words: Sequence[str], env: Mapping[str, str], where: str) -> list[
     return found
 
 
-def _envs(granted: Mapping[str, str], own: Mapping[str, str]) -> list[cri_pb2.KeyValue]:
+def _envs(resources: Mapping[str, str], own: Mapping[str, str]) -> list[cri_pb2.KeyValue]:
     return [
         cri_pb2.KeyValue(key=name, value=value.encode(errors="surrogateescape"))
-        for values in (granted, own)
+        for values in (resources, own)
         for name, value in values.items()
     ]
 
@@ -127,7 +137,7 @@ def _mounts(container: AnyContainer, parts: ContainerParts, node: NodeSpec) -> l
 
 
 def _in_order(container: AnyContainer, parts: ContainerParts, node: NodeSpec) -> Iterator[cri_pb2.Mount]:
-    for mount in (*parts.granted.mounts, *parts.mounts):
+    for mount in (*parts.resources.mounts, *parts.mounts):
         # Our own copy: mappings are added to it, and givers may hand out the same one again.
         own = cri_pb2.Mount()
         own.CopyFrom(mount)

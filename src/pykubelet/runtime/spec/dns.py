@@ -88,7 +88,7 @@ def pod_resolver(
     cluster_domain: str,
     node_addresses: Sequence[str] = (),
 ) -> DnsResult:
-    """`host` is None when the agent was told to use no resolver file."""
+    """`host` is None when the agent is to use no resolver file."""
     policy = pod.spec.dns_policy or "ClusterFirst"
     if policy == "ClusterFirst" and uses_host_network(pod):
         policy = "Default"

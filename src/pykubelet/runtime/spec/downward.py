@@ -1,7 +1,7 @@
 """Values of the downward API: fields of the pod and container resources, as texts. Pure.
 
-Used for variables here and of use to volumes through whoever wires them; which paths a variable or a file
-may ask for is validated with the pod.
+Used for variables and for volumes (sync/pod_fields.py); which paths a variable or a file may have is validated with
+the pod.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def field_value(pod: Pod, path: str, addresses: Addresses) -> str:
 
 
 def as_lines(values: Mapping[str, str]) -> str:
-    """How labels and annotations look as one text: sorted, values quoted."""
+    """Labels and annotations as one text: sorted, values quoted."""
     return "\n".join(f"{key}={quote(value)}" for key, value in sorted(values.items()))
 
 
@@ -94,8 +94,8 @@ def resource_value(
     if which not in ("limits", "requests") or not (resource in DEFAULTED or is_huge_pages(resource)):
         raise ConfigProblem(f"unsupported container resource : {selector.resource}")
     wanted = _selected(pod, container, selector.container_name)
-    held = wanted.resources
-    raw = (held.limits if which == "limits" else held.requests).get(resource) if held is not None else None
+    own = wanted.resources
+    raw = (own.limits if which == "limits" else own.requests).get(resource) if own is not None else None
     amount = Quantity.parse(raw) if raw is not None else ZERO
     if which == "limits" and amount.is_zero() and resource in DEFAULTED:
         amount = _most(pod, resource, allocatable)

@@ -1,6 +1,6 @@
 """A container's environment: services, envFrom, env; in upstream's order and with its overriding rules.
 
-Pure: the objects referred to are handed in. A missing object that is not optional raises ConfigProblem, never
+Pure: the objects referred to are passed in. A missing object that is not optional raises ConfigProblem, never
 an empty value. Keys of envFrom are not judged (relaxed naming). Values may hold any bytes: what is not UTF-8
 travels as surrogate escapes and leaves as the same bytes.
 """
@@ -14,7 +14,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct, field
 
@@ -28,6 +28,33 @@ from pykubelet.runtime.errors import ConfigProblem
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
 
 _NOTHING: Final = Addresses()
+
+
+class References(Protocol):
+    """Objects of the API server that containers refer to."""
+
+    async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        """The object; None when there is none. Trouble with the API server is an error."""
+        ...
+
+    async def secret(self, namespace: str, name: str) -> Secret | None: ...
+
+    async def services(self, namespace: str) -> Sequence[Service] | None:
+        """All services of a namespace; None while they have never been read."""
+        ...
+
+
+class NoReferences:
+    """Without an API server there is no object to refer to, and no service."""
+
+    async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        return None
+
+    async def secret(self, namespace: str, name: str) -> Secret | None:
+        return None
+
+    async def services(self, namespace: str) -> Sequence[Service] | None:
+        return ()
 
 
 class EnvInputs(Struct, frozen=True, kw_only=True):
@@ -165,7 +192,7 @@ def _from_file(selector: FileKeySelector, inputs: EnvInputs) -> str | None:
     if file is None:
         raise ConfigProblem(f'cannot find the volume "{selector.volume_name}" referenced by FileKeyRef')
     value = file.value(selector.key or "")
-    # Upstream does not tell an empty value from a missing one.
+    # Upstream does not distinguish an empty value from a missing one.
     if value:
         return value
     if not selector.optional:
@@ -189,7 +216,7 @@ class EnvFile(Struct, frozen=True, kw_only=True):
     """As messages name it."""
     text: str = ""
     error: str = ""
-    """Why it could not be read; told when a variable asks for it."""
+    """Why it could not be read; raised when a variable refers to it."""
 
     def value(self, key: str) -> str:
         """The variable's value; '' when the file does not have it."""
@@ -274,7 +301,7 @@ def _read(descriptor: int) -> bytes:
 
 
 def open_beneath(root: str, path: str) -> int:
-    """Open a file for reading as if `root` were the file system's root, whatever links the path goes through."""
+    """Open a file for reading as if `root` were the file system's root, also through links in the path."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     way = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
     todo = [part for part in reversed(path.split("/")) if part]

@@ -42,25 +42,25 @@ def quota(milli_cpu: int, period_us: int) -> int:
 
 
 def container_resources(
-    pod: Pod, container: AnyContainer, node: NodeSpec, granted: ContainerResources = NO_RESOURCES
+    pod: Pod, container: AnyContainer, node: NodeSpec, allocated: ContainerResources = NO_RESOURCES
 ) -> cri_pb2.LinuxContainerResources:
     """What a container is started with, and what a resize sends."""
-    held = container.resources or _NONE
+    own = container.resources or _NONE
     pod_level = _pod_level(pod)
     result = _basic(
         node,
-        cpu_request=_amount(held.requests, "cpu") if "cpu" in held.requests else None,
-        cpu_limit=_limit_or_pods(held, pod_level, "cpu"),
-        memory_limit=_limit_or_pods(held, pod_level, "memory"),
-        unthrottled=granted.exclusive_cpus and node.exclusive_cpus_unthrottled,
+        cpu_request=_amount(own.requests, "cpu") if "cpu" in own.requests else None,
+        cpu_limit=_limit_or_pods(own, pod_level, "cpu"),
+        memory_limit=_limit_or_pods(own, pod_level, "memory"),
+        unthrottled=allocated.exclusive_cpus and node.exclusive_cpus_unthrottled,
     )
     result.oom_score_adj = oom_score(pod, container, node.memory_bytes)
-    result.hugepage_limits.extend(_hugepages(held, pod_level, node))
-    _add_swap(result, pod, held, node)
+    result.hugepage_limits.extend(_hugepages(own, pod_level, node))
+    _add_swap(result, pod, own, node)
     if node.memory_qos and node.cgroup_v2:
-        result.unified.update(_memory_qos(pod, held, node))
-    result.cpuset_cpus = granted.cpuset_cpus
-    result.cpuset_mems = granted.cpuset_mems
+        result.unified.update(_memory_qos(pod, own, node))
+    result.cpuset_cpus = allocated.cpuset_cpus
+    result.cpuset_mems = allocated.cpuset_mems
     return result
 
 
@@ -118,16 +118,16 @@ def _pod_level(pod: Pod) -> ResourceRequirements:
     return resources
 
 
-def _limit_or_pods(held: ResourceRequirements, pod_level: ResourceRequirements, name: str) -> Quantity:
-    own = _amount(held.limits, name)
-    return own if not own.is_zero() else _amount(pod_level.limits, name)
+def _limit_or_pods(own: ResourceRequirements, pod_level: ResourceRequirements, name: str) -> Quantity:
+    limit = _amount(own.limits, name)
+    return limit if not limit.is_zero() else _amount(pod_level.limits, name)
 
 
 # --- who is killed first ----------------------------------------------------------------------------
 
 
 def oom_score(pod: Pod, container: AnyContainer, capacity_bytes: int) -> int:
-    """The kernel's readiness to kill the container when memory runs out: the more it asked for, the less."""
+    """The kernel's readiness to kill the container when memory runs out: the more it requests, the less."""
     qos = qos_class(pod)
     if is_node_critical(pod) or qos is QosClass.GUARANTEED:
         return GUARANTEED_OOM
@@ -168,11 +168,11 @@ def page_size_name(size_bytes: int) -> str:
 
 
 def _hugepages(
-    held: ResourceRequirements, pod_level: ResourceRequirements, node: NodeSpec
+    own: ResourceRequirements, pod_level: ResourceRequirements, node: NodeSpec
 ) -> list[cri_pb2.HugepageLimit]:
     """Every size the node has: nothing may be used unless the container, or else the pod, says so."""
     wanted: dict[int, int] = {}
-    for limits in (pod_level.limits, held.limits):
+    for limits in (pod_level.limits, own.limits):
         for name, value in limits.items():
             if is_huge_pages(name):
                 size = Quantity.parse(name.removeprefix(HUGE_PAGES)).value()
@@ -182,18 +182,18 @@ def _hugepages(
     ]
 
 
-def _add_swap(result: cri_pb2.LinuxContainerResources, pod: Pod, held: ResourceRequirements, node: NodeSpec) -> None:
+def _add_swap(result: cri_pb2.LinuxContainerResources, pod: Pod, own: ResourceRequirements, node: NodeSpec) -> None:
     if not node.swap_controller:
         return
     if node.cgroup_v2:
-        result.unified["memory.swap.max"] = str(swap_limit(pod, held, node))
+        result.unified["memory.swap.max"] = str(swap_limit(pod, own, node))
     else:
         # Memory and swap together: no more than memory alone means no swap.
         result.memory_swap_limit_in_bytes = result.memory_limit_in_bytes
 
 
-def _memory_qos(pod: Pod, held: ResourceRequirements, node: NodeSpec) -> dict[str, str]:
-    request, limit = _amount(held.requests, "memory").value(), _amount(held.limits, "memory").value()
+def _memory_qos(pod: Pod, own: ResourceRequirements, node: NodeSpec) -> dict[str, str]:
+    request, limit = _amount(own.requests, "memory").value(), _amount(own.limits, "memory").value()
     if request and node.tiered_memory_reservation:
         guaranteed = qos_class(pod) is QosClass.GUARANTEED
         files = {"memory.min" if guaranteed else "memory.low": str(request)}

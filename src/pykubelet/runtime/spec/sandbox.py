@@ -1,4 +1,4 @@
-"""A pod as the runtime's sandbox config. Pure: the resolver and the id mappings are handed in."""
+"""A pod as the runtime's sandbox config. Pure: the resolver and the id mappings are passed in."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def build_sandbox_config(pod: Pod, parts: SandboxParts, node: NodeSpec) -> cri_p
 
 
 def port_mappings(container: Container) -> list[cri_pb2.PortMapping]:
-    """Every port once: by its name, or by all that it says when it has none."""
+    """Every port once: by its name, or by all its fields when it has none."""
     found: dict[object, cri_pb2.PortMapping] = {}
     for port in container.ports:
         protocol, host_ip = port.protocol or "TCP", port.host_ip or ""
@@ -115,7 +115,7 @@ class PodHostname(Struct, frozen=True, kw_only=True):
 
 
 def pod_hostname(pod: Pod, cluster_domain: str, *, override: bool = True) -> PodHostname:
-    """`override` says whether spec.hostnameOverride counts on this node."""
+    """`override`: whether spec.hostnameOverride counts on this node."""
     if override and pod.spec.hostname_override is not None:
         return PodHostname(host=_cut(pod.spec.hostname_override))
     host = _cut(pod.spec.hostname or name_of(pod))

@@ -11,9 +11,9 @@ from pykubelet.api.types import ContainerPort, HTTPGetAction, HTTPHeader, Pod
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.http import BadRequest, HttpProblem, HttpRequest, PlainAnswer
-from pykubelet.runtime.hooks import HookCaller
+from pykubelet.runtime.hooks import HttpHooks
 from tests.bed.certificates import Authority
-from tests.builders import a_container, a_pod
+from tests.builders import a_container, a_context, a_pod
 from tests.unit.clients.http.servers import plain_after_hello, serving, serving_raw
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -125,7 +125,7 @@ async def test_a_broken_handshake(answer: bytes) -> None:
 @pytest.mark.real_loop
 async def test_any_answer_satisfies_a_hook() -> None:
     told = Told()
-    hooks = HookCaller(network=CALLS, pod_ip=loopback, events=told)
+    hooks = HttpHooks(a_context(events=told), CALLS, loopback)
     async with serving(BAD) as server:
         container = a_container(ports=[ContainerPort(name="web", container_port=server.port)])
         await hooks.call(a_pod(), container, HTTPGetAction(port="web", path="/bye"))
@@ -138,7 +138,7 @@ async def test_any_answer_satisfies_a_hook() -> None:
 async def test_an_https_hook_answered_in_http_is_sent_again_without_its_secret() -> None:
     told = Told()
     metrics = Registry()
-    hooks = HookCaller(network=CALLS, pod_ip=no_address, events=told, metrics=metrics)
+    hooks = HttpHooks(a_context(events=told, metrics=metrics), CALLS, no_address)
     secrets = [HTTPHeader(name="Authorization", value="secret"), HTTPHeader(name="X-Kept", value="1")]
     async with plain_after_hello(OK) as (port, requests):
         action = HTTPGetAction(port=port, host="127.0.0.1", scheme="HTTPS", http_headers=secrets)
@@ -154,7 +154,7 @@ async def test_an_https_hook_answered_in_http_is_sent_again_without_its_secret()
 
 @pytest.mark.real_loop
 async def test_a_hook_that_reaches_nobody_fails() -> None:
-    hooks = HookCaller(network=CALLS, pod_ip=no_address, events=Told())
+    hooks = HttpHooks(a_context(events=Told()), CALLS, no_address)
     with pytest.raises(BadRequest, match="no address"):
         await hooks.call(a_pod(), a_container(), HTTPGetAction(port=80))
     with pytest.raises(HttpProblem, match="connection refused"):

@@ -28,20 +28,20 @@ from pykubelet.api.types import (
     Service,
     ServicePort,
     ServiceSpec,
-    VolumeDevice,
     VolumeMount,
 )
 from pykubelet.clients.host.folders import DiskFolders
 from pykubelet.clients.host.paths import NodePaths
 from pykubelet.cm.container_resources import ContainerResources
 from pykubelet.cm.node_spec import NodeSpec
+from pykubelet.cm.user_namespaces import UsernsProblem
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.pod import AnyContainer, ContainerKind, uid_of
 from pykubelet.model.runtime_status import Image
 from pykubelet.runtime.errors import ConfigProblem
-from pykubelet.runtime.spec.builder import REMEMBERED_IMAGES, ImageUsers, PodSpecBuilder, pod_addresses
-from pykubelet.runtime.spec.collaborators import NoReferences, NoVolumes
-from pykubelet.runtime.start import ContainerRequest, SpecBuilder
+from pykubelet.runtime.spec.builder import REMEMBERED_IMAGES, EnvSources, ImageUsers, PodSpecBuilder, pod_addresses
+from pykubelet.runtime.spec.container import ContainerRequest
+from pykubelet.runtime.spec.env import NoReferences
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod, an_ephemeral_container
 
@@ -70,9 +70,21 @@ class Events:
         self.told.append(("node", reason, message))
 
 
-class Addresses:
-    def host_ips(self) -> Sequence[str]:
-        return ("192.168.0.1", "fd00::1")
+def host_ips() -> Sequence[str]:
+    return ("192.168.0.1", "fd00::1")
+
+
+class NoResources:
+    async def container_resources(self, pod: Pod, container: AnyContainer) -> ContainerResources:
+        return ContainerResources()
+
+    def has_exclusive_cpus(self, pod: Pod) -> bool:
+        return False
+
+
+class NoUserNamespaces:
+    async def mappings(self, pod: Pod) -> cri_pb2.UserNamespace:
+        raise UsernsProblem("can't set `spec.hostUsers: false`, runtime does not support user namespaces")
 
 
 class Objects(NoReferences):
@@ -100,7 +112,7 @@ class Objects(NoReferences):
         return [Service(metadata=ObjectMeta(name=name, namespace=namespace), spec=spec)]
 
 
-class SomeVolumes(NoVolumes):
+class SomeVolumes:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.env: Mapping[str, str] = {}
@@ -108,6 +120,9 @@ class SomeVolumes(NoVolumes):
     async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
         self.env = env
         return [cri_pb2.Mount(container_path=each.mount_path or "", host_path="/v") for each in container.volume_mounts]
+
+    async def devices_for(self, pod: Pod, container: AnyContainer) -> Sequence[cri_pb2.Device]:
+        return ()
 
     def path_of(self, pod: Pod, volume: str) -> str | None:
         return str(self.root) if volume == "vol" else None
@@ -132,11 +147,13 @@ class Bed:
             "folders": self.folders,
             "images": self.images,
             "events": self.events,
-            "addresses": Addresses(),
             "volumes": self.volumes,
-            "references": self.objects,
+            "resources": NoResources(),
+            "user_namespaces": NoUserNamespaces(),
+            **others,
         }
-        return PodSpecBuilder(**{**values, **others})
+        env = EnvSources(references=self.objects, volumes=values["volumes"], node=values["node"], host_ips=host_ips)
+        return PodSpecBuilder(env=env, **values)
 
     async def container(
         self, pod: Pod, builder: PodSpecBuilder | None = None, ips: tuple[str, ...] = ("10.1.0.5",), **request: Any
@@ -160,11 +177,6 @@ def bed(tmp_path: Path) -> Bed:
 
 def one(**container: Any) -> Pod:
     return a_pod(namespace="team", containers=[a_container(**container)])
-
-
-def test_it_is_what_the_starter_asks_for(bed: Bed) -> None:
-    builder: SpecBuilder = bed.builder()
-    assert builder is not None
 
 
 # --- sandboxes --------------------------------------------------------------------------------------
@@ -342,7 +354,7 @@ async def test_volumes_see_the_final_variables(bed: Bed) -> None:
     pod = one(
         env=[EnvVar(name="X", value="1")], volume_mounts=[VolumeMount(name="v", mount_path="/d")], resources=limits
     )
-    builder = bed.builder(devices=Devices())
+    builder = bed.builder(resources=Devices())
     config = await bed.container(pod, builder)
     assert (bed.volumes.env["X"], bed.volumes.env["DEV"]) == ("1", "0")
     assert config.linux.resources.cpu_quota == -1
@@ -360,14 +372,6 @@ async def test_only_ephemeral_containers_join_others(bed: Bed) -> None:
 
 
 # --- trouble ----------------------------------------------------------------------------------------
-
-
-async def test_missing_volumes_have_upstreams_words(bed: Bed) -> None:
-    builder = bed.builder(volumes=NoVolumes())
-    pod = one(volume_mounts=[VolumeMount(name="v", mount_path="/d")])
-    assert await bed.refused(pod, builder) == 'cannot find volume "v" to mount into container "app"'
-    block = one(volume_devices=[VolumeDevice(name="b", device_path="/dev/b")])
-    assert await bed.refused(block, builder) == 'cannot find volume "b" to pass into container "app"'
 
 
 async def test_errors_of_others_become_config_problems(bed: Bed) -> None:

@@ -58,7 +58,7 @@ def test_variables_of_devices_come_first_and_are_overridden_in_commands() -> Non
     config = config_of(
         a_container(command=["$(A)", "$(B)"]),
         env={"A": "own", "C": "c"},
-        granted=ContainerResources(envs={"A": "dev", "B": "b"}),
+        resources=ContainerResources(envs={"A": "dev", "B": "b"}),
     )
     assert [(each.key, each.value) for each in config.envs] == [
         ("A", b"dev"),
@@ -79,7 +79,9 @@ def test_bytes_that_are_no_text_pass_as_variables_but_not_in_commands() -> None:
 def test_mounts_come_in_upstreams_order() -> None:
     config = config_of(
         a_container(termination_message_path="dev/term"),
-        granted=ContainerResources(mounts=[cri_pb2.Mount(container_path="/dev-mount", host_path="/a", readonly=True)]),
+        resources=ContainerResources(
+            mounts=[cri_pb2.Mount(container_path="/dev-mount", host_path="/a", readonly=True)]
+        ),
         mounts=[cri_pb2.Mount(container_path="/data", host_path="/b", selinux_relabel=True)],
         hosts_file="/pods/etc-hosts",
         termination_log="/pods/term",
@@ -124,7 +126,7 @@ def test_devices_and_annotations_of_plugins() -> None:
     block = cri_pb2.Device(container_path="/dev/blk", host_path="/pods/blk", permissions="r")
     config = config_of(
         devices=[block],
-        granted=ContainerResources(
+        resources=ContainerResources(
             devices=[device],
             cdi_devices=["vendor.com/gpu=0"],
             annotations={"cdi.k8s.io/x": "y", "io.kubernetes.container.restartCount": "forged"},

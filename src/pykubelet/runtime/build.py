@@ -1,0 +1,166 @@
+"""Build what runs containers: images, specs, start, stop, garbage collection, log rotation, and the manager over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from pykubelet.cm.build import ContainerManager
+from pykubelet.cm.node_spec import NodeSpec
+from pykubelet.cm.user_namespaces import PodUserNamespaces
+from pykubelet.context import Context
+from pykubelet.edges import Edges
+from pykubelet.images.build import Images
+from pykubelet.images.build import build as build_images
+from pykubelet.images.gc import wanted_images
+from pykubelet.images.provider import ServiceAccounts
+from pykubelet.kit.clock import Clock
+from pykubelet.kit.memory import give_back
+from pykubelet.kit.tasks import Services
+from pykubelet.pleg.pleg import Pleg
+from pykubelet.pods.table import PodTable
+from pykubelet.runtime.backoff import CrashBackoff, crash_delays
+from pykubelet.runtime.gc import ContainerGc, ContainerRemover, GcPolicy
+from pykubelet.runtime.hooks import HttpHooks, LifecycleHooks
+from pykubelet.runtime.logs_rotate import LogRotation, RotationPolicy
+from pykubelet.runtime.manager import RuntimeManager
+from pykubelet.runtime.resize import PodResizer
+from pykubelet.runtime.spec.builder import EnvSources, PodSpecBuilder
+from pykubelet.runtime.spec.env import References
+from pykubelet.runtime.start import ContainerStarter, RuntimeHandlers, SandboxStarter
+from pykubelet.runtime.stop import Stopper
+from pykubelet.settings.settings import Settings
+from pykubelet.volumes.build import Volumes
+
+
+class ContainerRuntime(Struct, frozen=True, kw_only=True):
+    manager: RuntimeManager
+    images: Images
+    stopper: Stopper
+    backoff: CrashBackoff
+    gc: ContainerGc
+    clock: Clock
+    services: Services
+
+    async def tidy(self) -> None:
+        """Forget crashes long past, and give unused memory back to the system. A chore of housekeeping."""
+        self.backoff.collect(self.clock.now())
+        give_back()
+
+
+def build(
+    ctx: Context,
+    edges: Edges,
+    spec: NodeSpec,
+    cm: ContainerManager,
+    table: PodTable,
+    pleg: Pleg,
+    *,
+    volumes: Volumes,
+    user_namespaces: PodUserNamespaces,
+    references: References,
+    handlers: RuntimeHandlers,
+    accounts: ServiceAccounts | None,
+    host_ips: Callable[[], Sequence[str]],
+    sources_ready: Callable[[], bool],
+) -> ContainerRuntime:
+    """`accounts` come with an API server; `host_ips` are the node's addresses as containers learn them."""
+    cri = edges.cri
+    images = build_images(
+        ctx,
+        cri,
+        edges.paths.root,
+        secrets=references,
+        accounts=accounts,
+        also_used=lambda: wanted_images(w.pod for w in table.workers() if w.pod is not None and not w.is_ending),
+    )
+    specs = PodSpecBuilder(
+        node=spec,
+        folders=edges.folders,
+        images=cri,
+        events=ctx.events,
+        env=EnvSources(references=references, volumes=volumes.manager, node=spec, host_ips=host_ips),
+        volumes=volumes.manager,
+        resources=cm.container_resources,
+        user_namespaces=user_namespaces,
+    )
+    specs.check_resolv_conf()
+    stopper = Stopper(ctx, cri, _hooks(ctx, edges, table, pleg))
+    backoff = _crash_backoff(ctx.settings)
+    containers = ContainerStarter(
+        ctx,
+        cri,
+        images=images.puller,
+        image_volumes=volumes.image_volumes,
+        specs=specs,
+        folders=edges.folders,
+        stopper=stopper,
+        backoff=backoff,
+    )
+    remover = ContainerRemover(cri=cri, folders=edges.folders, pod_logs=edges.paths.pod_logs)
+    manager = RuntimeManager(
+        ctx,
+        sandboxes=SandboxStarter(ctx, cri, specs=specs, handlers=handlers, containers=containers),
+        containers=containers,
+        stopper=stopper,
+        remover=remover,
+        resizer=_resizer(ctx, edges, spec, cm),
+        table=table,
+    )
+    policy = _gc_policy(ctx.settings)
+    gc = ContainerGc(
+        ctx,
+        cri,
+        table=table,
+        remover=remover,
+        container_logs=edges.paths.container_logs,
+        policy=policy,
+        sources_ready=sources_ready,
+    )
+    rotation = LogRotation(cri=cri, clock=ctx.clock, policy=_rotation_policy(ctx.settings))
+    services = Services(sinks=[stopper], managers=[gc, images.gc, rotation])
+    return ContainerRuntime(
+        manager=manager, images=images, stopper=stopper, backoff=backoff, gc=gc, clock=ctx.clock, services=services
+    )
+
+
+def _hooks(ctx: Context, edges: Edges, table: PodTable, pleg: Pleg) -> LifecycleHooks:
+    async def pod_ip(uid: str) -> str:
+        # A postStart hook may run before the new sandbox was inspected: ask the runtime then.
+        ips = table.runtime_status(uid).ips or (await pleg.inspect(uid)).ips
+        return ips[0] if ips else ""
+
+    return LifecycleHooks(ctx, edges.cri, HttpHooks(ctx, edges.network, pod_ip))
+
+
+def _resizer(ctx: Context, edges: Edges, spec: NodeSpec, cm: ContainerManager) -> PodResizer:
+    return PodResizer(
+        cri=edges.cri,
+        groups=cm.cgroups,
+        record=cm.allocation.actuation,
+        node=spec,
+        clock=ctx.clock,
+        metrics=ctx.metrics,
+        exclusive=cm.resource_managers.is_exclusive,
+    )
+
+
+def _crash_backoff(settings: Settings) -> CrashBackoff:
+    reduced = settings.gates.enabled("ReduceDefaultCrashLoopBackOffDecay")
+    # None with gate KubeletCrashLoopBackOffMax off; else what the operator chose, or the default.
+    chosen = settings.config.runtime.crash_loop_back_off.max_container_restart_period
+    initial, longest = crash_delays(chosen, reduced=reduced)
+    return CrashBackoff(initial=initial, maximum=longest)
+
+
+def _gc_policy(settings: Settings) -> GcPolicy:
+    keep = settings.flags.container_gc
+    return GcPolicy(min_age=keep.min_age, max_per_container=keep.max_per_container, max_total=keep.max_total)
+
+
+def _rotation_policy(settings: Settings) -> RotationPolicy:
+    logs = settings.config.container_logs
+    return RotationPolicy(
+        max_bytes=logs.max_size_bytes, max_files=logs.max_files, workers=logs.max_workers, period=logs.monitor_interval
+    )
