@@ -78,6 +78,7 @@ logger = logging.getLogger(__name__)
 class Node(Struct, kw_only=True):
     """The assembled agent: what runs, and what others may look at."""
 
+    ctx: Context
     services: Services
     table: PodTable
     workers: PodWorkers
@@ -391,6 +392,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         services.add(serving.services)
         server = serving.node_server
     return Node(
+        ctx=ctx,
         services=services,
         table=table,
         workers=workers,

@@ -89,7 +89,7 @@ class Model:
         seen_since = max(pod.added, self.agent_since)
         if not any(end >= seen_since for _, end in self.shutdowns) or not self.refuses(pod.uid):
             return False
-        if not pod.rejected:
+        if not pod.orphaned:
             pod.rejected = pod.orphaned = True
             self.wish(pod.uid, 1, ends_pod=True)
         return True

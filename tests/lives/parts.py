@@ -1,7 +1,4 @@
-"""The runtime and the API server of a life: the fakes, telling the model what happens, and slow when asked to be.
-
-Also the order by which a pod is evicted.
-"""
+"""The runtime and the API server of a life: the fakes, telling the model what happens, and slow when asked to be."""
 
 from __future__ import annotations
 
@@ -9,27 +6,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from msgspec import Struct
-
 from pykubelet.clients.kube.port import Change, K, PatchBody, UnreadableChange
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_cri_values import FakeContainer
 from tests.fakes.fake_kube import FakeKube
 from tests.lives.model import Model
-
-
-class Told(Struct, frozen=True):
-    message: str = "The node was low on resource: memory."
-    annotations: dict[str, str] = {}
-    why: str = ""
-
-
-class EvictionOrder(Struct, frozen=True):
-    grace: int
-    told: Told = Told()
-    signal: str = "memory.available"
-    disruption: bool = True
 
 
 class WatchedCri(FakeCri):

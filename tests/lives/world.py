@@ -13,6 +13,8 @@ import msgspec
 from pykubelet.api.types import ContainerState as ApiState
 from pykubelet.api.types import ContainerStatus, Pod, ResourceRequirements
 from pykubelet.clients.kube.transport import error_of
+from pykubelet.eviction.manager import EvictionOrder
+from pykubelet.eviction.ranking import EvictionText
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
@@ -23,7 +25,7 @@ from tests.harness import IMAGE
 from tests.lives.held import mentions
 from tests.lives.history import FINALIZER, HERE, History, Spec, build
 from tests.lives.model import Model, all_statuses, tells_end
-from tests.lives.parts import EvictionOrder, LaggingKube, WatchedCri
+from tests.lives.parts import LaggingKube, WatchedCri
 from tests.lives.values import PodModel
 from tests.scenarios.cluster_node import ClusterHarness
 
@@ -288,15 +290,11 @@ class World:
             return
         node = self.harness.node
         known = node.table.pod(uid_of(pod)) or pod
-        evictor = PodEvictor(
-            workers=node.workers,
-            table=node.table,
-            events=node.events,
-            recorder=node.recorder,
-            clock=self.harness.clock,
-        )
+        evictor = PodEvictor(node.ctx, workers=node.workers, table=node.table, active=node.table.active_pods)
         self.model.wish(uid_of(pod), grace, ends_pod=True)
-        self._help(evictor.evict(known, EvictionOrder(grace)))
+        text = EvictionText(message="The node was low on resource: memory.")
+        order = EvictionOrder(text=text, grace=grace, signal="memory.available", disruption=True)
+        self._help(evictor.evict(known, order))
 
     async def do_shutdown_down(self) -> None:
         if not self.running:
