@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from pykubelet import api_server
 from pykubelet.api.types import Pod
+from pykubelet.certs import build as certs_build
 from pykubelet.clients.kube.patch import pod_status_patch
 from pykubelet.cm.admission import NodeNow
 from pykubelet.cm.allocation import POD_TERMINATED
@@ -70,7 +71,6 @@ from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes
 from pykubelet.volumes.build import build as build_volumes
-from pykubelet.wiring.certificates import certificate_services
 
 logger = logging.getLogger(__name__)
 
@@ -346,7 +346,9 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
         services.add(reporting.services)
         services.sinks.append(sender)
-        services.managers += certificate_services(ctx, edges.cluster, api.node)
+        certificates = certs_build.build(ctx, edges.cluster, lambda: api.node.node)
+        api.node.listen(certificates.node_changed)
+        services.add(certificates.services)
         services.producers.append(
             ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
         )

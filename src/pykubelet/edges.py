@@ -7,7 +7,6 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from pykubelet.certs.files import CertificateFiles
 from pykubelet.clients.cri.port import CriClient, EventSource
 from pykubelet.clients.dbus.port import Logind
 from pykubelet.clients.host.cgroup_stats import CgroupStats
@@ -63,8 +62,8 @@ class ClusterEdges(Struct, frozen=True, kw_only=True):
     """Have every client make new connections, because there is a new certificate."""
     abandon: Callable[[], Awaitable[None]] = _nothing
     """End every client's connections, because nothing is heard on them."""
-    certificates: CertificateFiles | None = None
-    """Where renewed client certificates go; None when nobody renews them."""
+    renews_certificate: bool = False
+    """The client certificate is renewed by us (rotateCertificates)."""
     locked_out: Callable[[str], None] = lambda why: None
     """Told when no certificate can be had any more."""
 

@@ -11,7 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from pykubelet.api.types import Pod, PodStatus
+from pykubelet.api.types import Pod, PodCondition, PodStatus
+from pykubelet.kit.clock import utc
 from pykubelet.model.pod import (
     AnyContainer,
     deletion_requested,
@@ -19,7 +20,7 @@ from pykubelet.model.pod import (
     restarts_on_exit,
     uses_host_network,
 )
-from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING
+from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, DISRUPTION_TARGET
 from pykubelet.model.runtime_status import (
     ContainerState,
     ContainerStatus,
@@ -139,3 +140,20 @@ def newest_exited(runtime: PodRuntimeStatus, name: str) -> ContainerStatus | Non
 def _regular(pod: Pod, runtime: PodRuntimeStatus) -> list[ContainerStatus]:
     found = (runtime.container(container.name or "") for container in pod.spec.containers)
     return [status for status in found if status is not None]
+
+
+TERMINATION_BY_KUBELET: Final = "TerminationByKubelet"
+
+
+def mark_disrupted(status: PodStatus, message: str, *, at: float) -> None:
+    """Set DisruptionTarget; one that is there already is replaced but keeps its time. `at` is wall time."""
+    before = next((each for each in status.conditions if each.type == DISRUPTION_TARGET), None)
+    since = before.last_transition_time if before is not None and before.status == "True" else None
+    condition = PodCondition(
+        type=DISRUPTION_TARGET,
+        status="True",
+        reason=TERMINATION_BY_KUBELET,
+        message=message,
+        last_transition_time=since or utc(at),
+    )
+    status.conditions = [*[each for each in status.conditions if each.type != DISRUPTION_TARGET], condition]

@@ -1,4 +1,4 @@
-"""The Pod object: names, annotations, QoS classes, restart rules, changes that sources deliver, DisruptionTarget.
+"""The Pod object: names, annotations, QoS classes, restart rules, changes that sources deliver.
 
 Pure questions over the API types. A pod is never changed once it has been handed out; a changed pod is
 a new object with the same UID. Runtime state is in `runtime_status.py`, status in `status/`.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import Final, NewType
+from typing import NewType
 
 from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.api.types import Container, EphemeralContainer, Pod, PodCondition, PodStatus, Probe, ResourceRequirements
-from pykubelet.kit.clock import utc
-from pykubelet.model.reasons import DISRUPTION_TARGET
+from pykubelet.api.types import Container, EphemeralContainer, Pod, Probe, ResourceRequirements
 
 PodUID = NewType("PodUID", str)
 
@@ -243,20 +241,3 @@ class PodsChanged(Struct, frozen=True, kw_only=True):
     op: Operation
     pods: tuple[Pod, ...]
     source: Source
-
-
-TERMINATION_BY_KUBELET: Final = "TerminationByKubelet"
-
-
-def mark_disrupted(status: PodStatus, message: str, *, at: float) -> None:
-    """Set DisruptionTarget; one that is there already is replaced but keeps its time. `at` is wall time."""
-    before = next((each for each in status.conditions if each.type == DISRUPTION_TARGET), None)
-    since = before.last_transition_time if before is not None and before.status == "True" else None
-    told = PodCondition(
-        type=DISRUPTION_TARGET,
-        status="True",
-        reason=TERMINATION_BY_KUBELET,
-        message=message,
-        last_transition_time=since or utc(at),
-    )
-    status.conditions = [*[each for each in status.conditions if each.type != DISRUPTION_TARGET], told]

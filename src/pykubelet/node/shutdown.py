@@ -24,12 +24,12 @@ from pykubelet.context import Context
 from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import ApiConflict, ApiNotFound
+from pykubelet.model.lifecycle import mark_disrupted
 from pykubelet.model.pod import (
     deletion_requested,
     is_mirror,
     is_static,
     is_terminal_phase,
-    mark_disrupted,
     name_of,
     namespace_of,
     readable,

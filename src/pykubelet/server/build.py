@@ -16,8 +16,8 @@ from typing import Any
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
+from pykubelet.certs.build import SERVING_PREFIX
 from pykubelet.certs.self_signed import ensure_self_signed
-from pykubelet.certs.serving import SERVING_PREFIX
 from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.context import Context
 from pykubelet.edges import Edges, ServeEdges

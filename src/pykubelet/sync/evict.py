@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.context import Context
 from pykubelet.eviction.manager import EvictionOrder
-from pykubelet.model.pod import is_static, mark_disrupted, uid_of
+from pykubelet.model.lifecycle import mark_disrupted
+from pykubelet.model.pod import is_static, uid_of
 from pykubelet.model.reasons import WARNING
 from pykubelet.pods.record import StatusChange
 from pykubelet.pods.table import PodTable

@@ -19,6 +19,7 @@ from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.events import EventSink
+from pykubelet.model.lifecycle import mark_disrupted
 from pykubelet.model.pod import (
     Operation,
     PodsChanged,
@@ -28,7 +29,6 @@ from pykubelet.model.pod import (
     deletion_requested,
     is_mirror,
     is_terminal_phase,
-    mark_disrupted,
     name_of,
     namespace_of,
     readable,
@@ -199,7 +199,9 @@ class SyncLoop:
             self._workers.sync_now(died.uid)
 
     def container_started(self, started: ContainerStarted) -> None:
-        if not started.requested:
+        if self._table.worker(started.uid) is None:
+            self._tidy()  # an orphan, which a pass before this event could not know
+        elif not started.requested:
             self._workers.sync_now(started.uid)
 
     def inspection_recovered(self, recovered: InspectionRecovered) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pykubelet.api.types import PodCondition, PodStatus
 from pykubelet.kit.clock import utc
-from pykubelet.model.pod import mark_disrupted
+from pykubelet.model.lifecycle import mark_disrupted
 
 
 def test_the_condition_is_added_once_and_keeps_its_time() -> None:
