@@ -27,6 +27,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Services
 from pykubelet.model.pod import AnyContainer
 from pykubelet.pleg.pleg import Pleg
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.runtime.stop import Stopper
@@ -48,7 +49,6 @@ from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema_server import ServerSettings
 from pykubelet.settings.settings import Settings
 from pykubelet.stats.source import NodeStatsSource
-from pykubelet.sync.runtime_state import RuntimeState
 
 logger = logging.getLogger(__name__)
 
