@@ -344,10 +344,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             events=events,
             stopper=runtime.stopper,
             forget_crashes=runtime.backoff.forget,
-            assigned=cm.assigned(),
+            assigned=cm.assigned,
             started=started,
         )
-        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
+        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods).routes()
         serving = server_build.build(ctx, edges, edges.serve, served, shutdown_routes)
         services.add(serving.services)
         server = serving.node_server

@@ -82,7 +82,7 @@ def connect(
     on(ContainerDied, container_died)
     on(ContainerDied, pod_metrics.container_died)
     on(ContainerStarted, loop.container_started)
-    on(ContainerStarted, lambda started: cm.reconciler.soon())
+    on(ContainerStarted, lambda started: cm.resource_managers.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
     on(RuntimeChanged, lambda _: workers.sync_all())
     on(RuntimeChanged, lambda _: ctx.signals.publish(NodeStatusChanged()))
