@@ -115,7 +115,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         metrics=metrics,
     )
     recorder, table = ctx.recorder, PodTable()
-    statuses = StatusManager(ctx, table)
     conditions = NodeConditions(ctx.signals)
     runtime_state = RuntimeState(cri=cri, clock=clock)
     sources = sources_build.build(ctx, edges)
@@ -126,6 +125,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         if edges.cluster is not None
         else api_server.absent(ctx, runtime_state)
     )
+    statuses = StatusManager(ctx, table, status_of=api.status_of)
     spec = node_spec(settings, edges)
 
     def recursive_read_only(pod: Pod) -> bool:
@@ -234,15 +234,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     sender: StatusSender | None = None
     if edges.cluster is not None and api.pods is not None:
         sender = StatusSender(
-            table=table,
+            ctx,
+            table,
             client=edges.cluster.client,
-            api_pods=api.pods,
+            api_pod=api.pods.get,
             make_patch=pod_status_patch,
             could_run=lambda uid: table.could_have_running_containers(uid) or cm.has_prepared_claims(uid),
-            clock=clock,
-            metrics=metrics,
         )
-    statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
         await cm.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)

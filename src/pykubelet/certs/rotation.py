@@ -20,8 +20,8 @@ from pykubelet.certs.signing import CLIENT_SIGNER, obtain
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Histogram, Registry
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class CertificateRotation:
         self._on_new = on_new
         self._on_lost = on_lost
         self._source = source or random.Random()
-        self._changed = Signal()
+        self._changed = Wakeup()
         self._pair: Pair | None = None
         self._deadline = 0.0
         self._last_good = 0.0

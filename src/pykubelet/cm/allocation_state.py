@@ -16,7 +16,7 @@ import msgspec
 
 from pykubelet.api.types import ResourceRequirements
 from pykubelet.kit.files import Checkpoint, Envelope
-from pykubelet.kit.go_text import fnv1a_32
+from pykubelet.kit.text import fnv1a_32
 from pykubelet.model.pod_resources import PodResourceInfo
 
 ALLOCATED_FILE = "allocated_pods_state"

@@ -18,7 +18,7 @@ from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.lifecycle import mark_disrupted
 from pykubelet.model.pod import (
     Operation,
@@ -131,7 +131,7 @@ class SyncLoop:
         statuses: StatusStore,
         dead: DeadContainers,
         runtime: RuntimeWait,
-        events: EventSink,
+        events: EventRecorder,
         recorder: LifeRecorder,
         clock: Clock,
         tidy: Callable[[], None],

@@ -15,7 +15,7 @@ from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import PykubeletError, RuntimeDown
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, uses_host_network
 from pykubelet.model.problems import ContainerProblem, Problem, ResizeFailed
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
@@ -167,7 +167,7 @@ class PodSync:
         network: Network,
         folders: PodFolders,
         table: PodTable,
-        events: EventSink,
+        events: EventRecorder,
         recorder: LifeRecorder,
         clock: Clock,
         claims: PodClaims | None = None,

@@ -15,7 +15,7 @@ from pykubelet.api.types import Pod, PodCondition, PodStatus, QuantityValue, Res
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.kit.clock import Clock
 from pykubelet.model.container_keys import TERMINATION_MESSAGE_PATH_KEY, falls_back_to_logs
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import is_terminal_phase, uid_of
 from pykubelet.model.pod_resources import pod_limits, pod_requests
 from pykubelet.model.reasons import NORMAL
@@ -68,7 +68,7 @@ class PodStatusMaker:
         logs: LogTail,
         addresses: NodeAddresses,
         resizes: Resizes,
-        events: EventSink,
+        events: EventRecorder,
         clock: Clock,
         runtime_name: str,
         recursive_read_only: Callable[[Pod], bool] = lambda pod: False,

@@ -22,7 +22,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.log import current_pod
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError, RuntimeDown
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import (
     PodUID,
     deletion_requested,
@@ -94,7 +94,7 @@ class PodWorkers:
         table: PodTable,
         steps: PodSteps,
         pleg: Pleg,
-        events: EventSink,
+        events: EventRecorder,
         recorder: LifeRecorder,
         clock: Clock,
         sync_frequency: float,
