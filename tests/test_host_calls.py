@@ -75,8 +75,8 @@ OTHER_THREADS = {
 
 DURABLE = {
     "certs/bootstrap.py": START,
-    "certs/files.py": "a certificate, once in months",
-    "certs/serving.py": START,
+    "certs/rotation.py": "a certificate, once in months",
+    "certs/self_signed.py": START,
     "cli/up.py": "not synced, and not the agent's",
     "standalone/cleanup.py": "not synced, and not the agent's",
     "clients/dbus/logind.py": START,

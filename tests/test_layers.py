@@ -26,7 +26,7 @@ MANAGERS = (
 )
 """In this order: each may import those before it."""
 ORDER = (
-    *("kit", "wire", "api", "model", "settings", "recorder", "clients", "certs", "signals", "context", "edges"),
+    *("kit", "wire", "api", "model", "settings", "recorder", "clients", "signals", "context", "edges", "certs"),
     *MANAGERS,
     *("sync", "server", "wiring", "api_server", "reactions", "app", "kubelet", "standalone", "cli", "__main__"),
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from pykubelet.certs.files import CertificateFiles
 from pykubelet.clients.cri.port import CriClient, EventSource
 from pykubelet.clients.dbus.port import Logind
 from pykubelet.clients.host.cgroup_stats import CgroupStats
@@ -32,7 +31,7 @@ from pykubelet.clients.plugins.port import (
     CsiConnect,
     DeviceConnect,
     DraConnect,
-    ReadHanded,
+    ReadAllocateResponse,
     Registrations,
     TakeDevicePlugin,
 )
@@ -63,8 +62,8 @@ class ClusterEdges(Struct, frozen=True, kw_only=True):
     """Have every client make new connections, because there is a new certificate."""
     abandon: Callable[[], Awaitable[None]] = _nothing
     """End every client's connections, because nothing is heard on them."""
-    certificates: CertificateFiles | None = None
-    """Where renewed client certificates go; None when nobody renews them."""
+    renews_certificate: bool = False
+    """The client certificate is renewed by us (rotateCertificates)."""
     locked_out: Callable[[str], None] = lambda why: None
     """Told when no certificate can be had any more."""
 
@@ -98,7 +97,7 @@ class PluginEdges(Struct, frozen=True, kw_only=True):
     registrations: Registrations
     csi: CsiConnect
     devices: DeviceConnect
-    read_handed: ReadHanded
+    read_allocate_response: ReadAllocateResponse
     dra: DraConnect
     device_registry: Callable[[Path, TakeDevicePlugin], Service]
     """The socket, in this folder, at which device plugins register."""

@@ -30,10 +30,8 @@ from pykubelet.api.types import (
     Volume,
 )
 from pykubelet.certs.bootstrap import Bootstrap, ClusterAddress
-from pykubelet.certs.files import CertificateFiles
 from pykubelet.certs.pem import Pair, Wanted
-from pykubelet.certs.rotation import CertificateRotation, RotationSeams
-from pykubelet.certs.signing import CLIENT_SIGNER
+from pykubelet.certs.rotation import CLIENT_SIGNER, CertificateFiles, CertificateRotation
 from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, load_kubeconfig
 from pykubelet.clients.kube.references import ObjectUnavailable, ReferenceWatcher
@@ -207,12 +205,15 @@ async def renew_while_working(node: RestKubeClient, files: CertificateFiles) -> 
 
     known = {pair.certificate for pair in [files.load()] if pair is not None}
     rotation = CertificateRotation(
-        RotationSeams(kube=node, files=files, clock=CLOCK, metrics=Registry()),
+        kube=node,
+        files=files,
+        clock=CLOCK,
+        metrics=Registry(),
         signer=CLIENT_SIGNER,
         wanted=lambda: Wanted(node_name=NODE),
         on_new=on_new,
-        source=random.Random(1),
     )
+    rotation.source = random.Random(1)
     rotation._adopt = lambda pair: old_adopt(due(pair))  # type: ignore[method-assign]
     old_adopt = CertificateRotation._adopt.__get__(rotation)
 

@@ -15,9 +15,8 @@ from typing import Any
 from msgspec import Struct
 
 from pykubelet.api.codec import encode_json
-from pykubelet.certs.files import CertificateFiles
 from pykubelet.certs.pem import CertificateError, Pair, Wanted, make_key, read_facts, read_pair
-from pykubelet.certs.signing import CLIENT_SIGNER, obtain, request_name
+from pykubelet.certs.rotation import CLIENT_SIGNER, CertificateFiles, obtain, request_name
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock

@@ -5,14 +5,18 @@ The library that makes certificates costs 15 MiB, which an agent that made one o
 
 from __future__ import annotations
 
+import logging
 import ssl
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pykubelet.kit.clock import SystemClock
+from pykubelet.kit.clock import Clock, SystemClock
+from pykubelet.kit.files import write_atomic
 from pykubelet.model.errors import PykubeletError
+
+logger = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 30
 
@@ -37,7 +41,21 @@ def _usable(certificate: Path, key: Path) -> bool:
     return True
 
 
-if __name__ == "__main__":
-    from pykubelet.certs.serving import self_signed_files
+def self_signed_files(folder: Path, host: str, ips: Sequence[str], clock: Clock) -> tuple[Path, Path]:
+    """`kubelet.crt` and `kubelet.key` in the folder, made when they are missing or of no use."""
+    from pykubelet.certs.pem import CertificateError, read_pair, self_signed
 
+    certificate, key = folder / "kubelet.crt", folder / "kubelet.key"
+    try:
+        read_pair(certificate.read_bytes(), key.read_bytes())
+    except (OSError, CertificateError):
+        made, made_key = self_signed(host, ips, clock.now())
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_atomic(key, made_key, mode=0o600)
+        write_atomic(certificate, made, mode=0o644)
+        logger.info("made a self-signed serving certificate", extra={"path": str(certificate)})
+    return certificate, key
+
+
+if __name__ == "__main__":
     self_signed_files(Path(sys.argv[1]), sys.argv[2], sys.argv[3:], SystemClock())

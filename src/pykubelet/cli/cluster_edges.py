@@ -16,8 +16,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from pykubelet.certs.bootstrap import Bootstrap, ClusterAddress, still_good
-from pykubelet.certs.files import CertificateFiles
+from pykubelet.certs.build import CLIENT_PREFIX
 from pykubelet.certs.pem import CertificateError
+from pykubelet.certs.rotation import CertificateFiles
 from pykubelet.clients.host.machine import filesystem_size
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.kube.client import RestKubeClient
@@ -83,18 +84,15 @@ async def connected_cluster(
             runtime_version=f"{runtime.name}://{runtime.version}",
             renew=renew,
             abandon=abandon,
-            certificates=login.certificates,
+            renews_certificate=login.renews_certificate,
             locked_out=leave,
         )
 
 
-CLIENT_PREFIX = "kubelet-client"
-
-
 class ClusterLogin(Struct, frozen=True, kw_only=True):
     config: Kubeconfig
-    certificates: CertificateFiles | None = None
-    """Where renewed client certificates go; None when nobody renews them."""
+    renews_certificate: bool = False
+    """The client certificate is renewed by us (rotateCertificates)."""
 
 
 async def log_in(settings: Settings, *, clock: Clock, node_name: str) -> ClusterLogin:
@@ -108,7 +106,7 @@ async def log_in(settings: Settings, *, clock: Clock, node_name: str) -> Cluster
         return ClusterLogin(config=config)
     if files.load() is None:
         _keep_first(config, files)
-    return ClusterLogin(config=with_rotation(config, files.current), certificates=files)
+    return ClusterLogin(config=with_rotation(config, files.current), renews_certificate=True)
 
 
 def is_usable(path: Path, now: float) -> bool:

@@ -16,11 +16,18 @@ from cryptography import x509
 
 from pykubelet.api.types import CertificateSigningRequest, ObjectMeta
 from pykubelet.certs.bootstrap import KEY_FILE, Bootstrap, ClusterAddress, kubeconfig_text, still_good
-from pykubelet.certs.files import KEPT, CertificateFiles
+from pykubelet.certs.build import wanted_for_serving
 from pykubelet.certs.pem import CertificateError, Pair, Wanted, make_key, make_request, read_pair
-from pykubelet.certs.rotation import CertificateRotation, RotationSeams, rotation_deadline
-from pykubelet.certs.serving import wanted_for_serving
-from pykubelet.certs.signing import CLIENT_SIGNER, SERVING_SIGNER, obtain, request_name
+from pykubelet.certs.rotation import (
+    CLIENT_SIGNER,
+    KEPT,
+    SERVING_SIGNER,
+    CertificateFiles,
+    CertificateRotation,
+    obtain,
+    request_name,
+    rotation_deadline,
+)
 from pykubelet.clients.kube.kubeconfig import parse_kubeconfig
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
@@ -49,14 +56,18 @@ class Bed:
         async def on_new(pair: Pair) -> None:
             self.new.append(pair)
 
-        return CertificateRotation(
-            RotationSeams(kube=self.kube, files=self.files, clock=self.clock, metrics=self.metrics),
+        made = CertificateRotation(
+            kube=self.kube,
+            files=self.files,
+            clock=self.clock,
+            metrics=self.metrics,
             signer=signer,
             wanted=wanted,
             on_new=on_new,
             on_lost=self.lost.append,
-            source=random.Random(5),
         )
+        made.source = random.Random(5)
+        return made
 
     def bootstrap(self, folder: Path) -> Bootstrap:
         return Bootstrap(

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from pykubelet.certs.files import CertificateFiles
-from pykubelet.cli.cluster_edges import CLIENT_PREFIX, is_usable, log_in
+from pykubelet.certs.build import CLIENT_PREFIX
+from pykubelet.certs.rotation import CertificateFiles
+from pykubelet.cli.cluster_edges import is_usable, log_in
 from pykubelet.clients.kube.kubeconfig import KubeconfigError
 from pykubelet.kit.clock import SystemClock
 from pykubelet.settings.load import LoadedSettings, load_settings
@@ -60,7 +61,7 @@ async def test_without_rotation_the_kubeconfig_is_all(tmp_path: Path) -> None:
     pair = Authority(tmp_path).issue("system:node:n1")
     a_kubeconfig(tmp_path / "k", **files_of(pair))
     login = await log_in(settings(tmp_path), clock=SystemClock(), node_name="n1")
-    assert login.certificates is None and login.config.user.rotated_file is None
+    assert not login.renews_certificate and login.config.user.rotated_file is None
     assert not (tmp_path / "pki").exists()
 
 
@@ -72,7 +73,7 @@ async def test_with_rotation_the_first_certificate_is_kept_and_a_newer_one_wins(
     files = CertificateFiles(tmp_path / "pki", CLIENT_PREFIX, SystemClock())
     first = files.load()
     assert first is not None and first.facts.common_name == "system:node:n1"
-    assert login.certificates is not None and login.config.user.rotated_file == files.current
+    assert login.renews_certificate and login.config.user.rotated_file == files.current
     newer = authority.issue("system:node:n1", lifetime=YEAR)
     files.save(newer.certificate.read_bytes(), newer.key.read_bytes())
     await log_in(wanted, clock=SystemClock(), node_name="n1")

@@ -84,7 +84,7 @@ def load_kubeconfig(path: Path) -> Kubeconfig:
 
 
 def with_rotation(config: Kubeconfig, pem: Path) -> Kubeconfig:
-    """The same login, but with the pair in `pem` (certs/files.py) once there is one."""
+    """The same login, but with the pair in `pem` (certs/rotation.py) once there is one."""
     return replace(config, user=replace(config.user, rotated_file=pem))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pykubelet.certs.pem import read_pair
-from pykubelet.certs.serving import self_signed_files
+from pykubelet.certs.self_signed import self_signed_files
 from pykubelet.kit.clock import LoopClock
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pykubelet.api.types import Node, NodeAddress, NodeStatus, ObjectMeta
+from pykubelet.certs.build import wanted_for
 from pykubelet.certs.pem import Wanted
-from pykubelet.wiring.certificates import wanted_for
 
 
 def a_node(**addresses: str) -> Node:
