@@ -352,7 +352,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             assigned=cm.assigned,
             started=started,
         )
-        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
+        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods).routes()
         serving = server_build.build(ctx, edges, edges.serve, served, shutdown_routes)
         services.add(serving.services)
         server = serving.node_server
