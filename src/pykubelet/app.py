@@ -28,7 +28,8 @@ from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction import build as eviction
-from pykubelet.explain import build as explain_build
+from pykubelet.explain.build import build as build_explain
+from pykubelet.explain.conditions import WhyNotReady
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
@@ -148,6 +149,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         node=cm.admission.node_info,
         supports_recursive_read_only=recursive_read_only,
     )
+    explainer = build_explain(ctx, api.client, table=table, volumes=volumes.manager, runtime=runtime_state)
+    statuses = StatusManager(ctx, table, status_of=api.status_of, explained=WhyNotReady(ctx, explainer))
     user_namespaces = pod_user_namespaces(
         settings,
         edges,
@@ -315,14 +318,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         services.producers.append(
             ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
         )
-    explainer = explain_build.build(
-        ctx,
-        edges.cluster.client if edges.cluster is not None else None,
-        table=table,
-        statuses=statuses,
-        volumes=volumes.manager,
-        runtime=runtime_state,
-    )
     server: NodeServer | None = None
     if edges.guard is not None:
         usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, volumes=volumes.manager)
