@@ -18,15 +18,16 @@ from msgspec import Struct
 from pykubelet.api.types import Pod
 from pykubelet.certs.build import SERVING_PREFIX
 from pykubelet.certs.self_signed import ensure_self_signed
+from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.context import Context
 from pykubelet.edges import Edges, ServeEdges
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Services
-from pykubelet.model.assigned import Assigned
 from pykubelet.model.pod import AnyContainer
 from pykubelet.pleg.pleg import Pleg
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.runtime.stop import Stopper
@@ -48,7 +49,6 @@ from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema_server import ServerSettings
 from pykubelet.settings.settings import Settings
 from pykubelet.stats.source import NodeStatsSource
-from pykubelet.sync.runtime_state import RuntimeState
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Served(Struct, frozen=True, kw_only=True):
     events: EventBroadcaster
     stopper: Stopper
     forget_crashes: Callable[[Pod, AnyContainer], None]
-    assigned: Assigned
+    assigned: AssignedResources
     started: float
     """When the agent started, in unix seconds."""
 
