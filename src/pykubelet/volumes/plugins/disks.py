@@ -388,7 +388,7 @@ def mount_filesystem(
     except MountError as error:
         if existing == fs_type:
             raise
-        raise VolumeProblem(f"{device} holds {existing}, but {fs_type} is requested: {error}") from error
+        raise VolumeProblem(f"{device} holds {existing}, but {fs_type} is asked for: {error}") from error
     if existing != fs_type:
         logger.warning(
             "a disk holds another filesystem", extra={"device": device, "holds": existing, "requested": fs_type}
@@ -408,7 +408,7 @@ def prepare_filesystem(mounts: Mounts, device: str, fs_type: str, *, read_only: 
         raise VolumeProblem(f"{device} holds a partition table and is not formatted")
     if "TYPE" not in facts:
         if output.strip():
-            raise VolumeProblem(f"{device} is not formatted: cannot determine what it holds from {output.strip()[:200]!r}")
+            raise VolumeProblem(f"{device} is not formatted: cannot tell what it holds from {output.strip()[:200]!r}")
         if read_only:
             raise VolumeProblem(f"{device} has no filesystem and is read-only")
         quiet = ("-F", "-m0") if fs_type.startswith("ext") else ("-f",) if fs_type == "xfs" else ()
