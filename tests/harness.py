@@ -245,7 +245,10 @@ class NodeHarness:
     def explain(self) -> object:
         if self._node is None:
             return "no agent"
-        return {uid: snapshot for uid, snapshot in self.node.workers.snapshot().items()}
+        return [
+            (worker.full_name, worker.state.value, worker.failures, worker.last_error, list(worker.history))
+            for worker in self.node.table.workers()
+        ]
 
 
 @asynccontextmanager

@@ -31,6 +31,7 @@ from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node.csi_node import CsiNodeKeeper
 from pykubelet.node.listers import RuntimeClasses, ServiceLister
 from pykubelet.node.own_node import NodeAttachments, OwnNode
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
@@ -42,7 +43,6 @@ from pykubelet.status.sender import belongs
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.pod_sync import Mirrors
 from pykubelet.sync.pod_sync import References as ReferencesHeld
-from pykubelet.sync.runtime_state import RuntimeState
 from pykubelet.volumes.objects import VolumeObjects
 
 logger = logging.getLogger(__name__)

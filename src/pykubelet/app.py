@@ -19,7 +19,6 @@ from pykubelet.api.types import Pod
 from pykubelet.certs import build as certs_build
 from pykubelet.clients.kube.patch import pod_status_patch
 from pykubelet.cm.admission import NodeNow
-from pykubelet.cm.allocation import POD_TERMINATED
 from pykubelet.cm.build import ContainerManager, plugin_services
 from pykubelet.cm.build import build as build_cm
 from pykubelet.cm.node_spec import node_spec
@@ -41,12 +40,12 @@ from pykubelet.node.oom import OomWatcher
 from pykubelet.node.register import initial_info
 from pykubelet.node.shutdown import ShutdownManager
 from pykubelet.pleg.pleg import Pleg
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.reactions import connect
 from pykubelet.recorder import LifeRecorder
 from pykubelet.runtime.build import build as build_runtime
-from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
@@ -62,9 +61,8 @@ from pykubelet.status.sender import StatusSender
 from pykubelet.sync.evict import PodEnder, PodEvictor
 from pykubelet.sync.housekeeping import Housekeeping
 from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
-from pykubelet.sync.pod_sync import PodSync
-from pykubelet.sync.runtime_state import RuntimeState
+from pykubelet.sync.pod_metrics import PodMetrics
+from pykubelet.sync.pod_sync import PodEnvironment, PodSync
 from pykubelet.sync.status_maker import PodStatusMaker
 from pykubelet.sync.worker import PodWorkers
 from pykubelet.volumes.build import Volumes
@@ -98,7 +96,7 @@ class Node(Struct, kw_only=True):
 
 
 def assemble(settings: Settings, edges: Edges) -> Node:
-    config, clock, cri, metrics = settings.config, edges.clock, edges.cri, edges.metrics
+    clock, cri, metrics = edges.clock, edges.cri, edges.metrics
     node_name = settings.node_name(edges.machine.hostname)
     event_parts = events_build.build(
         edges.cluster.events if edges.cluster is not None else None, clock=clock, node_name=node_name, metrics=metrics
@@ -115,7 +113,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     recorder, table = ctx.recorder, PodTable()
     statuses = StatusManager(ctx, table)
     conditions = NodeConditions(ctx.signals)
-    runtime_state = RuntimeState(cri=cri, clock=clock)
+    runtime_state = RuntimeState(ctx, cri)
     sources = sources_build.build(ctx, edges)
     mux = sources.mux
     pleg = Pleg(cri=cri, table=table, clock=clock, signals=ctx.signals, source=edges.event_source, metrics=metrics)
@@ -172,61 +170,42 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     started = clock.now()
     probes = ProbeManager(ctx, cri=cri, network=edges.network, table=table, started=started)
     maker = PodStatusMaker(
+        ctx,
+        edges,
         table=table,
-        folders=edges.folders,
-        logs=LogFiles(),
-        addresses=api.node,
-        resizes=cm.allocation,
-        events=events,
-        clock=clock,
-        runtime_name=edges.runtime_name,
-        recursive_read_only=recursive_read_only,
-        health=cm.device_health if settings.gates.enabled("ResourceHealthStatus") else lambda pod, container: [],
-        gates=settings.gates,
-    )
-    steps = PodSync(
-        runtime=runtime.manager,
-        look=pleg,
-        maker=maker,
         statuses=statuses,
+        own_node=api.node,
+        cm=cm,
+        recursive_read_only=recursive_read_only,
+    )
+    environment = PodEnvironment(
+        ctx,
+        folders=edges.folders,
         volumes=volumes.manager,
-        probes=probes,
-        cgroups=cm.cgroups,
-        resizes=cm.allocation,
-        id_ranges=user_namespaces,
+        cm=cm,
+        user_namespaces=user_namespaces,
         mirrors=api.mirrors,
         references=api.registered,
-        network=runtime_state,
-        folders=edges.folders,
-        table=table,
-        events=events,
-        recorder=recorder,
-        clock=clock,
-        claims=cm.dra,
     )
-    workers = PodWorkers(
-        table=table,
-        steps=TimedSteps(steps, recorder=recorder, clock=clock, metrics=metrics),
+    steps = PodSync(
+        ctx,
+        runtime=runtime.manager,
+        runtime_state=runtime_state,
         pleg=pleg,
-        events=events,
-        recorder=recorder,
-        clock=clock,
-        sync_frequency=config.sources.sync_frequency,
+        statuses=maker,
+        probes=probes,
+        cm=cm,
+        environment=environment,
     )
+    workers = PodWorkers(ctx, table=table, steps=steps, pleg=pleg)
     loop = SyncLoop(
-        changes=mux,
-        admission=cm.admission,
-        resizes=cm.allocation,
-        workers=workers,
+        ctx,
+        sources=mux,
         table=table,
+        cm=cm,
+        workers=workers,
         statuses=statuses,
-        dead=runtime.gc,
-        runtime=runtime_state,
-        events=events,
-        recorder=recorder,
-        clock=clock,
-        tidy=lambda: housekeeping.soon(),
-        metrics=metrics,
+        runtime_state=runtime_state,
         fresh_node=api.fresh_node,
     )
     sender: StatusSender | None = None
@@ -256,14 +235,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         api_pods=api.pods.all if api.pods is not None else tuple,
     )
     housekeeping = Housekeeping(
+        ctx,
         sources=mux,
         table=table,
         workers=workers,
         folders=edges.folders,
+        volumes=volumes.manager,
         holders=[
             *([sender] if sender is not None else []),
             probes,
-            maker,
             runtime.images.puller,
             volumes.image_volumes,
             volumes.manager,
@@ -278,26 +258,10 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             *api.chores,
             *volumes.chores,
         ],
-        metrics=metrics,
-        has_mounts=volumes.manager.has_mounts,
     )
-
-    def finished(uid: str) -> None:
-        housekeeping.soon()
-        runtime.gc.collect_pod_soon(uid)
-        cm.resource_managers.release(uid)
-        cm.allocation.retry(POD_TERMINATED)
-
-    workers.on_finished = finished
-    workers.on_restart = statuses.begin_anew
 
     add_agent_metrics(metrics, settings)
 
-    def runtime_back() -> None:
-        workers.sync_all()
-        ctx.signals.publish(NodeStatusChanged())
-
-    runtime_state.on_back = runtime_back
     handlers = {**cm.plugin_handlers, **({"CSIPlugin": volumes.csi_drivers} if volumes.csi_drivers is not None else {})}
     services = Services(
         sinks=[runtime_state, pleg, *cm.services.sinks, *runtime.services.sinks, *event_parts.services.sinks],
@@ -326,6 +290,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         sender=sender,
         pod_metrics=PodMetrics(ctx, table),
         cm=cm,
+        containers=runtime.gc,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
         csi = api.storage.node
@@ -387,7 +352,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             explainer=explainer,
             events=events,
             shutdown=shutdown,
-            assigned=cm.assigned(),
+            assigned=cm.assigned,
             started=started,
         )
         services.add(serving.services)

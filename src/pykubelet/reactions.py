@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pykubelet.cm.allocation import POD_TERMINATED
 from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.probes.manager import ProbeManager
+from pykubelet.runtime.gc import ContainerGc
 from pykubelet.signals import (
     ApiPodObserved,
     ContainerDied,
@@ -15,11 +17,16 @@ from pykubelet.signals import (
     DraDriverRegistered,
     InspectionRecovered,
     NodeRead,
+    NodeStatusChanged,
     ObjectChanged,
+    PodFinished,
     PodPreempted,
+    PodRestarts,
+    PodSetChanged,
     PodStatusChanged,
     ProbeResultChanged,
     ResizeChanged,
+    RuntimeChanged,
     VolumesMounted,
     VolumesUnmounted,
 )
@@ -44,6 +51,7 @@ def connect(
     sender: StatusSender | None,
     pod_metrics: PodMetrics,
     cm: ContainerManager,
+    containers: ContainerGc,
 ) -> None:
     on = ctx.signals.subscribe
 
@@ -59,11 +67,24 @@ def connect(
         if sender is not None:
             sender.observed(observed.change)
 
+    def container_died(died: ContainerDied) -> None:
+        if not died.sandbox:
+            containers.prune_soon(died.uid, died.name)
+
     on(ContainerDied, loop.container_died)
+    on(ContainerDied, container_died)
     on(ContainerDied, pod_metrics.container_died)
     on(ContainerStarted, loop.container_started)
-    on(ContainerStarted, lambda started: cm.reconciler.soon())
+    on(ContainerStarted, lambda started: cm.resource_managers.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
+    on(RuntimeChanged, lambda _: workers.sync_all())
+    on(RuntimeChanged, lambda _: ctx.signals.publish(NodeStatusChanged()))
+    on(PodSetChanged, lambda _: housekeeping.soon())
+    on(PodFinished, lambda _: housekeeping.soon())
+    on(PodFinished, lambda finished: containers.collect_pod_soon(finished.uid))
+    on(PodFinished, lambda finished: cm.resource_managers.release(finished.uid))
+    on(PodFinished, lambda _: cm.allocation.retry(POD_TERMINATED))
+    on(PodRestarts, lambda restarts: statuses.begin_anew(restarts.uid))
     on(ProbeResultChanged, loop.probe_result_changed)
     on(PodStatusChanged, lambda changed: probes.container_changed(changed.uid))
     on(ObjectChanged, object_changed)

@@ -62,6 +62,25 @@ class InspectionRecovered(PodSignal, frozen=True):
     """A pod that could not be inspected was inspected again, and nothing else changed."""
 
 
+class RuntimeChanged(Signal, frozen=True):
+    """The runtime answers again after having been away, or its conditions changed."""
+
+
+# --- pods --------------------------------------------------------------------------------------------
+
+
+class PodSetChanged(Signal, frozen=True):
+    """A source added, changed or removed pods, or an orphan was found."""
+
+
+class PodFinished(PodSignal, frozen=True):
+    """Nothing of the pod is left to do, or it was added again after that."""
+
+
+class PodRestarts(PodSignal, frozen=True):
+    """A pod whose life is over gets another one under the same UID."""
+
+
 class ProbeResultChanged(PodSignal, frozen=True, kw_only=True):
     kind: ProbeKind
     container_id: str

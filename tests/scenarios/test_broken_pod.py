@@ -16,7 +16,7 @@ from pykubelet.api.types import ExecAction, Pod, Probe
 from pykubelet.cm.admission import PodAdmission
 from pykubelet.model.pod import name_of
 from pykubelet.pods.admission import Verdict
-from pykubelet.signals import ContainerDied
+from pykubelet.signals import ContainerDied, PodFinished
 from pykubelet.sync.loop import SyncLoop
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import Behaviour
@@ -42,6 +42,9 @@ class BrokenAdmission:
         if name_of(pod).startswith("bad") and not self.mended:
             raise ZeroDivisionError("a bug")
         return self.inner.decide(pod, others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def lacking_for_change(self, old: Pod, new: Pod) -> Sequence[str]:
         if name_of(new).startswith("bad") and not self.mended:
@@ -141,8 +144,8 @@ async def test_a_change_that_breaks_is_tried_again(tmp_path: Path) -> None:
         await node.until(lambda: node.phase("bad") == "Running")
         loop = loop_of(node)
 
-        right = loop._resizes
-        loop._resizes = BrokenResizes(right)
+        right = loop._allocation
+        loop._allocation = BrokenResizes(right)
         shown = node.shown("bad")
         assert shown is not None
         node.change(shown, labels={"a": "b"})
@@ -150,7 +153,7 @@ async def test_a_change_that_breaks_is_tried_again(tmp_path: Path) -> None:
         assert node.running() == ["bad/app"] and node.events("FailedSync")
         state = node.node.table.worker(pod.metadata.uid or "")
         assert state is not None and state.pod is not None and state.pod.metadata.labels == {}
-        loop._resizes = right
+        loop._allocation = right
         await node.clock.sleep(60)
         assert state.pod.metadata.labels == {"a": "b"}
 
@@ -161,11 +164,11 @@ async def test_a_deletion_that_broke_is_tried_again_whatever_the_status_says_mea
         await node.until(lambda: node.phase("bad") == "Running")
         loop = loop_of(node)
 
-        right = loop._resizes
-        loop._resizes = BrokenResizes(right)
+        right = loop._allocation
+        loop._allocation = BrokenResizes(right)
         await node.delete("bad", grace=5)
         await node.until(lambda: bool(node.events("FailedSync")))
-        loop._resizes = right
+        loop._allocation = right
         shown = node.shown("bad")
         assert shown is not None
         status = msgspec.structs.replace(shown.status, nominated_node_name="elsewhere")
@@ -176,14 +179,9 @@ async def test_a_deletion_that_broke_is_tried_again_whatever_the_status_says_mea
 async def test_an_event_of_the_runtime_that_breaks_still_restarts_the_container(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken:
-        def prune_soon(self, uid: str, container: str) -> None:
-            raise ZeroDivisionError("a bug")
-
     async with a_node(tmp_path) as node:
         pod = node.run(a_pod("web"))
         await node.until_running(pod)
-        loop_of(node)._dead = Broken()
 
         def break_too(event: object) -> None:
             raise ZeroDivisionError("another bug")
@@ -192,7 +190,7 @@ async def test_an_event_of_the_runtime_that_breaks_still_restarts_the_container(
         node.cri.exit("app", 1)
         await node.until(lambda: len(node.cri.called("start_container")) == 2, within=2)
         texts = [record.getMessage() for record in caplog.records]
-        assert "a signal cannot be handled" in texts and "an event about a pod cannot be handled" in texts
+        assert texts.count("a signal cannot be handled") >= 1
 
 
 async def test_a_probe_whose_look_breaks_goes_on(tmp_path: Path) -> None:
@@ -221,15 +219,15 @@ async def test_the_end_of_a_pod_that_breaks_ends_no_worker(tmp_path: Path) -> No
         node.cri.program(Behaviour(), name="app")
         first, second = node.run(a_pod("first")), node.run(a_pod("second"))
         await node.until_running(first, second)
-        right = node.node.workers.on_finished
+        handlers = node.node.signals._handlers
 
-        def break_it(uid: str) -> None:
+        def break_it(finished: PodFinished) -> None:
             raise ZeroDivisionError("a bug")
 
-        node.node.workers.on_finished = break_it
+        handlers[PodFinished], right = [break_it], handlers[PodFinished]
         node.remove("first")
         await node.until(lambda: node.running() == ["second/app"])
         await node.clock.sleep(5)
-        node.node.workers.on_finished = right
+        handlers[PodFinished] = right
         node.remove("second")
         await node.until(lambda: not node.cri.sandboxes, within=300)

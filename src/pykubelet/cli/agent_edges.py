@@ -30,7 +30,7 @@ from pykubelet.clients.http.client import ShortCalls
 from pykubelet.clients.http.port import Fetched, FetchFailed
 from pykubelet.clients.plugins.connection import GrpcRegistrations
 from pykubelet.clients.plugins.csi import GrpcCsiNode
-from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_handed
+from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_allocate_response
 from pykubelet.clients.plugins.dra import GrpcDraDriver
 from pykubelet.cm.capacity import machine_capacity, reservation_problem, reserved
 from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges, ServeEdges
@@ -122,7 +122,7 @@ def _plugin_edges() -> PluginEdges:
         registrations=GrpcRegistrations(),
         csi=GrpcCsiNode,
         devices=GrpcDevicePlugin,
-        read_handed=read_handed,
+        read_allocate_response=read_allocate_response,
         dra=GrpcDraDriver,
         device_registry=DeviceRegistry,
     )

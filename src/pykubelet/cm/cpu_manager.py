@@ -15,8 +15,8 @@ from typing import Final
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
 from pykubelet.cm.cpu_assignment import take_distributed, take_packed
-from pykubelet.cm.errors import NothingShared, NotWholeCores, PinningProblem, Refused
-from pykubelet.cm.metrics import PHYSICAL_CPU, UNCORE_CACHE, PinningMetrics
+from pykubelet.cm.errors import NothingShared, NotWholeCores, Refused, ResourceManagerError
+from pykubelet.cm.metrics import PHYSICAL_CPU, UNCORE_CACHE, ResourceManagerMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.requests import container_cpus, containers_of, is_run_to_end, pod_cpus
 from pykubelet.cm.state import CpuState
@@ -30,7 +30,7 @@ NO_CHOICE: Final[Hints] = {}
 IMPOSSIBLE: Final[Hints] = {CPU: ()}
 
 
-class StaticCpus:
+class StaticCpuPolicy:
     """Implements HintProvider."""
 
     def __init__(
@@ -40,7 +40,7 @@ class StaticCpus:
         reserved: Cpus,
         options: CpuOptions,
         state: CpuState,
-        metrics: PinningMetrics,
+        metrics: ResourceManagerMetrics,
         pod_level: bool = False,
     ) -> None:
         self._topology = topology
@@ -59,7 +59,7 @@ class StaticCpus:
     # --- start ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Check the books against the machine, or open them. PinningProblem when they do not fit."""
+        """Check the books against the machine, or open them. ResourceManagerError when they do not fit."""
         state, every = self._state, self._topology.all_cpus
         if self._options.strict_reservation:
             every = every - self._reserved
@@ -343,7 +343,7 @@ def choose_cpus(topology: Topology, available: Cpus, wanted: int, options: CpuOp
 def reserved_cpus(topology: Topology, named: Cpus, kept: Quantity, options: CpuOptions) -> Cpus:
     """CPUs that are never given away: the named ones, else as many as the reservations need, lowest cores first."""
     if kept.is_zero():
-        raise PinningProblem(
+        raise ResourceManagerError(
             "cpuManagerPolicy: the static policy requires systemReserved.cpu + kubeReserved.cpu to be greater than "
             "zero, or reservedSystemCPUs"
         )
@@ -353,9 +353,9 @@ def reserved_cpus(topology: Topology, named: Cpus, kept: Quantity, options: CpuO
         found = choose_cpus(topology, topology.all_cpus, count, options)
     unknown = found - topology.all_cpus
     if unknown:
-        raise PinningProblem(f"reservedSystemCPUs: this machine has no CPU {format_cpu_list(unknown)}")
+        raise ResourceManagerError(f"reservedSystemCPUs: this machine has no CPU {format_cpu_list(unknown)}")
     if len(found) != count:
-        raise PinningProblem(
+        raise ResourceManagerError(
             f"cpuManagerPolicy: unable to reserve the required amount of CPUs (size of "
             f"{format_cpu_list(found)!r} did not equal {count})"
         )

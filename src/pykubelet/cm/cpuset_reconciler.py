@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 from msgspec import Struct
 
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.cm.errors import NotWritten
 from pykubelet.cm.state import ManagerStates
 from pykubelet.kit.limits import Once
@@ -31,17 +31,11 @@ class RunningContainer(Struct, frozen=True, kw_only=True):
     id: str
 
 
-class ContainerUpdates(Protocol):
-    async def update_container_resources(
-        self, container_id: str, resources: cri_pb2.LinuxContainerResources
-    ) -> None: ...
-
-
 class CpusetReconciler:
     def __init__(
         self,
         *,
-        cri: ContainerUpdates,
+        cri: CriClient,
         running: Callable[[], Iterable[RunningContainer]],
         states: ManagerStates,
         period: float,

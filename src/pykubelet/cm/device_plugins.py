@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.clients.plugins.port import Device, DeviceConnect, DeviceOptions, DevicePlugin
-from pykubelet.cm.device_state import DeviceBooks, Resource
+from pykubelet.cm.device_state import DeviceState, Resource
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PluginError
@@ -37,12 +37,12 @@ class Endpoints:
     def __init__(
         self,
         *,
-        books: DeviceBooks,
+        state: DeviceState,
         connect: DeviceConnect,
         clock: Clock,
         on_change: Callable[[str, frozenset[str]], None],
     ) -> None:
-        self._books = books
+        self._state = state
         self._connect = connect
         self._clock = clock
         self._on_change = on_change
@@ -75,7 +75,7 @@ class Endpoints:
         self._left.pop(resource, None)
         self.removed.discard(resource)
         (self._sees_starts.add if told.pre_start else self._sees_starts.discard)(resource)
-        self._books.resources.setdefault(resource, Resource()).running = True
+        self._state.resources.setdefault(resource, Resource()).running = True
         self.tasks.spawn(self._follow(endpoint), name=f"device plugin {resource}")
         logger.info("device plugin in use", extra={"resource": resource, "socket": str(socket)})
         if before is not None:
@@ -89,7 +89,7 @@ class Endpoints:
 
     def expect(self, resource: str) -> None:
         """A resource an earlier life knew: its plugin has five minutes to come back."""
-        self._books.resources.setdefault(resource, Resource())
+        self._state.resources.setdefault(resource, Resource())
         self._forget_later(resource)
 
     async def _follow(self, endpoint: Endpoint) -> None:
@@ -110,7 +110,7 @@ class Endpoints:
         self._ended(endpoint, why)
 
     def _told(self, endpoint: Endpoint, devices: Sequence[Device]) -> None:
-        resource = self._books.resources.setdefault(endpoint.resource, Resource(running=True))
+        resource = self._state.resources.setdefault(endpoint.resource, Resource(running=True))
         before = resource.devices
         resource.devices = {each.id: each for each in devices}
         self._on_change(endpoint.resource, _health_changed(before, resource.devices))
@@ -119,7 +119,7 @@ class Endpoints:
         if self._running.get(endpoint.resource) is not endpoint:
             return
         del self._running[endpoint.resource]
-        resource = self._books.resources[endpoint.resource]
+        resource = self._state.resources[endpoint.resource]
         before = resource.devices
         resource.stop()
         logger.warning("device plugin gone", extra={"resource": endpoint.resource, "why": why})
@@ -134,7 +134,7 @@ class Endpoints:
         await self._clock.sleep(FORGET_AFTER)
         if self._left.get(resource) == since:
             del self._left[resource]
-            del self._books.resources[resource]
+            del self._state.resources[resource]
             self.removed.add(resource)
             self._on_change(resource, frozenset())
 

@@ -106,7 +106,7 @@ class ClaimEntry:
                     yield driver, device
 
 
-class ClaimBooks:
+class ClaimState:
     def __init__(self, path: Path) -> None:
         self._checkpoint = Checkpoint(path, encode=encode, decode=decode)
         self._claims: dict[tuple[str, str], ClaimEntry] = {}

@@ -19,7 +19,7 @@ class NotWritten(PykubeletError):
     """What was allotted is not on disk yet, and so not to be used."""
 
 
-class PinningProblem(PykubeletError):
+class ResourceManagerError(PykubeletError):
     """The agent cannot start with these settings, this machine or these checkpoint files."""
 
 

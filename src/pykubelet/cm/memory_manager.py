@@ -12,8 +12,8 @@ from typing import Final
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
-from pykubelet.cm.errors import NoMemory, NothingShared, PinningProblem, Refused
-from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.errors import NoMemory, NothingShared, Refused, ResourceManagerError
+from pykubelet.cm.metrics import ResourceManagerMetrics
 from pykubelet.cm.requests import Bytes, container_memory, containers_of, is_run_to_end, pod_memory
 from pykubelet.cm.state import Blocks, MachineMemory, MemoryBlock, MemoryState, MemoryTable, NodeMemory
 from pykubelet.cm.topology_manager import Hint, Hints, mask_of, masks, nodes_of
@@ -40,7 +40,7 @@ def kept_memory(
     sums: dict[str, int] = {}
     for each in reservations:
         if each.numa_node not in nodes:
-            raise PinningProblem(
+            raise ResourceManagerError(
                 f"reservedMemory: references a NUMA node {each.numa_node} that does not exist on this machine"
             )
         for name, text in each.limits.items():
@@ -50,13 +50,13 @@ def kept_memory(
     for name in sorted({*sums, *(name for name in expected if name == MEMORY or name.startswith("hugepages-"))}):
         wanted = expected[name].value() if name in expected else 0
         if sums.get(name, 0) != wanted:
-            raise PinningProblem(
+            raise ResourceManagerError(
                 f"reservedMemory: the total amount {_text(sums.get(name, 0))!r} of type {name!r} is not equal to the "
                 f"value {_text(wanted)!r} determined by Node Allocatable feature (kubeReserved + systemReserved + "
                 "evictionHard memory.available)"
             )
     if not sums.get(MEMORY):
-        raise PinningProblem("memoryManagerPolicy: [memorymanager] you should specify the system reserved memory")
+        raise ResourceManagerError("memoryManagerPolicy: [memorymanager] you should specify the system reserved memory")
     return found
 
 
@@ -164,11 +164,17 @@ _Reusable = dict[tuple[tuple[int, ...], str], int]
 """Bytes of ended init containers, by NUMA nodes and resource."""
 
 
-class StaticMemory:
+class StaticMemoryPolicy:
     """Implements HintProvider."""
 
     def __init__(
-        self, *, topology: Topology, kept: Kept, state: MemoryState, metrics: PinningMetrics, pod_level: bool = False
+        self,
+        *,
+        topology: Topology,
+        kept: Kept,
+        state: MemoryState,
+        metrics: ResourceManagerMetrics,
+        pod_level: bool = False,
     ) -> None:
         self._topology = topology
         self._kept = kept
@@ -178,7 +184,7 @@ class StaticMemory:
         self._reusable: tuple[str, _Reusable] = ("", {})
 
     def start(self) -> None:
-        """Check the books against the machine, or open them. PinningProblem when they do not fit."""
+        """Check the books against the machine, or open them. ResourceManagerError when they do not fit."""
         expected = empty_machine(self._topology, self._kept)
         if not self._state.machine:
             if self._state.entries:

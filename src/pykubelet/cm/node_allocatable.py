@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.pod_resources import HUGE_PAGES, is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
-from pykubelet.clients.host.port import Machine, Slices
+from pykubelet.clients.host.port import CgroupHost, Machine, Slices
 from pykubelet.cm.capacity import machine_capacity, quantities, reserved
 from pykubelet.cm.cgroup_limits import CgroupRules
 from pykubelet.cm.cgroups import NoSlices, lacks_root
@@ -118,16 +117,6 @@ CGROUP_V1 = "cgroup v1 detected. cgroup v1 support is deprecated: move this mach
 ENFORCED, NOT_ENFORCED = "NodeAllocatableEnforced", "FailedNodeAllocatableEnforcement"
 
 
-class GroupHost(Protocol):
-    def create(self, path: str, limits: CgroupLimits) -> None: ...
-
-    def apply(self, path: str, limits: CgroupLimits) -> None:
-        """OSError when the host refuses."""
-        ...
-
-    def exists(self, path: str) -> bool: ...
-
-
 class NodeLimits(Struct, frozen=True, kw_only=True):
     pods: CgroupLimits = field(default_factory=CgroupLimits)
     enforced: bool = True
@@ -141,7 +130,7 @@ class NodeAllocatable:
     def __init__(
         self,
         *,
-        host: GroupHost,
+        host: CgroupHost,
         rules: CgroupRules,
         limits: NodeLimits,
         events: EventSink,

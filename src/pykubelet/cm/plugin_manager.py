@@ -48,22 +48,7 @@ class Identity(Struct, frozen=True):
 Sockets = Mapping[Path, Identity]
 
 
-class SocketWatch(Protocol):
-    def sockets(self) -> Sockets:
-        """All sockets that are there now; folders that appeared are followed from now on, too."""
-        ...
-
-    async def wait(self, at_most: float) -> None:
-        """Until something may have changed since the last look; at most that long."""
-        ...
-
-    def close(self) -> None: ...
-
-
-OpenSocketWatch = Callable[[Path], SocketWatch]
-
-
-def open_tree_watch(root: Path) -> SocketWatch:
+def open_tree_watch(root: Path) -> TreeWatch:
     """Make the folder if it is missing and follow all that is below it."""
     root.mkdir(mode=0o755, parents=True, exist_ok=True)
     return TreeWatch(root)
@@ -207,7 +192,7 @@ class PluginManager:
         clock: Clock,
         metrics: Registry,
         may_start: Callable[[], bool] = lambda: True,
-        open_watch: OpenSocketWatch = open_tree_watch,
+        open_watch: Callable[[Path], TreeWatch] = open_tree_watch,
     ) -> None:
         self._folder = folder
         self._registrations = registrations

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from msgspec import Struct, field
 
-from pykubelet.cm.errors import NotWritten, PinningProblem
+from pykubelet.cm.errors import NotWritten, ResourceManagerError
 from pykubelet.kit.files import Checkpoint, CheckpointDamaged
 from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
 from pykubelet.kit.mailbox import Signal
@@ -69,7 +69,7 @@ class ManagerState(abc.ABC, Generic[E]):
     # --- on disk ----------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take over what the file holds, or write a first one. PinningProblem when that fails."""
+        """Take over what the file holds, or write a first one. ResourceManagerError when that fails."""
         try:
             data = self._checkpoint.read()
         except CheckpointDamaged as damage:
@@ -104,8 +104,8 @@ class ManagerState(abc.ABC, Generic[E]):
             self._changed = False
         await self._checkpoint.flush()
 
-    def _refusal(self, why: str) -> PinningProblem:
-        return PinningProblem(
+    def _refusal(self, why: str) -> ResourceManagerError:
+        return ResourceManagerError(
             f"could not restore state from checkpoint: {why}, please drain this node and delete the {self.manager} "
             f'checkpoint file "{self._checkpoint.path}" before restarting'
         )

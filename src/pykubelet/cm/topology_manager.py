@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Container, Pod
 from pykubelet.cm.errors import NotAligned, Refused
-from pykubelet.cm.metrics import NUMA_NODE, SCOPES, PinningMetrics
+from pykubelet.cm.metrics import NUMA_NODE, SCOPES, ResourceManagerMetrics
 from pykubelet.cm.policy_options import SINGLE_NUMA_NODE
 from pykubelet.cm.requests import containers_of
 from pykubelet.kit.clock import Clock
@@ -219,7 +219,7 @@ class TopologyManager:
         merger: Merger,
         scope: str,
         providers: Sequence[HintProvider],
-        metrics: PinningMetrics,
+        metrics: ResourceManagerMetrics,
         clock: Clock,
         pod_level: bool = False,
     ) -> None:

@@ -25,7 +25,7 @@ from pykubelet.model.pod_resources import (
     storage_limit,
 )
 from pykubelet.stats.volumes import VolumeStatsCalculator
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.spec import VolumeUsage
 
 PERIOD: Final = 10.0
 EMPTY_DIR_LIMIT: Final = "emptydirfs.limit"

@@ -71,6 +71,8 @@ class PodWorker(Struct):
     state: WorkerState = WorkerState.SYNCING
     started: bool = False
     """Whether the worker was allowed to begin (static pods of one name run one at a time)."""
+    synced: bool = False
+    """Whether a sync has begun."""
     deleted: bool = False
     """Its source deleted it or has it no more. False for a pod that the node ended and its source still shows."""
     evicted: bool = False
@@ -184,9 +186,11 @@ class PodRecord(Struct):
     probed: set[ProbeKey] | None = None
     """Probes of a static pod's containers with a result since the agent started. Written by the status manager."""
     start_failures: dict[str, ContainerProblem] | None = None
-    """Why containers could not be started, by name, until they start. Written by the pod sync."""
+    """Why containers could not be started, by name, until they start. Written by the runtime manager."""
     probe_outcomes: dict[ProbeKey, ProbeOutcome] | None = None
     """Newest results of probes. Written by the probe workers."""
+    termination_messages: dict[str, str] | None = None
+    """By container id, of containers that ended. Written by the status maker."""
 
     @property
     def is_empty(self) -> bool:
@@ -195,4 +199,6 @@ class PodRecord(Struct):
     @property
     def has_results(self) -> bool:
         """Whether anything is kept that is dropped with the pod and its worker."""
-        return bool(self.reported or self.probed or self.start_failures or self.probe_outcomes)
+        return bool(
+            self.reported or self.probed or self.start_failures or self.probe_outcomes or self.termination_messages
+        )

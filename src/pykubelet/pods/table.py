@@ -353,7 +353,15 @@ class PodTable:
     def reports(self) -> list[tuple[str, ReportedStatus]]:
         return [(record.uid, record.reported) for record in self._records.values() if record.reported is not None]
 
-    # --- start failures; written by the pod sync ------------------------------------------------
+    def keep_termination_messages(self, uid: str, messages: dict[str, str]) -> None:
+        self._record(PodUID(uid)).termination_messages = messages
+
+    def termination_messages(self, uid: str) -> Mapping[str, str]:
+        """Termination messages that were read already, by container id."""
+        record = self._records.get(uid)
+        return record.termination_messages or {} if record is not None else {}
+
+    # --- start failures; written by the runtime manager---------------------------------------------
 
     def start_failed(self, uid: str, problem: ContainerProblem) -> None:
         record = self._record(PodUID(uid))
@@ -399,6 +407,7 @@ class PodTable:
         for record in self:
             if record.pod is None and record.worker is None and record.has_results:
                 record.reported = record.probed = record.start_failures = record.probe_outcomes = None
+                record.termination_messages = None
                 self._drop_if_empty(record)
 
 

@@ -24,7 +24,7 @@ from pykubelet.model.pod import (
     is_sidecar,
     uid_of,
 )
-from pykubelet.model.problems import CreateFailed, Problem, ResizeFailed
+from pykubelet.model.problems import ContainerProblem, CreateFailed, Problem, ResizeFailed
 from pykubelet.model.reasons import CREATE_POD_SANDBOX_ERROR, NORMAL
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
 from pykubelet.pods.table import PodTable
@@ -78,28 +78,39 @@ class RuntimeManager:
         renew_status: Callable[[], Awaitable[None]] | None = None,
     ) -> SyncOutcome:
         """`renew_status` is called after a step when others follow that may take long."""
-        plan = self._plan(pod, observed, restart_all)
         outcome = SyncOutcome()
+        await self._carry_out(pod, observed, self._plan(pod, observed, restart_all), outcome, renew_status)
+        self._remember(uid_of(pod), outcome)
+        return outcome
+
+    async def _carry_out(
+        self,
+        pod: Pod,
+        observed: PodRuntimeStatus,
+        plan: PodPlan,
+        outcome: SyncOutcome,
+        renew_status: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         if plan.is_idle and not self._resizer.is_due(pod, plan):
-            return outcome
+            return
         outcome.acted = True
         if plan.kill_pod:
             await self._end_old_life(pod, observed, plan)
             if not plan.create_sandbox:
                 outcome.ended = True
-                return outcome
+                return
         else:
             for kill in plan.kill:
                 await self._kill(pod, kill, observed)
             for reset in plan.reset:
                 await self._reset(pod, reset, observed)
             if plan.reset:
-                return outcome
+                return
         await self._prune_init(pod, observed, plan)
         if not plan.create_sandbox:
             await self._resize(pod, plan, plan.sandbox_id, outcome)
             if not starts(plan):
-                return outcome
+                return
         stepped = Signal()
         async with beside() as begin:
             if renew_status is not None:
@@ -108,11 +119,20 @@ class RuntimeManager:
                 sandbox = await self._sandboxes.start(pod, observed, plan, begin, stepped)
             except StartError as error:
                 outcome.problems.append(error.problem)
-                return outcome
+                return
             if plan.create_sandbox:
                 await self._resize(pod, plan, sandbox.id, outcome)
             await self._start_all(pod, plan, sandbox, observed, outcome, stepped)
-        return outcome
+
+    def _remember(self, uid: str, outcome: SyncOutcome) -> None:
+        """Keep why containers did not start; those that did have no reason any more."""
+        failed = {each.container: each for each in outcome.problems if isinstance(each, ContainerProblem)}
+        for name, problem in failed.items():
+            if name:
+                self._table.start_failed(uid, problem)
+        for name in outcome.started:
+            if name not in failed:
+                self._table.start_succeeded(uid, name)
 
     def has_work(self, pod: Pod, observed: PodRuntimeStatus) -> bool:
         """Whether a pass over the pod in this state would do anything, perhaps find that it must wait."""

@@ -17,15 +17,16 @@ from msgspec import Struct
 
 from pykubelet.certs.build import SERVING_PREFIX
 from pykubelet.certs.self_signed import ensure_self_signed
+from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.context import Context
 from pykubelet.edges import Edges, ServeEdges
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Services
-from pykubelet.model.assigned import Assigned
 from pykubelet.node.build import Shutdown
 from pykubelet.pleg.pleg import Pleg
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.probes.worker import ProbeMetrics
@@ -47,7 +48,6 @@ from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema_server import ServerSettings
 from pykubelet.settings.settings import Settings
 from pykubelet.stats.source import NodeStatsSource
-from pykubelet.sync.runtime_state import RuntimeState
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def build(
     explainer: Explainer,
     events: EventBroadcaster,
     shutdown: Shutdown,
-    assigned: Assigned,
+    assigned: AssignedResources,
     started: float,
 ) -> Server:
     """`started`: when the agent started, in unix seconds. Raises PykubeletError for settings that cannot work."""

@@ -11,7 +11,7 @@ from pykubelet.kit.clock import utc, utc_from_ns
 from pykubelet.model.stats import FolderUsage, FsUsage, NetworkCounters, Pressure, PressureLine
 from pykubelet.stats.snapshot import ContainerSample, Group, NodeSample, PodItem, PodSample, RuntimeFs, Snapshot
 from pykubelet.stats.volumes import PodVolumeStats
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.spec import VolumeUsage
 
 
 class Shape(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel", gc=False):

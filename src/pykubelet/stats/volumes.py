@@ -22,7 +22,7 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.model.stats import Measurement
 from pykubelet.pods.table import PodTable
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.spec import VolumeUsage
 
 logger = logging.getLogger(__name__)
 

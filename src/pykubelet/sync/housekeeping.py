@@ -1,8 +1,7 @@
-"""Housekeeping: forget what is over, start again what was asked for, end what nobody wants.
+"""Housekeeping: forget pods that are over, start again those that were added anew, end those that no source wants.
 
-Runs when something ended or the set of pods changed, and now and then as a safety net; never before every
-source was heard, because until then "nobody wants it" cannot be known. Each chore stands alone: one that
-fails is reported and the others still run.
+Runs when a pod finished or the set of pods changed, and now and then as a safety net; never before every source was
+read, because until then it is unknown which pods are wanted. A chore that fails is logged and the others still run.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from pykubelet.clients.host.port import PodFolders
+from pykubelet.context import Context
 from pykubelet.kit.limits import Once
 from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
@@ -19,18 +19,16 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import PodUID, deletion_requested, is_static, uid_of
 from pykubelet.pods.record import WorkerState
 from pykubelet.pods.table import PodTable
+from pykubelet.sources.mux import PodMux
 from pykubelet.sync.worker import PodWorkers, UpdateKind
+from pykubelet.volumes.manager import VolumeManager
 
 logger = logging.getLogger(__name__)
 
 PERIOD = 30.0
 """Seconds between passes when nothing signalled one."""
 SETTLE = 0.1
-"""Seconds to gather news before a pass, so that fifty pods ending together cost one pass, not fifty."""
-
-
-class Ready(Protocol):
-    def all_ready(self) -> bool: ...
+"""Seconds to gather changes before a pass, so that fifty pods ending together cost one pass, not fifty."""
 
 
 class PodHolder(Protocol):
@@ -44,35 +42,33 @@ class Housekeeping:
 
     def __init__(
         self,
+        ctx: Context,
         *,
-        sources: Ready,
+        sources: PodMux,
         table: PodTable,
         workers: PodWorkers,
         folders: PodFolders,
+        volumes: VolumeManager,
         holders: Sequence[PodHolder],
-        chores: Sequence[Callable[[], Awaitable[None]]] = (),
-        metrics: Registry,
-        period: float = PERIOD,
-        has_mounts: Callable[[str], bool] = lambda uid: False,
+        chores: Sequence[Callable[[], Awaitable[None]]],
     ) -> None:
         self._sources = sources
         self._table = table
         self._workers = workers
         self._folders = folders
+        self._volumes = volumes
         self._holders = holders
         self._chores = chores
-        self._period = period
-        self._has_mounts = has_mounts
         self._due = Signal()
         self._logged: Once[str] = Once()
-        self._measure = _Measures(metrics)
+        self._measure = _Measures(ctx.metrics)
 
     def soon(self) -> None:
         self._due.set()
 
     async def run(self) -> None:
         while True:
-            if await self._due.wait(at_most=self._period):
+            if await self._due.wait(at_most=PERIOD):
                 await self._due.wait(at_most=SETTLE)
             if self._sources.all_ready():
                 await self.tidy()
@@ -112,7 +108,7 @@ class Housekeeping:
                 self._workers.forget(worker.uid)
 
     def _see_off_deleted(self) -> None:
-        """A rejected pod has no worker; when it is deleted somebody must give back what it may hold and say so."""
+        """A rejected pod has no worker; when it is deleted one must release what it may hold and report its end."""
         for pod in self._table.pods():
             if deletion_requested(pod) and self._table.worker(uid_of(pod)) is None:
                 self._workers.update(UpdateKind.UPDATE, pod)
@@ -136,7 +132,7 @@ class Housekeeping:
     def _remove_folders(self, known: set[PodUID]) -> None:
         tried = failed = 0
         for uid in self._folders.pod_uids():
-            if uid in known or self._has_mounts(uid):
+            if uid in known or self._volumes.has_mounts(uid):
                 continue
             tried += 1
             try:

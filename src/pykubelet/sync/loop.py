@@ -1,30 +1,28 @@
 """The sync loop: every change from the outside comes in here and wakes the pods it concerns.
 
-Inputs are pod changes from the sources, events of the runtime, probe results, and the runtime coming back.
-Handling one is quick and never waits: the work is done by the pod workers. Dull on purpose; what to do
-about an update is decided in `worker.py`, what to clean up in `housekeeping.py`.
+Inputs are pod changes from the sources, and signals of the runtime and of probes (`reactions.py`). Handling one is
+quick and never waits: the work is done by the pod workers. What to do about an update is decided in `worker.py`, what
+to clean up in `housekeeping.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.cm.build import ContainerManager
+from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff
-from pykubelet.kit.clock import Clock, utc
-from pykubelet.kit.metrics import Registry
-from pykubelet.model.events import EventSink
+from pykubelet.kit.clock import utc
 from pykubelet.model.lifecycle import mark_disrupted
 from pykubelet.model.pod import (
     Operation,
     PodsChanged,
     PodUID,
-    Source,
     compute_qos,
     deletion_requested,
     is_mirror,
@@ -36,12 +34,15 @@ from pykubelet.model.pod import (
 )
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.admission import Rejection, Verdict
 from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
 from pykubelet.pods.record import Room
 from pykubelet.pods.table import PodTable
-from pykubelet.recorder import LifeRecorder, Step
-from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered, ProbeResultChanged
+from pykubelet.recorder import Step
+from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered, PodSetChanged, ProbeResultChanged
+from pykubelet.sources.mux import PodMux
+from pykubelet.status.manager import StatusManager
 from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
 from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
@@ -62,105 +63,43 @@ ROOM_MAY_BE_FREE = {Operation.ADD: "pods_added", Operation.REMOVE: "pods_removed
 """Changes after which resizes that wait are judged again, with upstream's word for each."""
 
 
-class Changes(Protocol):
-    async def next_changes(self) -> list[PodsChanged]: ...
-
-    def mark_ready(self, source: Source) -> None: ...
-
-    def all_ready(self) -> bool: ...
-
-
-class Admission(Protocol):
-    def decide(self, pod: Pod, others: Sequence[Pod]) -> Verdict: ...
-
-    def lacking_for_change(self, old: Pod, new: Pod) -> Sequence[str]:
-        """Features that a change of a pod needs and this node does not declare."""
-        ...
-
-
-class Resizes(Protocol):
-    """What pods were promised, and wishes for something else."""
-
-    def allocated(self, pod: Pod) -> Pod: ...
-
-    def active_pods(self) -> Sequence[Pod]:
-        """Pods that hold resources on this node, with what they were promised."""
-        ...
-
-    def admitted(self, pod: Pod) -> None: ...
-
-    def added(self, pods: Sequence[Pod]) -> None: ...
-
-    def updated(self, old: Pod | None, new: Pod) -> None: ...
-
-    def reconciled(self, old: Pod | None, new: Pod) -> None: ...
-
-    def retry(self, trigger: str) -> None: ...
-
-
-class StatusStore(Protocol):
-    @property
-    def status_of(self) -> Callable[[Pod], PodStatus]:
-        """What the API server shows of a pod."""
-        ...
-
-    def set_status(self, pod: Pod, status: PodStatus) -> None: ...
-
-    def probe_changed(self, pod: Pod, kind: ProbeKind, container_id: str, outcome: ProbeOutcome) -> None: ...
-
-
-class DeadContainers(Protocol):
-    def prune_soon(self, uid: str, container: str) -> None: ...
-
-
-class RuntimeWait(Protocol):
-    async def wait_up(self) -> None: ...
-
-
 class SyncLoop:
     name = "sync-loop"
 
     def __init__(
         self,
+        ctx: Context,
         *,
-        changes: Changes,
+        sources: PodMux,
         table: PodTable,
-        admission: Admission,
-        resizes: Resizes,
+        cm: ContainerManager,
         workers: PodWorkers,
-        statuses: StatusStore,
-        dead: DeadContainers,
-        runtime: RuntimeWait,
-        events: EventSink,
-        recorder: LifeRecorder,
-        clock: Clock,
-        tidy: Callable[[], None],
-        metrics: Registry,
+        statuses: StatusManager,
+        runtime_state: RuntimeState,
         fresh_node: FreshNode | None = None,
     ) -> None:
         """`fresh_node`: with an API server, where pods that only the Node's labels keep out wait for a newer Node."""
-        self._changes = changes
+        self._sources = sources
         self._table = table
-        self._admission = admission
-        self._resizes = resizes
+        self._admission = cm.admission
+        self._allocation = cm.allocation
         self._workers = workers
         self._statuses = statuses
-        self._dead = dead
-        self._runtime = runtime
-        self._events = events
-        self._recorder = recorder
-        self._clock = clock
-        self._tidy = tidy
-        self._broken: dict[PodUID, _Broken] = {}
+        self._runtime_state = runtime_state
         self._fresh_node = fresh_node
-        self._preemptions = metrics.counter(
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._clock = ctx.clock
+        self._signals = ctx.signals
+        self._broken: dict[PodUID, _Broken] = {}
+        self._preemptions = ctx.metrics.counter(
             "kubelet_preemptions",
             "Pods ended for critical ones, by the resource these were short of.",
             ("preemption_signal",),
         )
 
     async def run(self) -> None:
-        await self._runtime.wait_up()
+        await self._runtime_state.wait_up()
         await self._workers.wait_listed()
         while True:
             for change in await self._next_changes():
@@ -172,35 +111,30 @@ class SyncLoop:
         due = min((broken.due for broken in self._broken.values()), default=None)
         try:
             async with asyncio.timeout(None if due is None else max(0.0, due - self._clock.monotonic())):
-                return await self._changes.next_changes()
+                return await self._sources.next_changes()
         except TimeoutError:
             return []
 
     def handle(self, change: PodsChanged) -> None:
         """Apply what one source changed. Never waits."""
         self._pods_changed(change)
-        self._changes.mark_ready(change.source)
+        self._sources.mark_ready(change.source)
         if change.op in ROOM_MAY_BE_FREE:
-            self._resizes.retry(ROOM_MAY_BE_FREE[change.op])
-        self._tidy()
+            self._allocation.retry(ROOM_MAY_BE_FREE[change.op])
+        self._signals.publish(PodSetChanged())
 
     # --- the runtime ----------------------------------------------------------------------------
 
     def container_died(self, died: ContainerDied) -> None:
-        """Wake the worker, which decides about a restart, and have dead containers of that name pruned."""
-        try:
-            if not died.sandbox:
-                self._recorder.note(died.uid, Step.EXIT, died.name)
-                self._dead.prune_soon(died.uid, died.name)
-        except Exception as error:  # this pod's trouble, never the node's: its worker runs all the same
-            self._tell_broken(died.uid, type(died).__name__, error)
-            self._workers.sync_now(died.uid)
+        """Wake the worker, which decides about a restart."""
         if not died.requested:
             self._workers.sync_now(died.uid)
+        if not died.sandbox:
+            self._recorder.note(died.uid, Step.EXIT, died.name)
 
     def container_started(self, started: ContainerStarted) -> None:
         if self._table.worker(started.uid) is None:
-            self._tidy()  # an orphan, which a pass before this event could not know
+            self._signals.publish(PodSetChanged())  # an orphan, which housekeeping could not know before this event
         elif not started.requested:
             self._workers.sync_now(started.uid)
 
@@ -213,13 +147,13 @@ class SyncLoop:
         for pod in sorted(change.pods, key=_age) if change.op is Operation.ADD else change.pods:
             self._apply(change.op, pod)
         if change.op is Operation.ADD:
-            # Not before all are known: a wish must not be granted what a pod further down holds already.
+            # Not before all are known: a resize must not be given what a pod further down holds already.
             for pod in change.pods:
                 if not is_mirror(pod) and uid_of(pod) not in self._broken:
-                    self._adopt_wish(pod)
+                    self._adopt_resize(pod)
 
     def _apply(self, op: Operation, pod: Pod, *, judged: bool = False) -> None:
-        """One change of one pod. If that breaks, it is told and tried again, and everybody else goes on."""
+        """One change of one pod. If that breaks, it is reported and tried again, and all others go on."""
         uid, broken = uid_of(pod), self._broken.get(uid_of(pod))
         if op is not Operation.REMOVE:
             if uid in self._table.undecided:
@@ -235,28 +169,28 @@ class SyncLoop:
             self._broken[uid] = broken
             if op is Operation.ADD and self._table.worker(uid) is None:
                 self._table.undecided.add(uid)
-            self._tell_broken(uid, f"pod {op.value}", error)
+            self._report_broken(uid, f"pod {op.value}", error)
             self._events.pod_event(pod, WARNING, "FailedSync", f"error handling the pod: {error}")
         else:
             self._broken.pop(uid, None)
-            if not self._waits(uid):
+            if not self._is_waiting(uid):
                 self._table.undecided.discard(uid)
 
-    def _adopt_wish(self, pod: Pod) -> None:
+    def _adopt_resize(self, pod: Pod) -> None:
         try:
-            self._resizes.added([pod])
+            self._allocation.added([pod])
         except Exception as error:
-            self._tell_broken(uid_of(pod), "resize", error)
+            self._report_broken(uid_of(pod), "resize", error)
 
     def _try_again(self) -> None:
         now = self._clock.monotonic()
         for broken in [each for each in self._broken.values() if each.due <= now]:
             self._apply(broken.op, broken.pod)
             if broken.op is Operation.ADD and not is_mirror(broken.pod) and uid_of(broken.pod) not in self._broken:
-                self._adopt_wish(broken.pod)
-            self._tidy()
+                self._adopt_resize(broken.pod)
+            self._signals.publish(PodSetChanged())
 
-    def _tell_broken(self, uid: str, what: str, error: Exception) -> None:
+    def _report_broken(self, uid: str, what: str, error: Exception) -> None:
         text = str(error) or type(error).__name__
         self._recorder.fail(uid, Step.SYNC, reason=type(error).__name__, message=text)
         logger.error("an event about a pod cannot be handled", extra={"uid": uid, "event": what}, exc_info=error)
@@ -268,7 +202,7 @@ class SyncLoop:
             case Operation.UPDATE | Operation.DELETE:
                 old = self._table.pod(uid_of(pod))
                 self._table.put(pod)
-                self._resizes.updated(old, pod)
+                self._allocation.updated(old, pod)
                 self._update(pod)
                 self._check_features(old, pod)
             case Operation.REMOVE:
@@ -286,15 +220,15 @@ class SyncLoop:
         else:
             self._apply(Operation.ADD, pod, judged=True)
 
-    def _waits(self, uid: PodUID) -> bool:
+    def _is_waiting(self, uid: PodUID) -> bool:
         """Whether the pod waits for the newest Node."""
         return self._fresh_node is not None and uid in self._fresh_node
 
     def _waits_for_node(self, uid: PodUID, rejection: Rejection, judged: bool) -> bool:
         if judged or self._fresh_node is None or not rejection.may_pass_on_fresh_node:
             return False
-        self._recorder.note(uid, Step.ADMISSION, reason=rejection.reason, message="waits for the newest Node")
         self._fresh_node.add(uid)
+        self._recorder.note(uid, Step.ADMISSION, reason=rejection.reason, message="waits for the newest Node")
         self._table.undecided.add(uid)  # neither started nor cleaned up until then
         return True
 
@@ -309,14 +243,14 @@ class SyncLoop:
         logger.info("pod added", extra={"pod": readable(pod), "uid": uid})
         worker = self._table.worker(uid)
         if (worker is None or not worker.is_ending) and not is_terminal_phase(pod.status.phase):
-            # After a restart of the agent the pod is judged by what it was promised before.
-            promised = self._resizes.allocated(pod)
-            verdict = self._admission.decide(promised, self._active_pods(but=uid))
+            # After a restart of the agent the pod is judged by what was allocated to it before.
+            allocated = self._allocation.allocated(pod)
+            verdict = self._admission.decide(allocated, self._active_pods(but=uid))
             if verdict.rejection is not None:
                 if not self._waits_for_node(uid, verdict.rejection, judged):
                     self._reject(pod, verdict.rejection)
                 return
-            self._resizes.admitted(promised)
+            self._allocation.admitted(allocated)
             room = self._make_room(verdict)
             self._workers.update(UpdateKind.CREATE, pod, after=room)
             return
@@ -332,9 +266,9 @@ class SyncLoop:
         target = self._table.static_of(pod) if is_mirror(pod) else pod
         if target is None:
             return
-        if self._fresh_node is not None and uid_of(target) in self._fresh_node:
+        if self._is_waiting(uid_of(target)):
             return  # it is judged soon, as it is then
-        # A rejected pod has no worker and needs none, until it is deleted: then somebody must see it off.
+        # A rejected pod has no worker and needs none, until it is deleted: then one must release what it holds.
         if not self._was_rejected(target) or deletion_requested(target):
             self._workers.update(UpdateKind.UPDATE, target)
 
@@ -344,13 +278,13 @@ class SyncLoop:
             self._update(pod)
             return
         logger.info("pod removed from its source", extra={"pod": readable(pod), "uid": uid_of(pod)})
-        if self._changes.all_ready() and self._table.worker(uid_of(pod)) is not None:
+        if self._sources.all_ready() and self._table.worker(uid_of(pod)) is not None:
             self._workers.update(UpdateKind.KILL, pod)
 
     def _reconcile(self, pod: Pod) -> None:
         old = self._table.pod(uid_of(pod))
         self._table.put(pod)
-        self._resizes.reconciled(old, pod)
+        self._allocation.reconciled(old, pod)
         target = self._table.static_of(pod) if is_mirror(pod) else pod
         if target is None:
             return
@@ -407,26 +341,19 @@ class SyncLoop:
         return stopped
 
     def _active_pods(self, *, but: str) -> list[Pod]:
-        return [pod for pod in self._resizes.active_pods() if uid_of(pod) != but]
+        return [pod for pod in self._allocation.active_pods() if uid_of(pod) != but]
 
     # --- probes ---------------------------------------------------------------------------------
 
     def probe_result_changed(self, changed: ProbeResultChanged) -> None:
-        try:
-            self._probe_changed(changed)
-        except Exception as error:
-            self._tell_broken(changed.uid, type(changed).__name__, error)
-            self._workers.sync_now(changed.uid)
-
-    def _probe_changed(self, event: ProbeResultChanged) -> None:
-        pod = self._table.pod(event.uid)
+        pod = self._table.pod(changed.uid)
         if pod is None:
             return
-        if event.kind is not ProbeKind.LIVENESS:
-            self._statuses.probe_changed(pod, event.kind, event.container_id, event.outcome)
-            self._workers.sync_now(event.uid)
-        elif event.outcome is ProbeOutcome.FAILURE:
-            self._workers.sync_now(event.uid)
+        if changed.kind is not ProbeKind.LIVENESS:
+            self._workers.sync_now(changed.uid)
+            self._statuses.probe_changed(pod, changed.kind, changed.container_id, changed.outcome)
+        elif changed.outcome is ProbeOutcome.FAILURE:
+            self._workers.sync_now(changed.uid)
 
 
 def _age(pod: Pod) -> float:

@@ -1,26 +1,23 @@
 """The metrics every dashboard of kubelets shows about pods and containers, as views of what others keep anyway.
 
-Gauges are counted when somebody asks; counters and durations listen to the life recorder and to the runtime's news.
+Gauges are counted when scraped; counters and durations follow the life recorder and the signals of PLEG.
 Names, labels and buckets are upstream's. Does not cover: what managers count about themselves.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Counting
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from pykubelet.api.types import Pod
 from pykubelet.context import Context
-from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.pod import ContainerKind, find_container, is_static, uses_host_network
-from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
-from pykubelet.pods.record import Orphan, PodWorker, StatusChange, WorkerState
+from pykubelet.model.runtime_status import ContainerState
+from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.recorder import LifeEntry, LifeRecorder, Outcome, Step
+from pykubelet.recorder import LifeEntry, Outcome, Step
 from pykubelet.signals import ContainerDied
-from pykubelet.sync.steps import PodSteps, SyncResult
 
 _EARLY = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0)
 _LATE = (120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0)
@@ -40,9 +37,8 @@ START_ERRORS = {Step.CREATE: "CreateContainerError", Step.START: "RunContainerEr
 
 class PodMetrics:
     def __init__(self, ctx: Context, table: PodTable) -> None:
+        self._table, self._recorder, self._clock = table, ctx.recorder, ctx.clock
         metrics = ctx.metrics
-        self._table, self._recorder = table, ctx.recorder
-        self._clock = ctx.clock
         metrics.gauge("kubelet_node_name", "The node's name; always 1.", ("node",)).set(1, ctx.node_name)
         self._make_gauges(metrics)
         self._make_counters(metrics)
@@ -260,52 +256,3 @@ def _static(pod: Pod) -> str:
 def _by_static(pods: Sequence[Pod]) -> dict[tuple[str, ...], float]:
     found = Counting(_static(pod) for pod in pods)
     return {(static,): float(found[static]) for static in ("", "true")}
-
-
-class TimedSteps:
-    """The steps of pods, with how long each took."""
-
-    def __init__(self, steps: PodSteps, *, recorder: LifeRecorder, clock: Clock, metrics: Registry) -> None:
-        self._steps = steps
-        self._recorder = recorder
-        self._clock = clock
-        self._taken = metrics.histogram(
-            "kubelet_pod_worker_duration_seconds", "Steps of pod workers.", ("operation_type",)
-        )
-        self._waited = metrics.histogram(
-            "kubelet_pod_worker_start_duration_seconds", "From the first sight of a pod to its first step."
-        )
-        self._begun: set[str] = set()
-
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncResult:
-        uid = pod.metadata.uid or ""
-        kind = "sync" if uid in self._begun else "create"
-        if kind == "create":
-            self._begun.add(uid)
-            life = self._recorder.life(uid)
-            first = next((entry.at for entry in life.entries if entry.step is Step.SEEN), None) if life else None
-            if first is not None:
-                self._waited.observe(max(0.0, self._clock.now() - first))
-        with self._timing(kind):
-            return await self._steps.sync(pod, seen)
-
-    async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
-        with self._timing("kill"):
-            await self._steps.terminating(pod, seen, grace, changes)
-
-    async def terminating_orphan(self, orphan: Orphan) -> None:
-        with self._timing("kill"):
-            await self._steps.terminating_orphan(orphan)
-
-    async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
-        self._begun.discard(pod.metadata.uid or "")
-        with self._timing("terminated"):
-            await self._steps.terminated(pod, seen)
-
-    @contextmanager
-    def _timing(self, kind: str) -> Iterator[None]:
-        begun = self._clock.monotonic()
-        try:
-            yield
-        finally:
-            self._taken.observe(self._clock.monotonic() - begun, kind)

@@ -1,132 +1,56 @@
 """The three steps of a pod's life: sync, terminating, terminated. Each may be repeated after any failure.
 
-The steps only order what the managers do; the decisions are in the plan, the status and the phases. Every
-change this agent makes in the runtime is looked at right after it was made (`Pleg.inspect`), so nobody
-waits for a relist to learn what we did ourselves.
+The steps only order what the managers do; the decisions are in the plan, the status and the worker's state. Every
+change this agent makes in the runtime is inspected right after it was made (`Pleg.inspect`), so no step waits for a
+relist to learn what the agent did itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
+
+from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.host.port import PodFolders
-from pykubelet.kit.clock import Clock
+from pykubelet.cm.build import ContainerManager
+from pykubelet.cm.user_namespaces import PodUserNamespaces
+from pykubelet.context import Context
 from pykubelet.model.errors import PykubeletError, RuntimeDown
-from pykubelet.model.events import EventSink
 from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, uses_host_network
-from pykubelet.model.problems import ContainerProblem, Problem, ResizeFailed
+from pykubelet.model.problems import Problem, ResizeFailed
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
+from pykubelet.pleg.pleg import Pleg
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.record import Orphan, StatusChange
-from pykubelet.pods.table import PodTable
-from pykubelet.recorder import LifeRecorder, Step
-from pykubelet.runtime.manager import SyncOutcome
-from pykubelet.sync.steps import NetworkNotReady, SyncResult
+from pykubelet.probes.manager import ProbeManager
+from pykubelet.recorder import Step
+from pykubelet.runtime.manager import RuntimeManager
+from pykubelet.sync.status_maker import PodStatusMaker
+from pykubelet.volumes.manager import VolumeManager
 
 logger = logging.getLogger(__name__)
 
 RENEW_AFTER = 0.2
-"""Seconds after a step of a start that its status is told, unless the start is done by then and tells it anyway."""
+"""Seconds until the status of a start that is still under way is reported; a quicker one reports it at its end."""
 
 
-class PodRuntime(Protocol):
-    async def sync_pod(
-        self,
-        pod: Pod,
-        seen: PodRuntimeStatus,
-        *,
-        restart_all: bool = False,
-        renew_status: Callable[[], Awaitable[None]] | None = None,
-    ) -> SyncOutcome: ...
-
-    def has_work(self, pod: Pod, seen: PodRuntimeStatus) -> bool: ...
-
-    async def kill_pod(self, pod: Pod, seen: PodRuntimeStatus, grace: int | None) -> None: ...
+class NetworkNotReady(PykubeletError):
+    """The pod needs the pod network and the runtime says that it is not there yet."""
 
 
-class PodLook(Protocol):
-    async def inspect(self, uid: str) -> PodRuntimeStatus:
-        """Ask the runtime about one pod now and renew the cache."""
-        ...
+class SyncResult(Struct, frozen=True, kw_only=True):
+    """What came of one sync."""
 
-
-class StatusMaker(Protocol):
-    def make(self, pod: Pod, seen: PodRuntimeStatus, *, terminal: bool) -> PodStatus: ...
-
-
-class StatusWriter(Protocol):
-    def set_status(self, pod: Pod, status: PodStatus) -> None: ...
-
-    def terminate(self, pod: Pod, status: PodStatus) -> None:
-        """The pod holds nothing any more: its last status may be sent and the object be deleted."""
-        ...
-
-
-class PodVolumes(Protocol):
-    async def wait_mounted(self, pod: Pod) -> None: ...
-
-    async def wait_unmounted(self, pod: Pod) -> None: ...
-
-
-class PodProbes(Protocol):
-    def add_pod(self, pod: Pod) -> None: ...
-
-    def stop_for_termination(self, pod: Pod) -> None:
-        """End liveness and startup probes; readiness goes on so that the pod is taken out of service."""
-        ...
-
-    def remove_pod(self, uid: str) -> None: ...
-
-
-class PodResizes(Protocol):
-    """What pods were promised, as opposed to what their specs ask for."""
-
-    def allocated(self, pod: Pod) -> Pod:
-        """The pod with what it was promised; every step works with that."""
-        ...
-
-    def review(self, pod: Pod, seen: PodRuntimeStatus) -> None:
-        """Note whether a promised resize is in force by now."""
-        ...
-
-    def failed(self, pod: Pod, why: str) -> None: ...
-
-
-class IdRanges(Protocol):
-    def release(self, uid: str) -> None:
-        """The pod's user namespace is used no more."""
-        ...
-
-
-class PodCgroups(Protocol):
-    def is_missing(self, pod: Pod) -> bool:
-        """Whether the pod should have a cgroup of its own and has none."""
-        ...
-
-    async def ensure(self, pod: Pod) -> None: ...
-
-    async def remove(self, uid: str) -> None: ...
-
-
-class PodClaims(Protocol):
-    """Dynamic resources that pods claim."""
-
-    async def prepare(self, pod: Pod, *, has_sandbox: bool) -> None: ...
-
-    async def unprepare(self, uid: str) -> None: ...
-
-
-class NoClaims:
-    """Without an API server there is nobody who could allocate any; such pods are not admitted."""
-
-    async def prepare(self, pod: Pod, *, has_sandbox: bool) -> None:
-        return
-
-    async def unprepare(self, uid: str) -> None:
-        return
+    ended: bool = False
+    """The pod reached a terminal phase by itself and should end."""
+    problems: Sequence[Problem] = ()
+    retry_at: float | None = None
+    """Wall time at which the next sync is due: the end of all back-offs, a deadline, or now. None = after the ordinary
+    retry if there are problems, else with the next resync."""
 
 
 class Mirrors(Protocol):
@@ -134,125 +58,47 @@ class Mirrors(Protocol):
 
 
 class References(Protocol):
-    """Secrets and config maps a pod needs, kept at hand while it lives."""
+    """Secrets and config maps a pod needs, watched while it lives."""
 
     def register(self, pod: Pod) -> None: ...
 
     def unregister(self, pod: Pod) -> None: ...
 
 
-class Network(Protocol):
-    def network_problem(self) -> str:
-        """Why the pod network cannot be used; empty when it can."""
-        ...
-
-
-class PodSync:
-    """Carries out the steps for every pod; holds no state of its own."""
+class PodEnvironment:
+    """What a pod needs around its containers: made before anything runs, removed when nothing does."""
 
     def __init__(
         self,
+        ctx: Context,
         *,
-        runtime: PodRuntime,
-        look: PodLook,
-        maker: StatusMaker,
-        statuses: StatusWriter,
-        volumes: PodVolumes,
-        probes: PodProbes,
-        cgroups: PodCgroups,
-        resizes: PodResizes,
-        id_ranges: IdRanges,
+        folders: PodFolders,
+        volumes: VolumeManager,
+        cm: ContainerManager,
+        user_namespaces: PodUserNamespaces,
         mirrors: Mirrors,
         references: References,
-        network: Network,
-        folders: PodFolders,
-        table: PodTable,
-        events: EventSink,
-        recorder: LifeRecorder,
-        clock: Clock,
-        claims: PodClaims | None = None,
     ) -> None:
-        self._claims = claims or NoClaims()
-        self._runtime = runtime
-        self._look = look
-        self._maker = maker
-        self._statuses = statuses
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._folders = folders
         self._volumes = volumes
-        self._probes = probes
-        self._cgroups = cgroups
-        self._resizes = resizes
-        self._id_ranges = id_ranges
+        self._cgroups = cm.cgroups
+        self._user_namespaces = user_namespaces
+        self._dra = cm.dra
+        """None without an API server, where no claim can be allocated; pods with claims are not admitted then."""
         self._mirrors = mirrors
         self._references = references
-        self._network = network
-        self._folders = folders
-        self._table = table
-        self._events = events
-        self._recorder = recorder
-        self._clock = clock
 
-    # --- sync -----------------------------------------------------------------------------------
-
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncResult:
-        pod = self._resizes.allocated(pod)
-        self._resizes.review(pod, seen)
-        status = self._maker.make(pod, seen, terminal=False)
-        self._statuses.set_status(pod, status)
-        if is_terminal_phase(status.phase):
-            return SyncResult(ended=True)
-        why = "" if uses_host_network(pod) else self._network.network_problem()
-        if why:
-            text = f"network is not ready: {why}"
-            self._events.pod_event(pod, WARNING, "NetworkNotReady", text)
-            raise NetworkNotReady(text)
+    def register(self, pod: Pod) -> None:
+        """Watch the objects that the pod refers to."""
         self._references.register(pod)
-        seen = await self._rehome(pod, seen)
-        await self._prepare(pod, seen)
-        self._probes.add_pod(pod)
-        outcome = await self._runtime.sync_pod(
-            pod, seen, restart_all=_restarts_all(status), renew_status=lambda: self._renew(pod)
-        )
-        self._remember(pod, outcome)
-        for problem in outcome.problems:
-            if isinstance(problem, ResizeFailed):
-                self._resizes.failed(pod, problem.message)
-        fresh = seen
-        if outcome.acted:
-            fresh = await self._look.inspect(uid_of(pod))
-            self._resizes.review(pod, fresh)
-            status = self._maker.make(pod, fresh, terminal=False)
-            self._statuses.set_status(pod, status)
-            if is_terminal_phase(status.phase):
-                return SyncResult(ended=True)
-        # An outcome of "the pod is to end" with a phase that says otherwise has nothing left to do either.
-        more = outcome.acted and not outcome.ended and self._runtime.has_work(pod, fresh)
-        # Containers that ended during this sync are in the status already and cause no further event: the next sync
-        # must not wait until a sibling's problem is over.
-        if more and (not outcome.problems or fresh.ended_since(seen)):
-            return SyncResult(problems=outcome.problems, retry_at=self._clock.now())
-        retry_at = _earliest(outcome.problems) if outcome.problems else _deadline(pod, status)
-        return SyncResult(problems=outcome.problems, retry_at=retry_at)
 
-    async def _renew(self, pod: Pod) -> None:
-        """Tell how far a pod is whose start takes long: an image is pulled, a hook runs. Cancelled when it is quick."""
-        await self._clock.sleep(RENEW_AFTER)
-        try:
-            fresh = await self._look.inspect(uid_of(pod))
-        except PykubeletError as error:
-            logger.info("status not renewed while a pod starts", extra={"pod": readable(pod), "problem": str(error)})
-            return
-        self._statuses.set_status(pod, self._maker.make(pod, fresh, terminal=False))
+    def lacks_cgroup(self, pod: Pod, observed: PodRuntimeStatus) -> bool:
+        """Whether containers run outside the pod's cgroup, because the settings changed, and escape its limits."""
+        return bool(observed.running()) and self._cgroups.is_missing(pod)
 
-    async def _rehome(self, pod: Pod, seen: PodRuntimeStatus) -> PodRuntimeStatus:
-        """Containers that run outside the pod's cgroup, because the settings changed, escape its limits: end them."""
-        if not seen.running() or not self._cgroups.is_missing(pod):
-            return seen
-        logger.warning("pod runs without its cgroup; it is stopped and started again", extra={"pod": readable(pod)})
-        await self._runtime.kill_pod(pod, seen, None)
-        return await self._look.inspect(uid_of(pod))
-
-    async def _prepare(self, pod: Pod, seen: PodRuntimeStatus) -> None:
-        """What must be there before anything of the pod runs."""
+    async def prepare(self, pod: Pod, observed: PodRuntimeStatus) -> None:
         uid = uid_of(pod)
         try:
             with self._recorder.step(uid, Step.CGROUP, routine=True):
@@ -272,72 +118,145 @@ class PodSync:
         if pod.spec.volumes:
             with self._recorder.step(uid, Step.VOLUMES, routine=True):
                 await self._volumes.wait_mounted(pod)
-        if pod.spec.resource_claims or pod.status.extended_resource_claim_status is not None:
+        has_claims = pod.spec.resource_claims or pod.status.extended_resource_claim_status is not None
+        if has_claims and self._dra is not None:
             with self._recorder.step(uid, Step.CLAIMS, routine=True):
-                await self._claims.prepare(pod, has_sandbox=bool(seen.ready_sandboxes()))
+                await self._dra.prepare(pod, has_sandbox=bool(observed.ready_sandboxes()))
 
-    def _remember(self, pod: Pod, outcome: SyncOutcome) -> None:
-        """Keep why containers did not start; what did start has no reason any more."""
-        uid = uid_of(pod)
-        failed = {each.container: each for each in outcome.problems if isinstance(each, ContainerProblem)}
-        for name, problem in failed.items():
-            if name:
-                self._table.start_failed(uid, problem)
-        for name in outcome.started:
-            if name not in failed:
-                self._table.start_succeeded(uid, name)
+    async def release_claims(self, uid: str) -> None:
+        """No container runs any more."""
+        if self._dra is not None:
+            await self._dra.unprepare(uid)
+
+    async def release(self, pod: Pod) -> None:
+        with self._recorder.step(uid_of(pod), Step.CLEANUP):
+            await self._volumes.wait_unmounted(pod)
+            self._references.unregister(pod)
+            await self._cgroups.remove(uid_of(pod))
+            self._user_namespaces.release(uid_of(pod))
+
+
+class PodSync:
+    """Carries out the steps for every pod; holds no state of its own."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        *,
+        runtime: RuntimeManager,
+        runtime_state: RuntimeState,
+        pleg: Pleg,
+        statuses: PodStatusMaker,
+        probes: ProbeManager,
+        cm: ContainerManager,
+        environment: PodEnvironment,
+    ) -> None:
+        self._runtime = runtime
+        self._runtime_state = runtime_state
+        self._pleg = pleg
+        self._statuses = statuses
+        self._probes = probes
+        self._allocation = cm.allocation
+        self._environment = environment
+        self._events = ctx.events
+        self._clock = ctx.clock
+
+    # --- sync -----------------------------------------------------------------------------------
+
+    async def sync(self, pod: Pod, observed: PodRuntimeStatus) -> SyncResult:
+        """Bring the pod to what its spec says."""
+        pod = self._allocation.allocated(pod)
+        self._allocation.review(pod, observed)
+        status = self._statuses.report(pod, observed)
+        if is_terminal_phase(status.phase):
+            return SyncResult(ended=True)
+        why = "" if uses_host_network(pod) else self._runtime_state.network_problem()
+        if why:
+            text = f"network is not ready: {why}"
+            self._events.pod_event(pod, WARNING, "NetworkNotReady", text)
+            raise NetworkNotReady(text)
+        self._environment.register(pod)
+        if self._environment.lacks_cgroup(pod, observed):
+            observed = await self._stop_for_cgroup(pod, observed)
+        await self._environment.prepare(pod, observed)
+        self._probes.add_pod(pod)
+        outcome = await self._runtime.sync_pod(
+            pod, observed, restart_all=_restarts_all(status), renew_status=lambda: self._renew(pod)
+        )
+        for problem in outcome.problems:
+            if isinstance(problem, ResizeFailed):
+                self._allocation.failed(pod, problem.message)
+        fresh = observed
+        if outcome.acted:
+            fresh = await self._pleg.inspect(uid_of(pod))
+            self._allocation.review(pod, fresh)
+            status = self._statuses.report(pod, fresh)
+            if is_terminal_phase(status.phase):
+                return SyncResult(ended=True)
+        # An outcome of "the pod is to end" with a phase that says otherwise has nothing left to do either.
+        more = outcome.acted and not outcome.ended and self._runtime.has_work(pod, fresh)
+        # Containers that ended during this sync are in the status already and cause no further event: the next sync
+        # must not wait until a sibling's problem is over.
+        if more and (not outcome.problems or fresh.ended_since(observed)):
+            return SyncResult(problems=outcome.problems, retry_at=self._clock.now())
+        retry_at = _earliest(outcome.problems) if outcome.problems else _deadline(pod, status)
+        return SyncResult(problems=outcome.problems, retry_at=retry_at)
+
+    async def _renew(self, pod: Pod) -> None:
+        """Report how far a pod is whose start takes long: an image is pulled, a hook runs. Cancelled when it ends."""
+        await self._clock.sleep(RENEW_AFTER)
+        try:
+            fresh = await self._pleg.inspect(uid_of(pod))
+        except PykubeletError as error:
+            logger.info("status not renewed while a pod starts", extra={"pod": readable(pod), "problem": str(error)})
+            return
+        self._statuses.report(pod, fresh)
+
+    async def _stop_for_cgroup(self, pod: Pod, observed: PodRuntimeStatus) -> PodRuntimeStatus:
+        logger.warning("pod runs without its cgroup; it is stopped and started again", extra={"pod": readable(pod)})
+        await self._runtime.kill_pod(pod, observed, None)
+        return await self._pleg.inspect(uid_of(pod))
 
     # --- terminating ----------------------------------------------------------------------------
 
-    async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
-        pod, uid = self._resizes.allocated(pod), uid_of(pod)
-        self._statuses.set_status(pod, self._status(pod, seen, changes, terminal=False))
+    async def terminating(self, pod: Pod, observed: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
+        """Stop everything; returns only when nothing runs."""
+        pod, uid = self._allocation.allocated(pod), uid_of(pod)
+        self._statuses.report(pod, observed, changes=changes)
         self._probes.stop_for_termination(pod)
-        await self._kill(pod, seen, grace)
+        await self._kill(pod, observed, grace)
         self._probes.remove_pod(uid)
-        fresh = await self._look.inspect(uid)
+        fresh = await self._pleg.inspect(uid)
         if left := fresh.running():
             raise PykubeletError(f"containers still run after the kill: {', '.join(c.name for c in left)}")
-        await self._claims.unprepare(uid)
-        self._statuses.set_status(pod, self._status(pod, fresh, changes, terminal=True))
+        await self._environment.release_claims(uid)
+        self._statuses.report(pod, fresh, changes=changes, terminal=True)
 
     async def terminating_orphan(self, orphan: Orphan) -> None:
-        """Stop a pod of which only the runtime knows anything, quickly: nobody waits for it to be polite."""
-        seen = await self._look.inspect(orphan.uid)
+        """Stop a pod that only the runtime knows, with the shortest grace period."""
+        observed = await self._pleg.inspect(orphan.uid)
         pod = Pod()
         pod.metadata.uid, pod.metadata.name, pod.metadata.namespace = orphan.uid, orphan.name, orphan.namespace
-        await self._kill(pod, seen, 1)
-        if (await self._look.inspect(orphan.uid)).running():
+        await self._kill(pod, observed, 1)
+        if (await self._pleg.inspect(orphan.uid)).running():
             raise PykubeletError(f"containers of orphaned pod {orphan.namespace}/{orphan.name} still run")
 
-    async def _kill(self, pod: Pod, seen: PodRuntimeStatus, grace: int) -> None:
+    async def _kill(self, pod: Pod, observed: PodRuntimeStatus, grace: int) -> None:
         try:
-            await self._runtime.kill_pod(pod, seen, grace)
+            await self._runtime.kill_pod(pod, observed, grace)
         except PykubeletError as error:
             if not isinstance(error, RuntimeDown):
                 self._events.pod_event(pod, WARNING, "FailedKillPod", f"error killing pod: {error}")
             raise
 
-    def _status(
-        self, pod: Pod, seen: PodRuntimeStatus, changes: Sequence[StatusChange], *, terminal: bool
-    ) -> PodStatus:
-        status = self._maker.make(pod, seen, terminal=terminal)
-        for change in changes:
-            change(status)
-        return status
-
     # --- terminated -----------------------------------------------------------------------------
 
-    async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
-        pod = self._resizes.allocated(pod)
-        status = self._maker.make(pod, seen, terminal=True)
-        self._statuses.set_status(pod, status)
-        with self._recorder.step(uid_of(pod), Step.CLEANUP):
-            await self._volumes.wait_unmounted(pod)
-            self._references.unregister(pod)
-            await self._cgroups.remove(uid_of(pod))
-            self._id_ranges.release(uid_of(pod))
-        self._statuses.terminate(pod, status)
+    async def terminated(self, pod: Pod, observed: PodRuntimeStatus) -> None:
+        """Release what the pod held, and report its last status."""
+        pod = self._allocation.allocated(pod)
+        status = self._statuses.report(pod, observed, terminal=True)
+        await self._environment.release(pod)
+        self._statuses.finish(pod, status)
 
 
 def _restarts_all(status: PodStatus) -> bool:

@@ -12,17 +12,19 @@ import asyncio
 import enum
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.context import Context
 from pykubelet.kit.backoff import jittered
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.log import current_pod
+from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PykubeletError, RuntimeDown
-from pykubelet.model.events import EventSink
 from pykubelet.model.pod import (
     PodUID,
     deletion_requested,
@@ -38,8 +40,9 @@ from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.record import Orphan, PodWorker, Room, WorkerState
 from pykubelet.pods.table import PodTable
-from pykubelet.recorder import LifeRecorder, Step
-from pykubelet.sync.steps import NetworkNotReady, PodSteps, SyncResult
+from pykubelet.recorder import Step
+from pykubelet.signals import PodFinished, PodRestarts
+from pykubelet.sync.pod_sync import NetworkNotReady, PodSync, SyncResult
 
 logger = logging.getLogger(__name__)
 
@@ -73,16 +76,6 @@ class KillRequest(Struct, frozen=True, kw_only=True):
             self.done.set_result(None)
 
 
-class WorkerSnapshot(Struct, frozen=True, kw_only=True):
-    uid: str
-    pod: str
-    phase: str
-    failures: int
-    last_error: str
-    next_run_in: float | None
-    story: tuple[str, ...]
-
-
 class PodWorkers:
     """All pod workers. Runs as a service; `update()` is its only entrance."""
 
@@ -90,31 +83,26 @@ class PodWorkers:
 
     def __init__(
         self,
+        ctx: Context,
         *,
         table: PodTable,
-        steps: PodSteps,
+        steps: PodSync,
         pleg: Pleg,
-        events: EventSink,
-        recorder: LifeRecorder,
-        clock: Clock,
-        sync_frequency: float,
         chance: random.Random | None = None,
     ) -> None:
         self._table = table
         self._steps = steps
         self._pleg = pleg
-        self._events = events
-        self._recorder = recorder
-        self._clock = clock
-        self._sync_frequency = sync_frequency
+        self._events = ctx.events
+        self._recorder = ctx.recorder
+        self._clock = ctx.clock
+        self._signals = ctx.signals
+        self._sync_frequency = ctx.settings.config.sources.sync_frequency
         self._chance = chance or random.Random()
         self._turns = StaticTurns(table)
         self._restarts: set[PodUID] = set()
+        self._measure = _Measures(ctx.metrics)
         self._tasks = TaskSet("pod workers")
-        self.on_finished: Callable[[PodUID], None] = lambda uid: None
-        """Told when a worker is done with its pod, so that housekeeping need not poll for it."""
-        self.on_restart: Callable[[PodUID], None] = lambda uid: None
-        """Told when a pod whose life is over will get another one under the same UID."""
 
     async def run(self) -> None:
         async with self._tasks:
@@ -141,7 +129,7 @@ class PodWorkers:
         elif worker.state is WorkerState.FINISHED:
             if kind is UpdateKind.CREATE:
                 worker.restart_requested = True
-                self.on_finished(uid)
+                self._signals.publish(PodFinished(uid))
             if kill is not None:
                 kill.complete()
             return
@@ -201,7 +189,7 @@ class PodWorkers:
         if worker is not None and worker.state is WorkerState.FINISHED:
             if worker.restart_requested:
                 self._restarts.add(worker.uid)
-                self.on_restart(worker.uid)
+                self._signals.publish(PodRestarts(worker.uid))
             self._table.forget_worker(uid)
             self._recorder.note(uid, Step.CLEANUP, reason="Forgotten")
 
@@ -209,22 +197,6 @@ class PodWorkers:
         """Forgotten pods that were added again while their old life was ending."""
         taken, self._restarts = self._restarts, set()
         return taken
-
-    def snapshot(self) -> Mapping[str, WorkerSnapshot]:
-        now = self._clock.monotonic()
-        return {
-            worker.uid: WorkerSnapshot(
-                uid=worker.uid,
-                pod=worker.full_name,
-                phase=worker.state.value,
-                failures=worker.failures,
-                last_error=worker.last_error,
-                next_run_in=None if worker.next_run is None else max(0.0, worker.next_run - now),
-                story=tuple(f"{state.value}: {because}" for state, because in worker.history),
-            )
-            for worker in self._table.workers()
-            if worker.state is not WorkerState.FINISHED
-        }
 
     # --- merging updates ------------------------------------------------------------------------
 
@@ -287,11 +259,7 @@ class PodWorkers:
             worker.stopped()
             for uid in self._turns.leave(worker):
                 self.sync_now(uid)
-        try:
-            self.on_finished(worker.uid)
-        except Exception as error:  # this pod's trouble, never the node's; housekeeping comes by anyway
-            logger.exception("the end of a pod cannot be handled")
-            self._recorder.fail(worker.uid, Step.CLEANUP, reason=type(error).__name__, message=str(error))
+        self._signals.publish(PodFinished(worker.uid))
 
     async def _run_once(self, worker: PodWorker) -> float | None:
         """Run the step of the current state once; seconds until the next run, None to wait for news."""
@@ -368,7 +336,8 @@ class PodWorkers:
     async def _step(self, worker: PodWorker) -> SyncResult:
         """Do what the state asks for."""
         if worker.orphan is not None:
-            await self._steps.terminating_orphan(worker.orphan)
+            with self._measure.step("kill", self._clock):
+                await self._steps.terminating_orphan(worker.orphan)
             worker.orphan = None
             if worker.pod is None:
                 worker.move(WorkerState.FINISHED, "orphan stopped")
@@ -381,19 +350,33 @@ class PodWorkers:
         assert pod is not None
         status = worker.runtime_status = await self._fresh(pod, worker.last_sync)
         if worker.state is WorkerState.SYNCING:
-            result = await self._steps.sync(pod, status)
+            with self._measure.step(self._begin_sync(worker), self._clock):
+                result = await self._steps.sync(pod, status)
             if result.ended and worker.state is WorkerState.SYNCING:
                 worker.shorten_grace(None)
                 worker.move(WorkerState.TERMINATING, "reached its end")
             return result
         if worker.state is WorkerState.TERMINATING:
-            await self._steps.terminating(pod, status, worker.grace or 1, worker.changes)
+            with self._measure.step("kill", self._clock):
+                await self._steps.terminating(pod, status, worker.grace or 1, worker.changes)
             worker.move(WorkerState.TERMINATED, "nothing runs any more")
             worker.stopped()
         elif worker.state is WorkerState.TERMINATED:
-            await self._steps.terminated(pod, status)
+            with self._measure.step("terminated", self._clock):
+                await self._steps.terminated(pod, status)
             worker.move(WorkerState.FINISHED, "everything given back")
         return SyncResult()
+
+    def _begin_sync(self, worker: PodWorker) -> str:
+        """What metrics call this sync; for the first one also how long the pod waited for it."""
+        if worker.synced:
+            return "sync"
+        worker.synced = True
+        life = self._recorder.life(worker.uid)
+        first = next((entry.at for entry in life.entries if entry.step is Step.SEEN), None) if life else None
+        if first is not None:
+            self._measure.waited.observe(max(0.0, self._clock.now() - first))
+        return "create"
 
     async def _fresh(self, pod: Pod, than: float) -> PodRuntimeStatus:
         try:
@@ -456,3 +439,21 @@ class StaticTurns:
             del self._queues[worker.full_name]
         waiting = (self._table.worker(uid) for uid in turns)
         return [other.uid for other in waiting if other is not None and not other.started]
+
+
+class _Measures:
+    def __init__(self, metrics: Registry) -> None:
+        self._taken = metrics.histogram(
+            "kubelet_pod_worker_duration_seconds", "Steps of pod workers.", ("operation_type",)
+        )
+        self.waited = metrics.histogram(
+            "kubelet_pod_worker_start_duration_seconds", "From the first sight of a pod to its first step."
+        )
+
+    @contextmanager
+    def step(self, kind: str, clock: Clock) -> Iterator[None]:
+        begun = clock.monotonic()
+        try:
+            yield
+        finally:
+            self._taken.observe(clock.monotonic() - begun, kind)

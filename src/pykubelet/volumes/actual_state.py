@@ -33,7 +33,7 @@ class State(enum.Enum):
     """Something may be: set-up failed half-way, or it was found after a restart."""
     MOUNTED = "mounted"
     STAGED = "staged"
-    """Gone from the pod, but the node may still have it: it is in use, and nobody waits for it."""
+    """Unpublished from the pod but maybe still staged on the node: in use, but no pod waits for it."""
 
 
 class Step(enum.Enum):
@@ -46,16 +46,16 @@ class Step(enum.Enum):
 class VolumeEntry:
     uid: str
     name: str
-    """As the pod calls it; for one found after a restart, its folder."""
+    """Its name in the pod; for one found after a restart, its folder."""
     state: State = State.ABSENT
     pod: Pod | None = None
-    """The pod that wants it, as last seen; None when nobody does."""
+    """The pod that uses it, as of its last sync; None when it is not desired."""
     use: Use | None = None
     spec: VolumeSpec | None = None
-    """Once known; kept for tear-down when nobody wants it any more."""
+    """Once known; kept for tear-down when it is not desired any more."""
     objects: frozenset[ObjectKey] = NO_OBJECTS
     stale: bool = False
-    """Content changed at its source: set up again although mounted."""
+    """The source changed: set up again although it is mounted."""
     refreshed_at: float = 0.0
     failure: VolumeFailed | None = None
     """How the last operation failed."""
@@ -74,7 +74,7 @@ class VolumeEntry:
         return f"{self.uid}/{self.name}"
 
     @property
-    def wanted(self) -> bool:
+    def is_desired(self) -> bool:
         return self.pod is not None
 
     @property
@@ -83,7 +83,7 @@ class VolumeEntry:
         return self.state in (State.UNCERTAIN, State.MOUNTED)
 
     def next_step(self) -> Step | None:
-        if self.wanted:
+        if self.is_desired:
             if self.state is not State.MOUNTED:
                 return Step.MOUNT
             return Step.REFRESH if self.stale else None
@@ -146,11 +146,11 @@ class PodVolumes:
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     def unmounted(self) -> list[VolumeEntry]:
-        return [entry for entry in self.entries.values() if entry.wanted and entry.state is not State.MOUNTED]
+        return [entry for entry in self.entries.values() if entry.is_desired and entry.state is not State.MOUNTED]
 
     def leftover(self) -> list[VolumeEntry]:
-        """In the pod although nobody wants them."""
-        return [entry for entry in self.entries.values() if not entry.wanted and entry.in_pod]
+        """In the pod although they are not desired."""
+        return [entry for entry in self.entries.values() if not entry.is_desired and entry.in_pod]
 
     @property
     def is_waited_for(self) -> bool:
@@ -174,7 +174,7 @@ class PodVolumes:
 
 
 class VolumeTable:
-    """All pods' volumes, and which of them hang on an object."""
+    """The volumes of all pods, and which of them depend on an API object."""
 
     def __init__(self) -> None:
         self.pods: dict[str, PodVolumes] = {}
@@ -190,7 +190,7 @@ class VolumeTable:
         for record in self.pods.values():
             yield from record.entries.values()
 
-    def hang_on(self, entry: VolumeEntry, objects: frozenset[ObjectKey]) -> None:
+    def depend_on(self, entry: VolumeEntry, objects: frozenset[ObjectKey]) -> None:
         if entry.objects == objects:
             return
         for key in entry.objects - objects:
@@ -202,11 +202,11 @@ class VolumeTable:
             self._by_object.setdefault(key, set()).add(entry)
         entry.objects = objects
 
-    def hanging_on(self, key: ObjectKey) -> list[VolumeEntry]:
+    def dependents(self, key: ObjectKey) -> list[VolumeEntry]:
         return list(self._by_object.get(key, ()))
 
     def remove(self, entry: VolumeEntry) -> None:
-        self.hang_on(entry, NO_OBJECTS)
+        self.depend_on(entry, NO_OBJECTS)
         record = self.pods.get(entry.uid)
         if record is None:
             return
@@ -219,12 +219,12 @@ class VolumeTable:
             del self.pods[uid]
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
-        """Volumes by plugin: wanted, and on disk."""
+        """Volumes by plugin: desired, and on disk."""
         desired: Counter[str] = Counter()
         actual: Counter[str] = Counter()
         for entry in self.entries():
             plugin = entry.spec.plugin if entry.spec else ""
-            if entry.wanted:
+            if entry.is_desired:
                 desired[plugin] += 1
             if entry.state is not State.ABSENT:
                 actual[plugin] += 1

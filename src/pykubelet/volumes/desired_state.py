@@ -31,7 +31,7 @@ from pykubelet.volumes.spec import CSI, LOCAL, PLUGINS, VolumeSpec, wire_name
 
 
 class ObjectKey(NamedTuple):
-    """An object of the API server that a volume hangs on; `kind` in lower case, cluster objects have no namespace."""
+    """An API object that a volume depends on; `kind` in lower case, cluster-scoped objects have no namespace."""
 
     kind: str
     namespace: str
@@ -46,8 +46,8 @@ class Use(NamedTuple):
     mapped: bool
 
 
-def wanted_volumes(pod: Pod) -> dict[str, Use]:
-    """Volumes by name that some container uses, in the order of the spec."""
+def desired_volumes(pod: Pod) -> dict[str, Use]:
+    """Volumes that a container uses, by name, in the order of the spec."""
     mounted: set[str] = set()
     mapped: set[str] = set()
     for _, container in all_containers(pod):
@@ -62,7 +62,7 @@ def wanted_volumes(pod: Pod) -> dict[str, Use]:
 
 
 def claim_name(pod: Pod, volume: Volume) -> str:
-    """The claim behind a volume; empty when it needs none."""
+    """The claim of a volume; empty when it has none."""
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name or ""
     if volume.ephemeral is not None:
@@ -71,7 +71,7 @@ def claim_name(pod: Pod, volume: Volume) -> str:
 
 
 def objects_of(pod: Pod, volume: Volume) -> frozenset[ObjectKey]:
-    """Objects whose arrival or change concerns the volume."""
+    """Objects whose creation or change concerns the volume."""
     return frozenset(_objects(pod, volume))
 
 
@@ -118,7 +118,7 @@ def _clean(path: str | None) -> str:
 
 
 def fs_user(pod: Pod) -> int | None:
-    """The user all containers run as, when the spec says one and the same for all of them."""
+    """The user all containers run as, if the spec names the same for all of them."""
     general = pod.spec.security_context.run_as_user if pod.spec.security_context else None
     users = set()
     for container in (*pod.spec.init_containers, *pod.spec.containers):
@@ -188,7 +188,7 @@ def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume, *, mig
     if use.mapped and mode != "Block":
         raise ClaimProblem(f"volume {name} has volumeMode {mode}, but is specified in volumeDevices")
     plugin, shaped = _shape(volume, name)
-    asked = use.volume.persistent_volume_claim
+    source_claim = use.volume.persistent_volume_claim
     return VolumeSpec(
         name=name,
         folder=volume.metadata.name or "",
@@ -197,7 +197,7 @@ def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume, *, mig
         local=source.local,
         csi=source.csi,
         # As upstream: what the claim's user says counts, not what the persistent volume's source says.
-        read_only=bool(asked is not None and asked.read_only),
+        read_only=bool(source_claim is not None and source_claim.read_only),
         block=mode == "Block",
         persistent=volume.metadata.name or "",
         claim=(namespace, claim),

@@ -6,7 +6,7 @@ from pykubelet.model.errors import PykubeletError
 
 
 class VolumeProblem(PykubeletError):
-    """A volume cannot be had, at least now. The text names what is missing."""
+    """An operation on a volume failed. The text names what is missing."""
 
     def __init__(self, text: str, *, missing: str = "") -> None:
         super().__init__(text)
@@ -15,11 +15,11 @@ class VolumeProblem(PykubeletError):
 
 
 class ClaimProblem(VolumeProblem):
-    """The persistent volume claim behind a volume cannot be used yet."""
+    """The persistent volume claim of a volume cannot be used yet."""
 
 
 class GrowthProblem(VolumeProblem):
-    """The volume is there, but not as big as it should be."""
+    """The volume could not be expanded."""
 
 
 class VolumesNotReady(VolumeProblem):

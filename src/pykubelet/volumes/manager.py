@@ -22,7 +22,7 @@ from pykubelet.model.problems import VolumeFailed
 from pykubelet.signals import VolumesMounted, VolumesUnmounted
 from pykubelet.volumes.actual_state import PodVolumes, State, VolumeEntry, VolumeTable, failure_of
 from pykubelet.volumes.csi.plugin import CsiVolumes
-from pykubelet.volumes.desired_state import ObjectKey, Use, objects_of, wanted_volumes
+from pykubelet.volumes.desired_state import ObjectKey, Use, desired_volumes, objects_of
 from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.volumes.mounts import MountBuilder
@@ -30,25 +30,25 @@ from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.plugins.registry import Leftover, make_plugins
 from pykubelet.volumes.reconciler import Reconciler, found_name
 from pykubelet.volumes.reconstruct import Found, scan
-from pykubelet.volumes.spec import CSI, VolumeSpec, is_claimed, spec_of
-from pykubelet.volumes.usage import EmptyDirUse, UsageMeter, VolumeUsage
+from pykubelet.volumes.spec import CSI, VolumeSpec, VolumeUsage, is_claimed, spec_of
+from pykubelet.volumes.usage import EmptyDirUse, UsageMeter
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)
 
 SCAN_SECONDS = 60.0
 SAFETY_PERIOD = 60.0
-"""Seconds between looks at all volumes, should ever a signal have been lost."""
+"""Seconds between passes over all volumes, in case a wake was lost."""
 
 
 class VolumeView(Struct, frozen=True, kw_only=True):
-    """One volume for people who look."""
+    """One volume, for inspection."""
 
     pod: str
     name: str
     plugin: str
     state: str
-    wanted: bool
+    desired: bool
     problem: str
 
 
@@ -111,14 +111,14 @@ class VolumeManager:
                 self._ready.clear()
 
     async def _reconstruct(self) -> None:
-        for found, spec in await host_calls.run(self._look, name="looking for volumes on disk", within=SCAN_SECONDS):
+        for found, spec in await host_calls.run(self._scan, name="looking for volumes on disk", within=SCAN_SECONDS):
             name = found_name(found.plugin, found.folder)
             entry = VolumeEntry(uid=found.uid, name=name, state=State.UNCERTAIN, spec=spec)
             self._table.of(found.uid).entries[name] = entry
         if self._table.pods:
             logger.info("found volumes of an earlier run", extra={"pods": len(self._table.pods)})
 
-    def _look(self) -> list[tuple[Found, VolumeSpec]]:
+    def _scan(self) -> list[tuple[Found, VolumeSpec]]:
         for plugin in self._plugins.values():
             plugin.reconstruct()
         volumes = scan(self._paths, self._mounts.table())
@@ -127,19 +127,19 @@ class VolumeManager:
         return [(found, self._plugins[found.plugin].reconstruct_spec(found.uid, found.spec())) for found in volumes]
 
     def _may_begin(self, entry: VolumeEntry) -> bool:
-        """A volume found after a restart is left alone until its pod, or that there is none, is known."""
-        return entry.wanted or entry.failures > 0
+        """Leave a volume found after a restart alone until it is known whether its pod still exists."""
+        return entry.is_desired or entry.failures > 0
 
     # --- for pod syncs --------------------------------------------------------------------------
 
     async def wait_mounted(self, pod: Pod) -> None:
-        """Until every volume the pod uses is mounted; raises VolumesNotReady with the reasons after 2m3s.
+        """Wait until every volume the pod uses is mounted; raises VolumesNotReady with the reasons after 2m3s.
 
-        Content volumes of a running pod are renewed in passing, without waiting for that.
+        Also starts to refresh the content of volumes of a running pod, without waiting for that.
         """
         if not self._ready.is_set():
             await self._ready.wait()
-        record = self._want(pod)
+        record = self._add_desired(pod)
         if record is None:
             return
         if record.unmounted():
@@ -148,13 +148,13 @@ class VolumeManager:
             self._reconciler.begin(entry)
 
     async def wait_unmounted(self, pod: Pod) -> None:
-        """Until nothing of the pod is mounted; raises VolumesNotReady with the reasons after 2m3s."""
+        """Wait until nothing of the pod is mounted; raises VolumesNotReady with the reasons after 2m3s."""
         if not self._ready.is_set():
             await self._ready.wait()
         uid = uid_of(pod)
         record = self._table.pods.get(uid)
         if record is not None:
-            self._unwant(record)
+            self._remove_desired(record)
             if record.leftover():
                 await self._until(record, record.leftover, "cannot unmount volumes")
             self._table.forget_empty(uid)
@@ -170,18 +170,18 @@ class VolumeManager:
                 raise VolumesNotReady(f"{what}: " + "; ".join(texts))
             await record.wait_change(deadline - now)
 
-    def _want(self, pod: Pod) -> PodVolumes | None:
-        wanted = wanted_volumes(pod)
+    def _add_desired(self, pod: Pod) -> PodVolumes | None:
+        desired = desired_volumes(pod)
         uid = uid_of(pod)
-        if not wanted and uid not in self._table.pods:
+        if not desired and uid not in self._table.pods:
             return None
         record = self._table.of(uid)
-        for name, use in wanted.items():
+        for name, use in desired.items():
             entry = record.entries.get(name)
             if entry is None:
                 entry = record.entries[name] = VolumeEntry(uid=uid, name=name)
                 self._adopt(entry, pod, use)
-            elif not entry.wanted:
+            elif not entry.is_desired:
                 entry.reset_backoff()  # of the next try to tear it down
             self._note_pod(entry, pod, use)
             if entry.next_step() is not None:
@@ -199,19 +199,19 @@ class VolumeManager:
         self._reconciler.adopt(entry, spec)
 
     def _note_pod(self, entry: VolumeEntry, pod: Pod, use: Use) -> None:
-        if entry.state is State.MOUNTED and self._is_live(entry):
+        if entry.state is State.MOUNTED and self._requires_remount(entry):
             old = self._clock.monotonic() - entry.refreshed_at >= self._rules.refresh_period
             entry.stale = entry.stale or old or entry.pod is not pod
         entry.pod, entry.use = pod, use
         if not entry.objects:
-            self._table.hang_on(entry, objects_of(pod, use.volume))
+            self._table.depend_on(entry, objects_of(pod, use.volume))
 
-    def _is_live(self, entry: VolumeEntry) -> bool:
+    def _requires_remount(self, entry: VolumeEntry) -> bool:
         return entry.spec is not None and self._plugins[entry.spec.plugin].requires_remount
 
-    def _unwant(self, record: PodVolumes) -> None:
+    def _remove_desired(self, record: PodVolumes) -> None:
         for entry in list(record.entries.values()):
-            if entry.wanted:
+            if entry.is_desired:
                 entry.drop()
             if entry.next_step() is not None or self._reconciler.is_active(entry):
                 self._reconciler.begin(entry)
@@ -222,8 +222,8 @@ class VolumeManager:
         record = self._table.pods.get(entry.uid)
         if record is None:
             return
-        if not entry.wanted and not entry.in_pod:
-            self._wake_rivals(entry)
+        if not entry.is_desired and not entry.in_pod:
+            self._retry_rivals(entry)
             if entry.state is State.ABSENT:
                 self._table.remove(entry)
             if not any(each.in_pod for each in record.entries.values()):
@@ -232,11 +232,11 @@ class VolumeManager:
             self._signals.publish(VolumesMounted(entry.uid))
         record.changed()
 
-    def _wake_rivals(self, gone: VolumeEntry) -> None:
-        """Pods that wait for a ReadWriteOncePod volume another pod had."""
+    def _retry_rivals(self, gone: VolumeEntry) -> None:
+        """Retry for pods that wait for a ReadWriteOncePod volume another pod had."""
         if gone.spec is None or not gone.spec.persistent:
             return
-        for entry in self._table.hanging_on(ObjectKey("persistentvolume", "", gone.spec.persistent)):
+        for entry in self._table.dependents(ObjectKey("persistentvolume", "", gone.spec.persistent)):
             if entry is not gone and entry.state is not State.MOUNTED:
                 entry.reset_backoff()
                 if self._reconciler.is_active(entry):
@@ -250,14 +250,14 @@ class VolumeManager:
     # --- changes --------------------------------------------------------------------------------
 
     def object_changed(self, kind: str, namespace: str, name: str) -> None:
-        """An object came or changed: whatever hangs on it is tried or renewed at once. Cheap when nothing does."""
+        """Retry or refresh at once the volumes that depend on an object. Cheap when none does."""
         keys = {ObjectKey(kind.lower(), namespace, name)}
         if kind.lower() == "clustertrustbundle":
             keys.add(ObjectKey("clustertrustbundle", "", ""))
         for key in keys:
-            for entry in self._table.hanging_on(key):
+            for entry in self._table.dependents(key):
                 if entry.state is State.MOUNTED or entry.begun_at is not None:
-                    entry.stale = self._is_live(entry)  # also what is just being fetched may be old already
+                    entry.stale = self._requires_remount(entry)  # what is being fetched right now may be old already
                 self._retry(entry)
 
     def driver_registered(self, name: str) -> None:
@@ -270,15 +270,15 @@ class VolumeManager:
                 self._retry(entry)
 
     def keep_only(self, uids: Iterable[str]) -> None:
-        """Pods not named here exist no more: give up what is still mounted for them."""
+        """Unmount the volumes of all other pods: they do not exist any more."""
         known = set(uids)
         for uid in [uid for uid in self._table.pods if uid not in known]:
-            self._unwant(self._table.pods[uid])
+            self._remove_desired(self._table.pods[uid])
 
-    # --- questions ------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------
 
     def has_mounts(self, uid: str) -> bool:
-        """Whether anything of the pod may still be mounted; before the first look at the disk, always."""
+        """Whether anything of the pod may still be mounted; always true before the first scan of the disk."""
         if not self._ready.is_set():
             return True
         record = self._table.pods.get(uid)
@@ -287,8 +287,8 @@ class VolumeManager:
     def volumes_in_use(self) -> list[str] | None:
         """Unique names of attachable volumes this node uses or may use, for node.status.volumesInUse.
 
-        None before the first look at the disk: what is said there is not to be changed. A volume that is not named
-        may be detached at any moment, whatever is mounted.
+        None before the first scan of the disk: the list must not be changed then. A volume that is not in it may be
+        detached at any moment, even while it is mounted.
         """
         if not self._ready.is_set():
             return None
@@ -332,7 +332,7 @@ class VolumeManager:
                 name=entry.name,
                 plugin=entry.spec.plugin if entry.spec else "",
                 state=entry.state.value,
-                wanted=entry.wanted,
+                desired=entry.is_desired,
                 problem=entry.problem,
             )
             for entry in self._table.entries()

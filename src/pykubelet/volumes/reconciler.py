@@ -135,7 +135,7 @@ class Reconciler:
         return True
 
     def _unmounted_now(self, entry: VolumeEntry) -> bool:
-        """Kinds that leave nothing on disk are done when no part of them is shown to a container."""
+        """Plugins that leave nothing on disk are done when no subPath of the volume is mounted."""
         spec = entry.spec
         if spec is None or spec.plugin not in self._plugins:
             return False
@@ -183,7 +183,7 @@ class Reconciler:
         pod = entry.pod
         assert pod is not None
         prepared = await self._prepare(entry, pod)
-        if prepared is None or not entry.wanted:
+        if prepared is None or not entry.is_desired:
             return False
         plugin, task, files = prepared
         if not entry.in_pod:
@@ -213,7 +213,7 @@ class Reconciler:
                 task = self._task(pod, spec, unique)
                 return plugin, task, await plugin.gather(task)
         except TimeoutError as error:
-            if not entry.wanted:
+            if not entry.is_desired:
                 return None
             raise VolumeProblem(entry.waiting_for or API_SERVER_SILENT) from error
         except BaseException:
@@ -240,7 +240,7 @@ class Reconciler:
                 if why := await plugin.attach_error(spec):
                     entry.wait_for(f"{unique} is not attached to this node: {why}")
             except PykubeletError as error:
-                logger.debug("attacher's word not read", extra={"volume": entry.name, "problem": str(error)})
+                logger.debug("attach error not read", extra={"volume": entry.name, "problem": str(error)})
 
     async def _resolve(self, entry: VolumeEntry, pod: Pod) -> VolumeSpec:
         use = entry.use
@@ -249,7 +249,7 @@ class Reconciler:
             if is_claimed(use.volume):
                 entry.spec = await resolve_claim(self._objects.claims, pod, use, self._fits_node)
                 volume = ObjectKey("persistentvolume", "", entry.spec.persistent)
-                self._table.hang_on(entry, entry.objects | {volume})
+                self._table.depend_on(entry, entry.objects | {volume})
                 self.adopt(entry, entry.spec)
             else:
                 entry.spec = spec_of(use.volume, namespace=namespace_of(pod), block=use.mapped)
@@ -350,7 +350,7 @@ class Reconciler:
             extra={"volume": entry.name, "uid": entry.uid, "operation": step.value, "error": entry.problem,
                    "failures": entry.failures, "retry_in": delay},
         )  # fmt: skip
-        if step is Step.UNMOUNT and entry.wanted:
+        if step is Step.UNMOUNT and entry.is_desired:
             entry.reset_backoff()  # desired again meanwhile: set up at once what could not be torn down
         elif entry.pod is not None:
             problem = failure_of(entry, self._clock)

@@ -46,19 +46,19 @@ _GIT_REPO = (
 
 class VolumeSpec(Struct, frozen=True, kw_only=True):
     name: str
-    """As the pod calls it."""
+    """Its name in the pod."""
     folder: str
     """Its name on disk: the persistent volume's name when there is one, else `name`."""
     plugin: str
     volume: Volume
     """The source, also for persistent volumes, whose sources have the same shape."""
     local: LocalVolumeSource | None = None
-    """A kind that exists as a persistent volume alone."""
+    """A kind that exists only as a persistent volume."""
     csi: CSIPersistentVolumeSource | None = None
-    """A persistent volume of a storage driver; one written in the pod is in `volume`."""
+    """A CSI persistent volume; an inline one is in `volume`."""
     read_only: bool = False
     block: bool = False
-    """Passed on as a device, not as a filesystem."""
+    """Used as a block device, not as a filesystem."""
     persistent: str = ""
     """Name of the persistent volume, if it is one."""
     claim: tuple[str, str] | None = None
@@ -66,14 +66,32 @@ class VolumeSpec(Struct, frozen=True, kw_only=True):
     mount_options: tuple[str, ...] = ()
     access_modes: tuple[str, ...] = ()
     gid: int | None = None
-    """Group the persistent volume's annotation asks for."""
+    """From the annotation pv.beta.kubernetes.io/gid."""
     secret_namespace: str = ""
-    """Where secrets named by the source live, when not beside the pod."""
+    """Namespace of secrets that the source names, if not the pod's."""
     size_bytes: int | None = None
     migrated: bool = False
-    """Once a kind of its own, now a storage driver's."""
+    """Translated from an in-tree kind by CSI migration."""
     attached: tuple[str, ...] = ()
-    """What the control plane calls it, or may call it, when only that is known of a volume of an earlier life."""
+    """Its unique name, or candidates for it, when only that is known of a volume of an earlier run."""
+
+
+class VolumeUsage(Struct, frozen=True, kw_only=True):
+    """One volume in the shape of the summary's VolumeStats."""
+
+    name: str
+    capacity_bytes: int
+    used_bytes: int = 0
+    available_bytes: int = 0
+    inodes: int = 0
+    inodes_free: int = 0
+    inodes_used: int = 0
+    claim: tuple[str, str] | None = None
+    """Namespace and name of its claim."""
+    on_node_disk: bool = False
+    """Whether it counts as the pod's local ephemeral storage."""
+    complete: bool = True
+    """False: usage is a lower bound, the walk is still under way."""
 
 
 def kind_of(volume: Volume) -> str:
@@ -94,7 +112,7 @@ def is_claimed(volume: Volume) -> bool:
 
 
 def spec_of(volume: Volume, *, namespace: str = "", block: bool = False) -> VolumeSpec:
-    """The spec of a volume that needs no claim; refuses kinds nobody here knows. `namespace` is the pod's."""
+    """The spec of a volume without a claim; refuses unsupported kinds. `namespace` is the pod's."""
     name, kind = volume.name or "", kind_of(volume)
     if (stands_for_it := migrated_inline(volume, namespace)) is not None:
         return VolumeSpec(

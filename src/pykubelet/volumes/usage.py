@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -35,14 +35,14 @@ from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
 from pykubelet.volumes.actual_state import State, VolumeEntry, VolumeTable
 from pykubelet.volumes.plugins.plugin import VolumePlugin
-from pykubelet.volumes.spec import CONFIG_MAP, EMPTY_DIR, HOST_PATH, IMAGE, VolumeSpec
+from pykubelet.volumes.spec import CONFIG_MAP, EMPTY_DIR, HOST_PATH, IMAGE, VolumeSpec, VolumeUsage
 
 logger = logging.getLogger(__name__)
 
 WALK_SECONDS = 1.0
-"""How long a volume is walked each time it is measured."""
+"""How long a volume is walked at each measurement."""
 MEASURE_SECONDS = 10.0
-"""What has not answered by then has no figures."""
+"""A volume that takes longer has no usage."""
 POINTS_FRESH = 0.1
 _ON_DISK = (EMPTY_DIR, CONFIG_MAP)
 
@@ -51,24 +51,6 @@ class Measured(Struct, frozen=True, kw_only=True):
     bytes: int
     inodes: int
     complete: bool = True
-
-
-class VolumeUsage(Struct, frozen=True, kw_only=True):
-    """One volume in the shape of the summary's VolumeStats."""
-
-    name: str
-    capacity_bytes: int
-    used_bytes: int = 0
-    available_bytes: int = 0
-    inodes: int = 0
-    inodes_free: int = 0
-    inodes_used: int = 0
-    claim: tuple[str, str] | None = None
-    """Namespace and name of the claim it came by."""
-    on_node_disk: bool = False
-    """Whether it counts as the pod's local ephemeral storage."""
-    complete: bool = True
-    """False: used figures are lower bounds, its walk is still under way."""
 
 
 class EmptyDirUse(Struct, frozen=True, kw_only=True):
@@ -81,15 +63,6 @@ class EmptyDirUse(Struct, frozen=True, kw_only=True):
     @property
     def is_over(self) -> bool:
         return self.limit_bytes is not None and self.used_bytes > self.limit_bytes
-
-
-@runtime_checkable
-class Measures(Protocol):
-    """A kind of volume that may know its own figures."""
-
-    async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
-        """None: ask the filesystem."""
-        ...
 
 
 class UsageMeter:
@@ -111,12 +84,12 @@ class UsageMeter:
         self._reading = asyncio.Lock()
         self._logged: Once[tuple[str, str]] = Once()
         self._walks: dict[tuple[str, str], UsageWalk] = {}
-        """Under way, by pod and volume."""
+        """Walks under way, by pod and volume."""
         self._counted: dict[tuple[str, str], Measured] = {}
-        """What the last whole walk found."""
+        """Results of the last complete walk."""
 
     async def measure(self, pod: Pod) -> Sequence[VolumeUsage]:
-        """All mounted volumes of the pod but those whose figures belong to the host or to an image."""
+        """All mounted volumes of the pod except hostPath and image volumes."""
         wanted = [
             (entry.name, entry.spec)
             for entry in self._mounted(pod)
@@ -126,11 +99,11 @@ class UsageMeter:
             return ()
         self._forget_gone()
         points = await self._mount_points()
-        found = await gather_all(*(self._figures(uid_of(pod), name, spec, points) for name, spec in wanted))
+        found = await gather_all(*(self._usage(uid_of(pod), name, spec, points) for name, spec in wanted))
         return [usage for usage in found if usage is not None]
 
     async def _mount_points(self) -> Set[str]:
-        """When all pods are measured at once, one reading serves them."""
+        """One read of the mount table serves all pods that are measured at once."""
         loop = asyncio.get_running_loop()
         async with self._reading:
             if self._points is None or loop.time() - self._points[0] > POINTS_FRESH:
@@ -140,15 +113,15 @@ class UsageMeter:
                 self._points = (loop.time(), {each.mount_point for each in table})
             return self._points[1]
 
-    async def _figures(self, uid: str, name: str, spec: VolumeSpec, points: Set[str]) -> VolumeUsage | None:
-        """None: it cannot be told. The other volumes of the pod have figures all the same."""
+    async def _usage(self, uid: str, name: str, spec: VolumeSpec, points: Set[str]) -> VolumeUsage | None:
+        """None when it cannot be measured, which does not concern the other volumes of the pod."""
         plugin = self._plugins[spec.plugin]
         try:
-            told = await plugin.usage(uid, spec) if isinstance(plugin, Measures) else None
-            if told is None:
+            usage = await plugin.usage(uid, spec)
+            if usage is None:
                 path = plugin.mount_path(self._paths.volume(uid, spec.plugin, spec.folder), spec)
                 measure = partial(self._one, uid, name, spec, path, str(path) in points)
-                told = await host_calls.run(
+                usage = await host_calls.run(
                     partial(self._device, uid, name, spec) if spec.block else measure,
                     name="measuring a volume",
                     key=f"{uid}/{name}",
@@ -156,9 +129,9 @@ class UsageMeter:
                     within=MEASURE_SECONDS,
                 )
             self._logged.clear((uid, name))
-            return told
+            return usage
         except (PykubeletError, OSError) as error:
-            # Once: it is measured again every few seconds.
+            # Logged once: it is measured again every few seconds.
             level = logging.WARNING if self._logged.is_new((uid, name)) else logging.DEBUG
             logger.log(level, "volume cannot be measured", extra={"volume": name, "uid": uid, "problem": str(error)})
             return None
@@ -171,7 +144,7 @@ class UsageMeter:
                 walk.close()
 
     async def empty_dirs(self, pod: Pod) -> Sequence[EmptyDirUse]:
-        """emptyDirs with what they hold against their limits."""
+        """Usage and limits of emptyDirs."""
         sizes = {usage.name: usage for usage in await self.measure(pod)}
         found = []
         for volume in pod.spec.volumes:
@@ -211,7 +184,7 @@ class UsageMeter:
                 else self._quoted(path) or self._walked((uid, name), path)
             )
         except OSError:
-            return None  # torn down while we measured
+            return None  # torn down meanwhile
         return VolumeUsage(
             name=name,
             used_bytes=measured.bytes,
@@ -233,7 +206,7 @@ class UsageMeter:
         walk = self._walks.get(key)
         if walk is None:
             walk = self._walks[key] = UsageWalk(path)
-        if walk.lock.acquire(blocking=False):  # else an earlier measurement that nobody waits for is still at it
+        if walk.lock.acquire(blocking=False):  # else an earlier measurement that timed out still walks
             through = True
             try:
                 through = walk.advance(ThreadDeadline(WALK_SECONDS))
@@ -250,12 +223,12 @@ class UsageMeter:
 
 
 MAX_OPEN: Final = 8
-"""Levels kept open at once besides the top; a level above is found again by its number when the walk comes back."""
+"""Levels kept open at once besides the top; those above are opened again on the way back, identified by inode."""
 FOLDERS_AT_ONCE: Final = 50_000
-"""Names of folders remembered of one folder; when these are done it is read again for the next."""
+"""Subfolders remembered per folder; after these the folder is read again for the next ones."""
 MOST_LINKED: Final = 1_000_000
-"""Files with several names that are remembered; of more than that every name counts."""
-_LOOK_EVERY: Final = 256
+"""Hard-linked files that are remembered; beyond that every link counts."""
+_CHECK_EVERY: Final = 256
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -265,20 +238,20 @@ class _Level:
     descriptor: int | None
     identity: tuple[int, int]
     entries: Any = None
-    """The reading of its files while that lasts; os.scandir has no public type."""
+    """The open scan of the folder; os.scandir has no public type."""
     folders: list[str] = field(default_factory=list)
-    """Below it and not yet entered."""
+    """Subfolders not yet entered."""
     done: int = 0
-    """Folders below it that earlier readings have given."""
-    seen: int = 0
-    """Folders below it that this reading has met."""
+    """Subfolders handled after earlier scans."""
+    met: int = 0
+    """Subfolders met by this scan."""
 
 
 class UsageWalk:
-    """Disk blocks and inodes of a tree on one filesystem. `lock` is for its owners: one thread at a time."""
+    """Disk blocks and inodes of a tree on one filesystem. Callers take `lock`: one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError when the folder is not there."""
+        """Raises OSError when the folder does not exist."""
         descriptor = os.open(folder, _FOLDER)
         found = os.fstat(descriptor)
         self._device = found.st_dev
@@ -289,18 +262,18 @@ class UsageWalk:
         self._read(self._levels[0])
 
     def advance(self, deadline: ThreadDeadline) -> bool:
-        """Count on until the deadline; True when all is counted, and then everything is closed."""
+        """Continue until the deadline; True when all is counted, and then everything is closed."""
         steps = 0
         while self._levels:
             steps += 1
-            if steps % _LOOK_EVERY == 0 and deadline.has_passed():
+            if steps % _CHECK_EVERY == 0 and deadline.has_passed():
                 return False
             level = self._levels[-1]
             if level.entries is not None:
                 self._count_next(level)
             elif level.folders:
                 self._enter(level, level.folders.pop())
-            elif level.seen > level.done + FOLDERS_AT_ONCE:
+            elif level.met > level.done + FOLDERS_AT_ONCE:
                 level.done += FOLDERS_AT_ONCE
                 self._read(level)
             else:
@@ -316,7 +289,7 @@ class UsageWalk:
 
     def _read(self, level: _Level) -> None:
         assert level.descriptor is not None
-        level.seen = 0
+        level.met = 0
         level.entries = os.scandir(level.descriptor)
 
     def _count_next(self, level: _Level) -> None:
@@ -324,26 +297,26 @@ class UsageWalk:
         try:
             entry = next(level.entries, None)
         except OSError:
-            entry = None  # the folder went while we looked
+            entry = None  # the folder was removed meanwhile
         if entry is None:
             level.entries = None
             return
         try:
             found = entry.stat(follow_symlinks=False)
         except OSError:
-            return  # it went while we looked
+            return  # removed meanwhile
         if found.st_dev != self._device:
             return
         if stat.S_ISDIR(found.st_mode):
-            level.seen += 1
-            if level.done < level.seen <= level.done + FOLDERS_AT_ONCE:
+            level.met += 1
+            if level.done < level.met <= level.done + FOLDERS_AT_ONCE:
                 level.folders.append(entry.name)
         elif found.st_nlink > 1:
             if found.st_ino in self._linked:
                 return
             if len(self._linked) < MOST_LINKED:
                 self._linked.add(found.st_ino)
-        if level.done == 0:  # a later reading is for folders alone
+        if level.done == 0:  # later scans are for folders only
             self.bytes += found.st_blocks * 512
             self.inodes += 1
 
@@ -352,7 +325,7 @@ class UsageWalk:
         try:
             descriptor = os.open(name, _FOLDER, dir_fd=level.descriptor)
         except OSError:
-            return  # it went, or changed into something else, while we looked
+            return  # removed or replaced meanwhile
         found = os.fstat(descriptor)
         if found.st_dev != self._device:
             os.close(descriptor)
@@ -373,7 +346,7 @@ class UsageWalk:
         _close(left)
 
     def _go_down_again(self) -> None:
-        """Somebody moved folders about: on from the deepest level that is still where it was, without the others."""
+        """Folders were moved: continue at the deepest level that is still in its place and drop the others."""
         here = self._levels[0].descriptor
         for depth, level in enumerate(self._levels[1:], 1):
             if here is None or not self._is_level(level, level.name, here):
@@ -386,7 +359,7 @@ class UsageWalk:
                 _close(self._levels[depth - MAX_OPEN])
 
     def _is_level(self, level: _Level, name: str, folder: int) -> bool:
-        """Open the level as `name` in that folder, if it is still the one it was."""
+        """Open the level as `name` in that folder if it is still the same inode."""
         if level.descriptor is not None:
             return True
         try:
@@ -411,7 +384,7 @@ def _close(level: _Level) -> None:
 
 
 def device_bytes(path: Path) -> int | None:
-    """Size of a block device; None when it is not there, or is none. Blocking."""
+    """Size of a block device; None when there is no such device. Blocking."""
     try:
         device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

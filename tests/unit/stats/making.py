@@ -31,7 +31,7 @@ from pykubelet.stats.provider import StatsProvider, StatsSettings
 from pykubelet.stats.snapshot import CgroupNames
 from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeStatsCalculator
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.spec import VolumeUsage
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_guard import FakeKernelLog
 from tests.unit.stats.trees import NET_DEV, group, machine, write

@@ -15,8 +15,7 @@ from pykubelet.pods.record import PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import LifeRecorder, Step
 from pykubelet.signals import ContainerDied
-from pykubelet.sync.pod_metrics import PodMetrics, TimedSteps
-from pykubelet.sync.steps import SyncResult
+from pykubelet.sync.pod_metrics import PodMetrics
 from tests.builders import a_container, a_context, a_pod, a_sandbox_status
 
 
@@ -24,7 +23,7 @@ class World:
     def __init__(self) -> None:
         self.clock, self.metrics = LoopClock(), Registry()
         self.recorder, self.table = LifeRecorder(self.clock), PodTable()
-        ctx = a_context(clock=self.clock, metrics=self.metrics, recorder=self.recorder, node_name="n1")
+        ctx = a_context(node_name="n1", clock=self.clock, recorder=self.recorder, metrics=self.metrics)
         self.subject = PodMetrics(ctx, self.table)
 
     def add(self, pod: Pod) -> PodWorker:
@@ -120,32 +119,3 @@ async def test_ends_are_counted_with_their_reason() -> None:
     world.subject.container_died(ContainerDied(uid="uid-a", container_id="1", sandbox=True))
     world.subject.container_died(ContainerDied(uid="uid-x", container_id="9", name="main"))
     assert world.values("kubelet_terminated_containers_total") == {("container", "3", "Error"): 1}
-
-
-async def test_steps_of_workers_are_timed() -> None:
-    world = World()
-
-    class Steps:
-        async def sync(self, *words: object) -> SyncResult:
-            await world.clock.sleep(1)
-            return SyncResult()
-
-        async def terminating(self, *words: object) -> None:
-            await world.clock.sleep(2)
-
-        async def terminating_orphan(self, *words: object) -> None:
-            raise OSError("no")
-
-        async def terminated(self, *words: object) -> None:
-            pass
-
-    steps = TimedSteps(Steps(), recorder=world.recorder, clock=world.clock, metrics=world.metrics)
-    pod, seen = a_pod("a"), PodRuntimeStatus(uid="uid-a")
-    world.recorder.note("uid-a", Step.SEEN)
-    await steps.sync(pod, seen)
-    await steps.sync(pod, seen)
-    await steps.terminating(pod, seen, 1, [])
-    await steps.terminated(pod, seen)
-    counts = world.values("kubelet_pod_worker_duration_seconds_count")
-    assert counts == {("create",): 1, ("sync",): 1, ("kill",): 1, ("terminated",): 1}
-    assert world.values("kubelet_pod_worker_start_duration_seconds_count") == {(): 1}

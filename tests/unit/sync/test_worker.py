@@ -14,6 +14,7 @@ import pytest
 from pykubelet.api.types import Pod
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
@@ -22,8 +23,10 @@ from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
 from pykubelet.pods.record import Orphan, Room, StatusChange, WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import LifeRecorder
-from pykubelet.sync.steps import NetworkNotReady, SyncResult
+from pykubelet.signals import PodFinished
+from pykubelet.sync.pod_sync import NetworkNotReady, SyncResult
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
+from tests.builders import a_context
 
 
 def a_pod(name: str = "web", uid: str = "u1", *, static: bool = False, deleted: int | None = None) -> Pod:
@@ -100,17 +103,10 @@ class Bench:
         self.pleg = Inspections()
         self.events = EventBroadcaster(clock=self.clock, node_name="node1")
         self.finished: list[str] = []
-        self.workers = PodWorkers(
-            table=self.table,
-            steps=self.steps,
-            pleg=self.pleg,
-            events=self.events,
-            recorder=LifeRecorder(self.clock),
-            clock=self.clock,
-            sync_frequency=60,
-            chance=random.Random(1),
-        )
-        self.workers.on_finished = self.finished.append
+        self.metrics, self.recorder = Registry(), LifeRecorder(self.clock)
+        ctx = a_context(clock=self.clock, events=self.events, recorder=self.recorder, metrics=self.metrics)
+        self.workers = PodWorkers(ctx, table=self.table, steps=self.steps, pleg=self.pleg, chance=random.Random(1))
+        ctx.signals.subscribe(PodFinished, lambda finished: self.finished.append(finished.uid))
 
     def what(self) -> list[str]:
         return [name for _, name in self.steps.log]
@@ -200,7 +196,7 @@ async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
         assert 18 <= bench.steps.done("sync net") <= 29
         assert bench.steps.done("sync loop") == 10
         assert bench.steps.done("sync good") == 1
-        assert bench.workers.snapshot()["u0"].last_error == "boom"
+        assert bench.table.worker("u0").last_error == "boom"
 
 
 async def test_a_status_that_cannot_be_had_is_told_but_not_when_the_whole_runtime_is_away() -> None:
@@ -414,3 +410,18 @@ async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(0.1)
         assert bench.steps.done("sync web") == 5
+
+
+async def test_steps_are_timed() -> None:
+    async with a_bench() as bench:
+        bench.steps.sync_takes, bench.steps.kill_takes = 1, 2
+        bench.workers.update(UpdateKind.CREATE, a_pod())
+        await bench.clock.sleep(5)
+        bench.workers.sync_now("u1")
+        await bench.clock.sleep(5)
+        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=10))
+        await bench.clock.sleep(5)
+        text = bench.metrics.expose()
+        for kind in ("create", "sync", "kill", "terminated"):
+            assert f'kubelet_pod_worker_duration_seconds_count{{operation_type="{kind}"}} 1' in text
+        assert "kubelet_pod_worker_start_duration_seconds_count 1" in text

@@ -17,7 +17,7 @@ from pykubelet.api.types import (
     Volume,
     VolumeResourceRequirements,
 )
-from pykubelet.volumes.csi.expand import NOT_REQUIRED, Wish, wish_of
+from pykubelet.volumes.csi.expand import NOT_REQUIRED, ExpandRequest, expand_request
 from pykubelet.volumes.manager import VolumeManager
 from tests.unit.volumes.making import pod_with
 from tests.unit.volumes.test_csi import Bed
@@ -47,26 +47,28 @@ def a_claim(
         (a_claim("2Gi"), "2Gi", "2Gi", None),
         (a_claim("2Gi", "2Gi"), "2Gi", None, None),
         # a controller of old says nothing: what it made the disk is asked for
-        (a_claim("1Gi"), "2Gi", "1Gi", Wish("2Gi", told=False, follows=False)),
-        (a_claim("2Gi"), "2Gi", "1Gi", Wish("2Gi", told=True, follows=False)),
+        (a_claim("1Gi"), "2Gi", "1Gi", ExpandRequest("2Gi", recorded=False, tracks_status=False)),
+        (a_claim("2Gi"), "2Gi", "1Gi", ExpandRequest("2Gi", recorded=True, tracks_status=False)),
         # one of today says whose turn it is, and what it allocated
         (a_claim("1Gi", "2Gi"), "2Gi", "1Gi", None),
         (a_claim("1Gi", "2Gi", "ControllerResizeInProgress"), "2Gi", "1Gi", None),
         (a_claim("1Gi", "2Gi", "ControllerResizeInfeasible"), "2Gi", "1Gi", None),
         (a_claim("1Gi", "2Gi", INFEASIBLE), "2Gi", "1Gi", None),
-        (a_claim("1Gi", "2Gi", PENDING), "2Gi", "1Gi", Wish("2Gi", told=False)),
-        (a_claim("1Gi", "2Gi", IN_PROGRESS), "2Gi", "1Gi", Wish("2Gi", told=False)),
-        (a_claim("1Gi", "1500Mi", PENDING), "2Gi", "1Gi", Wish("1500Mi", told=False)),
+        (a_claim("1Gi", "2Gi", PENDING), "2Gi", "1Gi", ExpandRequest("2Gi", recorded=False)),
+        (a_claim("1Gi", "2Gi", IN_PROGRESS), "2Gi", "1Gi", ExpandRequest("2Gi", recorded=False)),
+        (a_claim("1Gi", "1500Mi", PENDING), "2Gi", "1Gi", ExpandRequest("1500Mi", recorded=False)),
         # another node was first
-        (a_claim("2Gi", "2Gi", mode="ReadWriteMany"), "2Gi", "1Gi", Wish("2Gi", told=True)),
+        (a_claim("2Gi", "2Gi", mode="ReadWriteMany"), "2Gi", "1Gi", ExpandRequest("2Gi", recorded=True)),
         (a_claim("2Gi", "2Gi", mode="ReadWriteMany"), "2Gi", "2Gi", None),
         (a_claim("2Gi", "2Gi", mode="ReadWriteMany", **{NOT_REQUIRED: "true"}), "2Gi", "1Gi", None),
         (a_claim("2Gi", "2Gi"), "2Gi", "1Gi", None),
     ],
 )
-def test_what_is_asked_for(claim: PersistentVolumeClaim, behind: str, here: str | None, wanted: Wish | None) -> None:
+def test_what_is_asked_for(
+    claim: PersistentVolumeClaim, behind: str, here: str | None, wanted: ExpandRequest | None
+) -> None:
     size = Quantity.parse(here) if here is not None else None
-    assert wish_of(claim, {"storage": behind}, size) == wanted
+    assert expand_request(claim, {"storage": behind}, size) == wanted
 
 
 def grown(bed: Bed, *, state: str = PENDING, allocated: str = "2Gi", **fields: Any) -> Volume:

@@ -25,8 +25,7 @@ from pykubelet.volumes.csi import rules
 from pykubelet.volumes.csi.records import VolumeRecord
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import CsiNodeUpdater, CsiObjects
-from pykubelet.volumes.spec import VolumeSpec
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.spec import VolumeSpec, VolumeUsage
 
 logger = logging.getLogger(__name__)
 

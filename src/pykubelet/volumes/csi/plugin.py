@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource
@@ -31,12 +32,12 @@ from pykubelet.model.pod import namespace_of
 from pykubelet.volumes import ownership
 from pykubelet.volumes.csi import rules
 from pykubelet.volumes.csi.drivers import CsiDrivers, CsiStats
-from pykubelet.volumes.csi.expand import Growth
+from pykubelet.volumes.csi.expand import NodeExpander
 from pykubelet.volumes.csi.records import (
     DATA_FILE,
     EPHEMERAL,
     PERSISTENT,
-    BlockPlaces,
+    BlockDevices,
     CsiPaths,
     VolumeRecord,
     attachment_name,
@@ -50,8 +51,7 @@ from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import CsiObjects
 from pykubelet.volumes.ownership import wait_for_ownership
 from pykubelet.volumes.plugins.plugin import RemotePlugin, SetUp, Waiting, make_folder
-from pykubelet.volumes.spec import CSI, VolumeSpec
-from pykubelet.volumes.usage import VolumeUsage
+from pykubelet.volumes.spec import CSI, VolumeSpec, VolumeUsage
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,16 @@ NODE_IS_FULL = 8
 """gRPC's ResourceExhausted, as an attacher reports it."""
 FOLDERS_WITHIN = 120.0
 OWNERS_WITHIN = 3600.0
+
+
+class _Publish(Struct, frozen=True, kw_only=True):
+    """One volume that is being published to one pod."""
+
+    task: SetUp
+    source: CsiSource
+    client: CsiNode
+    driver: CSIDriverSpec
+    capabilities: frozenset[str]
 
 
 class CsiVolumes(RemotePlugin):
@@ -75,20 +85,20 @@ class CsiVolumes(RemotePlugin):
         self._mounts = mounts
         self._node_name = ctx.node_name
         self._paths = CsiPaths(paths)
-        self._blocks = BlockPlaces(paths=self._paths, mounts=mounts)
-        self._growth = Growth(objects, ctx.events, ctx.clock)
+        self._blocks = BlockDevices(paths=self._paths, mounts=mounts)
+        self._expander = NodeExpander(objects, ctx.events, ctx.clock)
         self._stats = CsiStats(drivers)
         self._events = ctx.events
         self._locks = KeyedLock()
         """By driver and handle."""
-        self._found_full: set[tuple[str, str]] = set()
-        """Volumes that could not be attached for want of room, and whose driver was asked for its limits again."""
-        self._held: dict[Path, VolumeRecord] = {}
-        """Volumes that the node has or may have staged, by the folder of their record: as much as is on disk."""
+        self._limits_refreshed: set[tuple[str, str]] = set()
+        """Volumes that could not be attached because the node is full, after which the limits were refreshed."""
+        self._node_volumes: dict[Path, VolumeRecord] = {}
+        """Volumes that are or may be staged on the node, by the folder of their record; equals what is on disk."""
         self._staged: set[tuple[str, str]] = set()
-        """Staged by this very process: needs no second asking for another pod."""
+        """Staged by this process: not staged again for another pod."""
 
-    # --- questions of the manager ---------------------------------------------------------------
+    # --- queries of the manager -----------------------------------------------------------------
 
     def unique_name(self, spec: VolumeSpec) -> str:
         if spec.csi is None:
@@ -96,15 +106,15 @@ class CsiVolumes(RemotePlugin):
         return self._unique(spec.csi.driver or "", spec.csi.volume_handle or "")
 
     def _unique(self, driver: str, handle: str) -> str:
-        said = self._objects.driver(driver)
-        return "" if said is not None and said.attach_required is False else unique_name(driver, handle)
+        csi_driver = self._objects.driver(driver)
+        return "" if csi_driver is not None and csi_driver.attach_required is False else unique_name(driver, handle)
 
     def in_use(self) -> Iterable[str]:
-        """Also what could not be unstaged yet, though no pod has it any more."""
-        return [self._unique(*record.key) for record in self._held.values()]
+        """Includes volumes that could not be unstaged yet although no pod uses them."""
+        return [self._unique(*record.key) for record in self._node_volumes.values()]
 
     def reconstruct(self) -> None:
-        self._held = {self._record_home(record, block): record for block, record in self._all_staged()}
+        self._node_volumes = {self._record_home(record, block): record for block, record in self._all_staged()}
 
     def reconstruct_spec(self, uid: str, found: VolumeSpec) -> VolumeSpec:
         home = self._paths.device_home(found.folder) if found.block else self._paths.home(uid, found.folder)
@@ -120,19 +130,19 @@ class CsiVolumes(RemotePlugin):
     # --- attaching ------------------------------------------------------------------------------
 
     async def attach_error(self, spec: VolumeSpec) -> str:
-        """What the attacher says. A node that is full has told wrong limits: they are asked for again."""
+        """The attacher's error. If it says that the node is full, the reported limits are wrong: refresh them."""
         assert spec.csi is not None
         driver, handle = spec.csi.driver or "", spec.csi.volume_handle or ""
         found = await self._objects.attachment(attachment_name(handle, driver, self._node_name))
-        trouble = found.status.attach_error if found is not None else None
-        if trouble is None:
+        error = found.status.attach_error if found is not None else None
+        if error is None:
             return ""
-        said = self._objects.driver(driver)
-        renews = said is not None and bool(said.node_allocatable_update_period_seconds)
-        if renews and trouble.error_code == NODE_IS_FULL and (driver, handle) not in self._found_full:
+        csi_driver = self._objects.driver(driver)
+        renews = csi_driver is not None and bool(csi_driver.node_allocatable_update_period_seconds)
+        if renews and error.error_code == NODE_IS_FULL and (driver, handle) not in self._limits_refreshed:
             await self._drivers.refresh(driver)
-            self._found_full.add((driver, handle))
-        return trouble.message or ""
+            self._limits_refreshed.add((driver, handle))
+        return error.message or ""
 
     # --- mounting -------------------------------------------------------------------------------
 
@@ -141,31 +151,34 @@ class CsiVolumes(RemotePlugin):
 
     async def publish(self, task: SetUp, waiting: Waiting) -> None:
         source = source_of(task.spec, task.uid, namespace_of(task.pod))
-        driver = self._drivers.find(source.driver, migrated=task.spec.migrated, waiting=waiting)
-        self._found_full.discard((source.driver, source.handle))
-        async with self._locks.acquire((source.driver, source.handle)):
-            said = self._objects.driver(source.driver)
-            rules.check_lifecycle(said, source.driver, EPHEMERAL if source.ephemeral else PERSISTENT)
-            capabilities = await self._drivers.capabilities(source.driver, driver)
-            volume = await self._described(task, source, said, capabilities)
-            staging = await self._stage(task.spec, source, driver, volume, capabilities)
-            path = self._target(task.uid, task.spec.folder, block=task.spec.block)
-            asked = await self._publish(task, source, driver, said, volume, staging)
+        client = self._drivers.find(source.driver, migrated=task.spec.migrated, waiting=waiting)
+        self._limits_refreshed.discard(source.key)
+        async with self._locks.acquire(source.key):
+            driver = self._objects.driver(source.driver)
+            rules.check_lifecycle(driver, source.driver, EPHEMERAL if source.ephemeral else PERSISTENT)
+            op = _Publish(
+                task=task,
+                source=source,
+                client=client,
+                driver=driver or CSIDriverSpec(),
+                capabilities=await self._drivers.capabilities(source.driver, client),
+            )
+            volume = await self._csi_volume(op)
+            staging = await self._stage(op, volume)
+            published = await self._publish(op, volume, staging)
             if not task.spec.block:
-                await self._finish(task, source, said, capabilities, again=asked)
-            if rules.EXPAND in capabilities and task.spec.claim is not None:
-                secrets = await self._secret(source.expand_secret)
-                key = source.driver, source.handle
-                await self._growth.grow(task, key, driver, _with(volume, secrets=secrets), path, staging)
+                await self._finish(op, again=published)
+            if rules.EXPAND in op.capabilities and task.spec.claim is not None:
+                volume = _with(volume, secrets=await self._secret(source.expand_secret))
+                path = self._target(task.uid, task.spec.folder, block=task.spec.block)
+                await self._expander.expand(task, source.key, client, volume, path, staging)
 
-    async def _described(
-        self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str]
-    ) -> CsiVolume:
-        spec = task.spec
-        group = task.fs_group if rules.MOUNT_GROUP in capabilities else None
+    async def _csi_volume(self, op: _Publish) -> CsiVolume:
+        spec, source = op.task.spec, op.source
+        group = op.task.fs_group if rules.MOUNT_GROUP in op.capabilities else None
         return CsiVolume(
             volume_id=source.handle,
-            access_mode=rules.access_mode(spec.access_modes, capabilities),
+            access_mode=rules.access_mode(spec.access_modes, op.capabilities),
             block=spec.block,
             fs_type=source.fs_type,
             mount_flags=spec.mount_options,
@@ -187,24 +200,22 @@ class CsiVolumes(RemotePlugin):
             raise VolumeProblem(f"volume {source.handle} is not attached to this node yet{why}")
         return attachment.status.attachment_metadata
 
-    async def _stage(
-        self, spec: VolumeSpec, source: CsiSource, driver: CsiNode, volume: CsiVolume, capabilities: frozenset[str]
-    ) -> Path | None:
-        key = (source.driver, source.handle)
+    async def _stage(self, op: _Publish, volume: CsiVolume) -> Path | None:
+        spec, source, key = op.task.spec, op.source, op.source.key
         record = source.record(spec, self._node_name)
         home, staging = self._record_home(record, spec.block), self._staging(record, spec.block)
-        stages = rules.STAGE_UNSTAGE in capabilities and not source.ephemeral
+        stages = rules.STAGE_UNSTAGE in op.capabilities and not source.ephemeral
         if spec.block or stages:
-            # A block volume is written down here even when its driver stages nothing: the pod has no folder for it.
-            self._held[home] = record
-            await self._run(partial(_write_down, home, staging if stages else None, record), key)
+            # A block volume is recorded here even when its driver stages nothing: the pod has no folder for it.
+            self._node_volumes[home] = record
+            await self._run(partial(_save_record, home, staging if stages else None, record), key)
         if not stages:
             return None
         if key in self._staged:
             return staging
         secrets = await self._secret(source.stage_secret)
         try:
-            await driver.stage(_with(volume, secrets=secrets), staging)
+            await op.client.stage(_with(volume, secrets=secrets), staging)
         except PluginError as error:
             if rules.is_final(error.code) and not await self._run(partial(self._has_users, record, spec.block), key):
                 await self._drop(record, spec.block)
@@ -212,35 +223,26 @@ class CsiVolumes(RemotePlugin):
         self._staged.add(key)
         return staging
 
-    async def _publish(
-        self,
-        task: SetUp,
-        source: CsiSource,
-        driver: CsiNode,
-        said: CSIDriverSpec | None,
-        volume: CsiVolume,
-        staging: Path | None,
-    ) -> bool:
-        """Whether the driver was asked: it may have written to the volume."""
-        spec, uid, key = task.spec, task.uid, (source.driver, source.handle)
+    async def _publish(self, op: _Publish, volume: CsiVolume, staging: Path | None) -> bool:
+        """True when the driver was called: it may have written to the volume."""
+        spec, uid, source, key = op.task.spec, op.task.uid, op.source, op.source.key
         target = self._target(uid, spec.folder, block=spec.block)
-        again = said is not None and bool(said.requires_republish)
+        again = bool(op.driver.requires_republish)
         if not again and await self._run(partial(self._is_published, uid, spec), key):
             return False
         record = source.record(spec, self._node_name)
         if spec.block:
             await self._run(partial(make_folder, target.parent), key)
         else:
-            await self._run(partial(_write_down, target.parent, None, record), key)
-        context = {**volume.volume_context, **rules.pod_info(said, task.pod, ephemeral=source.ephemeral)}
+            await self._run(partial(_save_record, target.parent, None, record), key)
+        context = {**volume.volume_context, **rules.pod_info(op.driver, op.task.pod, ephemeral=source.ephemeral)}
         secrets = dict(await self._secret(source.publish_secret))
-        tokens = await self._tokens(task, said)
-        if tokens:
-            where = secrets if said is not None and said.service_account_token_in_secrets else context
-            where[rules.TOKENS_KEY] = tokens
-        told = _with(volume, secrets=secrets, context=context)
+        if op.driver.token_requests:
+            place = secrets if op.driver.service_account_token_in_secrets else context
+            place[rules.TOKENS_KEY] = await self._tokens(op)
+        request = _with(volume, secrets=secrets, context=context)
         try:
-            await driver.publish(told, target, staging=staging, read_only=spec.read_only)
+            await op.client.publish(request, target, staging=staging, read_only=spec.read_only)
         except PluginError as error:
             if rules.is_final(error.code) and not again:
                 await self._run(partial(self._forget_target, uid, spec.folder, spec.block), key)
@@ -249,13 +251,12 @@ class CsiVolumes(RemotePlugin):
             await self._run(partial(self._blocks.show, spec.folder, uid), key)
         return True
 
-    async def _finish(
-        self, task: SetUp, source: CsiSource, said: CSIDriverSpec | None, capabilities: frozenset[str], *, again: bool
-    ) -> None:
-        """The pod's group, after each publishing; a marker keeps a restarted agent from walking a big volume."""
+    async def _finish(self, op: _Publish, *, again: bool) -> None:
+        """Apply fsGroup after each publish; a marker keeps a restarted agent from walking a big volume again."""
+        task = op.task
         marker = self._marker(task.uid, task.spec.folder)
         target = self._target(task.uid, task.spec.folder, block=False)
-        applies = rules.applies_fs_group(said, task.spec, source.fs_type, capabilities)
+        applies = rules.applies_fs_group(op.driver, task.spec, op.source.fs_type, op.capabilities)
 
         def finish() -> None:
             if marker.exists() and not again:
@@ -274,15 +275,13 @@ class CsiVolumes(RemotePlugin):
         future = host_calls.begin(finish, name=name, key=key, pod=task.uid, within=OWNERS_WITHIN)
         await wait_for_ownership(future, self._events, task)
 
-    async def _tokens(self, task: SetUp, said: CSIDriverSpec | None) -> str:
-        if said is None or not said.token_requests:
-            return ""
-        found = {}
-        for wanted in said.token_requests:
-            seconds = wanted.expiration_seconds or 3600
-            token, expires = await self._objects.token(task.pod, wanted.audience or "", seconds)
-            found[wanted.audience or ""] = {"token": token, "expirationTimestamp": expires}
-        return json.dumps(found)
+    async def _tokens(self, op: _Publish) -> str:
+        tokens = {}
+        for request in op.driver.token_requests:
+            seconds = request.expiration_seconds or 3600
+            token, expires = await self._objects.token(op.task.pod, request.audience or "", seconds)
+            tokens[request.audience or ""] = {"token": token, "expirationTimestamp": expires}
+        return json.dumps(tokens)
 
     async def _secret(self, name: SecretName | None) -> Mapping[str, str]:
         if name is None:
@@ -293,21 +292,21 @@ class CsiVolumes(RemotePlugin):
             raise VolumeProblem(f"{missing} not found", missing=missing)
         return {key: base64.b64decode(value).decode(errors="surrogateescape") for key, value in secret.data.items()}
 
-    # --- giving back ----------------------------------------------------------------------------
+    # --- unmounting -----------------------------------------------------------------------------
 
     async def unpublish(self, uid: str, spec: VolumeSpec, waiting: Waiting) -> None:
         folder, block = spec.folder, spec.block
         home = self._paths.device_home(folder) if block else self._paths.home(uid, folder)
         record = await self._run(partial(read_record, home), (uid, folder))
         if record is None:
-            # Written down before anything else happens: without a record there is nothing at any driver.
+            # Recorded before anything else: without a record nothing was requested from a driver.
             await self._run(partial(self._forget_target, uid, folder, block), (uid, folder))
             return
         async with self._locks.acquire(record.key):
             if block:
                 await self._run(partial(self._blocks.hide, folder, uid), record.key)
-            driver = self._drivers.find(record.driver, waiting=waiting)
-            await driver.unpublish(record.handle, self._target(uid, folder, block=block))
+            client = self._drivers.find(record.driver, waiting=waiting)
+            await client.unpublish(record.handle, self._target(uid, folder, block=block))
             await self._run(partial(self._forget_target, uid, folder, block), record.key)
 
     async def unstage(self, spec: VolumeSpec, waiting: Waiting) -> None:
@@ -319,35 +318,36 @@ class CsiVolumes(RemotePlugin):
         async with self._locks.acquire(key):
             record = await self._run(partial(read_record, home), key)
             if record is None and not await self._run(partial(self._is_there, staging), key):
-                self._held.pop(home, None)
-                self._growth.forget(key)
+                self._node_volumes.pop(home, None)
+                self._expander.forget(key)
             else:
                 # A record that was lost or damaged is no reason to leave the volume staged.
                 record = record or known
-                driver = self._drivers.find(record.driver, waiting=waiting)
-                await self._unstage(record, driver, spec.block)
+                client = self._drivers.find(record.driver, waiting=waiting)
+                await self._unstage(record, client, spec.block)
 
-    async def _unstage(self, record: VolumeRecord, driver: CsiNode, block: bool) -> None:
-        """When no pod has it any more."""
+    async def _unstage(self, record: VolumeRecord, client: CsiNode, block: bool) -> None:
+        """Unless a pod still uses it."""
         if await self._run(partial(self._has_users, record, block), record.key):
             return
         staging = self._staging(record, block)
-        self._staged.discard(record.key)  # first: a call that failed may have been carried out all the same
+        self._staged.discard(record.key)  # first: a failed call may have taken effect
         if await self._run(partial(self._is_there, staging), record.key):
-            await driver.unstage(record.handle, staging)
+            await client.unstage(record.handle, staging)
         await self._drop(record, block)
 
     def _is_there(self, staging: Path) -> bool:
-        return is_mount_point(self._mounts, staging) or staging.exists()  # first what no dead server can hang
+        # The mount table first: stat may hang on a dead server.
+        return is_mount_point(self._mounts, staging) or staging.exists()
 
     async def _drop(self, record: VolumeRecord, block: bool) -> None:
-        """The node has it no more."""
+        """Forget a volume that is not on the node any more."""
         await self._run(partial(self._forget_staging, record, block), record.key)
-        self._held.pop(self._record_home(record, block), None)
-        self._growth.forget(record.key)
+        self._node_volumes.pop(self._record_home(record, block), None)
+        self._expander.forget(record.key)
 
     async def sweep(self) -> None:
-        """Give back what a killed agent left staged for nobody. Each failure is told and left for the next time."""
+        """Unstage volumes that a killed agent left and no pod uses; failures are logged and retried next time."""
         staged = await self._run(self._all_staged, ("all",))
         drivers = {record.driver for _, record in staged}
         await gather_all(*(self._sweep_driver([each for each in staged if each[1].driver == name]) for name in drivers))
@@ -355,7 +355,7 @@ class CsiVolumes(RemotePlugin):
     async def _sweep_driver(self, staged: Sequence[tuple[bool, VolumeRecord]]) -> None:
         for block, record in staged:
             if self._locks.is_wanted(record.key):
-                continue  # somebody is seeing to it
+                continue  # an operation on it is under way
             try:
                 async with self._locks.acquire(record.key):
                     name, key = record.spec_name, record.key
@@ -377,10 +377,10 @@ class CsiVolumes(RemotePlugin):
         self._staged = {key for key in self._staged if key[0] != name}
         self._stats.driver_registered(name)
 
-    # --- figures --------------------------------------------------------------------------------
+    # --- stats ----------------------------------------------------------------------------------
 
     async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
-        """The driver's own figures; None when it has none and the filesystem is to be asked."""
+        """None when the driver has no stats."""
         home = self._paths.device_home(spec.folder) if spec.block else self._paths.home(uid, spec.folder)
         record = await self._run(partial(read_record, home), (uid, spec.folder))
         if record is None:
@@ -414,18 +414,18 @@ class CsiVolumes(RemotePlugin):
         return any(other.key == record.key for _, other in self._paths.records_of_pods())
 
     def _all_staged(self) -> list[tuple[bool, VolumeRecord]]:
-        """Each with whether it is a block volume."""
+        """Whether it is a block volume, and its record."""
         disks = [(True, each) for each in self._paths.staged_devices()]
         return [*((False, each) for each in self._paths.staged()), *disks]
 
     def _forget_target(self, uid: str, folder: str, block: bool) -> None:
-        """Remove what we made for the pod. Never what is mounted: only empty folders go."""
+        """Remove what we made for the pod. Never what is mounted: only empty folders are removed."""
         if block:
             self._blocks.forget(folder, uid)
             return
         target = self._paths.target(uid, folder)
         if is_mount_point(self._mounts, target):
-            raise VolumeProblem(f"{target} is still mounted although its driver said that it is not")
+            raise VolumeProblem(f"{target} is still mounted although its driver csi_driver that it is not")
         with contextlib.suppress(FileNotFoundError):
             self._marker(uid, folder).unlink()
         self._mounts.remove_tree(self._marker(uid, folder).parent)
@@ -438,12 +438,12 @@ class CsiVolumes(RemotePlugin):
             return
         staging = self._paths.staging(*record.key)
         if is_mount_point(self._mounts, staging):
-            raise VolumeProblem(f"{staging} is still mounted although its driver said that it is not")
+            raise VolumeProblem(f"{staging} is still mounted although its driver csi_driver that it is not")
         _remove_empty(staging)
         _remove_record(staging.parent)
 
     async def _run(self, work: Callable[[], T], about: tuple[str, ...]) -> T:
-        """After its deadline the work goes on: nothing else is done about the same volume until it is back."""
+        """After its deadline the call continues, and nothing else is done about the same volume until it returns."""
         return await host_calls.run(work, name="folders of CSI volumes", key="^".join(about), within=FOLDERS_WITHIN)
 
 
@@ -451,7 +451,7 @@ def _with(volume: CsiVolume, *, secrets: Mapping[str, str], context: Mapping[str
     return replace(volume, secrets=secrets, volume_context=volume.volume_context if context is None else context)
 
 
-def _write_down(home: Path, staging: Path | None, record: VolumeRecord) -> None:
+def _save_record(home: Path, staging: Path | None, record: VolumeRecord) -> None:
     make_folder(home)
     if read_record(home) != record:
         write_record(home, record)
@@ -471,7 +471,7 @@ def _remove_empty(path: Path) -> None:
 
 
 def _remove_record(home: Path) -> None:
-    """The record last: while it is there, the next life of the agent knows that something may be left."""
+    """The record last: while it exists, the next run of the agent knows that something may be left."""
     try:
         names = os.listdir(home)
     except (FileNotFoundError, NotADirectoryError):

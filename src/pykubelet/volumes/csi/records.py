@@ -60,12 +60,12 @@ def inline_handle(uid: str, volume: str) -> str:
 
 
 def unique_name(driver: str, handle: str) -> str:
-    """What the control plane calls an attachable volume."""
+    """The name of an attachable volume in the Node's status."""
     return f"{CSI}/{driver}^{handle}"
 
 
 class CsiPaths(Struct, frozen=True):
-    """Every place of CSI volumes. Names come from the API server or from folders found here."""
+    """All paths of CSI volumes. Names come from the API server or from folders found here."""
 
     paths: VolumePaths
 
@@ -105,18 +105,18 @@ class CsiPaths(Struct, frozen=True):
         return self.paths.volume_devices(uid) / CSI.replace("/", "~") / spec_name
 
     def published_pods(self, spec_name: str) -> list[str]:
-        """Pods that have, or may have, the block volume published."""
+        """Pods to which the block volume is, or may be, published."""
         return sorted({*_names(self.devices / "publish" / spec_name), *_names(self.devices / spec_name / "dev")})
 
     def records_of_pods(self) -> Iterator[tuple[str, VolumeRecord]]:
-        """All filesystem volumes that pods have or may have: (uid, record)."""
+        """All filesystem volumes that are or may be published to pods: uid and record."""
         for uid in _names(self.paths.pods):
             for name in _names(self.paths.volumes(uid) / CSI.replace("/", "~")):
                 if (record := read_record(self.home(uid, name))) is not None:
                     yield uid, record
 
     def staged(self) -> Iterator[VolumeRecord]:
-        """All filesystem volumes that the node has or may have staged."""
+        """All filesystem volumes that are or may be staged on the node."""
         for driver in _names(self.top):
             if driver == "volumeDevices":
                 continue
@@ -137,7 +137,7 @@ def write_record(folder: Path, record: VolumeRecord) -> None:
 
 
 def read_record(folder: Path) -> VolumeRecord | None:
-    """None when there is none, or it is no use: then nothing was done under it either."""
+    """None when there is no valid record: then no driver was called for it either."""
     try:
         data = json.loads((folder / DATA_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -161,7 +161,7 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class BlockPlaces(Struct, frozen=True, kw_only=True):
+class BlockDevices(Struct, frozen=True, kw_only=True):
     paths: CsiPaths
     mounts: Mounts
 
@@ -170,8 +170,8 @@ class BlockPlaces(Struct, frozen=True, kw_only=True):
         return os.path.lexists(link) and is_mount_point(self.mounts, shown)
 
     def unlinked(self, folder: str) -> list[str]:
-        """Pods for which the device is, or may be, published although nothing in their folders says so: the link is
-        the last to come and the first to go, so an agent was killed in between."""
+        """Pods to which the device may be published although their folders have no link to it: the link is made last
+        and removed first, so the agent was killed in between."""
         pods = self.paths.published_pods(folder)
         return [uid for uid in pods if not os.path.lexists(self.paths.device_link(uid, folder))]
 
@@ -205,7 +205,7 @@ class BlockPlaces(Struct, frozen=True, kw_only=True):
         _remove_if_empty(shown.parent)
 
     def forget(self, folder: str, uid: str) -> None:
-        """After the driver gave the device back, or refused it."""
+        """Call after the driver unpublished the device, or refused to publish it."""
         self.hide(folder, uid)
         published = self.paths.device_publish(folder, uid)
         if is_mount_point(self.mounts, published):
@@ -230,12 +230,12 @@ class BlockPlaces(Struct, frozen=True, kw_only=True):
 
 
 def is_mount_point(mounts: Mounts, path: Path) -> bool:
-    """By the kernel's table: a dead server cannot hang that."""
+    """From the mount table, which a dead server cannot block."""
     return any(entry.mount_point == str(path) for entry in mounts.table())
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Another pod may still have something in it."""
+    """Another pod may still use the folder."""
     try:
         os.rmdir(folder)
     except FileNotFoundError:

@@ -25,12 +25,12 @@ _UNCERTAIN = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOUR
 
 
 def is_final(code: str) -> bool:
-    """Whether a failed call surely left nothing behind; otherwise the volume may be mounted all the same."""
+    """Whether a failed call certainly had no effect; otherwise the volume may be mounted nevertheless."""
     return code not in _UNCERTAIN
 
 
 def access_mode(modes: Sequence[str], capabilities: frozenset[str]) -> str:
-    """Only the first mode counts; none is the same as ReadWriteOnce."""
+    """Of several modes the first counts; none means ReadWriteOnce."""
     single = MULTI_WRITER in capabilities
     match modes[0] if modes else "ReadWriteOnce":
         case "ReadWriteOnce":
@@ -45,9 +45,9 @@ def access_mode(modes: Sequence[str], capabilities: frozenset[str]) -> str:
             raise VolumeProblem(f"access mode {other} is not known")
 
 
-def pod_info(driver: CSIDriverSpec | None, pod: Pod, *, ephemeral: bool) -> Mapping[str, str]:
-    """What the driver asked to know of the pod."""
-    if driver is None or not driver.pod_info_on_mount:
+def pod_info(driver: CSIDriverSpec, pod: Pod, *, ephemeral: bool) -> Mapping[str, str]:
+    """The pod's identity, if the driver requests it."""
+    if not driver.pod_info_on_mount:
         return {}
     return {
         f"{POD_INFO}/pod.name": name_of(pod),
@@ -58,13 +58,11 @@ def pod_info(driver: CSIDriverSpec | None, pod: Pod, *, ephemeral: bool) -> Mapp
     }
 
 
-def applies_fs_group(
-    driver: CSIDriverSpec | None, spec: VolumeSpec, fs_type: str, capabilities: frozenset[str]
-) -> bool:
-    """Whether the agent, not the driver, gives the volume to the pod's fsGroup."""
+def applies_fs_group(driver: CSIDriverSpec, spec: VolumeSpec, fs_type: str, capabilities: frozenset[str]) -> bool:
+    """Whether the agent, not the driver, applies the pod's fsGroup."""
     if MOUNT_GROUP in capabilities or spec.read_only:
         return False
-    match (driver.fs_group_policy if driver is not None else None) or "ReadWriteOnceWithFSType":
+    match driver.fs_group_policy or "ReadWriteOnceWithFSType":
         case "None":
             return False
         case "File":
@@ -76,7 +74,7 @@ def applies_fs_group(
 
 
 def check_lifecycle(driver: CSIDriverSpec | None, name: str, mode: str) -> None:
-    """A volume written in the pod needs a driver that says it can do them, others one that does not say otherwise."""
+    """An inline volume needs a driver that declares support, a persistent one a driver that does not exclude it."""
     refused = f'volume mode "{mode}" not supported by driver {name}'
     if driver is None:
         if mode != PERSISTENT:
@@ -101,6 +99,10 @@ class CsiSource(Struct, frozen=True, kw_only=True):
     publish_secret: SecretName | None = None
     stage_secret: SecretName | None = None
     expand_secret: SecretName | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.driver, self.handle
 
     def record(self, spec: VolumeSpec, node: str) -> VolumeRecord:
         return VolumeRecord(

@@ -17,11 +17,11 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts
 from pykubelet.model.pod import uid_of
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.spec import VolumeSpec
+from pykubelet.volumes.spec import VolumeSpec, VolumeUsage
 
 FOLDER_MODE = 0o750
 TOOL_SECONDS = 110.0
-"""Deadline of one program of the host; below the deadline of the whole operation, so its own error shows."""
+"""Deadline of one host program; below that of the whole operation, so that its own error is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ Files = Mapping[str, FileContent]
 
 @dataclass(slots=True)
 class Feedback:
-    """What a set-up tells while it runs in its thread; others only read it."""
+    """Progress of a set-up that runs in a thread; written there, read elsewhere."""
 
     files: int = 0
-    """Changed owner so far."""
+    """Files whose owner was changed so far."""
     warnings: list[tuple[str, str]] = field(default_factory=list)
-    """(reason, text) of events about it."""
+    """Reason and message of events to publish."""
 
     def progress(self, files: int) -> None:
         self.files = files
@@ -57,7 +57,7 @@ class SetUp:
     """The volume's folder below the pod's."""
     fs_user: int | None = None
     nested: tuple[str, ...] = ()
-    """Folders other volumes will be mounted on inside this one."""
+    """Folders inside this volume on which other volumes will be mounted."""
     label: str = ""
     """SELinux label to mount it with; empty: none."""
     unique_name: str = ""
@@ -86,16 +86,16 @@ class VolumePlugin(Protocol):
 
     @property
     def requires_remount(self) -> bool:
-        """Whether set-up is repeated to bring new content to a running pod."""
+        """Whether set-up is repeated to update the content of a running pod's volume."""
         ...
 
     @property
     def selinux_relabel(self) -> bool:
-        """Whether the runtime may relabel the volume for SELinux: only what belongs to the pod alone."""
+        """Whether the runtime may relabel the volume for SELinux: only volumes that no one but the pod uses."""
         ...
 
     def is_quick(self, spec: VolumeSpec) -> bool:
-        """Whether set-up takes microseconds and cannot hang, so that it is done on the loop at once."""
+        """Whether set-up takes microseconds and cannot hang, so that it may run on the loop."""
         ...
 
     def unique_name(self, spec: VolumeSpec) -> str:
@@ -111,22 +111,26 @@ class VolumePlugin(Protocol):
         ...
 
     def reconstruct(self) -> None:
-        """Learn from disk what an earlier life of the agent left on the node. Blocking; before anything else."""
+        """Read from disk what an earlier run of the agent left on the node. Blocking; called first."""
         ...
 
     def reconstruct_spec(self, uid: str, found: VolumeSpec) -> VolumeSpec:
-        """What the disk tells of a volume that was found there. Blocking."""
+        """Complete the spec of a volume found on disk. Blocking."""
         ...
 
     def in_use(self) -> Iterable[str]:
-        """Unique names of volumes that the node itself has, whether a pod still does or not."""
+        """Unique names of volumes that are on the node itself, whether a pod uses them or not."""
         ...
 
     def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
-        """What containers get: the volume's folder, or a place of the host."""
+        """The path that is mounted into containers: the volume's folder, or a path of the host."""
         ...
 
     def is_read_only(self, spec: VolumeSpec) -> bool: ...
+
+    async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
+        """Usage as the volume's driver reports it; None: measure the filesystem."""
+        ...
 
     async def gather(self, task: SetUp) -> Files | None: ...
 
@@ -159,7 +163,7 @@ def unmount_below(mounts: Mounts, path: Path) -> None:
 
 
 def remove_empty(path: Path) -> None:
-    """Remove a mount point; refuses when anything is in it, because then it is not ours to remove."""
+    """Remove a mount point; refuses when it is not empty."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -169,7 +173,7 @@ def remove_empty(path: Path) -> None:
 
 
 class PluginDefaults:
-    """Answers that fit most kinds."""
+    """Defaults that fit most plugins."""
 
     requires_remount = False
     selinux_relabel = True
@@ -200,6 +204,9 @@ class PluginDefaults:
 
     def is_read_only(self, spec: VolumeSpec) -> bool:
         return spec.read_only
+
+    async def usage(self, uid: str, spec: VolumeSpec) -> VolumeUsage | None:
+        return None
 
     async def gather(self, task: SetUp) -> Files | None:
         return None

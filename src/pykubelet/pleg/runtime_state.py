@@ -1,4 +1,4 @@
-"""Whether the runtime answers and its network works, asked every few seconds and known to everybody.
+"""Whether the runtime answers and its network works, requested every few seconds.
 
 While it is away it is asked again after 100 ms, doubling to 5 s, and those who wait are woken the moment it is
 back. It is called down only after answers have failed for a while; a single slow call is not an outage.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
+from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff
-from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import RuntimeConditions
+from pykubelet.signals import RuntimeChanged
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +32,14 @@ class RuntimeHealth(Protocol):
 class RuntimeState:
     name = "runtime-state"
 
-    def __init__(self, *, cri: RuntimeHealth, clock: Clock) -> None:
+    def __init__(self, ctx: Context, cri: RuntimeHealth) -> None:
         self._cri = cri
-        self._clock = clock
+        self._clock = ctx.clock
+        self._signals = ctx.signals
         self._up = asyncio.Event()
         self._last_good: float | None = None
         self._conditions = RuntimeConditions()
         self._error = "the runtime has not answered yet"
-        self.on_back: Callable[[], None] = lambda: None
-        """Told when the runtime answers again, or its conditions changed."""
 
     async def run(self) -> None:
         backoff = Backoff(initial=0.1, maximum=ASK_EVERY)
@@ -68,9 +67,9 @@ class RuntimeState:
         if not self._up.is_set():
             self._up.set()
             logger.info("the container runtime answers")
-            self.on_back()
+            self._signals.publish(RuntimeChanged())
         elif self._conditions.conditions != before:
-            self.on_back()
+            self._signals.publish(RuntimeChanged())
         return True
 
     def _all_ready(self) -> bool:
