@@ -40,7 +40,7 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import CriError, PykubeletError, Unimplemented
 from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
-from pykubelet.node.shutdown import turns_of
+from pykubelet.node.shutdown import configured_periods
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.validate import HostFacts, host_problems
@@ -240,7 +240,7 @@ async def connected_slices(settings: Settings, *, reported: str, unified: bool) 
 
 def logind_for(settings: Settings) -> Logind | None:
     """logind, if shutdowns are to wait for pods."""
-    if not settings.gates.enabled("GracefulNodeShutdown") or not turns_of(settings.config.shutdown):
+    if not settings.gates.enabled("GracefulNodeShutdown") or not configured_periods(settings.config.shutdown):
         return None
     from pykubelet.clients.dbus.logind import DbusLogind
 

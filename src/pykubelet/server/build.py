@@ -95,7 +95,7 @@ def build(
             about=_about(ctx, edges, runtime_state, started),
             clock=ctx.clock,
         )
-        turning_off = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns)
+        turning_off = ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods)
         local = Local(socket=serve.local_socket, routes=[*routes.routes(), *turning_off.routes()])
     health = HealthRoutes(
         [

@@ -31,7 +31,7 @@ from pykubelet.model.pod import (
 )
 from pykubelet.model.problems import KillCause
 from pykubelet.model.runtime_status import ContainerStatus
-from pykubelet.node.shutdown import ShutdownManager, Turn, two_turns
+from pykubelet.node.shutdown import ShutdownManager, ShutdownPeriod, two_periods
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.stop import StopOrder, Stopper, Stopping
@@ -98,14 +98,14 @@ def _stopping(pod: Pod, run: ContainerStatus, wanted: str) -> Stopping | None:
     return Stopping(status=run, container=container, kind=kind, message=message, cause=cause)
 
 
-USUAL = two_turns(30.0, 10.0)
+USUAL = two_periods(30.0, 10.0)
 
 
 class ShutdownRoutes:
-    def __init__(self, *, manager: ShutdownManager, turns: Sequence[Turn]) -> None:
-        """`turns`: what the settings say."""
+    def __init__(self, *, manager: ShutdownManager, periods: Sequence[ShutdownPeriod]) -> None:
+        """`periods`: what the settings say."""
         self._manager = manager
-        self._turns = turns
+        self._periods = periods
 
     def routes(self) -> list[Route]:
         path = "/local/shutdown"
@@ -118,18 +118,18 @@ class ShutdownRoutes:
         outcome = await self._manager.shut_down(self._asked(request))
         return Response.json(msgspec.json.encode(outcome) + b"\n")
 
-    def _asked(self, request: Request) -> Sequence[Turn]:
+    def _asked(self, request: Request) -> Sequence[ShutdownPeriod]:
         if not request.has("grace"):
             if request.has("graceCritical"):
                 raise Refused(400, "graceCritical needs grace")
-            return self._turns or USUAL
+            return self._periods or USUAL
         whole, critical = (
             _seconds(request, "grace"),
             _seconds(request, "graceCritical") if request.has("graceCritical") else 0.0,
         )
         if critical > whole:
             raise Refused(400, f"graceCritical {critical:g}s must not exceed grace {whole:g}s")
-        return two_turns(whole, critical)
+        return two_periods(whole, critical)
 
     async def cancel(self, request: Request) -> Reply:
         was = self._manager.shutting_down

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from pykubelet.node.shutdown import CRITICAL, Turn, grace_of, groups_of, turns_of, two_turns, whole_time
+from pykubelet.node.shutdown import (
+    CRITICAL,
+    ShutdownPeriod,
+    configured_periods,
+    grace_of,
+    groups_of,
+    two_periods,
+    whole_time,
+)
 from pykubelet.settings.flag_forms import PriorityGracePeriod
 from pykubelet.settings.schema_resources import ShutdownSettings
 from tests.builders import a_pod
 
 
-def turn(priority: int, seconds: float = 10) -> Turn:
-    return Turn(priority=priority, seconds=seconds)
+def period(priority: int, seconds: float = 10) -> ShutdownPeriod:
+    return ShutdownPeriod(priority=priority, seconds=seconds)
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
         (ShutdownSettings(), ()),
-        (ShutdownSettings(shutdown_grace_period=30.0), (turn(0, 30), turn(CRITICAL, 0))),
+        (ShutdownSettings(shutdown_grace_period=30.0), (period(0, 30), period(CRITICAL, 0))),
         (
             ShutdownSettings(shutdown_grace_period=30.0, shutdown_grace_period_critical_pods=10.0),
-            (turn(0, 20), turn(CRITICAL, 10)),
+            (period(0, 20), period(CRITICAL, 10)),
         ),
         (
             ShutdownSettings(
@@ -30,12 +38,12 @@ def turn(priority: int, seconds: float = 10) -> Turn:
                     PriorityGracePeriod(priority=-3, shutdown_grace_period_seconds=7),
                 )
             ),
-            (turn(-3, 7), turn(100, 5)),
+            (period(-3, 7), period(100, 5)),
         ),
     ],
 )
-def test_turns_of_the_settings(settings: ShutdownSettings, expected: tuple[Turn, ...]) -> None:
-    assert turns_of(settings) == expected
+def test_turns_of_the_settings(settings: ShutdownSettings, expected: tuple[ShutdownPeriod, ...]) -> None:
+    assert configured_periods(settings) == expected
 
 
 @pytest.mark.parametrize(
@@ -52,8 +60,8 @@ def test_turns_of_the_settings(settings: ShutdownSettings, expected: tuple[Turn,
     ],
 )
 def test_a_pod_goes_with_the_highest_class_not_above_it(priority: int | None, expected: int) -> None:
-    groups = groups_of([turn(0), turn(1000), turn(CRITICAL)], [a_pod(priority=priority)])
-    assert [group.turn.priority for group in groups if group.pods] == [expected]
+    groups = groups_of([period(0), period(1000), period(CRITICAL)], [a_pod(priority=priority)])
+    assert [group.period.priority for group in groups if group.pods] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -62,10 +70,10 @@ def test_a_pod_goes_with_the_highest_class_not_above_it(priority: int | None, ex
 def test_the_grace_of_a_pod_is_its_own_within_its_class(grace: int | None, seconds: float, expected: int) -> None:
     pod = a_pod()
     pod.spec.termination_grace_period_seconds = grace
-    assert grace_of(pod, turn(0, seconds)) == expected
+    assert grace_of(pod, period(0, seconds)) == expected
 
 
 def test_all_the_time_there_is() -> None:
     # Three seconds to tell the statuses of each class, and three for the Node's.
-    assert whole_time(two_turns(30, 10)) == 39
+    assert whole_time(two_periods(30, 10)) == 39
     assert whole_time(()) == 0
