@@ -28,7 +28,8 @@ from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction import build as eviction
-from pykubelet.explain import build as explain_build
+from pykubelet.explain.build import build as build_explain
+from pykubelet.explain.conditions import WhyNotReady
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
@@ -113,7 +114,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         metrics=metrics,
     )
     recorder, table = ctx.recorder, PodTable()
-    statuses = StatusManager(ctx, table)
     conditions = NodeConditions(ctx.signals)
     runtime_state = RuntimeState(ctx, cri)
     sources = sources_build.build(ctx, edges)
@@ -148,6 +148,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         node=cm.admission.node_info,
         supports_recursive_read_only=recursive_read_only,
     )
+    explainer = build_explain(ctx, api.client, table=table, volumes=volumes.manager, runtime=runtime_state)
+    statuses = StatusManager(ctx, table, status_of=api.status_of, explained=WhyNotReady(ctx, explainer))
     user_namespaces = pod_user_namespaces(
         settings,
         edges,
@@ -221,7 +223,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
             clock=clock,
             metrics=metrics,
         )
-    statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
         await cm.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
@@ -317,14 +318,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         services.producers.append(
             ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
         )
-    explainer = explain_build.build(
-        ctx,
-        edges.cluster.client if edges.cluster is not None else None,
-        table=table,
-        statuses=statuses,
-        volumes=volumes.manager,
-        runtime=runtime_state,
-    )
     server: NodeServer | None = None
     if edges.guard is not None:
         usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, volumes=volumes.manager)

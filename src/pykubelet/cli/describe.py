@@ -75,7 +75,7 @@ def described(pod: Pod) -> Iterator[str]:
 
 
 def _container(pod: Pod, container: AnyContainer) -> Iterator[str]:
-    status = reported_container(pod, container.name or "")
+    status = reported_container(pod, container.name)
     yield f"  {container.name}:"
     yield _pair("Container ID", (status.container_id if status else "") or "", 4)
     yield _pair("Image", container.image or "", 4)

@@ -126,7 +126,7 @@ def complete_containers(context: click.Context, parameter: click.Parameter, type
         pod = find(pods, context.params.get("namespace") or "default", bare_pod(name))
     except CommandFailed:
         return []
-    names = [container.name or "" for _, container in all_containers(pod)]
+    names = [container.name for _, container in all_containers(pod)]
     return [CompletionItem(each) for each in names if each.startswith(typed)]
 
 

@@ -47,7 +47,7 @@ def find_on(node: NodeClient, namespace: str, name: str) -> Pod:
 
 def container_of(pod: Pod, wanted: str | None) -> str:
     """The container that is meant: the one named, the annotated default, or the first. Raises CommandFailed."""
-    names = [container.name or "" for _, container in all_containers(pod)]
+    names = [container.name for _, container in all_containers(pod)]
     if wanted:
         if wanted not in names:
             raise CommandFailed(f"container {wanted} is not in pod {short_name(pod)}; it has {', '.join(names)}")

@@ -97,7 +97,7 @@ class LogTails(Struct):
         for pod in node.table.pods():
             seen = node.table.runtime_status(uid_of(pod))
             for container in pod.spec.containers:
-                run = seen.container(container.name or "")
+                run = seen.container(container.name)
                 if run is not None and run.log_path:
                     label = _named(pod) if len(pod.spec.containers) == 1 else f"{_named(pod)}/{container.name}"
                     found += [f"{label} | {line}" for line in self._read(Path(run.log_path))]

@@ -35,7 +35,7 @@ TERMINATION_GRACE_KEY: Final = "io.kubernetes.pod.terminationGracePeriod"
 
 def container_hash(container: AnyContainer) -> str:
     """The mark of a container's definition (name and image); when it changes the container is replaced."""
-    return _hash(container.name or "", container.image or "")
+    return _hash(container.name, container.image or "")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -54,7 +54,7 @@ def pod_labels(pod: Pod) -> dict[str, str]:
 
 
 def container_labels(pod: Pod, container: AnyContainer) -> dict[str, str]:
-    return {**pod_labels(pod), CONTAINER_NAME_LABEL: container.name or ""}
+    return {**pod_labels(pod), CONTAINER_NAME_LABEL: container.name}
 
 
 def container_annotations(pod: Pod, container: AnyContainer, restart_count: int) -> dict[str, str]:

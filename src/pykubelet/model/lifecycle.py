@@ -59,7 +59,7 @@ def should_start(pod: Pod, container: AnyContainer, runtime: PodRuntimeStatus) -
     """Whether a container that is not running is to be started, for the first time or again."""
     if deletion_requested(pod):
         return False
-    status = runtime.container(container.name or "")
+    status = runtime.container(container.name)
     if status is None:
         return True
     if status.state is ContainerState.RUNNING:
@@ -107,7 +107,7 @@ def wants_restart_all(pod: Pod, runtime: PodRuntimeStatus, previous: PodStatus) 
             return True
     told = {s.name: s for s in (*previous.init_container_statuses, *previous.container_statuses)}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
-        status = runtime.container(container.name or "")
+        status = runtime.container(container.name)
         if status is None or status.state is not ContainerState.EXITED:
             continue
         if restarts_all_on_exit(container, status.exit_code):
@@ -138,7 +138,7 @@ def newest_exited(runtime: PodRuntimeStatus, name: str) -> ContainerStatus | Non
 
 
 def _regular(pod: Pod, runtime: PodRuntimeStatus) -> list[ContainerStatus]:
-    found = (runtime.container(container.name or "") for container in pod.spec.containers)
+    found = (runtime.container(container.name) for container in pod.spec.containers)
     return [status for status in found if status is not None]
 
 

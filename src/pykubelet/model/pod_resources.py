@@ -207,7 +207,7 @@ def empty_dir_limits(pod: Pod) -> dict[str, Quantity]:
         if volume.empty_dir is not None and volume.empty_dir.size_limit is not None:
             limit = Quantity.parse(volume.empty_dir.size_limit)
             if limit > Quantity.of(0):
-                found[volume.name or ""] = limit
+                found[volume.name] = limit
     return found
 
 
@@ -217,7 +217,7 @@ def container_storage_limits(pod: Pod) -> dict[str, Quantity]:
     for container in pod.spec.containers:
         amount = container.resources.limits.get(EPHEMERAL_STORAGE) if container.resources is not None else None
         if amount is not None and (limit := Quantity.parse(amount)).value() != 0:
-            found[container.name or ""] = limit
+            found[container.name] = limit
     return found
 
 
@@ -311,14 +311,14 @@ def _is_zero(value: QuantityValue) -> bool:
 def allocation_of(pod: Pod, *, init_containers: bool = True) -> PodResourceInfo:
     """What the spec asks for, of everything that can be resized."""
     held = [each for each in pod.spec.init_containers if init_containers or is_sidecar(each)]
-    named = {each.name or "": each.resources or _NONE for each in (*held, *pod.spec.containers)}
+    named = {each.name: each.resources or _NONE for each in (*held, *pod.spec.containers)}
     return PodResourceInfo(containers=named, pod=pod.spec.resources)
 
 
 def effect_of(pod: Pod) -> PodResourceInfo:
     """What is in force once every container of the pod was started from this spec."""
     every = (*pod.spec.init_containers, *pod.spec.containers)
-    named = {each.name or "": effective_resources(pod.spec.resources, each) for each in every}
+    named = {each.name: effective_resources(pod.spec.resources, each) for each in every}
     return PodResourceInfo(containers=named, pod=pod.spec.resources)
 
 
@@ -341,7 +341,7 @@ def with_resources(pod: Pod, held: PodResourceInfo | None) -> Pod:
 
 
 def _with_own(container: C, held: PodResourceInfo) -> C:
-    own = held.containers.get(container.name or "")
+    own = held.containers.get(container.name)
     if own is None or same_resources(container.resources, own):
         return container
     return msgspec.structs.replace(container, resources=own)

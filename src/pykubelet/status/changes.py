@@ -121,7 +121,7 @@ def _illegal_return(
     after = {status.name: status for status in new}
     for before in old:
         ended = before.state.terminated if before.state is not None else None
-        container, now = specs.get(before.name), after.get(before.name)
+        container, now = specs.get(before.name or ""), after.get(before.name)
         if ended is None or container is None or now is None:
             continue
         if (word and is_sidecar(container)) or restarts_on_exit(pod, container, ended.exit_code or 0):

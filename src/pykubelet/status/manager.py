@@ -31,17 +31,25 @@ logger = logging.getLogger(__name__)
 
 
 class StatusManager:
-    def __init__(self, ctx: Context, table: PodTable) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        table: PodTable,
+        *,
+        status_of: Callable[[Pod], PodStatus] = lambda pod: pod.status,
+        explained: Callable[[Pod, PodStatus], PodStatus] = lambda pod, status: status,
+    ) -> None:
+        """`status_of`: what the API server shows of a pod, for a static one of its mirror.
+
+        `explained` adds to a status why the pod is not ready.
+        """
         self._table = table
         self._clock = ctx.clock
         self._signals = ctx.signals
         self._recalls = not ctx.settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
         """Whether `started` and `ready` of running containers survive a restart of the agent."""
-        self.explained: Callable[[Pod, PodStatus], PodStatus] = lambda pod, status: status
-        """Adds to a status why the pod is not ready; set where the agent is wired."""
-
-        self.status_of: Callable[[Pod], PodStatus] = lambda pod: pod.status
-        """What the API server shows of a pod, for a static one of its mirror; set where the agent is wired."""
+        self.explained = explained
+        self.status_of = status_of
 
     def set_status(self, pod: Pod, status: PodStatus) -> None:
         self._report(pod, status, force=deletion_requested(pod), finished=False)
