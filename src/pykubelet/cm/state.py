@@ -46,7 +46,7 @@ class ManagerState(abc.ABC, Generic[E]):
     pod_key: ClassVar[str]
     empty: ClassVar[object]
     unreadable: ClassVar[str]
-    """What a file is refused with that holds other values than it should."""
+    """What a file with values of another shape is refused with."""
 
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
         self._checkpoint = Checkpoint(path, encode=self._encode, decode=self._decode)
