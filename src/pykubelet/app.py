@@ -50,8 +50,6 @@ from pykubelet.runtime.build import build as build_runtime
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
-from pykubelet.server.build import Served
-from pykubelet.server.local import ShutdownRoutes
 from pykubelet.server.metrics import add_agent_metrics
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeStatusChanged, Signals
@@ -124,6 +122,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         if edges.cluster is not None
         else api_server.absent(ctx, runtime_state)
     )
+    statuses = StatusManager(ctx, table, status_of=api.status_of)
     spec = node_spec(settings, edges)
 
     def recursive_read_only(pod: Pod) -> bool:
@@ -215,13 +214,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     sender: StatusSender | None = None
     if edges.cluster is not None and api.pods is not None:
         sender = StatusSender(
-            table=table,
+            ctx,
+            table,
             client=edges.cluster.client,
-            api_pods=api.pods,
+            api_pod=api.pods.get,
             make_patch=pod_status_patch,
             could_run=lambda uid: table.could_have_running_containers(uid) or cm.has_prepared_claims(uid),
-            clock=clock,
-            metrics=metrics,
         )
 
     async def remove_orphan_cgroups() -> None:
@@ -334,21 +332,22 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table)
         services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
-        served = Served(
+        serving = server_build.build(
+            ctx,
+            edges,
+            edges.serve,
             table=table,
             pleg=pleg,
+            runtime=runtime,
             runtime_state=runtime_state,
             probes=probes,
             stats=stats.shown(ctx, edges, edges.serve, usage),
             explainer=explainer,
             events=events,
-            stopper=runtime.stopper,
-            forget_crashes=runtime.backoff.forget,
+            shutdown=shutdown,
             assigned=cm.assigned,
             started=started,
         )
-        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods).routes()
-        serving = server_build.build(ctx, edges, edges.serve, served, shutdown_routes)
         services.add(serving.services)
         server = serving.node_server
     return Node(
