@@ -22,10 +22,9 @@ from pykubelet.cm.requests import container_cpus, containers_of
 from pykubelet.cm.state import Blocks, ManagerStates
 from pykubelet.cm.topology_manager import TopologyManager
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.model.pod_resources import has_pod_level_resources
-from pykubelet.model.topology import NO_CPUS, Cpus, format_cpu_list
+from pykubelet.model.topology import NO_CPUS, Cpus, MemoryShare, format_cpu_list
 from pykubelet.pods.table import PodTable
 
 logger = logging.getLogger(__name__)
@@ -146,7 +145,7 @@ class ResourceManagers:
 
     def pinned(self, pod: Pod, container: AnyContainer) -> Pinned:
         """For a container that is about to be created, once the state is written; Refused when it cannot have it."""
-        uid, name = uid_of(pod), container.name or ""
+        uid, name = uid_of(pod), container.name
         self._allocate_again(pod, name)
         cpus = self._cpu_state.owned_or_shared(uid, name) if self._cpus is not None else NO_CPUS
         if cpus:
@@ -180,7 +179,7 @@ class ResourceManagers:
 
     def is_exclusive(self, pod: Pod, container: AnyContainer) -> bool:
         """Whether the container owns its CPUs."""
-        if not self._cpu_state.owned(uid_of(pod), container.name or ""):
+        if not self._cpu_state.owned(uid_of(pod), container.name):
             return False
         own = next((each for each in containers_of(pod) if each.name == container.name), None)
         return own is not None and (
