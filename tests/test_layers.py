@@ -28,7 +28,7 @@ MANAGERS = (
 ORDER = (
     *("kit", "wire", "api", "model", "settings", "recorder", "clients", "signals", "context", "edges", "certs"),
     *MANAGERS,
-    *("sync", "server", "wiring", "api_server", "reactions", "app", "kubelet", "standalone", "cli", "__main__"),
+    *("sync", "server", "api_server", "reactions", "app", "kubelet", "standalone", "cli", "__main__"),
 )
 RANK = {package: level for level, package in enumerate(ORDER)}
 MAX_LINES = 700

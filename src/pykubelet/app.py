@@ -28,7 +28,8 @@ from pykubelet.edges import Edges
 from pykubelet.events import build as events_build
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.eviction import build as eviction
-from pykubelet.explain import build as explain_build
+from pykubelet.explain.build import build as build_explain
+from pykubelet.explain.conditions import WhyNotReady
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
@@ -49,8 +50,6 @@ from pykubelet.runtime.build import build as build_runtime
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.server import build as server_build
 from pykubelet.server.app import NodeServer
-from pykubelet.server.build import Served
-from pykubelet.server.local import ShutdownRoutes
 from pykubelet.server.metrics import add_agent_metrics
 from pykubelet.settings.settings import Settings
 from pykubelet.signals import NodeStatusChanged, Signals
@@ -113,7 +112,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         metrics=metrics,
     )
     recorder, table = ctx.recorder, PodTable()
-    statuses = StatusManager(ctx, table)
     conditions = NodeConditions(ctx.signals)
     runtime_state = RuntimeState(ctx, cri)
     sources = sources_build.build(ctx, edges)
@@ -124,6 +122,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         if edges.cluster is not None
         else api_server.absent(ctx, runtime_state)
     )
+    statuses = StatusManager(ctx, table, status_of=api.status_of)
     spec = node_spec(settings, edges)
 
     def recursive_read_only(pod: Pod) -> bool:
@@ -148,6 +147,8 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         node=cm.admission.node_info,
         supports_recursive_read_only=recursive_read_only,
     )
+    explainer = build_explain(ctx, api.client, table=table, volumes=volumes.manager, runtime=runtime_state)
+    statuses = StatusManager(ctx, table, status_of=api.status_of, explained=WhyNotReady(ctx, explainer))
     user_namespaces = pod_user_namespaces(
         settings,
         edges,
@@ -213,15 +214,13 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     sender: StatusSender | None = None
     if edges.cluster is not None and api.pods is not None:
         sender = StatusSender(
-            table=table,
+            ctx,
+            table,
             client=edges.cluster.client,
-            api_pods=api.pods,
+            api_pod=api.pods.get,
             make_patch=pod_status_patch,
             could_run=lambda uid: table.could_have_running_containers(uid) or cm.has_prepared_claims(uid),
-            clock=clock,
-            metrics=metrics,
         )
-    statuses.status_of = api.status_of
 
     async def remove_orphan_cgroups() -> None:
         await cm.cgroups.remove_orphans(table.uids_in_use(), still_held=volumes.manager.has_mounts)
@@ -317,14 +316,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         services.producers.append(
             ApiSource(sets=api.pods.sets, wait_node_known=api.node.wait_known, deliver=mux.deliver)
         )
-    explainer = explain_build.build(
-        ctx,
-        edges.cluster.client if edges.cluster is not None else None,
-        table=table,
-        statuses=statuses,
-        volumes=volumes.manager,
-        runtime=runtime_state,
-    )
     server: NodeServer | None = None
     if edges.guard is not None:
         usage = stats.build(ctx, edges, edges.guard, spec=spec, table=table, volumes=volumes.manager)
@@ -341,21 +332,22 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         oom = OomWatcher(ctx, edges.guard, cgroups=usage.cgroups, table=table)
         services.managers += [*usage.services.managers, *evicting.services.managers, oom]
     if edges.serve is not None and edges.guard is not None:
-        served = Served(
+        serving = server_build.build(
+            ctx,
+            edges,
+            edges.serve,
             table=table,
             pleg=pleg,
+            runtime=runtime,
             runtime_state=runtime_state,
             probes=probes,
             stats=stats.shown(ctx, edges, edges.serve, usage),
             explainer=explainer,
             events=events,
-            stopper=runtime.stopper,
-            forget_crashes=runtime.backoff.forget,
-            assigned=cm.assigned(),
+            shutdown=shutdown,
+            assigned=cm.assigned,
             started=started,
         )
-        shutdown_routes = ShutdownRoutes(manager=shutdown.manager, turns=shutdown.turns).routes()
-        serving = server_build.build(ctx, edges, edges.serve, served, shutdown_routes)
         services.add(serving.services)
         server = serving.node_server
     return Node(

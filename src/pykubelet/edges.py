@@ -31,7 +31,7 @@ from pykubelet.clients.plugins.port import (
     CsiConnect,
     DeviceConnect,
     DraConnect,
-    ReadHanded,
+    ReadAllocateResponse,
     Registrations,
     TakeDevicePlugin,
 )
@@ -97,7 +97,7 @@ class PluginEdges(Struct, frozen=True, kw_only=True):
     registrations: Registrations
     csi: CsiConnect
     devices: DeviceConnect
-    read_handed: ReadHanded
+    read_allocate_response: ReadAllocateResponse
     dra: DraConnect
     device_registry: Callable[[Path, TakeDevicePlugin], Service]
     """The socket, in this folder, at which device plugins register."""

@@ -7,6 +7,7 @@ from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.probes.manager import ProbeManager
+from pykubelet.recorder import LifeEntry, Outcome, Step
 from pykubelet.runtime.gc import ContainerGc
 from pykubelet.signals import (
     ApiPodObserved,
@@ -71,11 +72,17 @@ def connect(
         if not died.sandbox:
             containers.prune_soon(died.uid, died.name)
 
+    def step_recorded(uid: str, entry: LifeEntry) -> None:
+        # A sync waits for volumes for minutes; any other failure ends it, and the next one sets a status.
+        if entry.step is Step.VOLUMES and entry.outcome is Outcome.FAILED:
+            statuses.explain_again(uid)
+
+    ctx.recorder.listen(step_recorded)
     on(ContainerDied, loop.container_died)
     on(ContainerDied, container_died)
     on(ContainerDied, pod_metrics.container_died)
     on(ContainerStarted, loop.container_started)
-    on(ContainerStarted, lambda started: cm.reconciler.soon())
+    on(ContainerStarted, lambda started: cm.resource_managers.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
     on(RuntimeChanged, lambda _: workers.sync_all())
     on(RuntimeChanged, lambda _: ctx.signals.publish(NodeStatusChanged()))

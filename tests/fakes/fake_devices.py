@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from pykubelet.clients.plugins.port import Device, DeviceOptions, Handed, HandedDevice
+from pykubelet.clients.plugins.port import AllocatedDevice, AllocateResponse, Device, DeviceOptions
 from pykubelet.model.errors import PluginError
 
 
@@ -37,16 +37,16 @@ class FakeDevicePlugin:
         self.calls.append(("preferred", tuple(available)))
         return self.likes
 
-    async def allocate(self, ids: Sequence[str]) -> Handed:
+    async def allocate(self, ids: Sequence[str]) -> AllocateResponse:
         self.calls.append(("allocate", tuple(ids)))
         if self.hangs:
             await asyncio.Event().wait()
         if self.fails:
             raise PluginError(self.fails, code="INTERNAL", call="Allocate", socket="/dev.sock")
-        return Handed(
+        return AllocateResponse(
             envs={"GIVEN": ",".join(ids)},
             devices=tuple(
-                HandedDevice(container_path=f"/dev/{i}", host_path="/dev/null", permissions="rw") for i in ids
+                AllocatedDevice(container_path=f"/dev/{i}", host_path="/dev/null", permissions="rw") for i in ids
             ),
             wire=",".join(ids).encode(),
         )

@@ -18,7 +18,7 @@ from pykubelet.eviction.ranking import EvictionText
 from pykubelet.model.errors import CriError, Expired
 from pykubelet.model.pod import is_mirror, is_terminal_phase, uid_of
 from pykubelet.model.runtime_status import ContainerState, ExecResult, SandboxState
-from pykubelet.node.shutdown import REFUSED, two_turns
+from pykubelet.node.shutdown import REFUSED, two_periods
 from pykubelet.sync.evict import PodEvictor
 from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
 from tests.harness import IMAGE
@@ -311,7 +311,7 @@ class World:
             pod = self.model.pods[worker.uid]
             self.model.wish(pod.uid, min(max(1, pod.grace), 20), ends_pod=True)
         self.model.goes_down(begins=True)
-        self._help(self.harness.node.shutdown.shut_down(two_turns(30, 10)))
+        self._help(self.harness.node.shutdown.shut_down(two_periods(30, 10)))
 
     async def do_shutdown_up(self) -> None:
         if self.running:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import Pod, ResourceRequirements
-from pykubelet.cm.errors import PinningProblem
+from pykubelet.cm.errors import ResourceManagerError
 from pykubelet.model.runtime_status import ContainerState
 from tests.builders import a_container, a_pod
 from tests.harness import NodeHarness, a_node
@@ -95,7 +95,7 @@ async def test_another_policy_is_refused_with_a_sentence(tmp_path: Path) -> None
         root = node.paths.root
     (tmp_path / "manifests").rmdir()
     other = NodeHarness(tmp_path)
-    with pytest.raises(PinningProblem) as caught:
+    with pytest.raises(ResourceManagerError) as caught:
         await other.start()
     assert f'please drain this node and delete the CPU manager checkpoint file "{root}/cpu_manager_state"' in str(
         caught.value

@@ -23,7 +23,7 @@ from pykubelet.api.types import (
     ResourceRequirements,
     ResourceResourceClaim,
 )
-from pykubelet.clients.plugins.port import DeviceRegistration, Handed, PluginInfo, TakeDevicePlugin
+from pykubelet.clients.plugins.port import AllocateResponse, DeviceRegistration, PluginInfo, TakeDevicePlugin
 from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.dra_manager import DraManager
 from pykubelet.edges import PluginEdges
@@ -65,7 +65,7 @@ class Bed:
             registrations=Nobody(),
             csi=lambda socket, observe: FakeCsiDriver(self.node.mounts).connect(socket, observe),
             devices=lambda socket: self.plugin,
-            read_handed=lambda data: Handed(wire=data),
+            read_allocate_response=lambda data: AllocateResponse(wire=data),
             dra=lambda socket, version, observe: self.driver.connect(socket, version, observe),
             device_registry=registry,
         )

@@ -11,7 +11,7 @@ from pykubelet.api.types import ExecAction, Lifecycle, LifecycleHandler
 from pykubelet.kit.clock import utc
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.pod import ContainerKind
-from pykubelet.node.shutdown import two_turns
+from pykubelet.node.shutdown import two_periods
 from pykubelet.runtime.stop import Stopper, Stopping
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.fakes.fake_cri_values import KILLED, Behaviour, Exec
@@ -73,7 +73,7 @@ async def test_a_shutdown_of_the_node_shortens_and_does_not_kill(tmp_path: Path)
         container = node.cri.container("app")
         await node.delete()
         await node.clock.sleep(2)
-        await node.node.shutdown.shut_down(two_turns(30, 10))
+        await node.node.shutdown.shut_down(two_periods(30, 10))
         assert container.exit_code == 0
         assert graces(node) == [60, 20]
 

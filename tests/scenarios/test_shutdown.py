@@ -12,7 +12,7 @@ import pytest
 from pykubelet.api.types import OwnerReference
 from pykubelet.model.reasons import DISRUPTION_TARGET
 from pykubelet.node.conditions import READY, find_condition
-from pykubelet.node.shutdown import two_turns
+from pykubelet.node.shutdown import two_periods
 from tests.builders import a_pod
 from tests.fakes.fake_cri_values import Behaviour
 from tests.fakes.fake_logind import FakeLogind
@@ -250,7 +250,7 @@ async def test_without_logind_and_without_an_api_server_a_command_does_the_same(
         web, core = harness.run(a_pod("web", uid="w")), harness.run(a_pod("core", uid="c", priority=CRITICAL))
         await harness.until_running(web, core)
         manager = harness.node.shutdown
-        outcome = await manager.shut_down(two_turns(30, 10))
+        outcome = await manager.shut_down(two_periods(30, 10))
         assert sorted(outcome.stopped) == ["default/core-node1", "default/web-node1"]
         assert not outcome.left and harness.running() == []
         assert harness.status(web).reason == "Terminated"

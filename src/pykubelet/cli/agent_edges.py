@@ -1,4 +1,4 @@
-"""The production edges of an agent: the runtime, the host, systemd and logind where the settings ask for them."""
+"""The production edges of an agent: the runtime, the host, systemd and logind where the settings need them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pykubelet.clients.http.client import ShortCalls
 from pykubelet.clients.http.port import Fetched, FetchFailed
 from pykubelet.clients.plugins.connection import GrpcRegistrations
 from pykubelet.clients.plugins.csi import GrpcCsiNode
-from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_handed
+from pykubelet.clients.plugins.devices import DeviceRegistry, GrpcDevicePlugin, read_allocate_response
 from pykubelet.clients.plugins.dra import GrpcDraDriver
 from pykubelet.cm.capacity import machine_capacity, reservation_problem, reserved
 from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges, ServeEdges
@@ -40,7 +40,7 @@ from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import CriError, PykubeletError, Unimplemented
 from pykubelet.model.http import HttpProblem
 from pykubelet.model.runtime_status import RuntimeVersion
-from pykubelet.node.shutdown import turns_of
+from pykubelet.node.shutdown import configured_periods
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.settings import Settings
 from pykubelet.settings.validate import HostFacts, host_problems
@@ -122,7 +122,7 @@ def _plugin_edges() -> PluginEdges:
         registrations=GrpcRegistrations(),
         csi=GrpcCsiNode,
         devices=GrpcDevicePlugin,
-        read_handed=read_handed,
+        read_allocate_response=read_allocate_response,
         dra=GrpcDraDriver,
         device_registry=DeviceRegistry,
     )
@@ -240,7 +240,7 @@ async def connected_slices(settings: Settings, *, reported: str, unified: bool) 
 
 def logind_for(settings: Settings) -> Logind | None:
     """logind, if shutdowns are to wait for pods."""
-    if not settings.gates.enabled("GracefulNodeShutdown") or not turns_of(settings.config.shutdown):
+    if not settings.gates.enabled("GracefulNodeShutdown") or not configured_periods(settings.config.shutdown):
         return None
     from pykubelet.clients.dbus.logind import DbusLogind
 

@@ -14,7 +14,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
 from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.errors import Refused
-from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.resource_managers import ResourceManagers
 from pykubelet.model.pod import uid_of
 from pykubelet.pods.admission import (
     AdmissionContext,
@@ -31,7 +31,7 @@ from pykubelet.settings.gates import Gates
 
 
 class NodeNow(Struct, frozen=True, kw_only=True):
-    """What admission asks other subsystems about the node each time."""
+    """What admission reads of other subsystems about the node each time."""
 
     info: Callable[[], NodeInfo]
     """As the API server has the Node, or as the settings say without one."""
@@ -47,7 +47,7 @@ class PodAdmission:
         node: NodeNow,
         sysctls: SysctlAllowList,
         gates: Gates,
-        managers: PinningManager,
+        managers: ResourceManagers,
         devices: DeviceManager | None = None,
         apparmor_problem: str | None = None,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Build the container manager: everything that gives pods their part of the machine.
+"""Build the container manager: everything that allocates the machine to pods.
 
 Settings that this machine cannot have are refused here; `open` reads the checkpoints, before anything starts.
 """
@@ -17,26 +17,26 @@ from pykubelet.cm.allocation import AllocationManager
 from pykubelet.cm.capacity import NO_DEVICES, DeviceAmounts, kept_from_pods, machine_capacity
 from pykubelet.cm.cgroup_limits import add_protection_metrics, cgroup_rules
 from pykubelet.cm.cgroups import OwnGroup, PodCgroups
-from pykubelet.cm.container_resources import ContainerResourceSource
-from pykubelet.cm.cpu_manager import StaticCpus, reserved_cpus
+from pykubelet.cm.container_resources import AssignedResources, ContainerResourceSource
+from pykubelet.cm.cpu_manager import StaticCpuPolicy, reserved_cpus
 from pykubelet.cm.cpuset_reconciler import CpusetReconciler, running_containers
 from pykubelet.cm.device_manager import DeviceManager
-from pykubelet.cm.dra_manager import ClaimObjects, DraManager
-from pykubelet.cm.errors import PinningProblem
-from pykubelet.cm.memory_manager import StaticMemory, kept_memory
-from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.dra_drivers import ClaimObjects
+from pykubelet.cm.dra_manager import DraManager
+from pykubelet.cm.errors import ResourceManagerError
+from pykubelet.cm.memory_manager import StaticMemoryPolicy, kept_memory
+from pykubelet.cm.metrics import ResourceManagerMetrics
 from pykubelet.cm.node_allocatable import NodeAllocatable, node_limits
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.cm.plugin_manager import PluginHandler, PluginManager
 from pykubelet.cm.policy_options import CPU_FIELD, cpu_options, topology_options
 from pykubelet.cm.resize import resize_rules
-from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.resource_managers import ResourceManagers
 from pykubelet.cm.state import CPU_STATE_FILE, MEMORY_STATE_FILE, CpuState, ManagerStates, MemoryState
 from pykubelet.cm.topology_manager import NONE, HintProvider, Merger, TopologyManager
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.kit.tasks import Chore, Service, Services
-from pykubelet.model.assigned import NOTHING, Assigned
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import CPU
@@ -47,14 +47,14 @@ from pykubelet.pods.table import PodTable
 
 
 class ContainerManager(Struct, frozen=True, kw_only=True):
-    resource_managers: PinningManager
-    reconciler: CpusetReconciler
+    resource_managers: ResourceManagers
     devices: DeviceManager | None
     dra: DraManager | None
     admission: PodAdmission
     allocation: AllocationManager
     cgroups: PodCgroups
     container_resources: ContainerResourceSource
+    assigned: AssignedResources
     plugin_handlers: Mapping[str, PluginHandler]
     """By the type that plugins register with."""
     chores: Sequence[Callable[[], Awaitable[None]]]
@@ -82,12 +82,7 @@ class ContainerManager(Struct, frozen=True, kw_only=True):
         return found + (self.dra.health_statuses(pod, container) if self.dra is not None else [])
 
     def has_prepared_claims(self, uid: str) -> bool:
-        return self.dra is not None and self.dra.holds(uid)
-
-    def assigned(self) -> Assigned:
-        """For the podresources service."""
-        managers = self.resource_managers
-        return Assigned(cpus=managers, memory=managers, devices=self.devices or NOTHING, claims=self.dra or NOTHING)
+        return self.dra is not None and self.dra.has_prepared(uid)
 
 
 def build(
@@ -103,25 +98,7 @@ def build(
     """`claim_objects` is None without an API server: then there are no resource claims."""
     settings, machine = ctx.settings, _machine(ctx, edges)
     devices, dra = _devices(ctx, edges, machine.topology, table), _dra(ctx, edges, claim_objects, table)
-    states = _states(ctx, edges, pod_level=machine.pod_level)
-    cpus = _cpu_policy(ctx, machine, states.cpus)
-    reconciler = CpusetReconciler(
-        cri=edges.cri,
-        running=lambda: running_containers(table) if cpus is not None else (),
-        states=states,
-        period=settings.config.managers.cpu_manager_reconcile_period if cpus is not None else 0.0,
-    )
-    memory = _memory_policy(ctx, machine, states.memory)
-    managers = PinningManager(
-        states=states,
-        cpus=cpus,
-        memory=memory,
-        topology=_topology_manager(ctx, machine, [each for each in (devices, cpus, memory) if each is not None]),
-        reconciler=reconciler,
-        table=table,
-        sources_ready=sources_ready,
-        pod_level=machine.pod_level,
-    )
+    managers = _resource_managers(ctx, edges, machine, devices, table, sources_ready)
     admission = PodAdmission(
         node=node,
         sysctls=SysctlAllowList.for_kernel(edges.machine.kernel, settings.config.runtime.allowed_unsafe_sysctls),
@@ -149,13 +126,13 @@ def build(
         handlers["DRAPlugin"] = dra.drivers
     return ContainerManager(
         resource_managers=managers,
-        reconciler=reconciler,
         devices=devices,
         dra=dra,
         admission=admission,
         allocation=allocation,
         cgroups=cgroups,
-        container_resources=ContainerResourceSource(managers, states, devices, dra),
+        container_resources=ContainerResourceSource(managers, devices, dra),
+        assigned=AssignedResources(managers, devices, dra),
         plugin_handlers=handlers,
         chores=chores,
         services=services,
@@ -198,7 +175,7 @@ def _devices(ctx: Context, edges: Edges, topology: Topology, table: PodTable) ->
         ctx,
         folder=edges.paths.device_plugins,
         connect=edges.plugins.devices,
-        read_handed=edges.plugins.read_handed,
+        read_allocate_response=edges.plugins.read_allocate_response,
         is_running=is_running,
         numa_nodes=tuple(node.id for node in topology.nodes),
     )
@@ -219,7 +196,7 @@ class _Machine(Struct, frozen=True, kw_only=True):
     topology: Topology
     kept: Mapping[str, Quantity]
     """Kept from pods."""
-    metrics: PinningMetrics
+    metrics: ResourceManagerMetrics
     pod_level: bool
 
 
@@ -228,8 +205,36 @@ def _machine(ctx: Context, edges: Edges) -> _Machine:
     return _Machine(
         topology=edges.topology or flat_topology(machine.cpus, machine.memory_bytes, machine.hugepages),
         kept=kept_from_pods(ctx.settings, machine_capacity(machine, ctx.settings.config.cgroups, None)),
-        metrics=PinningMetrics(ctx.metrics),
+        metrics=ResourceManagerMetrics(ctx.metrics),
         pod_level=gates.enabled("PodLevelResourceManagers") and gates.enabled("PodLevelResources"),
+    )
+
+
+def _resource_managers(
+    ctx: Context,
+    edges: Edges,
+    machine: _Machine,
+    devices: DeviceManager | None,
+    table: PodTable,
+    sources_ready: Callable[[], bool],
+) -> ResourceManagers:
+    states = _states(ctx, edges, pod_level=machine.pod_level)
+    cpus, memory = _cpu_policy(ctx, machine, states.cpus), _memory_policy(ctx, machine, states.memory)
+    reconciler = CpusetReconciler(
+        cri=edges.cri,
+        running=lambda: running_containers(table) if cpus is not None else (),
+        states=states,
+        period=ctx.settings.config.managers.cpu_manager_reconcile_period if cpus is not None else 0.0,
+    )
+    return ResourceManagers(
+        states=states,
+        cpus=cpus,
+        memory=memory,
+        topology=_topology_manager(ctx, machine, [each for each in (devices, cpus, memory) if each is not None]),
+        reconciler=reconciler,
+        table=table,
+        sources_ready=sources_ready,
+        pod_level=machine.pod_level,
     )
 
 
@@ -241,11 +246,11 @@ def _states(ctx: Context, edges: Edges, *, pod_level: bool) -> ManagerStates:
     )
 
 
-def _cpu_policy(ctx: Context, machine: _Machine, state: CpuState) -> StaticCpus | None:
+def _cpu_policy(ctx: Context, machine: _Machine, state: CpuState) -> StaticCpuPolicy | None:
     settings, chosen, topology = ctx.settings, ctx.settings.config.managers, machine.topology
     if chosen.cpu_manager_policy != cpu_manager.STATIC:
         if chosen.cpu_manager_policy_options:
-            raise PinningProblem(f"{CPU_FIELD}: cpuManagerPolicy {chosen.cpu_manager_policy} has no options")
+            raise ResourceManagerError(f"{CPU_FIELD}: cpuManagerPolicy {chosen.cpu_manager_policy} has no options")
         return None
     options = cpu_options(
         chosen.cpu_manager_policy_options,
@@ -254,7 +259,7 @@ def _cpu_policy(ctx: Context, machine: _Machine, state: CpuState) -> StaticCpus 
         topology_policy=chosen.topology_manager_policy,
     )
     named = parse_cpu_list(settings.config.reservations.reserved_system_cpus)
-    return StaticCpus(
+    return StaticCpuPolicy(
         topology=topology,
         reserved=reserved_cpus(topology, named, machine.kept.get(CPU, ZERO), options),
         options=options,
@@ -264,11 +269,11 @@ def _cpu_policy(ctx: Context, machine: _Machine, state: CpuState) -> StaticCpus 
     )
 
 
-def _memory_policy(ctx: Context, machine: _Machine, state: MemoryState) -> StaticMemory | None:
+def _memory_policy(ctx: Context, machine: _Machine, state: MemoryState) -> StaticMemoryPolicy | None:
     chosen = ctx.settings.config.managers
     if chosen.memory_manager_policy != memory_manager.STATIC:
         return None
-    return StaticMemory(
+    return StaticMemoryPolicy(
         topology=machine.topology,
         kept=kept_memory(machine.topology, chosen.reserved_memory, machine.kept),
         state=state,
@@ -302,7 +307,7 @@ def _merger(ctx: Context, topology: Topology) -> Merger:
 
 
 def _cgroups(
-    ctx: Context, edges: Edges, spec: NodeSpec, managers: PinningManager, allocation: AllocationManager
+    ctx: Context, edges: Edges, spec: NodeSpec, managers: ResourceManagers, allocation: AllocationManager
 ) -> tuple[PodCgroups, list[Service]]:
     """Those of pods, and all that run."""
     settings = ctx.settings

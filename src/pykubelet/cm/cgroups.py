@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from pykubelet.api.types import Pod, PodSpec
 from pykubelet.clients.host.port import CgroupHost, Slices
@@ -39,22 +38,16 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY = 60.0
 
 
-class ProcessGroups(Protocol):
-    def join(self, path: str, pid: int) -> None:
-        """Move a process into a group, which is made if missing. OSError when the host refuses."""
-        ...
-
-
 class OwnGroup:
     name = "own-cgroup"
 
-    def __init__(self, *, host: ProcessGroups, group: str, driver: str, clock: Clock) -> None:
+    def __init__(self, *, host: CgroupHost, group: str, driver: str, clock: Clock) -> None:
         """`group` is the setting kubeletCgroups; '' = the agent stays where it was started."""
         self._host = host
         self._group = group
         self._driver = driver
         self._clock = clock
-        self._told = ""
+        self._logged = ""
 
     async def run(self) -> None:
         if not self._group:
@@ -70,28 +63,24 @@ class OwnGroup:
             self._host.join(path, os.getpid())
         except OSError as error:
             problem = str(error)
-        if problem and problem != self._told:
+        if problem and problem != self._logged:
             logger.warning(
                 "kubeletCgroups: the agent cannot move into its cgroup", extra={"cgroup": path, "error": problem}
             )
-        self._told = problem
+        self._logged = problem
 
 
 REFRESH_EVERY = 60.0
 
 
-class Existing(Protocol):
-    def exists(self, path: str) -> bool: ...
-
-
-def lacks_root(host: Existing, rules: CgroupRules) -> bool:
+def lacks_root(host: CgroupHost, rules: CgroupRules) -> bool:
     """Whether the group that all pods are to be in was named and is not there; it must not be made by accident."""
     named = bool(rules.root.strip("/"))
     return named and not host.exists(named_path(rules.root, driver=rules.driver))
 
 
 class NoSlices:
-    """Plain cgroupfs: nobody is asked."""
+    """Plain cgroupfs: nothing beside it must agree."""
 
     async def hold(self, path: str, limits: CgroupLimits) -> None: ...
 
@@ -166,7 +155,7 @@ class PodCgroups:
         return self._rules.enabled and not self._host.exists(self._path(pod_parts(pod)))
 
     async def ensure(self, pod: Pod) -> None:
-        """The pod's group exists with its limits. Cheap when it does and was seen to by this life of the agent."""
+        """The pod's group exists with its limits. Cheap when this life of the agent has ensured it before."""
         if not self._rules.enabled:
             return
         uid, path = uid_of(pod), self._path(pod_parts(pod))
@@ -212,7 +201,7 @@ class PodCgroups:
     # --- leftovers ------------------------------------------------------------------------------
 
     async def remove_orphans(self, known: set[str], *, still_held: Callable[[str], bool] = lambda uid: False) -> None:
-        """Groups of pods that nobody knows any more, for instance from before a crash.
+        """Remove groups of pods that are not known any more, for instance from before a crash.
 
         While a pod is `still_held` (a volume is mounted) its group stays, with next to no claim on CPUs.
         """

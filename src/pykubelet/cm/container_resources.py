@@ -13,11 +13,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
-from pykubelet.clients.plugins.port import Handed
+from pykubelet.clients.plugins.port import AllocateResponse
 from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.dra_manager import DraManager
-from pykubelet.cm.resource_managers import PinningManager
-from pykubelet.cm.state import ManagerStates
+from pykubelet.cm.resource_managers import ResourceManagers
+from pykubelet.model.assigned import ClaimShare, DeviceShare
 from pykubelet.model.pod import AnyContainer
 from pykubelet.wire import cri_pb2
 
@@ -27,7 +27,7 @@ V = TypeVar("V")
 
 
 class ContainerResources(Struct, frozen=True, kw_only=True):
-    """What device plugins, DRA drivers and the CPU and memory managers give to one container."""
+    """What device plugins, DRA drivers and the CPU and memory managers add to one container."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[cri_pb2.Mount] = ()
@@ -43,26 +43,21 @@ NO_RESOURCES = ContainerResources()
 
 
 class ContainerResourceSource:
-    """Joins what the managers give to a container."""
+    """Joins what the managers add to a container."""
 
     def __init__(
-        self,
-        managers: PinningManager,
-        states: ManagerStates,
-        devices: DeviceManager | None = None,
-        claims: DraManager | None = None,
+        self, managers: ResourceManagers, devices: DeviceManager | None = None, claims: DraManager | None = None
     ) -> None:
         self._managers = managers
-        self._states = states
         self._devices = devices
         self._claims = claims
 
     async def container_resources(self, pod: Pod, container: AnyContainer) -> ContainerResources:
         """For a container that is about to be created; PykubeletError when it must wait."""
-        found = merged(await self._devices.handed(pod, container)) if self._devices is not None else NO_RESOURCES
+        found = merged(await self._devices.response(pod, container)) if self._devices is not None else NO_RESOURCES
         claimed = self._claims.cdi_devices(pod, container) if self._claims is not None else []
         pinned = self._managers.pinned(pod, container)
-        await self._states.written()
+        await self._managers.states.written()
         return replace(
             found,
             cdi_devices=[*found.cdi_devices, *claimed],
@@ -75,7 +70,28 @@ class ContainerResourceSource:
         return self._managers.has_exclusive_cpus(pod)
 
 
-def merged(answers: Sequence[Handed]) -> ContainerResources:
+class AssignedResources:
+    """What single containers have of the machine, for the podresources service."""
+
+    def __init__(self, managers: ResourceManagers, devices: DeviceManager | None, claims: DraManager | None) -> None:
+        self.cpus_of = managers.cpus_of
+        self.allocatable_cpus = managers.allocatable_cpus
+        self.memory_of = managers.memory_of
+        self.allocatable_memory = managers.allocatable_memory
+        self._devices = devices
+        self._claims = claims
+
+    def devices_of(self, uid: str, container: str) -> Sequence[DeviceShare]:
+        return self._devices.devices_of(uid, container) if self._devices is not None else ()
+
+    def allocatable_devices(self) -> Sequence[DeviceShare]:
+        return self._devices.allocatable_devices() if self._devices is not None else ()
+
+    def claims_of(self, uid: str, container: str) -> Sequence[ClaimShare]:
+        return self._claims.claims_of(uid, container) if self._claims is not None else ()
+
+
+def merged(answers: Sequence[AllocateResponse]) -> ContainerResources:
     """All responses together; where two disagree the first one counts, and it is logged."""
     envs: dict[str, str] = {}
     annotations: dict[str, str] = {}

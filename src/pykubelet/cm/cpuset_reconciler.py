@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 from msgspec import Struct
 
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.cm.errors import NotWritten
 from pykubelet.cm.state import ManagerStates
 from pykubelet.kit.limits import Once
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.topology import Cpus, format_cpu_list
 from pykubelet.pods.table import PodTable
@@ -31,17 +31,11 @@ class RunningContainer(Struct, frozen=True, kw_only=True):
     id: str
 
 
-class ContainerUpdates(Protocol):
-    async def update_container_resources(
-        self, container_id: str, resources: cri_pb2.LinuxContainerResources
-    ) -> None: ...
-
-
 class CpusetReconciler:
     def __init__(
         self,
         *,
-        cri: ContainerUpdates,
+        cri: CriClient,
         running: Callable[[], Iterable[RunningContainer]],
         states: ManagerStates,
         period: float,
@@ -52,7 +46,7 @@ class CpusetReconciler:
         self._states = states
         self._cpus_of = states.cpus.owned_or_shared
         self._period = period
-        self._signal = Signal()
+        self._signal = Wakeup()
         self._created: dict[tuple[str, str], Cpus] = {}
         """Sets that containers were created with whose ids are not known yet."""
         self._applied: dict[str, Cpus] = {}

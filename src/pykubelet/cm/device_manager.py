@@ -1,7 +1,7 @@
-"""Devices of plugins: who may register, what pods are given, what is put into their containers.
+"""The device manager: registers plugins, allocates their devices to containers, and adds what Allocate returned.
 
-Admission only reserves, from the books, and never waits for a plugin: one that hangs holds up the pods that want its
-devices and nobody else. The plugin is asked (GetPreferredAllocation, Allocate) right before the container is made.
+Admission only reserves, from the state, and never waits for a plugin: one that hangs delays the pods that request its
+devices and no others. GetPreferredAllocation and Allocate are called right before the container is created.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod, ResourceHealth, ResourceStatus
 from pykubelet.clients.plugins.port import (
+    AllocateResponse,
     DeviceConnect,
     DeviceRegistration,
-    Handed,
-    ReadHanded,
+    ReadAllocateResponse,
 )
 from pykubelet.cm import device_state
 from pykubelet.cm.capacity import DeviceAmounts
 from pykubelet.cm.device_plugins import Endpoint, Endpoints
-from pykubelet.cm.device_state import DeviceBooks, DevicesRefused, Grant
+from pykubelet.cm.device_state import DeviceAllocation, DevicesRefused, DeviceState
 from pykubelet.cm.topology_manager import Hint, Hints, masks
 from pykubelet.context import Context
 from pykubelet.kit.files import Checkpoint
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
@@ -46,7 +46,7 @@ _RESOURCE = re.compile(rf"(?=.{{1,317}}$)(?P<domain>{_DOMAIN})/[A-Za-z0-9]([-A-Z
 
 
 class RegistrationRefused(PykubeletError):
-    """The plugin is told this."""
+    """Why a registration is refused; the plugin gets this text."""
 
 
 class PluginAbsent(PykubeletError):
@@ -75,28 +75,28 @@ class DeviceManager:
         *,
         folder: Path,
         connect: DeviceConnect,
-        read_handed: ReadHanded,
+        read_allocate_response: ReadAllocateResponse,
         is_running: Callable[[str, str], bool],
         numa_nodes: Sequence[int] = (0,),
     ) -> None:
         """`is_running(uid, container)`: containers that run already are never refused what they have."""
         self._folder = folder
-        self._read_handed = read_handed
+        self._read_handed = read_allocate_response
         self._is_running = is_running
         self._numa_nodes = numa_nodes
         self._recorder = ctx.recorder
         self._clock = ctx.clock
         self._signals = ctx.signals
-        self._books = DeviceBooks()
-        self._endpoints = Endpoints(books=self._books, connect=connect, clock=ctx.clock, on_change=self._changed)
+        self._state = DeviceState()
+        self._endpoints = Endpoints(state=self._state, connect=connect, clock=ctx.clock, on_change=self._changed)
         self._expected: dict[str, list[str]] = {}
         self._saved: dict[str, Any] | None = None
         self._checkpoint = Checkpoint(
             folder / device_state.FILE,
             encode=device_state.encode,
-            decode=partial(device_state.decode, read_handed=read_handed),
+            decode=partial(device_state.decode, read_allocate_response=read_allocate_response),
         )
-        self._unsaved = Signal()
+        self._unsaved = Wakeup()
         self.had_checkpoint = False
         self._registrations = ctx.metrics.counter(
             "kubelet_device_plugin_registration_total", "Registrations of device plugins", ("resource_name",)
@@ -106,12 +106,12 @@ class DeviceManager:
         )
 
     def open(self) -> None:
-        """Read what an earlier life left, and make the folder for what this one leaves. Before anything starts."""
+        """Read the checkpoint and make the folder of plugins. Before anything starts."""
         self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         found = self._checkpoint.load()
         if found is not None:
             self.had_checkpoint = True
-            self._books.held = device_state.held_of(found, self._read_handed)
+            self._state.allocations = device_state.allocations_of(found, self._read_handed)
             self._expected = device_state.registered_of(found)
 
     async def run(self) -> None:
@@ -125,20 +125,20 @@ class DeviceManager:
 
     # --- plugins come and go --------------------------------------------------------------------
 
-    async def take(self, wish: DeviceRegistration) -> None:
-        """A plugin registers at our socket."""
-        if wish.version != VERSION:
+    async def take(self, registration: DeviceRegistration) -> None:
+        """Register a plugin that called our socket."""
+        if registration.version != VERSION:
             raise RegistrationRefused(
-                f'requested API version "{wish.version}" is not supported by kubelet. '
+                f'requested API version "{registration.version}" is not supported by kubelet. '
                 f'Supported version is ["{VERSION}"]'
             )
-        self._check_name(wish.resource)
-        if not wish.endpoint or "/" in wish.endpoint:
-            raise RegistrationRefused(f'the endpoint "{wish.endpoint}" is not the name of a socket')
-        await self._use(wish.resource, self._folder / wish.endpoint, wish)
+        self._check_name(registration.resource)
+        if not registration.endpoint or "/" in registration.endpoint:
+            raise RegistrationRefused(f'the endpoint "{registration.endpoint}" is not the name of a socket')
+        await self._use(registration.resource, self._folder / registration.endpoint, registration)
 
     async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
-        """A plugin was found by its socket."""
+        """Register a plugin that was found by its socket."""
         if VERSION not in versions:
             raise RegistrationRefused(f"versions {list(versions)} of the plugin do not contain {VERSION}")
         self._check_name(name)
@@ -151,14 +151,14 @@ class DeviceManager:
         if not is_extended(resource):
             raise RegistrationRefused(f'the ResourceName "{resource}" is invalid')
 
-    async def _use(self, resource: str, socket: Path, wish: DeviceRegistration | None) -> None:
-        await self._endpoints.start(resource, socket, wish.options if wish is not None else None)
+    async def _use(self, resource: str, socket: Path, registration: DeviceRegistration | None) -> None:
+        await self._endpoints.start(resource, socket, registration.options if registration is not None else None)
         self._registrations.inc(resource)
 
     def _changed(self, resource: str, ids: frozenset[str]) -> None:
         self._save()
         self._signals.publish(NodeStatusChanged())
-        for uid in self._books.users_of(resource, ids):
+        for uid in self._state.users_of(resource, ids):
             self._signals.publish(DeviceHealthChanged(uid))
 
     # --- a hint provider of the topology manager ------------------------------------------------
@@ -171,13 +171,13 @@ class DeviceManager:
     def hints(self, pod: Pod, container: Container) -> Hints:
         """For each resource of ours that the container requests, where it could be allocated."""
         found: dict[str, Sequence[Hint] | None] = {}
-        for resource, count in self._asked(pod, container).items():
-            grant = self._books.grant(uid_of(pod), container.name or "", resource)
-            if grant is not None and len(grant.ids) == count:
-                found[resource] = self._books.hints(resource, count, reusable=grant.ids, masks=self._masks)
+        for resource, count in self._requested(pod, container).items():
+            allocation = self._state.get(uid_of(pod), container.name or "", resource)
+            if allocation is not None and len(allocation.ids) == count:
+                found[resource] = self._state.hints(resource, count, reusable=allocation.ids, masks=self._masks)
                 continue
             reusable = self._reusable(pod, container, resource)
-            found[resource] = self._books.hints(resource, count, reusable=reusable, masks=self._masks)
+            found[resource] = self._state.hints(resource, count, reusable=reusable, masks=self._masks)
         return found
 
     def pod_hints(self, pod: Pod) -> Hints:
@@ -186,7 +186,7 @@ class DeviceManager:
         passing: dict[str, int] = {}
         for each in (*pod.spec.init_containers, *pod.spec.containers):
             is_passing = each in pod.spec.init_containers and not is_sidecar(each)
-            for resource, count in self._asked(pod, each).items():
+            for resource, count in self._requested(pod, each).items():
                 if is_passing:
                     passing[resource] = max(passing.get(resource, 0), count + lasting.get(resource, 0))
                 else:
@@ -194,48 +194,50 @@ class DeviceManager:
         uid = uid_of(pod)
         found: dict[str, Sequence[Hint] | None] = {}
         for resource in lasting | passing:
-            containers = self._books.held.get(uid, {}).values()
-            held = frozenset().union(*(grants[resource].ids for grants in containers if resource in grants))
+            containers = self._state.allocations.get(uid, {}).values()
+            allocated = frozenset().union(
+                *(allocations[resource].ids for allocations in containers if resource in allocations)
+            )
             count = max(lasting.get(resource, 0), passing.get(resource, 0))
-            found[resource] = self._books.hints(resource, count, reusable=held, masks=self._masks)
+            found[resource] = self._state.hints(resource, count, reusable=allocated, masks=self._masks)
         return found
 
     def allocate(self, pod: Pod, container: Container, place: Hint) -> None:
         """Reserve devices for the container; DevicesRefused when there are not enough. Repeating changes nothing."""
         uid, name = uid_of(pod), container.name or ""
-        for resource, count in self._asked(pod, container).items():
-            grant = self._books.grant(uid, name, resource)
-            if grant is not None and len(grant.ids) == count:
-                self._check_still_good(uid, name, resource, grant)
+        for resource, count in self._requested(pod, container).items():
+            allocation = self._state.get(uid, name, resource)
+            if allocation is not None and len(allocation.ids) == count:
+                self._check_still_good(uid, name, resource, allocation)
                 continue
             reusable = self._reusable(pod, container, resource)
-            ids = self._books.choose(resource, count, reusable=reusable, nodes=place.nodes)
-            self._books.give(uid, name, resource, ids)
+            ids = self._state.choose(resource, count, reusable=reusable, nodes=place.nodes)
+            self._state.allocate(uid, name, resource, ids)
 
     def allocate_pod(self, pod: Pod, place: Hint) -> None:
         for container in (*pod.spec.init_containers, *pod.spec.containers):
             self.allocate(pod, container, place)
 
-    def _check_still_good(self, uid: str, container: str, resource: str, grant: Grant) -> None:
-        known = self._books.resources.get(resource)
+    def _check_still_good(self, uid: str, container: str, resource: str, allocation: DeviceAllocation) -> None:
+        known = self._state.resources.get(resource)
         if self._is_running(uid, container):
             return
         if known is None:
             raise DevicesRefused(f"cannot allocate unregistered device {resource}")
-        if known.running and not grant.ids <= known.healthy:
+        if known.running and not allocation.ids <= known.healthy:
             raise DevicesRefused(
                 f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
             )
 
     def release(self, uid: str) -> None:
-        if self._books.release(uid):
+        if self._state.release(uid):
             self._save()
 
     def holders(self) -> frozenset[str]:
-        return frozenset(self._books.held)
+        return frozenset(self._state.allocations)
 
-    def _asked(self, pod: Pod, container: AnyContainer) -> Mapping[str, int]:
-        """Devices that are to come from a plugin: what a resource claim serves is none of ours, whatever its name."""
+    def _requested(self, pod: Pod, container: AnyContainer) -> Mapping[str, int]:
+        """Devices that are to come from a plugin: what a resource claim serves is not ours."""
         limits = container.resources.limits if container.resources is not None else {}
         claimed = served_by_claims(pod)
         return {
@@ -247,45 +249,49 @@ class DeviceManager:
         }
 
     def _is_ours(self, resource: str) -> bool:
-        return resource in self._books.resources or any(
-            resource in grants for containers in self._books.held.values() for grants in containers.values()
+        return resource in self._state.resources or any(
+            resource in allocations
+            for containers in self._state.allocations.values()
+            for allocations in containers.values()
         )
 
     def _reusable(self, pod: Pod, container: AnyContainer, resource: str) -> frozenset[str]:
-        """What earlier containers that end before this one starts held, and no lasting one took over."""
+        """Devices of containers that end before this one starts, unless a lasting one took them over."""
         uid = uid_of(pod)
         ended: set[str] = set()
         lasting: set[str] = set()
         for each in (*pod.spec.init_containers, *pod.spec.containers):
-            grant = self._books.grant(uid, each.name or "", resource)
-            if each is container or each.name == container.name or grant is None:
+            allocation = self._state.get(uid, each.name or "", resource)
+            if each is container or each.name == container.name or allocation is None:
                 continue
             is_init = each in pod.spec.init_containers
-            (ended if is_init and not is_sidecar(each) else lasting).update(grant.ids)
+            (ended if is_init and not is_sidecar(each) else lasting).update(allocation.ids)
         return frozenset(ended - lasting)
 
     # --- what containers get --------------------------------------------------------------------
 
-    async def handed(self, pod: Pod, container: AnyContainer) -> list[Handed]:
-        """What plugins want put into the container, asked now if they were not before. PykubeletError to wait."""
+    async def response(self, pod: Pod, container: AnyContainer) -> list[AllocateResponse]:
+        """What plugins add to the container, calling Allocate if that was not done before. PykubeletError to wait."""
         uid, name = uid_of(pod), container.name or ""
         found = []
-        for resource, count in self._asked(pod, container).items():
-            if self._books.grant(uid, name, resource) is None:
-                # A second life that was not admitted anew: the first one gave everything back.
+        for resource, count in self._requested(pod, container).items():
+            if self._state.get(uid, name, resource) is None:
+                # A second life that was not admitted anew: the first one's devices were released.
                 reusable = self._reusable(pod, container, resource)
-                self._books.give(uid, name, resource, self._books.choose(resource, count, reusable=reusable))
-        for resource, grant in list(self._books.grants(uid, name).items()):
+                self._state.allocate(uid, name, resource, self._state.choose(resource, count, reusable=reusable))
+        for resource, allocation in list(self._state.of_container(uid, name).items()):
             endpoint = self._endpoints.running(resource)
-            if endpoint is None and (grant.handed is None or self._endpoints.sees_starts(resource)):
+            if endpoint is None and (allocation.response is None or self._endpoints.needs_pre_start(resource)):
                 raise PluginAbsent(f"the device plugin of {resource} is not running")
-            if grant.handed is None and endpoint is not None:
-                grant = await self._ask(endpoint, uid, name, self._still_there(pod, container, resource, grant))
+            if allocation.response is None and endpoint is not None:
+                allocation = await self._call_allocate(
+                    endpoint, uid, name, self._healthy(pod, container, resource, allocation)
+                )
             if endpoint is not None and endpoint.options.pre_start:
-                with self._asking(uid, resource, "PreStartContainer"):
-                    await endpoint.plugin.pre_start(sorted(grant.ids))
-            assert grant.handed is not None
-            found.append(grant.handed)
+                with self._calling(uid, resource, "PreStartContainer"):
+                    await endpoint.plugin.pre_start(sorted(allocation.ids))
+            assert allocation.response is not None
+            found.append(allocation.response)
         if not found:
             return found
         try:
@@ -294,43 +300,47 @@ class DeviceManager:
             raise CheckpointNotWritten(f"the device checkpoint cannot be written: {error}") from error
         return found
 
-    def _still_there(self, pod: Pod, container: AnyContainer, resource: str, grant: Grant) -> Grant:
-        """Devices that broke before the plugin was asked for them are nobody's loss yet: others will do."""
-        if grant.ids <= self._books.resources[resource].healthy:
-            return grant
+    def _healthy(
+        self, pod: Pod, container: AnyContainer, resource: str, allocation: DeviceAllocation
+    ) -> DeviceAllocation:
+        """Reallocate devices that became unhealthy before Allocate."""
+        if allocation.ids <= self._state.resources[resource].healthy:
+            return allocation
         uid, name = uid_of(pod), container.name or ""
-        reusable = grant.ids | self._reusable(pod, container, resource)
-        self._books.give(uid, name, resource, self._books.choose(resource, len(grant.ids), reusable=reusable))
-        return self._books.grants(uid, name)[resource]
+        reusable = allocation.ids | self._reusable(pod, container, resource)
+        self._state.allocate(uid, name, resource, self._state.choose(resource, len(allocation.ids), reusable=reusable))
+        return self._state.of_container(uid, name)[resource]
 
-    async def _ask(self, endpoint: Endpoint, uid: str, container: str, grant: Grant) -> Grant:
+    async def _call_allocate(
+        self, endpoint: Endpoint, uid: str, container: str, allocation: DeviceAllocation
+    ) -> DeviceAllocation:
         resource = endpoint.resource
         if endpoint.options.prefers:
-            await self._let_choose(endpoint, uid, container, grant)
-            grant = self._books.grants(uid, container)[resource]
+            await self._prefer(endpoint, uid, container, allocation)
+            allocation = self._state.of_container(uid, container)[resource]
         began = self._clock.monotonic()
-        with self._asking(uid, resource, "Allocate"):
-            handed = await endpoint.plugin.allocate(sorted(grant.ids))
+        with self._calling(uid, resource, "Allocate"):
+            response = await endpoint.plugin.allocate(sorted(allocation.ids))
         self._allocated.observe(self._clock.monotonic() - began, resource)
-        grant.handed = handed
+        allocation.response = response
         self._save()
-        return grant
+        return allocation
 
-    def _asking(self, uid: str, resource: str, call: str) -> AbstractContextManager[LifeEntry]:
-        """So that a person sees whom the container waits for."""
+    def _calling(self, uid: str, resource: str, call: str) -> AbstractContextManager[LifeEntry]:
+        """Record the call, so that a person sees which plugin the container waits for."""
         return self._recorder.step(uid, Step.CLAIMS, f"device plugin of {resource}, {call}", routine=True)
 
-    async def _let_choose(self, endpoint: Endpoint, uid: str, container: str, grant: Grant) -> None:
-        """The plugin may prefer others of the same place; what it says counts if nobody took them meanwhile."""
-        resource, count = endpoint.resource, len(grant.ids)
-        places = {self._books.resources[resource].devices[each].numa for each in grant.ids}
-        free = self._books.free(resource)
-        same = {each for each in free if self._books.resources[resource].devices[each].numa in places}
-        with self._asking(uid, resource, "GetPreferredAllocation"):
-            wished = frozenset(await endpoint.plugin.preferred(sorted(same | grant.ids), [], count))
-        still = self._books.free(resource) | grant.ids
-        if len(wished) == count and wished <= still:
-            self._books.give(uid, container, resource, wished)
+    async def _prefer(self, endpoint: Endpoint, uid: str, container: str, allocation: DeviceAllocation) -> None:
+        """Let the plugin choose among devices of the same place; its choice counts if these are still free."""
+        resource, count = endpoint.resource, len(allocation.ids)
+        places = {self._state.resources[resource].devices[each].numa for each in allocation.ids}
+        free = self._state.free(resource)
+        same = {each for each in free if self._state.resources[resource].devices[each].numa in places}
+        with self._calling(uid, resource, "GetPreferredAllocation"):
+            preferred = frozenset(await endpoint.plugin.preferred(sorted(same | allocation.ids), [], count))
+        still = self._state.free(resource) | allocation.ids
+        if len(preferred) == count and preferred <= still:
+            self._state.allocate(uid, container, resource, preferred)
         else:
             logger.warning("device plugin prefers what cannot be had", extra={"resource": resource})
 
@@ -345,19 +355,19 @@ class DeviceManager:
         )
 
     def capacity(self) -> Mapping[str, int]:
-        return {name: len(each.devices) for name, each in self._books.resources.items()}
+        return {name: len(each.devices) for name, each in self._state.resources.items()}
 
     def allocatable(self) -> Mapping[str, int]:
-        return {name: len(each.healthy) for name, each in self._books.resources.items()}
+        return {name: len(each.healthy) for name, each in self._state.resources.items()}
 
     def admissible(self) -> Mapping[str, int]:
         """How many pods may have in all: what is allocated counts even while its plugin is away, or a restart of the
         agent would reject pods that run."""
-        given = {resource for _, _, resource, _ in self._books.all_grants()}
+        allocated = {resource for _, _, resource, _ in self._state.all_allocations()}
         healthy = self.allocatable()
         return {
-            name: max(healthy.get(name, 0), len(self._books.taken(name)))
-            for name in (*healthy, *(given - set(healthy)))
+            name: max(healthy.get(name, 0), len(self._state.taken(name)))
+            for name in (*healthy, *(allocated - set(healthy)))
         }
 
     @property
@@ -366,15 +376,15 @@ class DeviceManager:
 
     def devices_of(self, uid: str, container: str) -> Sequence[DeviceShare]:
         found = []
-        for resource, grant in self._books.grants(uid, container).items():
-            found += self._shares(resource, grant.ids)
+        for resource, allocation in self._state.of_container(uid, container).items():
+            found += self._shares(resource, allocation.ids)
         return found
 
     def allocatable_devices(self) -> Sequence[DeviceShare]:
-        return [share for name, each in self._books.resources.items() for share in self._shares(name, each.healthy)]
+        return [share for name, each in self._state.resources.items() for share in self._shares(name, each.healthy)]
 
     def _shares(self, resource: str, ids: Iterable[str]) -> list[DeviceShare]:
-        known = self._books.resources.get(resource)
+        known = self._state.resources.get(resource)
         places: dict[tuple[int, ...], list[str]] = {}
         for each in sorted(ids):
             device = known.devices.get(each) if known is not None else None
@@ -384,8 +394,8 @@ class DeviceManager:
     def health_of(self, uid: str, container: str) -> Mapping[str, Mapping[str, str]]:
         """Resource -> device -> Healthy, Unhealthy or Unknown."""
         return {
-            resource: {each: self._health(resource, each) for each in sorted(grant.ids)}
-            for resource, grant in self._books.grants(uid, container).items()
+            resource: {each: self._health(resource, each) for each in sorted(allocation.ids)}
+            for resource, allocation in self._state.of_container(uid, container).items()
         }
 
     def health_statuses(self, uid: str, container: str) -> list[ResourceStatus]:
@@ -398,26 +408,26 @@ class DeviceManager:
         ]
 
     def _health(self, resource: str, device: str) -> str:
-        known = self._books.resources.get(resource)
+        known = self._state.resources.get(resource)
         found = known.devices.get(device) if known is not None else None
         if found is None:
             return "Unknown"
         return "Healthy" if found.healthy else "Unhealthy"
 
     def _save(self) -> None:
-        """Plugins may repeat their list as often as they like: only what changed is written, and soon."""
-        data = device_state.data_of(self._books)
+        """Plugins may repeat their list often: only what changed is written, and soon."""
+        data = device_state.data_of(self._state)
         if data != self._saved:
             self._saved = data
             self._checkpoint.put(data)
             self._unsaved.set()
 
-    async def _write(self, told: str) -> str:
-        """What went wrong; said when it is another thing than was told."""
+    async def _write(self, logged: str) -> str:
+        """Write the checkpoint; what went wrong, logged when it differs from `logged`."""
         try:
             await self._checkpoint.flush()
         except OSError as error:
-            if str(error) != told:
+            if str(error) != logged:
                 logger.error("device checkpoint not written", extra={"problem": str(error)})
             return str(error)
         return ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.clients.plugins.port import Device, DeviceConnect, DeviceOptions, DevicePlugin
-from pykubelet.cm.device_state import DeviceBooks, Resource
+from pykubelet.cm.device_state import DeviceState, Resource
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import PluginError
@@ -32,22 +32,22 @@ class Endpoint:
 
 
 class Endpoints:
-    """`on_change(resource, ids whose health changed)` hears of every list a plugin sends, and of its end."""
+    """`on_change(resource, ids whose health changed)` is called for every list a plugin sends, and for its end."""
 
     def __init__(
         self,
         *,
-        books: DeviceBooks,
+        state: DeviceState,
         connect: DeviceConnect,
         clock: Clock,
         on_change: Callable[[str, frozenset[str]], None],
     ) -> None:
-        self._books = books
+        self._state = state
         self._connect = connect
         self._clock = clock
         self._on_change = on_change
         self._running: dict[str, Endpoint] = {}
-        self._sees_starts: set[str] = set()
+        self._needs_pre_start: set[str] = set()
         self._left: dict[str, float] = {}
         """When the last plugin of a resource went; the time to come back counts from there."""
         self.removed: set[str] = set()
@@ -57,39 +57,39 @@ class Endpoints:
     def running(self, resource: str) -> Endpoint | None:
         return self._running.get(resource)
 
-    def sees_starts(self, resource: str) -> bool:
+    def needs_pre_start(self, resource: str) -> bool:
         """Whether the plugin, the last one if none runs, wants to be called before each start of a container."""
-        return resource in self._sees_starts
+        return resource in self._needs_pre_start
 
     async def start(self, resource: str, socket: Path, options: DeviceOptions | None = None) -> None:
         """Take this plugin into use instead of an older one. PluginError when it does not answer."""
         plugin = self._connect(socket)
         try:
-            told = options or await plugin.options()
+            found = options or await plugin.options()
         except BaseException:
             await plugin.close()
             raise
-        endpoint = Endpoint(resource, socket, plugin, told)
+        endpoint = Endpoint(resource, socket, plugin, found)
         before = self._running.get(resource)
         self._running[resource] = endpoint
         self._left.pop(resource, None)
         self.removed.discard(resource)
-        (self._sees_starts.add if told.pre_start else self._sees_starts.discard)(resource)
-        self._books.resources.setdefault(resource, Resource()).running = True
+        (self._needs_pre_start.add if found.pre_start else self._needs_pre_start.discard)(resource)
+        self._state.resources.setdefault(resource, Resource()).running = True
         self.tasks.spawn(self._follow(endpoint), name=f"device plugin {resource}")
         logger.info("device plugin in use", extra={"resource": resource, "socket": str(socket)})
         if before is not None:
-            await before.plugin.close()  # ends its list, and whatever it was asked last is asked of the new one
+            await before.plugin.close()  # ends its list; calls in flight fail and are repeated to the new one
 
     def stop(self, resource: str, socket: Path) -> None:
-        """The plugin said, or its socket shows, that it is gone."""
+        """Handle that the plugin is gone, by its own word or by its socket."""
         endpoint = self._running.get(resource)
         if endpoint is not None and endpoint.socket == socket:
             self._ended(endpoint, "its socket is gone")
 
     def expect(self, resource: str) -> None:
         """A resource an earlier life knew: its plugin has five minutes to come back."""
-        self._books.resources.setdefault(resource, Resource())
+        self._state.resources.setdefault(resource, Resource())
         self._forget_later(resource)
 
     async def _follow(self, endpoint: Endpoint) -> None:
@@ -99,7 +99,7 @@ class Endpoints:
                 async for devices in lists:
                     if self._running.get(endpoint.resource) is not endpoint:
                         return  # a newer one took over
-                    self._told(endpoint, devices)
+                    self._listed(endpoint, devices)
         except PluginError as error:
             why = str(error)
         except Exception as error:  # a defect that one plugin brings out is no reason to lose the others
@@ -109,8 +109,8 @@ class Endpoints:
             await endpoint.plugin.close()
         self._ended(endpoint, why)
 
-    def _told(self, endpoint: Endpoint, devices: Sequence[Device]) -> None:
-        resource = self._books.resources.setdefault(endpoint.resource, Resource(running=True))
+    def _listed(self, endpoint: Endpoint, devices: Sequence[Device]) -> None:
+        resource = self._state.resources.setdefault(endpoint.resource, Resource(running=True))
         before = resource.devices
         resource.devices = {each.id: each for each in devices}
         self._on_change(endpoint.resource, _health_changed(before, resource.devices))
@@ -119,7 +119,7 @@ class Endpoints:
         if self._running.get(endpoint.resource) is not endpoint:
             return
         del self._running[endpoint.resource]
-        resource = self._books.resources[endpoint.resource]
+        resource = self._state.resources[endpoint.resource]
         before = resource.devices
         resource.stop()
         logger.warning("device plugin gone", extra={"resource": endpoint.resource, "why": why})
@@ -134,7 +134,7 @@ class Endpoints:
         await self._clock.sleep(FORGET_AFTER)
         if self._left.get(resource) == since:
             del self._left[resource]
-            del self._books.resources[resource]
+            del self._state.resources[resource]
             self.removed.add(resource)
             self._on_change(resource, frozenset())
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from pykubelet.clients.plugins.port import Device, Handed, ReadHanded
+from pykubelet.clients.plugins.port import AllocateResponse, Device, ReadAllocateResponse
 from pykubelet.cm.errors import Refused
 from pykubelet.cm.topology_manager import Hint, mask_of
 from pykubelet.kit.files import Envelope
-from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
+from pykubelet.kit.text import fnv1a_32, go_list, go_map
 
 # --- in memory ------------------------------------------------------------------------------------------------
 
@@ -26,20 +26,20 @@ class DevicesRefused(Refused):
     """Why a pod cannot have its devices. Texts are upstream's: they end up in the status of the pod."""
 
 
-class Grant(Struct, kw_only=True):
-    """Devices of one resource that one container holds."""
+class DeviceAllocation(Struct, kw_only=True):
+    """Devices of one resource that are allocated to one container."""
 
     ids: frozenset[str]
-    handed: Handed | None = None
-    """The plugin's answer; None until it was asked."""
+    response: AllocateResponse | None = None
+    """What Allocate returned; None until it was called."""
 
 
-Held = dict[str, dict[str, dict[str, Grant]]]
+DeviceAllocations = dict[str, dict[str, dict[str, DeviceAllocation]]]
 """Pod uid -> container -> resource."""
 
 
 class Resource(Struct):
-    """All devices of one name, as the plugin last told."""
+    """All devices of one name, as the plugin last listed them."""
 
     devices: dict[str, Device] = field(default_factory=dict)
     running: bool = False
@@ -50,49 +50,51 @@ class Resource(Struct):
         return frozenset(each.id for each in self.devices.values() if each.healthy)
 
     def stop(self) -> None:
-        """The plugin went: nobody vouches for its devices."""
+        """The plugin is gone: its devices count as unhealthy."""
         self.running = False
         self.devices = {each.id: Device(id=each.id, healthy=False, numa=each.numa) for each in self.devices.values()}
 
 
-class DeviceBooks:
+class DeviceState:
     def __init__(self) -> None:
         self.resources: dict[str, Resource] = {}
-        self.held: Held = {}
+        self.allocations: DeviceAllocations = {}
 
-    # --- who holds what -------------------------------------------------------------------------
+    # --- allocations -----------------------------------------------------------------------------
 
-    def grant(self, uid: str, container: str, resource: str) -> Grant | None:
-        return self.held.get(uid, {}).get(container, {}).get(resource)
+    def get(self, uid: str, container: str, resource: str) -> DeviceAllocation | None:
+        return self.allocations.get(uid, {}).get(container, {}).get(resource)
 
-    def grants(self, uid: str, container: str) -> Mapping[str, Grant]:
-        return self.held.get(uid, {}).get(container, {})
+    def of_container(self, uid: str, container: str) -> Mapping[str, DeviceAllocation]:
+        return self.allocations.get(uid, {}).get(container, {})
 
     def taken(self, resource: str) -> set[str]:
         found: set[str] = set()
-        for containers in self.held.values():
-            for grants in containers.values():
-                if resource in grants:
-                    found |= grants[resource].ids
+        for containers in self.allocations.values():
+            for allocations in containers.values():
+                if resource in allocations:
+                    found |= allocations[resource].ids
         return found
 
     def users_of(self, resource: str, ids: Iterable[str]) -> set[str]:
-        """Pods that hold any of these."""
+        """Pods that have any of these."""
         wanted = set(ids)
         return {
             uid
-            for uid, containers in self.held.items()
-            if any(resource in grants and grants[resource].ids & wanted for grants in containers.values())
+            for uid, containers in self.allocations.items()
+            if any(
+                resource in allocations and allocations[resource].ids & wanted for allocations in containers.values()
+            )
         }
 
-    def give(self, uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
-        self.held.setdefault(uid, {}).setdefault(container, {})[resource] = Grant(ids=frozenset(ids))
+    def allocate(self, uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
+        self.allocations.setdefault(uid, {}).setdefault(container, {})[resource] = DeviceAllocation(ids=frozenset(ids))
 
     def release(self, uid: str) -> bool:
-        """Give back all the pod holds; whether that was anything."""
-        return self.held.pop(uid, None) is not None
+        """Release all devices of the pod; whether there were any."""
+        return self.allocations.pop(uid, None) is not None
 
-    # --- what could be given --------------------------------------------------------------------
+    # --- what could be allocated --------------------------------------------------------------------
 
     def free(self, resource: str) -> frozenset[str]:
         known = self.resources.get(resource)
@@ -160,11 +162,11 @@ class DeviceBooks:
                 found.append(Hint(mask, mask.bit_count() == smallest))
         return found
 
-    def all_grants(self) -> Iterator[tuple[str, str, str, Grant]]:
-        for uid, containers in self.held.items():
-            for container, grants in containers.items():
-                for resource, grant in grants.items():
-                    yield uid, container, resource, grant
+    def all_allocations(self) -> Iterator[tuple[str, str, str, DeviceAllocation]]:
+        for uid, containers in self.allocations.items():
+            for container, allocations in containers.items():
+                for resource, allocation in allocations.items():
+                    yield uid, container, resource, allocation
 
 
 FILE = "kubelet_internal_checkpoint"
@@ -175,24 +177,24 @@ def encode(data: dict[str, Any]) -> bytes:
     return ENVELOPE.seal(data)
 
 
-def decode(raw: bytes, read_handed: ReadHanded) -> dict[str, Any]:
+def decode(raw: bytes, read_allocate_response: ReadAllocateResponse) -> dict[str, Any]:
     """Raises CheckpointDamaged, or any error for entries of another shape."""
     data: dict[str, Any] = ENVELOPE.open(raw)
-    held_of(data, read_handed)
+    allocations_of(data, read_allocate_response)
     registered_of(data)
     return data
 
 
-def held_of(data: Mapping[str, Any], read_handed: ReadHanded) -> Held:
-    held: Held = {}
+def allocations_of(data: Mapping[str, Any], read_allocate_response: ReadAllocateResponse) -> DeviceAllocations:
+    found: DeviceAllocations = {}
     for entry in data["PodDeviceEntries"] or ():
         ids = frozenset(each for group in entry["DeviceIDs"].values() for each in group)
         answer = base64.b64decode(entry["AllocResp"] or "")
-        containers = held.setdefault(str(entry["PodUID"]), {})
-        containers.setdefault(str(entry["ContainerName"]), {})[str(entry["ResourceName"])] = Grant(
-            ids=ids, handed=read_handed(answer)
+        containers = found.setdefault(str(entry["PodUID"]), {})
+        containers.setdefault(str(entry["ContainerName"]), {})[str(entry["ResourceName"])] = DeviceAllocation(
+            ids=ids, response=read_allocate_response(answer)
         )
-    return held
+    return found
 
 
 def registered_of(data: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -200,30 +202,30 @@ def registered_of(data: Mapping[str, Any]) -> dict[str, list[str]]:
     return {name: list(ids or ()) for name, ids in (data["RegisteredDevices"] or {}).items()}
 
 
-def data_of(books: DeviceBooks) -> dict[str, Any]:
+def data_of(state: DeviceState) -> dict[str, Any]:
     entries = []
-    for uid, container, resource, grant in books.all_grants():
-        if grant.handed is None:
+    for uid, container, resource, allocation in state.all_allocations():
+        if allocation.response is None:
             continue  # not the container's before the plugin agreed
         entries.append(
             {
                 "PodUID": uid,
                 "ContainerName": container,
                 "ResourceName": resource,
-                "DeviceIDs": _by_place(books, resource, grant.ids),
-                "AllocResp": base64.b64encode(_wire(grant.handed)).decode(),
+                "DeviceIDs": _by_place(state, resource, allocation.ids),
+                "AllocResp": base64.b64encode(_wire(allocation.response)).decode(),
             }
         )
-    registered = {name: sorted(each.healthy) for name, each in books.resources.items()}
+    registered = {name: sorted(each.healthy) for name, each in state.resources.items()}
     return {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}
 
 
-def _wire(handed: Handed) -> bytes:
-    return handed.wire
+def _wire(response: AllocateResponse) -> bytes:
+    return response.wire
 
 
-def _by_place(books: DeviceBooks, resource: str, ids: frozenset[str]) -> dict[str, list[str]]:
-    known = books.resources.get(resource)
+def _by_place(state: DeviceState, resource: str, ids: frozenset[str]) -> dict[str, list[str]]:
+    known = state.resources.get(resource)
     places: dict[str, list[str]] = {}
     for each in sorted(ids):
         device = known.devices.get(each) if known is not None else None

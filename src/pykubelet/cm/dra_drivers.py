@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pykubelet.api.types import ResourceResourceClaim
 from pykubelet.clients.plugins.port import ClaimedHealth, DraConnect, DraDriver, Observe, timed
 from pykubelet.cm.dra_claims import ClaimEntry
 from pykubelet.kit.backoff import Backoff
@@ -96,7 +97,13 @@ class DriverProblem(PykubeletError):
     """Why a driver is not taken, or cannot be called."""
 
 
-class Slices(Protocol):
+class ClaimObjects(Protocol):
+    """Objects of dynamic resources in the API server."""
+
+    async def resource_claim(self, namespace: str, name: str) -> ResourceResourceClaim | None:
+        """Read anew each time."""
+        ...
+
     async def delete_slices(self, driver: str) -> None:
         """All ResourceSlices of this node, of one driver or, with '', of all."""
         ...
@@ -117,7 +124,7 @@ class DraDrivers:
         self,
         *,
         connect: DraConnect,
-        slices: Slices,
+        objects: ClaimObjects,
         clock: Clock,
         times: DraTimes,
         on_health: Callable[[str, Sequence[ClaimedHealth] | None], None],
@@ -125,7 +132,7 @@ class DraDrivers:
     ) -> None:
         """`on_registered`: pods that failed because a driver was missing may be retried."""
         self._connect = connect
-        self._slices = slices
+        self._objects = objects
         self._clock = clock
         self._times = times
         self._on_health = on_health
@@ -184,7 +191,7 @@ class DraDrivers:
         pauses, spent = Backoff(initial=1.0), 0.0
         while spent < WIPE_PATIENCE:
             try:
-                await self._slices.delete_slices(name)
+                await self._objects.delete_slices(name)
                 return
             except PykubeletError as error:
                 logger.warning("ResourceSlices not deleted, will retry", extra={"driver": name, "problem": str(error)})

@@ -1,7 +1,7 @@
 """Dynamic resources: claims are prepared before the pod's first container and given back after its last.
 
-A pod waits with the reason while a driver is away or refuses, and holds up nobody else. Claims that several pods share
-are prepared once and given back by the last of them; all calls about one claim take turns.
+A pod waits with the reason while a driver is away or refuses, and delays no other. Claims that several pods share are
+prepared once and unprepared by the last of them; calls about one claim are serialized.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pykubelet.api.types import Pod, ResourceHealth, ResourceResourceClaim, ResourceStatus
 from pykubelet.clients.plugins.port import ClaimedHealth, ClaimRef, DraConnect
 from pykubelet.cm.dra_claims import (
     FILE,
-    ClaimBooks,
     ClaimEntry,
     ClaimProblem,
+    ClaimState,
     PodClaim,
     check_claim,
     claims_of,
     drivers_of,
     requests_of,
 )
-from pykubelet.cm.dra_drivers import DraDrivers, DraTimes, Slices
+from pykubelet.cm.dra_drivers import ClaimObjects, DraDrivers, DraTimes
 from pykubelet.context import Context
 from pykubelet.kit.sharing import KeyedLock
 from pykubelet.kit.tasks import gather_all
@@ -43,12 +42,6 @@ FAILED_PREPARE = "FailedPrepareDynamicResources"
 MESSAGE_LIMIT = 1024
 
 
-class ClaimObjects(Slices, Protocol):
-    async def resource_claim(self, namespace: str, name: str) -> ResourceResourceClaim | None:
-        """Read anew each time."""
-        ...
-
-
 class DraManager:
     name = "dynamic resources"
 
@@ -56,16 +49,16 @@ class DraManager:
         self, ctx: Context, *, root: Path, connect: DraConnect, objects: ClaimObjects, table: PodTable
     ) -> None:
         self._recorder = ctx.recorder
-        self._books = ClaimBooks(root / FILE)
+        self._claims = ClaimState(root / FILE)
         self._objects = objects
         self._table = table
         self._events = ctx.events
         self._clock = ctx.clock
         self._signals = ctx.signals
-        self._times = DraTimes(clock=ctx.clock, metrics=ctx.metrics, claims=self._books)
+        self._times = DraTimes(clock=ctx.clock, metrics=ctx.metrics, claims=self._claims)
         self.drivers = DraDrivers(
             connect=connect,
-            slices=objects,
+            objects=objects,
             clock=ctx.clock,
             times=self._times,
             on_health=self._health_reported,
@@ -76,7 +69,7 @@ class DraManager:
         self._health: dict[str, dict[tuple[str, str], tuple[ClaimedHealth, float]]] = {}
 
     def open(self) -> None:
-        self._books.load()
+        self._claims.load()
 
     async def run(self) -> None:
         async with self.drivers.tasks as tasks:
@@ -91,7 +84,7 @@ class DraManager:
     # --- preparing ------------------------------------------------------------------------------
 
     async def prepare(self, pod: Pod, *, has_sandbox: bool = False) -> None:
-        """Until all claims of the pod are prepared; raises with the reason, and tells it.
+        """Prepare all claims of the pod; raises with the reason, which is also an event.
 
         They were when its sandbox was made, so what runs in one is restarted even while a driver or the API server
         is away."""
@@ -108,23 +101,23 @@ class DraManager:
             raise ClaimProblem(text) from error
 
     def _holds_all(self, pod: Pod) -> bool:
-        entries = [self._books.get(namespace_of(pod), each.name) for each in claims_of(pod)]
+        entries = [self._claims.get(namespace_of(pod), each.name) for each in claims_of(pod)]
         return all(entry is not None and uid_of(pod) in entry.pods for entry in entries)
 
     async def _prepare(self, pod: Pod) -> None:
         namespace, claims = namespace_of(pod), list(claims_of(pod))
         async with self._locks.acquire(*((namespace, each.name) for each in claims)):
             found = [await self._checked(pod, claim) for claim in claims]
-            entries = [self._noted(pod, each) for each in found]
-            await self._books.save()
+            entries = [self._recorded(pod, each) for each in found]
+            await self._claims.save()
             waiting = [entry for entry in entries if not entry.prepared]
             for driver in dict.fromkeys(name for entry in waiting for name in entry.drivers):
                 with self._recorder.step(uid_of(pod), Step.CLAIMS, f"driver {driver}, NodePrepareResources"):
-                    await self._ask(driver, [entry for entry in waiting if driver in entry.drivers])
+                    await self._call_prepare(driver, [entry for entry in waiting if driver in entry.drivers])
             for entry in waiting:
                 entry.prepared = True
             if waiting:
-                await self._books.save()
+                await self._claims.save()
 
     async def _checked(self, pod: Pod, claim: PodClaim) -> ResourceResourceClaim:
         """The claim, if the pod may use it and its drivers are here. Nothing is noted before that is sure: a pod that
@@ -137,20 +130,20 @@ class DraManager:
             self.drivers.find(driver)
         return found
 
-    def _noted(self, pod: Pod, claim: ResourceResourceClaim) -> ClaimEntry:
+    def _recorded(self, pod: Pod, claim: ResourceResourceClaim) -> ClaimEntry:
         namespace, name, uid = namespace_of(pod), claim.metadata.name or "", claim.metadata.uid or ""
-        entry = self._books.get(namespace, name)
+        entry = self._claims.get(namespace, name)
         if entry is not None and entry.ref.uid != uid:
             raise ClaimProblem(f"an older ResourceClaim {name} with UID {entry.ref.uid} is still being given back")
         if entry is None:
             entry = ClaimEntry(
                 ClaimRef(namespace=namespace, name=name, uid=uid), drivers={each: [] for each in drivers_of(claim)}
             )
-            self._books.add(entry)
+            self._claims.add(entry)
         entry.pods.add(uid_of(pod))
         return entry
 
-    async def _ask(self, driver: str, entries: Sequence[ClaimEntry]) -> None:
+    async def _call_prepare(self, driver: str, entries: Sequence[ClaimEntry]) -> None:
         try:
             answers = await self.drivers.find(driver).prepare([entry.ref for entry in entries])
         except PluginError as error:
@@ -165,35 +158,35 @@ class DraManager:
         for entry in entries:
             entry.drivers[driver] = list(answers[entry.ref.uid].devices)
 
-    # --- giving back ----------------------------------------------------------------------------
+    # --- unpreparing ----------------------------------------------------------------------------
 
     async def unprepare(self, uid: str) -> None:
-        """The pod's containers are gone. Raises with the reason; may be repeated."""
-        held = self._books.of_pod(uid)
-        if not held:
+        """Unprepare the claims of a pod whose containers are gone. Raises with the reason; may be repeated."""
+        claims = self._claims.of_pod(uid)
+        if not claims:
             return
         try:
             with self._times.operation("UnprepareResources"):
-                for namespace in dict.fromkeys(entry.ref.namespace for entry in held):
-                    await self._unprepare(uid, namespace, [e for e in held if e.ref.namespace == namespace])
+                for namespace in dict.fromkeys(entry.ref.namespace for entry in claims):
+                    await self._unprepare(uid, namespace, [e for e in claims if e.ref.namespace == namespace])
         except PykubeletError as error:
             raise ClaimProblem(f"unprepare dynamic resources: {error}") from error
 
-    async def _unprepare(self, uid: str, namespace: str, held: Sequence[ClaimEntry]) -> None:
-        async with self._locks.acquire(*((namespace, entry.ref.name) for entry in held)):
-            last = [entry for entry in held if entry.pods == {uid}]
+    async def _unprepare(self, uid: str, namespace: str, claims: Sequence[ClaimEntry]) -> None:
+        async with self._locks.acquire(*((namespace, entry.ref.name) for entry in claims)):
+            last = [entry for entry in claims if entry.pods == {uid}]
             for entry in last:
-                entry.prepared = False  # from the first call on it is so for some driver, whatever comes then
+                entry.prepared = False  # from the first call on that is so for some driver, also when a later one fails
             for driver in dict.fromkeys(name for entry in last for name in entry.drivers):
                 with self._recorder.step(uid, Step.CLAIMS, f"driver {driver}, NodeUnprepareResources"):
-                    await self._give_back(driver, [entry for entry in last if driver in entry.drivers])
-            for entry in held:
+                    await self._call_unprepare(driver, [entry for entry in last if driver in entry.drivers])
+            for entry in claims:
                 entry.pods.discard(uid)
                 if not entry.pods:
-                    self._books.drop(entry)
-            await self._books.save()
+                    self._claims.drop(entry)
+            await self._claims.save()
 
-    async def _give_back(self, driver: str, entries: Sequence[ClaimEntry]) -> None:
+    async def _call_unprepare(self, driver: str, entries: Sequence[ClaimEntry]) -> None:
         try:
             answers = await self.drivers.find(driver).unprepare([entry.ref for entry in entries])
         except PluginError as error:
@@ -208,10 +201,10 @@ class DraManager:
     async def sweep(self) -> None:
         """Unprepare claims of pods of which nothing can run any more. Failures are retried the next time."""
         may_run = self._table.could_have_running_containers
-        gone = {uid for entry in self._books for uid in entry.pods if not may_run(uid)}
-        await gather_all(*(self._give_back_of_gone(uid) for uid in gone))
+        gone = {uid for entry in self._claims for uid in entry.pods if not may_run(uid)}
+        await gather_all(*(self._unprepare_gone(uid) for uid in gone))
 
-    async def _give_back_of_gone(self, uid: str) -> None:
+    async def _unprepare_gone(self, uid: str) -> None:
         try:
             await self.unprepare(uid)
         except PykubeletError as error:
@@ -220,10 +213,10 @@ class DraManager:
     # --- what containers get --------------------------------------------------------------------
 
     def cdi_devices(self, pod: Pod, container: AnyContainer) -> list[str]:
-        """Names of what the container asked for. A claim that is not prepared is a problem."""
+        """CDI names of what the container requests. Raises for a claim that is not prepared."""
         found: dict[str, None] = {}
         for _, claim, request in requests_of(pod, container):
-            entry = self._books.get(namespace_of(pod), claim)
+            entry = self._claims.get(namespace_of(pod), claim)
             if entry is None:
                 raise ClaimProblem(f"ResourceClaim {claim} is not prepared")
             for _, device in entry.devices(request):
@@ -232,9 +225,9 @@ class DraManager:
 
     # --- questions ------------------------------------------------------------------------------
 
-    def holds(self, uid: str) -> bool:
-        """Whether anything was prepared for the pod and not given back yet."""
-        return bool(self._books.of_pod(uid))
+    def has_prepared(self, uid: str) -> bool:
+        """Whether anything was prepared for the pod and not unprepared yet."""
+        return bool(self._claims.of_pod(uid))
 
     def claims_of(self, uid: str, container_name: str) -> list[ClaimShare]:
         pod = self._table.pod(uid)
@@ -243,7 +236,7 @@ class DraManager:
             return []
         found = []
         for _, claim, request in requests_of(pod, container):
-            entry = self._books.get(namespace_of(pod), claim)
+            entry = self._claims.get(namespace_of(pod), claim)
             if entry is not None:
                 devices = tuple(
                     ClaimedDevice(
@@ -265,7 +258,7 @@ class DraManager:
             return []
         found = []
         for name, claim, request in requests_of(pod, container):
-            entry = self._books.get(namespace_of(pod), claim)
+            entry = self._claims.get(namespace_of(pod), claim)
             if entry is None or not name:
                 continue
             devices: dict[str, ResourceHealth] = {}
@@ -301,7 +294,7 @@ class DraManager:
 
     def _users(self, driver: str, devices: set[tuple[str, str]]) -> set[str]:
         users: set[str] = set()
-        for entry in self._books:
+        for entry in self._claims:
             if any((each.pool, each.device) in devices for each in entry.drivers.get(driver, ())):
                 users |= entry.pods
         return users

@@ -12,7 +12,7 @@ UNCORE_CACHE: Final = "uncore_cache"
 SCOPES: Final = ("container", "pod")
 
 
-class PinningMetrics:
+class ResourceManagerMetrics:
     def __init__(self, registry: Registry) -> None:
         self.cpu_requests = registry.counter(
             "kubelet_cpu_manager_pinning_requests_total", "Allocations of exclusive CPUs that were asked for."

@@ -1,7 +1,7 @@
 """Options of the CPU and topology policies, read from the maps of the configuration and checked.
 
 Covers which gate an option needs, which exclude each other and which this machine cannot have. The names themselves
-were checked with the rest of the configuration. Every problem is a `PinningProblem` naming the field.
+were checked with the rest of the configuration. Every problem is a `ResourceManagerError` naming the field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from pykubelet.cm.errors import PinningProblem
+from pykubelet.cm.errors import ResourceManagerError
 from pykubelet.model.topology import Topology
 
 CPU_FIELD: Final = "cpuManagerPolicyOptions"
@@ -48,7 +48,7 @@ _WORDS: Final = {
 
 class CpuOptions(Struct, frozen=True, kw_only=True):
     full_cores: bool = False
-    """Only whole cores are given, so that no two containers share one."""
+    """Only whole cores are allocated, so that no two containers share one."""
     across_numa: bool = False
     """A request too big for one NUMA node is spread evenly."""
     by_socket: bool = False
@@ -70,20 +70,20 @@ class TopologyOptions(Struct, frozen=True, kw_only=True):
 def cpu_options(
     given: Mapping[str, str], *, enabled: Callable[[str], bool], topology: Topology, topology_policy: str
 ) -> CpuOptions:
-    """The options of the static policy; `enabled` tells about feature gates."""
+    """The options of the static policy; `enabled` is that of the feature gates."""
     chosen = {name for name, text in given.items() if _boolean(CPU_FIELD, name, text)}
     for name in given:
         gate = _GATES.get(name)
         if gate is not None and not enabled(gate):
-            raise PinningProblem(f"{CPU_FIELD}: {name} needs the feature gate {gate}")
+            raise ResourceManagerError(f"{CPU_FIELD}: {name} needs the feature gate {gate}")
     for one, other in _EXCLUDING:
         if one in chosen and other in chosen:
-            raise PinningProblem(f"{CPU_FIELD}: {one} and {other} can not be used at the same time")
+            raise ResourceManagerError(f"{CPU_FIELD}: {one} and {other} can not be used at the same time")
     if BY_SOCKET in chosen:
         if topology_policy == SINGLE_NUMA_NODE:
-            raise PinningProblem(f"{CPU_FIELD}: {BY_SOCKET} excludes topologyManagerPolicy {SINGLE_NUMA_NODE}")
+            raise ResourceManagerError(f"{CPU_FIELD}: {BY_SOCKET} excludes topologyManagerPolicy {SINGLE_NUMA_NODE}")
         if len(topology.groups("socket")) > len(topology.cpu_nodes):
-            raise PinningProblem(
+            raise ResourceManagerError(
                 f"{CPU_FIELD}: {BY_SOCKET} cannot be used where there are more sockets than NUMA nodes"
             )
     return CpuOptions(
@@ -104,21 +104,25 @@ def topology_options(given: Mapping[str, str], *, topology: Topology) -> Topolog
         try:
             most = int(given[MAX_NODES])
         except ValueError as err:
-            raise PinningProblem(f"{TOPOLOGY_FIELD}: {MAX_NODES}: {given[MAX_NODES][:40]!r} is not a number") from err
+            raise ResourceManagerError(
+                f"{TOPOLOGY_FIELD}: {MAX_NODES}: {given[MAX_NODES][:40]!r} is not a number"
+            ) from err
         if most < DEFAULT_MAX_NODES:
-            raise PinningProblem(f"{TOPOLOGY_FIELD}: {MAX_NODES} must be at least {DEFAULT_MAX_NODES}")
+            raise ResourceManagerError(f"{TOPOLOGY_FIELD}: {MAX_NODES} must be at least {DEFAULT_MAX_NODES}")
     if len(topology.nodes) > most:
-        raise PinningProblem(
+        raise ResourceManagerError(
             f"topologyManagerPolicy: this machine has {len(topology.nodes)} NUMA nodes, more than the {most} that "
             f"are allowed; raise {MAX_NODES} in {TOPOLOGY_FIELD} to accept slow admission"
         )
     if closest and not all(node.distances for node in topology.nodes):
-        raise PinningProblem(f"{TOPOLOGY_FIELD}: {CLOSEST}: this machine does not tell the distances of NUMA nodes")
+        raise ResourceManagerError(
+            f"{TOPOLOGY_FIELD}: {CLOSEST}: this machine does not tell the distances of NUMA nodes"
+        )
     return TopologyOptions(closest=closest, max_nodes=most)
 
 
 def _boolean(field: str, name: str, text: str) -> bool:
     value = _WORDS.get(text)
     if value is None:
-        raise PinningProblem(f"{field}: {name}: {text[:40]!r} must be true or false")
+        raise ResourceManagerError(f"{field}: {name}: {text[:40]!r} must be true or false")
     return value

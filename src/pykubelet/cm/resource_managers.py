@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
-from pykubelet.cm.cpu_manager import StaticCpus
+from pykubelet.cm.cpu_manager import StaticCpuPolicy
 from pykubelet.cm.cpuset_reconciler import CpusetReconciler
-from pykubelet.cm.errors import PinningProblem, Refused
-from pykubelet.cm.memory_manager import StaticMemory
+from pykubelet.cm.errors import Refused, ResourceManagerError
+from pykubelet.cm.memory_manager import StaticMemoryPolicy
 from pykubelet.cm.requests import container_cpus, containers_of
 from pykubelet.cm.state import Blocks, ManagerStates
 from pykubelet.cm.topology_manager import TopologyManager
@@ -40,28 +40,28 @@ class Pinned(Struct, frozen=True, kw_only=True):
     """The CPUs are its own; no quota may slow it down there."""
 
 
-class PinningManager:
+class ResourceManagers:
     name = "pinning"
 
     def __init__(
         self,
         *,
         states: ManagerStates,
-        cpus: StaticCpus | None,
-        memory: StaticMemory | None,
+        cpus: StaticCpuPolicy | None,
+        memory: StaticMemoryPolicy | None,
         topology: TopologyManager,
         reconciler: CpusetReconciler,
         table: PodTable,
         sources_ready: Callable[[], bool],
         pod_level: bool = False,
     ) -> None:
-        self._states = states
+        self.states = states
         self._cpu_state = states.cpus
         self._memory_state = states.memory
         self._cpus = cpus
         self._memory = memory
         self._topology = topology
-        self._reconciler = reconciler
+        self.reconciler = reconciler
         self._table = table
         self._sources_ready = sources_ready
         self._pod_level = pod_level
@@ -69,7 +69,7 @@ class PinningManager:
             cpus.on_change = reconciler.soon
 
     def open(self) -> None:
-        """Read the checkpoints and check them; PinningProblem, with a sentence that says what to do."""
+        """Read the checkpoints and check them; ResourceManagerError, with a sentence that says what to do."""
         try:
             self._cpu_state.load()
             if self._cpus is not None:
@@ -78,13 +78,13 @@ class PinningManager:
             if self._memory is not None:
                 self._memory.start()
         except OSError as error:
-            raise PinningProblem(f"state of the CPU and memory managers cannot be kept: {error}") from error
+            raise ResourceManagerError(f"state of the CPU and memory managers cannot be kept: {error}") from error
 
     async def run(self) -> None:
         """Keep running containers on their CPUs, and the state on disk, for as long as the agent runs."""
         async with TaskSet(self.name) as tasks:
-            tasks.spawn(self._states.keep_written(), name="state of the CPU and memory managers")
-            await self._reconciler.run()
+            tasks.spawn(self.states.keep_written(), name="state of the CPU and memory managers")
+            await self.reconciler.run()
 
     # --- admission --------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class PinningManager:
             except Refused:
                 self._undo(uid, is_new)
                 raise
-        self._states.write_soon()
+        self.states.write_soon()
         return is_new
 
     def _undo(self, uid: str, is_new: bool) -> None:
@@ -114,17 +114,17 @@ class PinningManager:
 
     def release(self, uid: str) -> None:
         """The pod is gone."""
-        self._reconciler.forget(uid)
+        self.reconciler.forget(uid)
         if not self._has_allocation(uid):
             return
         for provider in self._topology.providers:
             provider.release(uid)
-        self._states.write_soon()
+        self.states.write_soon()
 
     async def sweep(self) -> None:
         """Free what is allocated to pods of which nothing can run any more."""
         if self._drop(self._table.could_have_running_containers):
-            self._states.write_soon()
+            self.states.write_soon()
 
     def _drop(self, stays: Callable[[str], bool]) -> bool:
         if not self._sources_ready():
@@ -147,12 +147,12 @@ class PinningManager:
     def pinned(self, pod: Pod, container: AnyContainer) -> Pinned:
         """For a container that is about to be created, once the state is written; Refused when it cannot have it."""
         uid, name = uid_of(pod), container.name or ""
-        self._make_up_for(pod, name)
+        self._allocate_again(pod, name)
         cpus = self._cpu_state.owned_or_shared(uid, name) if self._cpus is not None else NO_CPUS
         if cpus:
-            self._reconciler.created(uid, name, cpus)
+            self.reconciler.created(uid, name, cpus)
         if self._memory is not None and self._memory.created(pod, name):
-            self._states.write_soon()
+            self.states.write_soon()
         nodes = sorted({node for block in self._memory_blocks(uid, name) for node in block.nodes})
         return Pinned(
             cpus=format_cpu_list(cpus),
@@ -160,8 +160,8 @@ class PinningManager:
             exclusive=self.is_exclusive(pod, container),
         )
 
-    def _make_up_for(self, pod: Pod, name: str) -> None:
-        """A pod may get a second life without being admitted anew; then it has given everything back."""
+    def _allocate_again(self, pod: Pod, name: str) -> None:
+        """Allocate for a second life of a pod that was not admitted anew: what the first one had is released."""
         own = next((each for each in containers_of(pod) if each.name == name), None)
         pinning = [each for each in (self._cpus, self._memory) if each is not None]
         if own is None or not any(each.lacks(pod, own) for each in pinning):
@@ -190,7 +190,7 @@ class PinningManager:
     def _memory_blocks(self, uid: str, container: str) -> Blocks:
         return self._memory_state.blocks(uid, container) or ()
 
-    # --- for those who tell others (model/assigned.py) ----------------------------------------------------
+    # --- for the podresources service ----------------------------------------------------
 
     def cpus_of(self, uid: str, container: str) -> Cpus:
         return self._cpu_state.owned(uid, container) or NO_CPUS

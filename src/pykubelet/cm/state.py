@@ -20,10 +20,10 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from msgspec import Struct, field
 
-from pykubelet.cm.errors import NotWritten, PinningProblem
+from pykubelet.cm.errors import NotWritten, ResourceManagerError
 from pykubelet.kit.files import Checkpoint, CheckpointDamaged
-from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
+from pykubelet.kit.text import fnv1a_32, go_list, go_map
 from pykubelet.model.topology import NO_CPUS, Cpus, format_cpu_list, parse_cpu_list
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ManagerState(abc.ABC, Generic[E]):
     pod_key: ClassVar[str]
     empty: ClassVar[object]
     unreadable: ClassVar[str]
-    """What a file is refused with that holds other values than it should."""
+    """What a file with values of another shape is refused with."""
 
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
         self._checkpoint = Checkpoint(path, encode=self._encode, decode=self._decode)
@@ -69,7 +69,7 @@ class ManagerState(abc.ABC, Generic[E]):
     # --- on disk ----------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take over what the file holds, or write a first one. PinningProblem when that fails."""
+        """Take over what the file holds, or write a first one. ResourceManagerError when that fails."""
         try:
             data = self._checkpoint.read()
         except CheckpointDamaged as damage:
@@ -104,8 +104,8 @@ class ManagerState(abc.ABC, Generic[E]):
             self._changed = False
         await self._checkpoint.flush()
 
-    def _refusal(self, why: str) -> PinningProblem:
-        return PinningProblem(
+    def _refusal(self, why: str) -> ResourceManagerError:
+        return ResourceManagerError(
             f"could not restore state from checkpoint: {why}, please drain this node and delete the {self.manager} "
             f'checkpoint file "{self._checkpoint.path}" before restarting'
         )
@@ -422,7 +422,7 @@ class ManagerStates:
     def __init__(self, cpus: CpuState, memory: MemoryState) -> None:
         self.cpus = cpus
         self.memory = memory
-        self._due = Signal()
+        self._due = Wakeup()
 
     def write_soon(self) -> None:
         """For changes that are not acted on: a later write will do."""

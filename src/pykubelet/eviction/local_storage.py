@@ -47,7 +47,7 @@ class StorageLimits:
         return max(0.0, self._next - self._clock.monotonic())
 
     async def breaches(self, pods: Iterable[Pod], *, layers_apart: bool) -> list[tuple[Pod, Breach]]:
-        """Pods over a limit of theirs, when it is time to look; nothing otherwise."""
+        """Return pods that exceed a limit; none before the next check is due."""
         now = self._clock.monotonic()
         if now < self._next:
             return []
@@ -69,7 +69,7 @@ class StorageLimits:
 
 class Breach(Struct, frozen=True, kw_only=True):
     signal: str
-    """What metrics call it."""
+    """As in metrics."""
     message: str
     why: str
 

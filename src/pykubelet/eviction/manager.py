@@ -38,8 +38,7 @@ from pykubelet.eviction.thresholds import (
     observe,
     reclaims,
 )
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import gather_all
+from pykubelet.kit.tasks import Wakeup, gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import readable, uid_of
 from pykubelet.model.reasons import WARNING
@@ -50,10 +49,10 @@ logger = logging.getLogger(__name__)
 
 HARD_GRACE: Final = 1
 SETTLE: Final = 0.5
-"""Seconds after a pod's end until the node's figures can be believed."""
+"""Seconds after a pod's end until the node's stats are reliable."""
 CLEANUP_WITHIN: Final = 30.0
 MIN_GAP: Final = 0.2
-"""Seconds between two looks, however often the kernel calls."""
+"""Seconds between two checks, however often the kernel notifies."""
 
 
 class EvictionOrder(Struct, frozen=True, kw_only=True):
@@ -116,7 +115,7 @@ class EvictionManager:
         self._events = ctx.events
         self._clock = ctx.clock
         self._state = WatchState()
-        self._wake = Signal()
+        self._wake = Wakeup()
         self._alarms = AlarmKeeper(alarms=alarms, groups=rules.groups, wake=self._wake.set)
         self._problem = ""
         self._exhausted = False
@@ -160,22 +159,22 @@ class EvictionManager:
         if not rules.thresholds and not rules.local_storage:
             return LONGEST
         signals = await self._stats.node()
-        layout, seen = layout_of(signals), observe(signals)
+        layout, observations = layout_of(signals), observe(signals)
         thresholds = effective(rules.thresholds, layout, pods_enforced=rules.pods_enforced)
         now = self._clock.monotonic()
-        judged = judge(self._state, thresholds, seen, now=now, transition=rules.transition)
+        judged = judge(self._state, thresholds, observations, now=now, transition=rules.transition)
         self._state = judged.state
         self._set_pressures(judged)
         if rules.local_storage and await self._enforce_limits(layout):
             return SETTLE
         if judged.due:
-            return await self._relieve(thresholds, judged.due, seen, layout)
+            return await self._relieve(thresholds, judged.due, observations, layout)
         self._exhausted = False
         self._alarms.update(thresholds, signals)
-        return self._pause(thresholds, judged, seen)
+        return self._pause(thresholds, judged, observations)
 
-    def _pause(self, thresholds: Sequence[Threshold], judged: Judgement, seen: Observations) -> float:
-        pause = next_check(thresholds, seen)
+    def _pause(self, thresholds: Sequence[Threshold], judged: Judgement, observations: Observations) -> float:
+        pause = next_check(thresholds, observations)
         if judged.next_due is not None:
             pause = min(pause, max(SHORTEST / 10, judged.next_due))
         return min(pause, max(SHORTEST, self._storage.due_in())) if self._rules.local_storage else pause
@@ -193,37 +192,41 @@ class EvictionManager:
         over = await self._storage.breaches(self._evictor.candidates(), layers_apart=apart)
         for pod, found in over:
             await self._evict(pod, _limit_order(found))
-        # All together: pods whose volumes hang must not add up.
+        # At the same time: waits for pods whose volumes hang must not add up.
         await gather_all(*(self._evictor.cleaned_up(pod, within=CLEANUP_WITHIN) for pod, _ in over))
         return bool(over)
 
     # --- a node that runs short -----------------------------------------------------------------
 
     async def _relieve(
-        self, thresholds: Sequence[Threshold], due: tuple[Threshold, ...], seen: Observations, layout: Layout
+        self, thresholds: Sequence[Threshold], due: tuple[Threshold, ...], observations: Observations, layout: Layout
     ) -> float:
         first = due[0]
         resource = RESOURCE[first.signal]
-        if not self._exhausted:  # else nothing has changed since: say it once
+        if not self._exhausted:  # else nothing has changed since: logged once
             self._events.node_event(WARNING, "EvictionThresholdMet", f"Attempting to reclaim {resource}")
-            logger.warning("the node runs short", extra={"resource": resource, "measured": measured(first, seen)})
+            logger.warning(
+                "the node runs short", extra={"resource": resource, "measured": measured(first, observations)}
+            )
         freed = await self._reclaim(first.signal, layout)
         if freed:
-            seen = observe(await self._stats.node())
-            if not met(thresholds, seen, with_reclaim=True):
+            observations = observe(await self._stats.node())
+            if not met(thresholds, observations, with_reclaim=True):
                 logger.info("enough was freed without ending a pod", extra={"resource": resource, "removed": freed})
                 return SHORTEST
         ranked = rank(first.signal, self._evictor.candidates(), await self._uses(first.signal), layout)
         chosen = next((each for each in ranked if not each.is_spared), None)
         if chosen is None:
-            self._no_candidate(first, seen, ranked)
+            self._no_candidate(first, observations, ranked)
             return LONGEST
         self._exhausted = False
         for each in due:
-            observed = seen.get(each.signal)
+            observed = observations.get(each.signal)
             if observed is not None:
                 self._age.observe(max(0.0, (self._clock.now_ns() - observed.time_ns) / 1e9), each.signal)
-        text = replace(pod_message(resource, chosen, due, seen), why=reason_for(first, seen, chosen, ranked, freed))
+        text = replace(
+            pod_message(resource, chosen, due, observations), why=reason_for(first, observations, chosen, ranked, freed)
+        )
         grace = HARD_GRACE if not first.soft else self._soft_grace(chosen.pod)
         await self._evict(chosen.pod, EvictionOrder(text=text, grace=grace, signal=first.signal, disruption=True))
         await self._evictor.cleaned_up(chosen.pod, within=CLEANUP_WITHIN)
@@ -235,7 +238,7 @@ class EvictionManager:
         return await self._stats.disks()
 
     def _soft_grace(self, pod: Pod) -> int:
-        """A negative maximum comes out as the shortest grace there is, as upstream has it."""
+        """Return the grace of a soft eviction; as upstream a negative maximum results in the shortest."""
         own = pod.spec.termination_grace_period_seconds
         longest = self._rules.max_grace
         return max(1, min(longest, own) if own is not None else longest)
@@ -250,11 +253,11 @@ class EvictionManager:
             done.append(step.value)
         return done
 
-    def _no_candidate(self, threshold: Threshold, seen: Observations, ranked: Sequence[Candidate]) -> None:
+    def _no_candidate(self, threshold: Threshold, observations: Observations, ranked: Sequence[Candidate]) -> None:
         if not self._exhausted:
             logger.warning(
                 "no pod can be ended to help the node",
-                extra={"measured": measured(threshold, seen), "critical": len(ranked)},
+                extra={"measured": measured(threshold, observations), "critical": len(ranked)},
             )
         self._exhausted = True
 

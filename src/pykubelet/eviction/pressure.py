@@ -36,7 +36,7 @@ PID_RATE: Final = 2_000
 
 
 def rate_of(signal: str) -> int:
-    """Units a second."""
+    """Return units per second."""
     if signal in MEMORY_SIGNALS:
         return MEMORY_RATE
     if signal == PIDS:
@@ -44,11 +44,11 @@ def rate_of(signal: str) -> int:
     return INODE_RATE if signal in INODE_SIGNALS else DISK_RATE
 
 
-def next_check(thresholds: Sequence[Threshold], seen: Observations) -> float:
-    """Seconds; thresholds that are met already do not hurry anybody, acting on them has its own pace."""
+def next_check(thresholds: Sequence[Threshold], observations: Observations) -> float:
+    """Return seconds until the next check; thresholds already met do not shorten it."""
     pause = LONGEST
     for each in thresholds:
-        observed = seen.get(each.signal)
+        observed = observations.get(each.signal)
         if observed is None:
             continue
         distance = observed.available - value_of(each, observed)
@@ -57,9 +57,11 @@ def next_check(thresholds: Sequence[Threshold], seen: Observations) -> float:
     return max(SHORTEST, pause)
 
 
-def alarm_at(signal: str, thresholds: Sequence[Threshold], seen: Observations, memory: MemorySignal) -> int | None:
-    """The usage of the group, as the kernel counts it, at which its nearest threshold not yet met would be crossed."""
-    observed = seen.get(signal)
+def alarm_at(
+    signal: str, thresholds: Sequence[Threshold], observations: Observations, memory: MemorySignal
+) -> int | None:
+    """Return the cgroup's usage, as the kernel counts it, at which its nearest threshold not yet met is crossed."""
+    observed = observations.get(signal)
     if observed is None:
         return None
     distances = [observed.available - value_of(each, observed) for each in thresholds if each.signal == signal]
@@ -72,10 +74,10 @@ SAME = 16 << 20
 
 
 class AlarmKeeper:
-    """One alarm for the machine and one for the group of all pods, as far as thresholds ask for them."""
+    """Keeps the kernel's memory notifications set: one for the machine, one for the cgroup of all pods."""
 
     def __init__(self, *, alarms: MemoryAlarms | None, groups: Mapping[str, str], wake: Callable[[], None]) -> None:
-        """`groups` is signal to cgroup. Without `alarms` nothing is ever set."""
+        """`groups` is signal to cgroup. Without `alarms` none is ever set."""
         self._alarms = alarms
         self._groups = groups
         self._wake = wake
@@ -84,17 +86,17 @@ class AlarmKeeper:
 
     @property
     def active(self) -> frozenset[str]:
-        """Signals the kernel watches for us."""
+        """Return the signals that the kernel watches."""
         return frozenset(self._set)
 
     def update(self, thresholds: Sequence[Threshold], signals: NodeSignals) -> None:
-        seen = observe(signals)
+        observations = observe(signals)
         for signal, memory in ((MEMORY, signals.memory), (ALLOCATABLE, signals.allocatable_memory)):
-            at = alarm_at(signal, thresholds, seen, memory) if memory is not None else None
+            at = alarm_at(signal, thresholds, observations, memory) if memory is not None else None
             if signal in self._refused or self._alarms is None:
                 continue
             if signal in self._set and self._set[signal][1].is_over:
-                self._drop(signal)  # the group may have come again
+                self._drop(signal)  # the cgroup may exist again
                 if at is not None:
                     self._arm(self._alarms, signal, at, for_good=False)
             elif at is None:
@@ -108,7 +110,7 @@ class AlarmKeeper:
             self._drop(signal)
 
     def _arm(self, alarms: MemoryAlarms, signal: str, at: int, *, for_good: bool = True) -> None:
-        """`for_good`: what is refused now is not asked for again."""
+        """`for_good`: a refusal is final."""
         try:
             self._set[signal] = (at, alarms.watch(self._groups[signal], at, self._wake))
         except AlarmRefused as error:

@@ -1,9 +1,9 @@
-"""Which pod is evicted first, and what its status and event say. Pure.
+"""Which pod is evicted first, and the messages of its status and event. Pure.
 
 Upstream's order: pods without stats, then those that use more than they request, then by priority, then by how much
 more than requested they use. For process ids priority and the number of processes decide. Critical pods are ranked
-like others and skipped. Messages begin with upstream's text to the letter, spaces at the end included; our part says
-which signal, what was measured, and why this pod.
+like others and skipped. Messages begin with upstream's text to the letter, spaces at the end included; our part gives
+the signal, what was measured, and why this pod.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     pod: Pod
     use: PodUse | None
     used: int | None
-    """Of what runs short; None when nothing is known about the pod."""
+    """Of the resource that is short; None when the pod has no stats."""
     requested: int = 0
 
     @property
@@ -45,7 +45,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     @property
     def over(self) -> int:
-        """How much more than requested; negative when less, 0 when nobody knows."""
+        """How much more than requested; negative when less, 0 when unknown."""
         return self.used - self.requested if self.used is not None else 0
 
     @property
@@ -54,7 +54,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 def rank(signal: str, pods: Iterable[Pod], uses: Mapping[str, PodUse], layout: Layout) -> list[Candidate]:
-    """The most deserving first."""
+    """Return candidates, the first to be evicted first."""
     candidates = [candidate(signal, pod, uses.get(uid_of(pod)), layout) for pod in pods]
     if signal == PIDS:
         return sorted(candidates, key=lambda each: (each.priority, each.used is not None, -(each.used or 0)))
@@ -91,7 +91,7 @@ def _inodes(use: PodUse, which: Counted) -> int:
 
 
 def requested(signal: str, pod: Pod) -> int:
-    """Nobody can request inodes or process ids."""
+    """Return the request for the signal's resource; inodes and process ids cannot be requested."""
     if signal == PIDS or signal in INODE_SIGNALS:
         return 0
     amount = pod_requests(pod).get(MEMORY if signal in MEMORY_SIGNALS else EPHEMERAL_STORAGE)
@@ -113,15 +113,14 @@ class EvictionText(Struct, frozen=True, kw_only=True):
     """Our explanation, for the event and for `explain`."""
 
 
-def pod_message(resource: str, chosen: Candidate, due: Sequence[Threshold], seen: Observations) -> EvictionText:
-    """Upstream's part. `due` are the thresholds that are being acted upon."""
+def pod_message(resource: str, chosen: Candidate, due: Sequence[Threshold], observations: Observations) -> EvictionText:
+    """Return upstream's text. `due` are the thresholds being acted on."""
     text = f"The node was low on resource: {resource}. "
     for each in due:
-        observed = seen.get(each.signal)
+        observed = observations.get(each.signal)
         if RESOURCE[each.signal] == resource and observed is not None:
-            text += (
-                f"Threshold quantity: {limit_shown(each, seen)}, available: {shown(each.signal, observed.available)}. "
-            )
+            available = shown(each.signal, observed.available)
+            text += f"Threshold quantity: {limit_shown(each, observations)}, available: {available}. "
             break
     if chosen.use is None:
         return EvictionText(message=text)
@@ -146,7 +145,7 @@ def _larger(kind: str, name: str, usage: str, request: str, resource: str) -> st
 
 
 def _offenders(resource: str, pod: Pod, use: PodUse) -> list[tuple[str, str, str]]:
-    """(container, usage, request) of those that use more than they request; ephemeral ones cannot request."""
+    """Return (container, usage, request) of those that use more than they request; ephemeral ones cannot request."""
     specs: dict[str, Container] = {each.name or "": each for each in (*pod.spec.containers, *pod.spec.init_containers)}
     found = []
     for name, each in use.containers.items():
@@ -166,30 +165,34 @@ def _container_use(resource: str, use: ContainerUse) -> int | None:
     return use.layer + use.logs if resource == EPHEMERAL_STORAGE else None
 
 
-def limit_shown(threshold: Threshold, seen: Observations) -> str:
-    """The threshold as it was written, or what its share of the capacity comes to."""
+def limit_shown(threshold: Threshold, observations: Observations) -> str:
+    """Return the threshold as it was written, or the amount of its percentage."""
     if threshold.amount.quantity is not None:
         return str(threshold.amount.quantity)
-    return shown(threshold.signal, value_of(threshold, seen[threshold.signal]))
+    return shown(threshold.signal, value_of(threshold, observations[threshold.signal]))
 
 
-def measured(threshold: Threshold, seen: Observations) -> str:
+def measured(threshold: Threshold, observations: Observations) -> str:
     """`memory.available 250Mi is below the hard threshold 300Mi`"""
-    observed = seen[threshold.signal]
+    observed = observations[threshold.signal]
     kind = f"soft threshold (met for {threshold.grace_period:g} s)" if threshold.soft else "hard threshold"
     below = "is below" if value_of(threshold, observed) > observed.available else "has not got far enough above"
     return (
         f"{threshold.signal} {shown(threshold.signal, observed.available)} {below} the {kind} "
-        f"{limit_shown(threshold, seen)}"
+        f"{limit_shown(threshold, observations)}"
     )
 
 
 def reason_for(
-    threshold: Threshold, seen: Observations, chosen: Candidate, ranked: Sequence[Candidate], freed: Sequence[str]
+    threshold: Threshold,
+    observations: Observations,
+    chosen: Candidate,
+    ranked: Sequence[Candidate],
+    freed: Sequence[str],
 ) -> str:
-    """Why this pod and not another, in two or three sentences. `freed` is what the node gave before."""
+    """Explain why this pod and not another. `freed` is what node-level reclaim removed before."""
     signal = threshold.signal
-    text = f"{measured(threshold, seen)}."
+    text = f"{measured(threshold, observations)}."
     if freed:
         text += f" Removing {' and '.join(freed)} was not enough."
     may_go = [each for each in ranked if not each.is_spared]

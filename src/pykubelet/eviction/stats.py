@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 IMAGE_FS_EVERY = 10.0
 SIGNALS_WITHIN = 10.0
 VOLUMES_WITHIN = 2.0
-"""Seconds that measuring all volumes may take before a pod is chosen; of the others the last figures have to do."""
+"""Seconds for measuring all volumes before a pod is chosen; of slower ones the last stats count."""
 
 
 class MemorySignal(Measurement, frozen=True, kw_only=True):
@@ -38,11 +38,11 @@ class MemorySignal(Measurement, frozen=True, kw_only=True):
     capacity: int
     working_set: int
     usage: int = 0
-    """With the file pages the kernel would drop first: what it compares its own alarms with."""
+    """With the file pages the kernel would drop first; its notifications compare with this."""
 
 
 class NodeSignals(Measurement, frozen=True, kw_only=True):
-    """None: not to be had on this host, which means no pressure is ever seen there."""
+    """None: this host does not have the signal, so it never causes pressure."""
 
     memory: MemorySignal | None = None
     allocatable_memory: MemorySignal | None = None
@@ -110,7 +110,7 @@ class EvictionStats:
         self._disks_hang = False
 
     def memory(self) -> MemorySignal | None:
-        """Right now, in two file reads: what a kernel notification is checked with."""
+        """Measure the node's memory, in two file reads."""
         return self._signal(ROOT, self._memory_bytes)
 
     def allocatable_memory(self) -> MemorySignal | None:
@@ -131,17 +131,17 @@ class EvictionStats:
         )
 
     async def node(self) -> NodeSignals:
-        """Every signal, measured now. Raises CriError when the runtime never said where its images are."""
+        """Measure every signal. Raises CriError when the runtime never reported where its images are."""
         if self._clock.monotonic() - self._points_at >= IMAGE_FS_EVERY:
             try:
-                told = await self._cri.image_fs_info()
+                found = await self._cri.image_fs_info()
             except CriError:
                 if self._points_at == float("-inf"):
                     raise
                 # Where images are does not change; memory must be watched even while the runtime is away.
             else:
-                images = told.images[0].mountpoint if told.images else ""
-                self._points = (images, told.containers[0].mountpoint if told.containers else images)
+                images = found.images[0].mountpoint if found.images else ""
+                self._points = (images, found.containers[0].mountpoint if found.containers else images)
             self._points_at = self._clock.monotonic()
         reading = host_calls.run(self._read_memory, name="reading memory signals", key="node", within=SIGNALS_WITHIN)
         memory, disks = await both(reading, self._disks_now())
@@ -157,7 +157,7 @@ class EvictionStats:
         )
 
     async def _disks_now(self) -> NodeSignals:
-        """The node's filesystems; none of them when one does not answer: memory is watched all the same."""
+        """Measure the node's filesystems; none when one does not answer, so that memory is watched all the same."""
         try:
             found = await host_calls.run(
                 self._read_disks, name="reading disk signals", key="node", within=SIGNALS_WITHIN
@@ -183,8 +183,8 @@ class EvictionStats:
     async def pods(self, *, disks: bool) -> Mapping[str, PodUse]:
         """What each pod uses, by uid. Without `disks` only memory, which is quicker.
 
-        A pod of which nothing runs yet is known to use nothing but its volumes; left out are those whose figures
-        cannot be had.
+        A pod of which nothing runs yet is known to use nothing but its volumes; pods whose stats cannot
+        be read are left out.
         """
         snapshot = await self._provider.snapshot(full=disks, at_most=0.0)
         found = {}
@@ -202,7 +202,7 @@ class EvictionStats:
         return sum(each.used_bytes for each in local), sum(each.inodes_used for each in local)
 
     async def disks(self) -> Mapping[str, PodUse]:
-        """What each pod has on disk, measured now: who fills it grows while others rest."""
+        """Measure what each pod has on disk, volumes included."""
         await self._volumes.renew(within=VOLUMES_WITHIN)
         found = {uid: PodUse(containers={}) for uid in self._provider.idle()}
         found.update(_all_files(await self._provider.disks(None)))

@@ -2,7 +2,7 @@
 
 Covers filesystem layouts (which decide what can be reclaimed for a signal and what counts when pods are ranked),
 minimum reclaim, soft grace periods, and node conditions with their transition period. Does not cover measuring
-(observe.py) nor acting (manager.py).
+(stats.py) nor acting (manager.py).
 """
 
 from __future__ import annotations
@@ -62,24 +62,24 @@ Observations = Mapping[str, Observation]
 
 
 def observe(found: NodeSignals) -> dict[str, Observation]:
-    """What the host tells; a signal it does not know is left out and never met."""
-    seen: dict[str, Observation] = {}
+    """Return the observation of each signal; one the host does not have is left out and never met."""
+    observations: dict[str, Observation] = {}
     for signal, memory in ((MEMORY, found.memory), (ALLOCATABLE, found.allocatable_memory)):
         if memory is not None:
-            seen[signal] = _memory(memory)
+            observations[signal] = _memory(memory)
     for space, inodes, fs in (
         (NODEFS, NODEFS_INODES, found.node_fs),
         (IMAGEFS, IMAGEFS_INODES, found.image_fs),
         (CONTAINERFS, CONTAINERFS_INODES, found.container_fs),
     ):
         if fs is not None:
-            seen[space] = Observation(available=fs.available, capacity=fs.capacity, time_ns=fs.time_ns)
-            if fs.inodes > 0:  # filesystems that make inodes as they need them say 0
-                seen[inodes] = _inodes(fs)
+            observations[space] = Observation(available=fs.available, capacity=fs.capacity, time_ns=fs.time_ns)
+            if fs.inodes > 0:  # filesystems that make inodes on demand report 0
+                observations[inodes] = _inodes(fs)
     if found.tasks is not None:
         left = found.tasks.limit - found.tasks.tasks
-        seen[PIDS] = Observation(available=left, capacity=found.tasks.limit, time_ns=found.tasks.time_ns)
-    return seen
+        observations[PIDS] = Observation(available=left, capacity=found.tasks.limit, time_ns=found.tasks.time_ns)
+    return observations
 
 
 def _memory(memory: MemorySignal) -> Observation:
@@ -97,7 +97,7 @@ def shown(signal: str, amount: int) -> str:
 
 
 class Layout(enum.Enum):
-    """Where images and writable layers are, seen from the filesystem of the root folder."""
+    """Where images and writable layers are, relative to the filesystem of the root folder."""
 
     ONE = "everything on one filesystem"
     OWN_IMAGES = "images and writable layers on a filesystem of their own"
@@ -111,7 +111,7 @@ def layout_of(found: NodeSignals) -> Layout:
 
 
 class Reclaim(enum.Enum):
-    """What the node can give without touching a pod, in the order it is given."""
+    """What the node can remove without evicting a pod, in this order."""
 
     DEAD_CONTAINERS = "dead containers"
     UNUSED_IMAGES = "unused images"
@@ -146,14 +146,14 @@ def counted(signal: str, layout: Layout) -> Counted:
 
 
 class WatchState(Struct, frozen=True, kw_only=True):
-    """What has to be remembered from look to look."""
+    """What is kept from check to check."""
 
     met: tuple[Threshold, ...] = ()
-    """Those that were to be acted upon at the last look; they stay until their minimum is reclaimed."""
+    """Thresholds acted on at the last check; they stay until their minimum is reclaimed."""
     since: Mapping[Threshold, float] = field(default_factory=dict)
-    """When each one that is met was first seen so."""
+    """When each threshold that is met was first met."""
     pressed: Mapping[str, float] = field(default_factory=dict)
-    """When each condition was last seen."""
+    """When each condition last held."""
     observed: Mapping[str, int] = field(default_factory=dict)
     """The time of each signal's newest observation."""
 
@@ -161,17 +161,17 @@ class WatchState(Struct, frozen=True, kw_only=True):
 class Judgement(Struct, frozen=True, kw_only=True):
     state: WatchState
     conditions: tuple[str, ...] = ()
-    """That the node has now, sorted."""
+    """The node's conditions now, sorted."""
     due: tuple[Threshold, ...] = ()
-    """To be acted upon, most urgent first."""
+    """Thresholds to act on, most urgent first."""
     next_due: float | None = None
     """Seconds until a soft threshold's grace is over, if one is running."""
 
 
 def effective(thresholds: Sequence[Threshold], layout: Layout, *, pods_enforced: bool) -> tuple[Threshold, ...]:
-    """With what follows from the configured ones: the memory of all pods, and writable layers.
+    """Add the thresholds that follow from the configured ones: memory of all pods, and writable layers.
 
-    Thresholds somebody wrote for containerfs do not count: it is always the same disk as one of the others.
+    Configured thresholds for containerfs are ignored: it is always the same disk as one of the others.
     """
     found = [each for each in thresholds if each.signal not in CONTAINERFS_SIGNALS]
     if pods_enforced:
@@ -185,37 +185,37 @@ def effective(thresholds: Sequence[Threshold], layout: Layout, *, pods_enforced:
     return tuple(found)
 
 
-def value_of(threshold: Threshold, seen: Observation, *, with_reclaim: bool = False) -> int:
-    """What must be left; with the minimum reclaim on top, if it is asked for."""
-    value = threshold.amount.of(seen.capacity)
+def value_of(threshold: Threshold, observation: Observation, *, with_reclaim: bool = False) -> int:
+    """Return the amount that must be available, on request with the minimum reclaim on top."""
+    value = threshold.amount.of(observation.capacity)
     if with_reclaim and threshold.minimum_reclaim is not None:
-        value += threshold.minimum_reclaim.of(seen.capacity)
+        value += threshold.minimum_reclaim.of(observation.capacity)
     return value
 
 
-def met(thresholds: Iterable[Threshold], seen: Observations, *, with_reclaim: bool = False) -> list[Threshold]:
+def met(thresholds: Iterable[Threshold], observations: Observations, *, with_reclaim: bool = False) -> list[Threshold]:
     found = []
     for each in thresholds:
-        observed = seen.get(each.signal)
+        observed = observations.get(each.signal)
         if observed is not None and value_of(each, observed, with_reclaim=with_reclaim) > observed.available:
             found.append(each)
     return found
 
 
 def judge(
-    before: WatchState, thresholds: Sequence[Threshold], seen: Observations, *, now: float, transition: float
+    before: WatchState, thresholds: Sequence[Threshold], observations: Observations, *, now: float, transition: float
 ) -> Judgement:
-    """One look at the node. `now` is monotonic, `transition` is how long a condition outlasts its cause."""
-    crossed = met(thresholds, seen)
-    crossed += [each for each in met(before.met, seen, with_reclaim=True) if each not in crossed]
+    """Judge the node once. `now` is monotonic, `transition` is how long a condition outlasts its cause."""
+    crossed = met(thresholds, observations)
+    crossed += [each for each in met(before.met, observations, with_reclaim=True) if each not in crossed]
     since = {each: before.since.get(each, now) for each in crossed}
     pressed = {**before.pressed, **{CONDITION[each.signal]: now for each in crossed}}
     pressed = {name: at for name, at in pressed.items() if now - at < transition or at == now}
     over = tuple(each for each, at in since.items() if now - at >= each.grace_period)
     waits = [each.grace_period - (now - at) for each, at in since.items() if each not in over]
-    fresh = [each for each in over if seen[each.signal].time_ns > before.observed.get(each.signal, -1)]
+    fresh = [each for each in over if observations[each.signal].time_ns > before.observed.get(each.signal, -1)]
     state = WatchState(
-        met=over, since=since, pressed=pressed, observed={name: each.time_ns for name, each in seen.items()}
+        met=over, since=since, pressed=pressed, observed={name: each.time_ns for name, each in observations.items()}
     )
     return Judgement(
         state=state, conditions=tuple(sorted(pressed)), due=by_urgency(fresh), next_due=min(waits, default=None)

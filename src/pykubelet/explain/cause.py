@@ -2,7 +2,7 @@
 
 A cause is a finder under `@Cause(...)`, which says what is wrong (from the symptom down to the root), what the agent
 does next and what a person can do. The command, the node's server and docs/troubleshooting.md show these texts. The
-causes are in pod_causes.py, volume_causes.py, image_causes.py and container_causes.py; explain.py has their order.
+causes are in pod_causes.py, image_causes.py and container_causes.py; explain.py has their order.
 """
 
 from __future__ import annotations

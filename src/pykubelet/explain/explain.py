@@ -13,7 +13,6 @@ from typing import Final
 from pykubelet.explain import container_causes as containers
 from pykubelet.explain import image_causes as images
 from pykubelet.explain import pod_causes as pods
-from pykubelet.explain import volume_causes as volumes
 from pykubelet.explain.cause import Cause, Finding, State
 from pykubelet.explain.facts import PodFacts
 from pykubelet.explain.texts import step_text, when
@@ -29,7 +28,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
     *(pods.node_short, pods.not_admitted, pods.evicted_measured, pods.evicted, pods.deadline, pods.unreadable_change),
     # before containers
     *(pods.network_not_ready, pods.cgroup_failed),
-    *(volumes.object_missing, volumes.mount_stuck, volumes.mount_failing),
+    *(pods.object_missing, pods.mount_stuck, pods.mount_failing),
     *(pods.sandbox_network, pods.sandbox_failed),
     *(images.registry_denied, images.image_missing, images.registry_unreachable, images.image_disk),
     *(images.image_other, images.image_never, images.image_name, images.image_signature, images.image_slow),

@@ -90,23 +90,23 @@ class AddressFinder:
 class LocalAddresses:
     """The node's own addresses where there is no Node to show them: those chosen by the operator, else the route's.
 
-    Asked for each container; looking at the routes costs a millisecond, so an answer serves for some seconds."""
+    Needed for each container; reading the routes costs a millisecond, so the result is kept for some seconds."""
 
     def __init__(self, *, network: HostNetwork, node_ips: Sequence[IPAddress], clock: Clock) -> None:
         self._network = network
         self._node_ips = tuple(node_ips)
         self._clock = clock
         self._found: tuple[str, ...] = ()
-        self._looked: float | None = None
+        self._read_at: float | None = None
 
     def host_ips(self) -> tuple[str, ...]:
         fixed = tuple(str(ip) for ip in self._node_ips if not ip.is_unspecified)
         if fixed:
             return fixed
         now = self._clock.monotonic()
-        if self._looked is None or now - self._looked > ROUTES_SERVE:
+        if self._read_at is None or now - self._read_at > ROUTES_SERVE:
             found = choose(self._network.route_addresses(), self._node_ips[0].version if self._node_ips else 4)
-            self._found, self._looked = (str(found),) if found is not None else (), now
+            self._found, self._read_at = (str(found),) if found is not None else (), now
         return self._found
 
 

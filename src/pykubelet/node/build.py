@@ -17,7 +17,15 @@ from pykubelet.node.facts import FactsGatherer, ImageList, NodeSources
 from pykubelet.node.lease import LeaseKeeper
 from pykubelet.node.own_node import OwnNode
 from pykubelet.node.register import node_identity
-from pykubelet.node.shutdown import FILE, Leftovers, PodEnder, ShutdownManager, ShutdownRecord, Turn, turns_of
+from pykubelet.node.shutdown import (
+    STATE_FILE,
+    Leftovers,
+    PodEnder,
+    ShutdownManager,
+    ShutdownPeriod,
+    ShutdownRecord,
+    configured_periods,
+)
 from pykubelet.node.shutdown_inhibitor import ShutdownWatch
 from pykubelet.node.status import NodeReporter, ReportTiming
 from pykubelet.pods.table import PodTable
@@ -92,7 +100,7 @@ def container_addresses(ctx: Context, edges: Edges, own: OwnNode) -> Callable[[]
 
 class Shutdown(Struct, frozen=True, kw_only=True):
     manager: ShutdownManager
-    turns: tuple[Turn, ...]
+    periods: tuple[ShutdownPeriod, ...]
     leftovers: Leftovers | None
     services: Services
 
@@ -113,19 +121,17 @@ def build_shutdown(
     sender: StatusSender | None,
     api_pods: Callable[[], Iterable[Pod]],
 ) -> Shutdown:
-    record = ShutdownRecord(edges.paths.root / FILE, metrics=ctx.metrics)
+    record = ShutdownRecord(edges.paths.root / STATE_FILE, metrics=ctx.metrics)
     record.load()
     manager = ShutdownManager(
         ctx, table=table, ender=ender, record=record, conditions=conditions, own=own, sender=sender
     )
     enabled = ctx.settings.gates.enabled("GracefulNodeShutdown")
-    turns = turns_of(ctx.settings.config.shutdown) if enabled else ()
+    periods = configured_periods(ctx.settings.config.shutdown) if enabled else ()
     services = Services()
-    if turns and edges.logind is not None:
-        services.managers.append(ShutdownWatch(logind=edges.logind, manager=manager, turns=turns, clock=ctx.clock))
+    if periods and edges.logind is not None:
+        services.managers.append(ShutdownWatch(logind=edges.logind, manager=manager, periods=periods, clock=ctx.clock))
     leftovers = None
     if edges.cluster is not None:
-        leftovers = Leftovers(
-            client=edges.cluster.client, pods=api_pods, is_over=table.is_gone, shutting_down=conditions.shutting_down
-        )
-    return Shutdown(manager=manager, turns=turns, leftovers=leftovers, services=services)
+        leftovers = Leftovers(client=edges.cluster.client, pods=api_pods, table=table, conditions=conditions)
+    return Shutdown(manager=manager, periods=periods, leftovers=leftovers, services=services)

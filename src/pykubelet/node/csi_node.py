@@ -28,7 +28,7 @@ from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.clients.plugins.port import CsiNodeInfo
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import ApiError, Conflict, NotFound, PykubeletError
 from pykubelet.node.own_node import OwnNode
 
@@ -50,7 +50,7 @@ TRIES, FIRST_PAUSE, PAUSE_GROWTH = 5, 0.01, 5.0
 
 
 class TopologyConflict(PykubeletError):
-    """The Node has another value for a label than the driver says."""
+    """The Node has another value for a label than the driver reports."""
 
 
 class CsiNodeKeeper:
@@ -64,9 +64,9 @@ class CsiNodeKeeper:
         self._own = own
         self._clock = clock
         self._made = False
-        self._telling = asyncio.Lock()
-        """All ids stand in one annotation: whoever changes it must have seen the last change."""
-        self._changed = Signal()
+        self._changing = asyncio.Lock()
+        """All node ids are in one annotation: each change must start from the last one."""
+        self._changed = Wakeup()
         own.listen(lambda node: self._changed.set())
 
     def problems(self) -> Sequence[str]:
@@ -74,7 +74,7 @@ class CsiNodeKeeper:
         return () if self._made else ("CSINode is not yet initialized",)
 
     async def run(self) -> None:
-        """Makes the object, and again whenever the Node turns out to be another one."""
+        """Create the CSINode, and again whenever the Node was replaced by another one."""
         await self._own.wait_known()
         backoff = Backoff(initial=0.03, maximum=60.0, factor=8.0)
         uid = ""
@@ -101,7 +101,7 @@ class CsiNodeKeeper:
         async def on_list() -> None:
             await self._change(lambda drivers: with_driver(drivers, entry_of(name, info)))
 
-        async with self._telling:
+        async with self._changing:
             await self._trying(on_node)
             await self._trying(on_list)
 
@@ -112,7 +112,7 @@ class CsiNodeKeeper:
         async def on_node() -> None:
             await self._patch_node(name, None)
 
-        async with self._telling:
+        async with self._changing:
             await self._trying(on_list)
             await self._trying(on_node)
 

@@ -154,7 +154,7 @@ class FactsGatherer:
         try:
             return await self._images.current()
         except (CriError, TimeoutError) as error:
-            # Not even worth a complaint of its own: the runtime's trouble is in the Ready condition already.
+            # Not logged as a warning: the runtime's problem is in the Ready condition already.
             logger.debug("the images cannot be listed", extra={"error": str(error)})
             return self._images.last
 
@@ -195,7 +195,7 @@ class ImageList:
         now = self._clock.monotonic()
         if self._limit != 0 and (self._read_at is None or now - self._read_at >= IMAGES_REFRESH_AFTER):
             self._read_at = now
-            # The node's status tells that a runtime hangs; it must not hang with it.
+            # The node's status shows that a runtime hangs, so it must not hang with it.
             async with asyncio.timeout(IMAGES_WITHIN):
                 self._images = node_images(await self._runtime.list_images(), self._limit)
         return self._images

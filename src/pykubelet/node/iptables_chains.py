@@ -2,7 +2,7 @@
 
 KUBE-IPTABLES-HINT in the mangle table shows containers that bring their own iptables which of the two kinds (legacy or
 nft) this host uses. KUBE-FIREWALL drops packets to loopback addresses that come from elsewhere, which a route_localnet
-set by a service proxy would let in. A canary chain in each table tells that somebody flushed them all; then they are
+set by a service proxy would let in. A canary chain in each table is gone when another program flushed it; then all are
 made again. A host without iptables needs none of it.
 """
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 FAMILIES = ("iptables", "ip6tables")
 TABLES = ("mangle", "nat", "filter")
 HINT, FIREWALL, CANARY = "KUBE-IPTABLES-HINT", "KUBE-FIREWALL", "KUBE-KUBELET-CANARY"
-LOOK_EVERY = 60.0
+CHECK_EVERY = 60.0
 WITHIN = 30.0
 LOCK_WAIT = ("-w", "5")
 """Seconds to wait for another program that holds iptables' lock."""
@@ -30,7 +30,7 @@ DROP_MARTIANS = (
     *("--dst", "127.0.0.0/8", "!", "--src", "127.0.0.0/8"),
     *("-m", "conntrack", "!", "--ctstate", "RELATED,ESTABLISHED,DNAT", "-j", "DROP"),
 )
-"""The same rule as kube-proxy's, word for word: each finds the other's."""
+"""Exactly kube-proxy's rule, so that each finds the other's."""
 
 RunProgram = Callable[[Sequence[str]], Awaitable[Finished]]
 
@@ -52,7 +52,7 @@ class IptablesChains:
         if not families:
             logger.info("no iptables on this host: its chains are not made")
         while True:
-            await self._clock.sleep(LOOK_EVERY)
+            await self._clock.sleep(CHECK_EVERY)
             for family in families:
                 if not await self._is_whole(family):
                     await self._sync(family)
@@ -92,13 +92,13 @@ class IptablesChains:
         if (await self._call(family, "-t", "filter", "-C", chain, *rule)).status != 0:
             await self._must(family, "-t", "filter", how, chain, *rule)
 
-    async def _must(self, family: str, *words: str) -> None:
-        done = await self._call(family, *words)
+    async def _must(self, family: str, *arguments: str) -> None:
+        done = await self._call(family, *arguments)
         if done.status != 0:
-            raise ChainsFailed(f"{family} {' '.join(words)}: {done.complaint()}")
+            raise ChainsFailed(f"{family} {' '.join(arguments)}: {done.complaint()}")
 
-    async def _call(self, family: str, *words: str) -> Finished:
+    async def _call(self, family: str, *arguments: str) -> Finished:
         try:
-            return await self._run((family, *LOCK_WAIT, *words))
+            return await self._run((family, *LOCK_WAIT, *arguments))
         except (OSError, TimeoutError) as error:
             raise ChainsFailed(f"{family}: {str(error) or 'no answer'}") from error

@@ -33,8 +33,8 @@ FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 7.0
 
 
-async def nobody_cares() -> None:
-    """Nobody wants to hear of silence."""
+async def _ignore() -> None:
+    """Do nothing."""
 
 
 class LeaseKeeper:
@@ -48,11 +48,11 @@ class LeaseKeeper:
         clock: Clock,
         duration: int,
         timeout: float,
-        on_silence: Callable[[], Awaitable[None]] = nobody_cares,
+        on_silence: Callable[[], Awaitable[None]] = _ignore,
         rng: random.Random | None = None,
     ) -> None:
-        """`timeout` bounds each request; a heartbeat that hangs is worse than one that fails. `on_silence` hears of
-        requests without any answer: other connections to the same server are probably dead, too."""
+        """`timeout` bounds each request; a heartbeat that hangs is worse than one that fails. `on_silence` is called
+        when a request got no answer: other connections to the same server are probably dead, too."""
         self._client = client
         self._own = own
         self._clock = clock
@@ -102,7 +102,7 @@ class LeaseKeeper:
             except ApiError as error:
                 self._failed(error)
                 if isinstance(error, ApiDown):
-                    return False  # nobody answers: further tries at once would be noise
+                    return False  # no answer: further tries at once would not help
             else:
                 self._succeeded()
                 return True

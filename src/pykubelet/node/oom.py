@@ -20,8 +20,7 @@ from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm
 from pykubelet.context import Context
 from pykubelet.edges import GuardEdges
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import TaskSet
+from pykubelet.kit.tasks import TaskSet, Wakeup
 from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import ContainerState
@@ -33,12 +32,56 @@ logger = logging.getLogger(__name__)
 
 REASON: Final = "OOMKilling"
 SYSTEM_REASON: Final = "SystemOOM"
-LOOK_AFTER: Final = 0.3
+REPORT_AFTER: Final = 0.3
 """Seconds until it shows whether the container outlived the process."""
 COUNT_PERIOD: Final = 10.0
 COUNT_WITHIN: Final = 60.0
 QUIET: Final = 5.0
 """Seconds for which further kills in one container are only counted."""
+MODERN: Final = re.compile(
+    r"^oom-kill:constraint=(?P<constraint>[^,]*),nodemask=.*,mems_allowed=.*?,"
+    r"(?:global_oom|oom_memcg=(?P<limit>.*?)),task_memcg=(?P<group>.*?),task=(?P<comm>.*),pid=(?P<pid>\d+),uid=\d+$"
+)
+OLD_GROUP: Final = re.compile(r"^Task in (?P<group>.*) killed as a result of limit of (?P<limit>.*)$")
+KILLED: Final = re.compile(r"(?:^|: )Killed process (?P<pid>\d+),? \((?P<comm>.*?)\)")
+
+
+class Kill(Struct, frozen=True, kw_only=True):
+    process: str
+    """Its name, as the kernel keeps it: 15 characters at most."""
+    pid: int
+    group: str
+    """The cgroup the process was in."""
+    limit: str
+    """The cgroup whose limit was hit; '/' when the machine itself was out of memory."""
+
+
+class KillReader:
+    """Reads kills from lines of the kernel log.
+
+    Since 5.0 one line has everything (`oom-kill:constraint=...`). Older kernels use two: the cgroup, then the process.
+    """
+
+    def __init__(self) -> None:
+        self._group: re.Match[str] | None = None
+        self._last_pid: int | None = None
+        """The pid of a modern line, which the next line repeats."""
+
+    def read(self, line: str) -> Kill | None:
+        if (found := MODERN.match(line)) is not None:
+            self._group, self._last_pid = None, int(found["pid"])
+            return Kill(process=found["comm"], pid=int(found["pid"]), group=found["group"], limit=found["limit"] or "/")
+        if (found := OLD_GROUP.match(line)) is not None:
+            self._group = found
+            return None
+        if (found := KILLED.search(line)) is None:
+            return None
+        group, self._group = self._group, None
+        if self._last_pid == int(found["pid"]):
+            self._last_pid = None
+            return None
+        where, limit = (group["group"], group["limit"]) if group is not None else ("/", "/")
+        return Kill(process=found["comm"], pid=int(found["pid"]), group=where, limit=limit)
 
 
 class Victim(Struct, frozen=True, kw_only=True):
@@ -65,9 +108,9 @@ class OomWatcher:
         self._clock = ctx.clock
         self._reader = KillReader()
         self._counts: dict[str, int] = {}
-        self._news: list[tuple[Victim, int, str]] = []
-        self._told: dict[str, tuple[float, int]] = {}
-        """Container id to when it was last told, and how many kills were kept back since."""
+        self._new_kills: list[tuple[Victim, int, str]] = []
+        self._reported: dict[str, tuple[float, int]] = {}
+        """Container id to the time of its last event, and how many kills had none since."""
 
     async def run(self) -> None:
         self._protect()
@@ -80,7 +123,7 @@ class OomWatcher:
                     "without the names of processes",
                     extra={"error": str(error)},
                 )
-                await self._count_for_ever()
+                await self._count_forever()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -112,29 +155,29 @@ class OomWatcher:
             self._events.node_event(WARNING, SYSTEM_REASON, text)
         victim = find_victim(kill.group, self._table)
         if victim is not None:
-            tasks.spawn(self._tell_later(kill, victim), name=f"oom {kill.pid}")
+            tasks.spawn(self._report_later(kill, victim), name=f"oom {kill.pid}")
 
-    async def _tell_later(self, kill: Kill, victim: Victim) -> None:
-        await self._clock.sleep(LOOK_AFTER)
-        self._tell(victim, f"process {kill.process} (pid {kill.pid})", whose_limit(kill, victim), kill.group)
+    async def _report_later(self, kill: Kill, victim: Victim) -> None:
+        await self._clock.sleep(REPORT_AFTER)
+        self._report(victim, f"process {kill.process} (pid {kill.pid})", whose_limit(kill, victim), kill.group)
 
-    def _tell(self, victim: Victim, process: str, limit: str, group: str) -> None:
+    def _report(self, victim: Victim, process: str, limit: str, group: str) -> None:
         pod = self._table.pod(victim.uid)
         if pod is None:
             return
-        last, kept_back = self._told.get(victim.id, (float("-inf"), 0))
+        last, unreported = self._reported.get(victim.id, (float("-inf"), 0))
         if self._clock.monotonic() - last < QUIET:
-            self._told[victim.id] = (last, kept_back + 1)
+            self._reported[victim.id] = (last, unreported + 1)
             return
-        self._told = {
-            key: value for key, value in self._told.items() if self._clock.monotonic() - value[0] < QUIET * 60
+        self._reported = {
+            key: value for key, value in self._reported.items() if self._clock.monotonic() - value[0] < QUIET * 60
         }
-        self._told[victim.id] = (self._clock.monotonic(), 0)
+        self._reported[victim.id] = (self._clock.monotonic(), 0)
         lives = self._lives_on(victim, group)
         then = "which runs on without it" if lives else "which ends with it"
         text = f"Out of memory: the kernel killed {process} of container {victim.container}, {then} ({limit})"
-        if kept_back:
-            text += f"; {kept_back} more were killed since the last event"
+        if unreported:
+            text += f"; {unreported} more were killed since the last event"
         kind = next((kind for kind, each in all_containers(pod) if each.name == victim.container), None)
         path = kind.field_path(victim.container) if kind is not None else ""
         self._events.pod_event(pod, WARNING, REASON, text, field_path=path)
@@ -144,14 +187,14 @@ class OomWatcher:
         )
 
     def _lives_on(self, victim: Victim, group: str) -> bool:
-        seen = self._table.runtime_status(victim.uid)
-        runs = any(each.id == victim.id and each.state is ContainerState.RUNNING for each in seen.containers)
+        status = self._table.runtime_status(victim.uid)
+        runs = any(each.id == victim.id and each.state is ContainerState.RUNNING for each in status.containers)
         return runs and (bool(self._cgroups.processes(group)) if self._cgroups.exists(group) else not group)
 
     # --- from counters --------------------------------------------------------------------------
 
-    async def _count_for_ever(self) -> None:
-        changed = Signal()
+    async def _count_forever(self) -> None:
+        changed = Wakeup()
         alarm = self._watch_groups(changed.set)
         try:
             while True:
@@ -159,9 +202,9 @@ class OomWatcher:
                     await host_calls.run(self._count, name="counting kills", key="all pods", within=COUNT_WITHIN)
                 except HostCallStuck as error:
                     logger.warning("out-of-memory kills cannot be counted", extra={"problem": str(error)})
-                    self._news = []
-                for victim, more, group in self._news:
-                    self._tell(victim, "a process" if more == 1 else f"{more} processes", "its memory limit", group)
+                    self._new_kills = []
+                for victim, more, group in self._new_kills:
+                    self._report(victim, "a process" if more == 1 else f"{more} processes", "its memory limit", group)
                 await changed.wait(at_most=COUNT_PERIOD)
                 if alarm is not None and alarm.is_over:
                     alarm.close()
@@ -171,7 +214,7 @@ class OomWatcher:
                 alarm.close()
 
     def _watch_groups(self, wake: Callable[[], None]) -> MemoryAlarm | None:
-        """v2 tells when anything below the group of all pods is killed; with v1 the period has to do."""
+        """Watch for kills below the cgroup of all pods; only v2 can, with v1 they are counted each period."""
         if self._alarms is None:
             return None
         try:
@@ -181,7 +224,7 @@ class OomWatcher:
 
     def _count(self) -> None:
         """In a thread. The first sight of a container is where counting begins."""
-        self._news = []
+        self._new_kills = []
         counts: dict[str, int] = {}
         for victim, group in self._running_groups():
             now = self._cgroups.oom_kills(group)
@@ -189,7 +232,7 @@ class OomWatcher:
                 continue
             counts[victim.id] = now
             if victim.id in self._counts and now > self._counts[victim.id]:
-                self._news.append((victim, now - self._counts[victim.id], group))
+                self._new_kills.append((victim, now - self._counts[victim.id], group))
         self._counts = counts
 
     def _running_groups(self) -> Sequence[tuple[Victim, str]]:
@@ -207,7 +250,7 @@ class OomWatcher:
 
 
 def find_victim(group: str, table: PodTable) -> Victim | None:
-    """The container whose id the path of the group holds; None for groups that are no container's."""
+    """Return the container whose id is in the cgroup's path; None when it is no container's."""
     for status in table.runtime_statuses():
         for each in status.containers:
             if each.id and each.id in group:
@@ -227,47 +270,4 @@ def whose_limit(kill: Kill, victim: Victim) -> str:
 
 
 def _task_failed(error: BaseException) -> None:
-    logger.error("a kill could not be told", extra={"error": str(error)})
-
-
-MODERN: Final = re.compile(
-    r"^oom-kill:constraint=(?P<constraint>[^,]*),nodemask=.*,mems_allowed=.*?,"
-    r"(?:global_oom|oom_memcg=(?P<limit>.*?)),task_memcg=(?P<group>.*?),task=(?P<comm>.*),pid=(?P<pid>\d+),uid=\d+$"
-)
-OLD_GROUP: Final = re.compile(r"^Task in (?P<group>.*) killed as a result of limit of (?P<limit>.*)$")
-KILLED: Final = re.compile(r"(?:^|: )Killed process (?P<pid>\d+),? \((?P<comm>.*?)\)")
-
-
-class Kill(Struct, frozen=True, kw_only=True):
-    process: str
-    """Its name, as the kernel keeps it: 15 characters at most."""
-    pid: int
-    group: str
-    """The cgroup the process was in."""
-    limit: str
-    """The cgroup whose limit was hit; '/' when the machine itself was out of memory."""
-
-
-class KillReader:
-    """Turns lines into kills; remembers only what an older kernel said in the line before."""
-
-    def __init__(self) -> None:
-        self._group: re.Match[str] | None = None
-        self._told: int | None = None
-        """The pid that a modern line told; the line that follows it repeats it."""
-
-    def read(self, line: str) -> Kill | None:
-        if (found := MODERN.match(line)) is not None:
-            self._group, self._told = None, int(found["pid"])
-            return Kill(process=found["comm"], pid=int(found["pid"]), group=found["group"], limit=found["limit"] or "/")
-        if (found := OLD_GROUP.match(line)) is not None:
-            self._group = found
-            return None
-        if (found := KILLED.search(line)) is None:
-            return None
-        group, self._group = self._group, None
-        if self._told == int(found["pid"]):
-            self._told = None
-            return None
-        where, limit = (group["group"], group["limit"]) if group is not None else ("/", "/")
-        return Kill(process=found["comm"], pid=int(found["pid"]), group=where, limit=limit)
+    logger.error("an out-of-memory kill could not be reported", extra={"error": str(error)})

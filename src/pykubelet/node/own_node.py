@@ -36,14 +36,14 @@ class OwnNode:
             listener(node)
 
     def changed(self, change: Change[Node]) -> None:
-        """What the watch of this one object says."""
+        """Take over a change of the watched object."""
         if change.type is ChangeType.DELETED:
             self.forget()
         elif change.object.metadata.name == self.name:
             self.learn(change.object)
 
     def forget(self) -> None:
-        """The object was deleted. Who waited for it once need not wait again."""
+        """The object was deleted; `wait_known` does not wait again."""
         self._node = None
 
     # -- questions
@@ -85,17 +85,22 @@ def is_newer(new: Node, old: Node) -> bool:
 
 
 class NodeAttachments:
-    """Give `changed` to the node's listeners and `reported` to who writes the node's status."""
+    """Waits until the control plane has attached a volume to this node.
+
+    It reports that in the Node's status (volumesAttached), which is watched anyway: nothing is polled. Before that the
+    node must have reported that it uses the volume (volumesInUse), or the control plane might detach it under the pod.
+    `changed` must be called when the Node changed, `reported` when its status was written.
+    """
 
     def __init__(self, own: OwnNode, *, report: Callable[[], None]) -> None:
         self._own = own
         self._report = report
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
         self._waiting: set[asyncio.Future[None]] = set()
 
     def reported(self, names: Sequence[str]) -> None:
         """The API server knows that this node uses these."""
-        self._told = frozenset(names)
+        self._reported = frozenset(names)
         self._wake()
 
     def changed(self, _node: Node) -> None:
@@ -108,13 +113,13 @@ class NodeAttachments:
         self._waiting.clear()
 
     async def wait_attached(self, pod: Pod, unique_name: str) -> str:
-        """The device path the control plane tells; empty for kinds that need none."""
-        if unique_name not in self._told:
+        """Return the device path that the control plane reports; empty for kinds that need none."""
+        if unique_name not in self._reported:
             self._report()
         while True:
             node = self._own.node
             for attached in node.status.volumes_attached if node is not None else ():
-                if attached.name == unique_name and unique_name in self._told:
+                if attached.name == unique_name and unique_name in self._reported:
                     return attached.device_path or ""
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(waiter)

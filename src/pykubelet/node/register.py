@@ -38,11 +38,11 @@ ALIGNED_LABELS = (
     *ARCH_LABELS,
     "node.kubernetes.io/windows-build",
 )
-"""The labels of an existing Node that follow this agent; all others are left alone."""
+"""The labels of an existing Node that follow this agent; all others stay."""
 
 
 class NodeIdentity(Struct, frozen=True, kw_only=True):
-    """What the operator and the machine say this node is."""
+    """What this node is by its settings and its machine."""
 
     name: str
     hostname: str
@@ -91,7 +91,7 @@ def initial_taints(identity: NodeIdentity) -> list[Taint]:
 
 
 def adopt(existing: Node, identity: NodeIdentity, *, reset_extended: bool) -> Node:
-    """The existing Node with what this agent aligns. `reset_extended`: no device plugin vouches for its resources."""
+    """The existing Node with what this agent aligns. `reset_extended`: its extended resources are stale."""
     wanted = initial_labels(identity)
     labels = dict(existing.metadata.labels)
     for key in ALIGNED_LABELS:

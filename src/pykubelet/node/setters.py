@@ -1,7 +1,7 @@
 """The Node's status from the facts of the moment, field by field. Pure.
 
-`node_status` starts from what the API server has and sets every field this agent owns; `transitions` says which
-events the change is worth. Does not cover gathering the facts (gather.py) nor when a status is sent (status.py).
+`node_status` starts from what the API server has and sets every field this agent owns; `transitions` returns
+the events of the change. Does not cover gathering the facts (facts.py) nor when a status is sent (status.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NodeFacts:
     images: Sequence[ContainerImage] = ()
     handlers: Sequence[RuntimeHandler] = ()
     supplemental_groups_policy: bool | None = None
-    """None with a runtime that does not tell its features."""
+    """None with a runtime that does not report its features."""
     declared_features: Sequence[str] = ()
     pressures: frozenset[str] = frozenset()
     problems: Sequence[str] = ()

@@ -48,66 +48,70 @@ logger = logging.getLogger(__name__)
 CRITICAL = 2_000_000_000
 """Priority of system-cluster-critical, the lowest of the critical ones."""
 DEFAULT_GRACE = 30
-TELL_WITHIN = 3.0
-"""Seconds beyond a class's own for its last statuses to reach the API server; once more for the Node's at the end."""
+REPORT_WITHIN = 3.0
+"""Seconds beyond a group's own for its last statuses to reach the API server; once more for the Node's at the end."""
+REASON, MESSAGE = "Terminated", "Pod was terminated in response to imminent node shutdown."
+EVENT = "Shutdown"
+POLL_EVERY = 0.05
+STATE_FILE = "graceful_node_shutdown_state"
+TOO_FINE = re.compile(r"(\.\d{6})\d+")
+NEVER = "0001-01-01T00:00:00Z"
+REPLACING: Final = frozenset({"ReplicaSet", "ReplicationController", "DaemonSet", "StatefulSet"})
+"""Controllers that have created another pod in place of the ended one."""
+REFUSED: Final = "NodeShutdown"
 
 
-class Turn(Struct, frozen=True, kw_only=True):
-    """One class: pods of at least this priority, up to the next class, and the seconds they get."""
+class ShutdownPeriod(Struct, frozen=True, kw_only=True):
+    """Pods of at least this priority, up to the next period's, and the seconds they get."""
 
     priority: int
     seconds: float
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    turn: Turn
+    period: ShutdownPeriod
     pods: list[Pod] = field(default_factory=list)
 
 
-def two_turns(whole: float, critical: float) -> tuple[Turn, ...]:
-    """Ordinary pods first, critical ones with what is set aside for them."""
-    return (Turn(priority=0, seconds=whole - critical), Turn(priority=CRITICAL, seconds=critical))
+def two_periods(whole: float, critical: float) -> tuple[ShutdownPeriod, ...]:
+    """Return the periods of ordinary pods, first, and of critical ones."""
+    return (ShutdownPeriod(priority=0, seconds=whole - critical), ShutdownPeriod(priority=CRITICAL, seconds=critical))
 
 
-def turns_of(settings: ShutdownSettings) -> tuple[Turn, ...]:
-    """The classes that the settings ask for, lowest priority first; none when they leave shutdowns alone."""
+def configured_periods(settings: ShutdownSettings) -> tuple[ShutdownPeriod, ...]:
+    """Return the configured periods, lowest priority first; empty when graceful shutdown is off."""
     if settings.shutdown_grace_period_by_pod_priority:
-        told = [
-            Turn(priority=each.priority, seconds=float(each.shutdown_grace_period_seconds))
+        periods = [
+            ShutdownPeriod(priority=each.priority, seconds=float(each.shutdown_grace_period_seconds))
             for each in settings.shutdown_grace_period_by_pod_priority
         ]
-        return tuple(sorted(told, key=lambda turn: turn.priority))
+        return tuple(sorted(periods, key=lambda period: period.priority))
     if settings.shutdown_grace_period <= 0:
         return ()
-    return two_turns(settings.shutdown_grace_period, settings.shutdown_grace_period_critical_pods)
+    return two_periods(settings.shutdown_grace_period, settings.shutdown_grace_period_critical_pods)
 
 
-def whole_time(turns: Sequence[Turn]) -> float:
-    """For how long the machine must be held up at most, telling included: else the last class is cut short."""
-    return sum(turn.seconds + TELL_WITHIN for turn in turns) + (TELL_WITHIN if turns else 0.0)
+def whole_time(periods: Sequence[ShutdownPeriod]) -> float:
+    """Return how long the shutdown must be delayed at most, reporting included: else the last group is cut short."""
+    return sum(period.seconds + REPORT_WITHIN for period in periods) + (REPORT_WITHIN if periods else 0.0)
 
 
-def groups_of(turns: Sequence[Turn], pods: Iterable[Pod]) -> list[Group]:
-    """Each pod goes with the highest class that is not above it; below the lowest class it goes with that one."""
-    groups = [Group(turn=turn) for turn in turns]
+def groups_of(periods: Sequence[ShutdownPeriod], pods: Iterable[Pod]) -> list[Group]:
+    """Put each pod into the group of the highest period not above its priority, else into the lowest."""
+    groups = [Group(period=period) for period in periods]
     for pod in pods:
         priority = pod.spec.priority or 0
-        fitting = [group for group in groups if group.turn.priority <= priority]
+        fitting = [group for group in groups if group.period.priority <= priority]
         (fitting[-1] if fitting else groups[0]).pods.append(pod)
     return groups
 
 
-def grace_of(pod: Pod, turn: Turn) -> int:
-    """Seconds a pod's containers get: its own grace, no longer than its class has."""
+def grace_of(pod: Pod, period: ShutdownPeriod) -> int:
+    """Return the pod's grace period: its own, no longer than its group has."""
     own = pod.spec.termination_grace_period_seconds
     own = DEFAULT_GRACE if own is None else own
-    # 0 would mean "as the pod likes" further down.
-    return max(1, min(own, int(turn.seconds)))
-
-
-FILE = "graceful_node_shutdown_state"
-TOO_FINE = re.compile(r"(\.\d{6})\d+")
-NEVER = "0001-01-01T00:00:00Z"
+    # 0 would mean the pod's own grace period to the worker.
+    return max(1, min(own, int(period.seconds)))
 
 
 class ShutdownTimes(Struct, frozen=True, kw_only=True):
@@ -128,7 +132,7 @@ class ShutdownRecord:
         )
 
     def load(self) -> ShutdownTimes:
-        """What an earlier life wrote; shown in the metrics until the next shutdown."""
+        """Return what was saved before the reboot; the metrics show it until the next shutdown."""
         times = self._checkpoint.load()
         if times is None:
             return ShutdownTimes()
@@ -170,11 +174,6 @@ def _seconds(text: object) -> float:
     return datetime.fromisoformat(TOO_FINE.sub(r"\1", str(text))).timestamp()
 
 
-REASON, MESSAGE = "Terminated", "Pod was terminated in response to imminent node shutdown."
-EVENT = "Shutdown"
-LOOK_EVERY = 0.05
-
-
 class PodEnder(Protocol):
     """Orders to the pods' workers; both return at once."""
 
@@ -188,11 +187,11 @@ class PodEnder(Protocol):
 
 
 class ShutdownOutcome(Struct, frozen=True, kw_only=True):
-    """How it went, for people."""
+    """The result, for people."""
 
     stopped: Sequence[str]
     left: Sequence[str]
-    """Pods that did not end in their time."""
+    """Pods that did not end in time."""
     seconds: float
 
 
@@ -223,8 +222,8 @@ class ShutdownManager:
     def shutting_down(self) -> bool:
         return self._conditions.shutting_down()
 
-    async def shut_down(self, turns: Sequence[Turn]) -> ShutdownOutcome:
-        """Run the whole sequence. Asked again while it runs, the later one ends the pods that are left its own way."""
+    async def shut_down(self, periods: Sequence[ShutdownPeriod]) -> ShutdownOutcome:
+        """End all pods. A second call while the first runs ends the remaining pods by its own periods."""
         begun = self._clock.monotonic()
         started = self._clock.now()
         begins = not self.shutting_down
@@ -234,9 +233,9 @@ class ShutdownManager:
             self._record.save(ShutdownTimes(started=started))
         pods = [worker.pod for worker in self._table.workers() if worker.pod is not None and worker.is_active]
         logger.info("the machine goes down: stopping pods", extra={"pods": len(pods)})
-        for group in groups_of(turns, pods) if turns else []:
+        for group in groups_of(periods, pods) if periods else []:
             await self._end_group(group)
-        await self._until(self._node_reported, self._clock.monotonic() + TELL_WITHIN)
+        await self._until(self._node_reported, self._clock.monotonic() + REPORT_WITHIN)
         left = [readable(pod) for pod in pods if not self._is_stopped(uid_of(pod))]
         if left:
             logger.warning("pods did not end before the machine goes down", extra={"pods": ", ".join(left)})
@@ -247,7 +246,7 @@ class ShutdownManager:
         return ShutdownOutcome(stopped=stopped, left=left, seconds=seconds)
 
     def cancel(self) -> None:
-        """The machine does not go down after all: take pods again, and start those that no controller makes anew."""
+        """Admit pods again, and restart static pods, which no controller would create again."""
         if not self.shutting_down:
             return
         self._events.node_event(NORMAL, EVENT, "Shutdown manager detected shutdown cancellation")
@@ -259,18 +258,18 @@ class ShutdownManager:
     async def _end_group(self, group: Group) -> None:
         if not group.pods:
             return
-        end = self._clock.monotonic() + group.turn.seconds
+        end = self._clock.monotonic() + group.period.seconds
         for pod in group.pods:
-            self._ender.end(pod, grace_of(pod, group.turn), self._mark)
+            self._ender.end(pod, grace_of(pod, group.period), self._mark)
             self._ended[uid_of(pod)] = pod
         logger.info(
-            "stopping a class of pods",
-            extra={"priority": group.turn.priority, "pods": len(group.pods), "seconds": group.turn.seconds},
+            "stopping a group of pods",
+            extra={"priority": group.period.priority, "pods": len(group.pods), "seconds": group.period.seconds},
         )
         uids = [uid_of(pod) for pod in group.pods]
         await self._until(lambda: all(map(self._table.is_gone, uids)), end)
-        # Before the next class: the API server itself may be a pod of it.
-        await self._reported(uids, max(end, self._clock.monotonic() + TELL_WITHIN))
+        # Before the next group: the API server itself may be one of its pods.
+        await self._reported(uids, max(end, self._clock.monotonic() + REPORT_WITHIN))
 
     def _is_stopped(self, uid: str) -> bool:
         """Whether none of the pod's containers runs."""
@@ -292,7 +291,7 @@ class ShutdownManager:
 
     async def _until(self, holds: Callable[[], bool], end: float) -> None:
         while not holds() and self._clock.monotonic() < end:
-            await self._clock.sleep(LOOK_EVERY)
+            await self._clock.sleep(POLL_EVERY)
 
     def _mark(self, status: PodStatus) -> None:
         if status.phase != "Succeeded":
@@ -301,31 +300,32 @@ class ShutdownManager:
         mark_disrupted(status, MESSAGE, at=self._clock.now())
 
 
-REPLACING: Final = frozenset({"ReplicaSet", "ReplicationController", "DaemonSet", "StatefulSet"})
-"""Controllers that have made another pod in place of the dead one."""
-REFUSED: Final = "NodeShutdown"
-
-
 class Leftovers:
+    """Pods that an earlier shutdown ended and that their controller has replaced; every reboot would add more.
+
+    Pods without a controller stay, and so do those of Jobs, whose controller counts them. Nothing is deleted while the
+    machine goes down, so that people can see what became of their pods.
+    """
+
     def __init__(
         self,
         *,
         client: KubeClient,
         pods: Callable[[], Iterable[Pod]],
-        is_over: Callable[[str], bool],
-        shutting_down: Callable[[], bool],
+        table: PodTable,
+        conditions: NodeConditions,
     ) -> None:
-        """`pods` as the API server has them; `is_over(uid)`: nothing of the pod is left here."""
+        """`pods` are those of the API server."""
         self._client = client
         self._pods = pods
-        self._is_over = is_over
-        self._shutting_down = shutting_down
+        self._table = table
+        self._conditions = conditions
 
     async def sweep(self) -> None:
-        """One pass; a chore of housekeeping. Raises ApiError."""
-        if self._shutting_down():
+        """Delete them; for housekeeping. Raises ApiError."""
+        if self._conditions.shutting_down():
             return
-        for pod in [each for each in self._pods() if is_leftover(each) and self._is_over(uid_of(each))]:
+        for pod in [each for each in self._pods() if is_leftover(each) and self._table.is_gone(uid_of(each))]:
             try:
                 await self._client.delete(Pod, name_of(pod), namespace_of(pod), grace_seconds=0, uid=uid_of(pod))
             except (ApiNotFound, ApiConflict):

@@ -1,8 +1,8 @@
-"""Holds up a shutdown of the machine until its pods have ended: the lock at logind, and its announcements.
+"""Delays a shutdown of the machine until its pods have ended, by a delay inhibitor lock of logind.
 
-Registers again whenever the bus or logind went away, and looks first whether a shutdown was announced meanwhile. A
-machine without logind is told once and works without (the command `pykubelet shutdown` does the same). Does not cover
-what is done with the time (manager.py).
+Registers again when the bus or logind was away, and checks first whether a shutdown was announced meanwhile. A machine
+without logind gets one warning (the command `pykubelet shutdown` does the same there). Does not cover ending the pods
+(shutdown.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pykubelet.clients.dbus.port import BusDown, BusRefused, DelayLock, Logind, LogindSession, Notice
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.node.shutdown import ShutdownManager, Turn, whole_time
+from pykubelet.node.shutdown import ShutdownManager, ShutdownPeriod, whole_time
 
 logger = logging.getLogger(__name__)
 
@@ -23,18 +23,20 @@ RELOAD_PAUSE, RELOAD_TRIES = 0.1, 5
 
 
 class DelayTooShort(Exception):
-    """logind does not let us hold up a shutdown for as long as the settings ask."""
+    """logind does not let us delay a shutdown for as long as the settings require."""
 
 
 class ShutdownWatch:
     name = "shutdown-watch"
 
-    def __init__(self, *, logind: Logind, manager: ShutdownManager, turns: Sequence[Turn], clock: Clock) -> None:
+    def __init__(
+        self, *, logind: Logind, manager: ShutdownManager, periods: Sequence[ShutdownPeriod], clock: Clock
+    ) -> None:
         self._logind = logind
         self._manager = manager
-        self._turns = turns
+        self._turns = periods
         self._clock = clock
-        self._told = ""
+        self._warned = ""
         self._retries = Backoff(RECONNECT, LONGEST_WAIT)
 
     async def run(self) -> None:
@@ -47,14 +49,14 @@ class ShutdownWatch:
             await self._clock.sleep(self._retries.next())
 
     def _complain(self, problem: str) -> None:
-        if problem != self._told:
-            self._told = problem
+        if problem != self._warned:
+            self._warned = problem
             logger.warning(
                 "shutdowns of this machine cannot be held up, pods may be cut off; will retry", extra={"error": problem}
             )
 
     async def _serve(self, session: LogindSession) -> None:
-        # Announced before we listened, for instance while the agent was being restarted: no lock is given any more.
+        # Announced before we listened, for instance during a restart of the agent: logind grants no lock any more.
         if await session.is_shutting_down():
             await self._manager.shut_down(self._turns)
             lock = None
@@ -76,14 +78,14 @@ class ShutdownWatch:
                 lock.release()
 
     async def _register(self, session: LogindSession) -> DelayLock:
-        await self._see_to_delay(session)
+        await self._ensure_delay(session)
         lock = await session.delay_shutdown()
-        self._told = ""
+        self._warned = ""
         self._retries.reset()
         logger.info("shutdowns of this machine wait for its pods", extra={"seconds": whole_time(self._turns)})
         return lock
 
-    async def _see_to_delay(self, session: LogindSession) -> None:
+    async def _ensure_delay(self, session: LogindSession) -> None:
         wanted, allowed = whole_time(self._turns), await session.max_delay()
         if allowed >= wanted:
             return

@@ -21,8 +21,8 @@ from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, ApiNotFound, CriError, Forbidden
 from pykubelet.model.reasons import NORMAL
 from pykubelet.node.conditions import is_ready
@@ -80,7 +80,7 @@ class NodeReporter:
         self._timing = timing
         self._register_node = ctx.settings.config.node.register_node
         self._startup = StartupTimes(clock=ctx.clock, metrics=ctx.metrics, booted=identity.booted)
-        self._due = Signal()
+        self._due = Wakeup()
         self._was_ready = False
         self._last_report: float | None = None
         self._report_delay = 0.0
@@ -89,7 +89,7 @@ class NodeReporter:
         self._failures = Backoff(initial=0.5, maximum=min(5.0, timing.update_every))
 
     def soon(self) -> None:
-        """Something the status shows has changed: look at once."""
+        """Compute the status at once: something it shows has changed."""
         self._due.set()
 
     def observed(self, node: Node) -> None:
@@ -108,7 +108,7 @@ class NodeReporter:
             await self._register()
         while True:
             good = await self._update()
-            await self._next_look(started, None if good else self._failures.next())
+            await self._next_update(started, None if good else self._failures.next())
             if good:
                 self._failures.reset()
 
@@ -117,7 +117,7 @@ class NodeReporter:
         while self._facts.problems() and self._clock.monotonic() < end:
             await self._due.wait(at_most=FAST_CHECK / 4)
 
-    async def _next_look(self, started: float, retry_in: float | None) -> None:
+    async def _next_update(self, started: float, retry_in: float | None) -> None:
         """Return when the status is to be computed again."""
         period = jittered(self._timing.update_every, JITTER, self._timing.rng)
         end = self._clock.monotonic() + min(period, retry_in if retry_in is not None else period)
@@ -147,7 +147,7 @@ class NodeReporter:
         try:
             created = await self._in_time(self._client.create(initial_node(self._identity, status)))
         except (ApiAlreadyExists, Forbidden):
-            # Forbidden too: a node may be allowed to change itself and not to make itself.
+            # Forbidden too: a node may be allowed to change its Node and not to create it.
             await self._adopt()
             return
         self._startup.registered()
@@ -165,7 +165,7 @@ class NodeReporter:
     # -- updates
 
     async def _update(self) -> bool:
-        """One look at the status; True unless the API server could not be told what it must know."""
+        """Compute the status and send it when needed; False when the API server could not be reached."""
         for attempt in range(TRIES):
             known = self._own.node if attempt == 0 else None
             try:
@@ -176,7 +176,7 @@ class NodeReporter:
                 level = logging.WARNING if self._failures.failures == 0 and attempt == 0 else logging.DEBUG
                 logger.log(level, "the node's status cannot be updated, will retry", extra={"error": str(error)})
                 if isinstance(error, (ApiDown, ApiNotFound)):
-                    return False  # asking again at once would bring the same answer
+                    return False  # the same would happen at once again
         return False
 
     async def _update_from(self, base: Node) -> None:
@@ -265,7 +265,10 @@ def differs(base: Node, wanted: Node) -> bool:
 
 
 class StartupTimes:
-    """Made when the agent starts. `booted` is the machine's boot as a time, 0 when nobody knows it."""
+    """How long a new node took from boot to its first Ready, in upstream's parts; made when the agent starts.
+
+    A Node that existed before has no such times: they stay 0, as upstream's do. `booted` is 0 when unknown.
+    """
 
     def __init__(self, *, clock: Clock, metrics: Registry, booted: float = 0.0) -> None:
         self._clock = clock

@@ -15,32 +15,31 @@ from typing import Any
 
 from msgspec import Struct
 
-from pykubelet.api.types import Pod
 from pykubelet.certs.build import SERVING_PREFIX
 from pykubelet.certs.self_signed import ensure_self_signed
+from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.context import Context
 from pykubelet.edges import Edges, ServeEdges
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Services
-from pykubelet.model.assigned import Assigned
-from pykubelet.model.pod import AnyContainer
+from pykubelet.node.build import Shutdown
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.manager import ProbeManager
-from pykubelet.runtime.stop import Stopper
+from pykubelet.probes.worker import ProbeMetrics
+from pykubelet.runtime.build import ContainerRuntime
 from pykubelet.server.app import Gate, Https, Local, NodeServer
 from pykubelet.server.auth import Authenticator, Reviewer, make_authorizer
 from pykubelet.server.introspection import LOG, PING, ConfigRoutes, DebugRoutes, HealthCheck, HealthRoutes
-from pykubelet.server.local import InPlaceRestart, LocalRoutes
+from pykubelet.server.local import InPlaceRestart, LocalRoutes, ShutdownRoutes
 from pykubelet.server.logs import ContainerLogs
 from pykubelet.server.metrics import MetricRoutes
 from pykubelet.server.node_logs import SystemLogs
 from pykubelet.server.pod_resources import PodResourcesServer
 from pykubelet.server.pods import PodRoutes
-from pykubelet.server.requests import Route
 from pykubelet.server.routes import Handlers, Offers
 from pykubelet.server.streams import StreamRoutes
 from pykubelet.server.tls import FindServing, ServingFiles, TlsFiles, tls_rules
@@ -61,35 +60,53 @@ class Server(Struct, frozen=True, kw_only=True):
     services: Services
 
 
-class Served(Struct, frozen=True, kw_only=True):
-    """The subsystems whose state the server shows and whose containers it reaches."""
-
-    table: PodTable
-    pleg: Pleg
-    runtime_state: RuntimeState
-    probes: ProbeManager
-    stats: NodeStatsSource
-    explainer: Explainer
-    events: EventBroadcaster
-    stopper: Stopper
-    forget_crashes: Callable[[Pod, AnyContainer], None]
-    assigned: Assigned
-    started: float
-    """When the agent started, in unix seconds."""
-
-
-def build(ctx: Context, edges: Edges, serve: ServeEdges, served: Served, local_routes: Sequence[Route] = ()) -> Server:
-    """Raises PykubeletError for settings that cannot work. `local_routes` are further paths of the local socket."""
+def build(
+    ctx: Context,
+    edges: Edges,
+    serve: ServeEdges,
+    *,
+    table: PodTable,
+    pleg: Pleg,
+    runtime: ContainerRuntime,
+    runtime_state: RuntimeState,
+    probes: ProbeManager,
+    stats: NodeStatsSource,
+    explainer: Explainer,
+    events: EventBroadcaster,
+    shutdown: Shutdown,
+    assigned: AssignedResources,
+    started: float,
+) -> Server:
+    """`started`: when the agent started, in unix seconds. Raises PykubeletError for settings that cannot work."""
     settings, kube = ctx.settings, edges.cluster.client if edges.cluster is not None else None
     server = servable(settings.config.server, alone=kube is None)
     reviewer = Reviewer(kube=kube, clock=ctx.clock) if kube is not None else None
     serving = serving_files(settings, ctx.node_name, [str(ip) for ip in settings.node_ips])
     local = None
     if serve.local_socket is not None:
-        local = Local(socket=serve.local_socket, routes=[*_local_routes(ctx, edges, served), *local_routes])
+        routes = LocalRoutes(
+            table=table,
+            pods=explainer,
+            events=events,
+            restarts=InPlaceRestart(
+                pleg=pleg, stopper=runtime.stopper, table=table, forget_crashes=runtime.backoff.forget
+            ),
+            images=edges.cri,
+            about=_about(ctx, edges, runtime_state, started),
+            clock=ctx.clock,
+        )
+        turning_off = ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods)
+        local = Local(socket=serve.local_socket, routes=[*routes.routes(), *turning_off.routes()])
+    health = HealthRoutes(
+        [
+            *(PING, LOG),
+            HealthCheck("syncloop", runtime_state.runtime_problem),
+            HealthCheck("pleg", lambda: "" if pleg.healthy()[0] else pleg.healthy()[1]),
+        ]
+    )
     node_server = NodeServer(
         settings=server,
-        handlers=_handlers(ctx, edges, served),
+        handlers=_handlers(ctx, edges, table, health, probes.metrics, stats, explainer, started),
         metrics=ctx.metrics,
         clock=ctx.clock,
         https=https(server, settings.gates, ctx.node_name, reviewer, serving, ctx.clock),
@@ -97,8 +114,8 @@ def build(ctx: Context, edges: Edges, serve: ServeEdges, served: Served, local_r
     )
     pod_resources = PodResourcesServer(
         socket=edges.paths.root / "pod-resources" / "kubelet.sock",
-        active=served.table.active_pods,
-        assigned=served.assigned,
+        active=table.active_pods,
+        assigned=assigned,
         clock=ctx.clock,
         metrics=ctx.metrics,
     )
@@ -125,47 +142,32 @@ def https(
     return Https(gate=gate, tls=tls, offers=Offers.of(settings, gates))
 
 
-def _handlers(ctx: Context, edges: Edges, served: Served) -> Handlers:
-    settings, clock, table = ctx.settings, ctx.clock, served.table
-    health = HealthRoutes(
-        [
-            *(PING, LOG),
-            HealthCheck("syncloop", served.runtime_state.runtime_problem),
-            HealthCheck("pleg", lambda: "" if served.pleg.healthy()[0] else served.pleg.healthy()[1]),
-        ]
-    )
+def _handlers(
+    ctx: Context,
+    edges: Edges,
+    table: PodTable,
+    health: HealthRoutes,
+    probe_metrics: ProbeMetrics,
+    stats: NodeStatsSource,
+    explainer: Explainer,
+    started: float,
+) -> Handlers:
+    settings, clock, cri = ctx.settings, ctx.clock, edges.cri
+    gates = settings.gates
     return Handlers(
-        pods=PodRoutes(
-            pods=table,
-            status=served.table.reported_status,
-            runtime=edges.cri,
-            checkpoints=edges.paths.checkpoints,
-            clock=clock,
-        ),
+        pods=PodRoutes(table=table, runtime=cri, checkpoints=edges.paths.checkpoints, clock=clock),
         logs=ContainerLogs(
-            pods=table,
-            status=served.table.reported_status,
-            runtime=edges.cri,
-            runtime_status=served.table.runtime_status,
-            clock=clock,
-            split_streams=settings.gates.enabled("PodLogsQuerySplitStreams"),
+            table=table, runtime=cri, clock=clock, split_streams=gates.enabled("PodLogsQuerySplitStreams")
         ),
-        streams=StreamRoutes(
-            pods=table, runtime=edges.cri, translate=settings.gates.enabled("ExtendWebSocketsToKubelet")
-        ),
+        streams=StreamRoutes(table=table, runtime=cri, translate=gates.enabled("ExtendWebSocketsToKubelet")),
         health=health,
-        metrics=MetricRoutes(
-            agent=ctx.metrics,
-            probes=served.probes.metrics.expose,
-            health=health.problems,
-            stats=served.stats,
-        ),
+        metrics=MetricRoutes(agent=ctx.metrics, probes=probe_metrics.expose, health=health.problems, stats=stats),
         configs=ConfigRoutes(
             configz=settings.configz,
             flags=lambda: flag_values(settings.flags),
-            explain=served.explainer,
+            explain=explainer,
             version=settings.kubernetes_version,
-            started=served.started,
+            started=started,
             clock=clock,
         ),
         system_logs=SystemLogs(root=Path("/var/log"), query_enabled=settings.config.server.enable_system_log_query),
@@ -173,39 +175,22 @@ def _handlers(ctx: Context, edges: Edges, served: Served) -> Handlers:
     )
 
 
-def _local_routes(ctx: Context, edges: Edges, served: Served) -> list[Route]:
-    settings, runtime = ctx.settings, served.runtime_state
-
-    def is_ending(uid: str) -> bool:
-        worker = served.table.worker(uid)
-        return worker is not None and worker.is_ending
-
+def _about(ctx: Context, edges: Edges, runtime: RuntimeState, started: float) -> Callable[[], dict[str, Any]]:
     def about() -> dict[str, Any]:
         unreadable = edges.cluster.client.unreadable.now() if edges.cluster is not None else ()
         return {
             "node": ctx.node_name,
             "pid": os.getpid(),
-            "version": settings.kubernetes_version,
-            "started": served.started,
+            "version": ctx.settings.kubernetes_version,
+            "started": started,
             "runtime": edges.runtime_name,
-            "endpoint": settings.config.runtime.container_runtime_endpoint,
+            "endpoint": ctx.settings.config.runtime.container_runtime_endpoint,
             "runtimeProblem": "" if runtime.is_up() else runtime.runtime_problem() or "does not answer",
             "networkProblem": runtime.network_problem(),
             "unreadable": [f"{each.shown}: {each.why}" for each in unreadable],
         }
 
-    return LocalRoutes(
-        pods=served.explainer,
-        status=served.table.reported_status,
-        is_ending=is_ending,
-        events=served.events.all,
-        restarts=InPlaceRestart(
-            pleg=served.pleg, stopper=served.stopper, is_ending=is_ending, forget_crashes=served.forget_crashes
-        ),
-        images=edges.cri,
-        about=about,
-        clock=ctx.clock,
-    ).routes()
+    return about
 
 
 def servable(settings: ServerSettings, *, alone: bool) -> ServerSettings:

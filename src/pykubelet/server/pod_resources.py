@@ -2,7 +2,7 @@
 
 Monitoring agents and topology tools ask it (v1: List, Get, GetAllocatableResources; v1alpha1: List). Access is by the
 permissions of the socket's folder. Callers are limited as upstream limits them. A socket that cannot be had costs
-this service, not the node. Does not cover: who hands resources out (model/assigned.py is the seam).
+this service, not the node. Does not cover: allocating resources (cm/).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pykubelet.api.types import Pod
+from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish
-from pykubelet.model.assigned import Assigned, ClaimShare, DeviceShare, MemoryShare
+from pykubelet.model.assigned import ClaimShare, DeviceShare, MemoryShare
 from pykubelet.model.pod import AnyContainer, is_sidecar, name_of, namespace_of, uid_of
 from pykubelet.wire import podresources_v1_pb2 as v1
 from pykubelet.wire import podresources_v1alpha1_pb2 as v1alpha1
@@ -39,7 +40,7 @@ ActivePods = Callable[[], Iterable[Pod]]
 class PodResources:
     """What the service says, as messages. Pure but for asking who holds what."""
 
-    def __init__(self, *, active: ActivePods, assigned: Assigned) -> None:
+    def __init__(self, *, active: ActivePods, assigned: AssignedResources) -> None:
         self._active = active
         self._assigned = assigned
 
@@ -69,9 +70,9 @@ class PodResources:
     def allocatable(self) -> v1.AllocatableResourcesResponse:
         assigned = self._assigned
         return v1.AllocatableResourcesResponse(
-            devices=list(_devices(assigned.devices.allocatable_devices())),
-            cpu_ids=sorted(assigned.cpus.allocatable_cpus()),
-            memory=[_memory(share) for share in assigned.memory.allocatable_memory()],
+            devices=list(_devices(assigned.allocatable_devices())),
+            cpu_ids=sorted(assigned.allocatable_cpus()),
+            memory=[_memory(share) for share in assigned.allocatable_memory()],
         )
 
     def _of(self, pod: Pod) -> v1.PodResources:
@@ -86,15 +87,15 @@ class PodResources:
         assigned = self._assigned
         return v1.ContainerResources(
             name=name,
-            devices=list(_devices(assigned.devices.devices_of(uid, name))),
-            cpu_ids=sorted(assigned.cpus.cpus_of(uid, name)),
-            memory=[_memory(share) for share in assigned.memory.memory_of(uid, name)],
-            dynamic_resources=[_claim(share) for share in assigned.claims.claims_of(uid, name)],
+            devices=list(_devices(assigned.devices_of(uid, name))),
+            cpu_ids=sorted(assigned.cpus_of(uid, name)),
+            memory=[_memory(share) for share in assigned.memory_of(uid, name)],
+            dynamic_resources=[_claim(share) for share in assigned.claims_of(uid, name)],
         )
 
     def _devices_alpha(self, uid: str, container: AnyContainer) -> v1alpha1.ContainerResources:
         name = container.name or ""
-        shares = self._assigned.devices.devices_of(uid, name)
+        shares = self._assigned.devices_of(uid, name)
         devices = [v1alpha1.ContainerDevices(resource_name=share.resource, device_ids=share.ids) for share in shares]
         return v1alpha1.ContainerResources(name=name, devices=devices)
 
@@ -143,7 +144,7 @@ class PodResourcesServer:
     name = "pod-resources"
 
     def __init__(
-        self, *, socket: Path, active: ActivePods, assigned: Assigned, clock: Clock, metrics: Registry
+        self, *, socket: Path, active: ActivePods, assigned: AssignedResources, clock: Clock, metrics: Registry
     ) -> None:
         self._socket = socket
         self._resources = PodResources(active=active, assigned=assigned)

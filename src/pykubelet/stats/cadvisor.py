@@ -243,14 +243,14 @@ PRESSURE: tuple[tuple[str, Callable[[CgroupDetail], object]], ...] = (
 
 
 def render_cadvisor(snapshot: Snapshot, *, machine: str, disks: DiskNames, failed: bool = False) -> str:
-    """`machine` are the machine_* lines, which never change; `failed` says that disk figures are old."""
+    """`machine` are the machine_* lines, which never change; `failed`: disk stats are old."""
     rows = [*_node_rows(snapshot), *(row for pod in snapshot.pods for row in _pod_rows(pod))]
     root = next((row for row in rows if row.group.path == "/"), None)
     return "\n".join(_chunks(rows, root, snapshot.node, disks, failed)) + f"\n{machine}\n"
 
 
 def _chunks(rows: list[Row], root: Row | None, node: NodeSample, disks: DiskNames, failed: bool) -> Iterator[str]:
-    """Family by family, so that never more than one is held as single lines."""
+    """Family by family, so that never more than one is in memory as single lines."""
     for name, kind, help_text, getter in FAMILIES:
         lines = [_head(name, kind, help_text)]
         lines += [f"{name}{{{row.labels}}} {value} {row.at}" for row in rows if (value := getter(row)) is not None]
@@ -376,11 +376,11 @@ def _network_lines(rows: list[Row], root: Row | None, node: NodeSample) -> list[
 def _pressure_lines(lines: list[str], rows: list[Row]) -> None:
     for kind, pick in PRESSURE:
         found = [(row, pressure) for row in rows if row.detail is not None and (pressure := pick(row.detail))]
-        for word, side, meaning in (
+        for state, side, meaning in (
             ("stalled", "full", "nobody in the group got on"),
             ("waiting", "some", "some waited"),
         ):
-            name = f"container_pressure_{kind}_{word}_seconds_total"
+            name = f"container_pressure_{kind}_{state}_seconds_total"
             lines.append(_head(name, "counter", f"Time in which {meaning} for lack of {kind}, in seconds"))
             lines += [
                 f"{name}{{{row.labels}}} {getattr(pressure, side).total / 1e6!r} {row.at}" for row, pressure in found

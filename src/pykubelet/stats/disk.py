@@ -1,7 +1,7 @@
-"""Disk figures: writable layers and image filesystem from the runtime, logs and filesystems from the host.
+"""Disk stats: writable layers and image filesystem from the runtime, logs and filesystems from the host.
 
-Refreshed every ten seconds at most; the runtime itself measures layers no more often, and asking makes it ask every
-container. If the runtime fails the caller gets its error, and those who can live with older figures use them.
+Read every ten seconds at most: the runtime itself measures layers no more often, and each request makes it ask every
+container's shim. If the runtime fails the caller gets its error, and may use older stats.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def read_host(work: Callable[[], T]) -> T:
 
 
 FEW = 8
-"""Pods that are asked for one by one."""
+"""Pods that are requested one by one."""
 
 
 class StatPaths(Protocol):
@@ -47,7 +47,7 @@ class StatPaths(Protocol):
 
 class DiskSample(Struct, frozen=True, kw_only=True):
     pods: Sequence[PodItem] = ()
-    """Whose figures these are."""
+    """The pods that were measured."""
     layers: dict[str, WritableLayer] = field(default_factory=dict)
     """By container id."""
     usages: dict[str, CgroupUsage] = field(default_factory=dict)
@@ -74,8 +74,8 @@ class DiskReader:
     ) -> tuple[dict[str, WritableLayer], dict[str, CgroupUsage]]:
         """Of all containers, or of those of a few pods: measuring each costs the runtime a call to its shim."""
         layers, usages = {}, {}
-        asked: Sequence[str | None] = [*pods] if pods is not None and len(pods) <= FEW else [None]
-        for stats in [each for uid in asked for each in await self._cri.list_container_stats(pod_uid=uid)]:
+        requested: Sequence[str | None] = [*pods] if pods is not None and len(pods) <= FEW else [None]
+        for stats in [each for uid in requested for each in await self._cri.list_container_stats(pod_uid=uid)]:
             container = stats.attributes.id
             if stats.HasField("writable_layer"):
                 layers[container] = layer_of(stats.writable_layer)
@@ -91,13 +91,13 @@ class DiskReader:
         inventory: Sequence[PodItem],
         layers: dict[str, WritableLayer],
         usages: dict[str, CgroupUsage],
-        told: ImageFilesystems,
+        image_fs_info: ImageFilesystems,
     ) -> DiskSample:
         """The host's part. Blocks."""
         host, now = self._host, self._clock.now_ns
         filesystems: dict[str, FsUsage] = {}
         points = {layer.mountpoint for layer in layers.values()}
-        points.update(each.mountpoint for each in (*told.images[:1], *told.containers[:1]))
+        points.update(each.mountpoint for each in (*image_fs_info.images[:1], *image_fs_info.containers[:1]))
         for point in points:
             if point and (whole := host.filesystem(point, now())) is not None:
                 filesystems[point] = whole
@@ -111,7 +111,7 @@ class DiskReader:
                 own_logs[pod.uid] = found
             if (found := host.file(str(self._paths.etc_hosts(pod.uid)), now())) is not None:
                 etc_hosts[pod.uid] = found
-        image_fs = runtime_fs(told.images, filesystems)
+        image_fs = runtime_fs(image_fs_info.images, filesystems)
         return DiskSample(
             pods=inventory,
             layers=layers,
@@ -121,16 +121,16 @@ class DiskReader:
             etc_hosts=etc_hosts,
             fs=host.filesystem(str(self._paths.root), now()),
             image_fs=image_fs,
-            container_fs=runtime_fs(told.containers, filesystems) or image_fs,
+            container_fs=runtime_fs(image_fs_info.containers, filesystems) or image_fs,
             filesystems=filesystems,
         )
 
 
-def runtime_fs(told: Sequence[FilesystemUsage], filesystems: dict[str, FsUsage]) -> RuntimeFs | None:
+def runtime_fs(usages: Sequence[FilesystemUsage], filesystems: dict[str, FsUsage]) -> RuntimeFs | None:
     """The first entry counts, as upstream has it."""
-    if not told:
+    if not usages:
         return None
-    first = told[0]
+    first = usages[0]
     return RuntimeFs(
         time_ns=first.timestamp,
         mountpoint=first.mountpoint,
@@ -140,27 +140,26 @@ def runtime_fs(told: Sequence[FilesystemUsage], filesystems: dict[str, FsUsage])
     )
 
 
-def layer_of(told: cri_pb2.FilesystemUsage) -> WritableLayer:
+def layer_of(usage: cri_pb2.FilesystemUsage) -> WritableLayer:
     return WritableLayer(
-        time_ns=told.timestamp,
-        used=told.used_bytes.value,
-        inodes=told.inodes_used.value if told.HasField("inodes_used") else None,
-        mountpoint=told.fs_id.mountpoint,
+        time_ns=usage.timestamp,
+        used=usage.used_bytes.value,
+        inodes=usage.inodes_used.value if usage.HasField("inodes_used") else None,
+        mountpoint=usage.fs_id.mountpoint,
     )
 
 
 def usage_of(stats: cri_pb2.ContainerStats) -> CgroupUsage | None:
     if not stats.HasField("cpu"):
         return None
-    told = stats.memory
     memory = None
     if stats.HasField("memory"):
-        working_set = told.working_set_bytes.value
+        working_set = stats.memory.working_set_bytes.value
         memory = MemoryUsage(
-            usage=told.usage_bytes.value or working_set,
+            usage=stats.memory.usage_bytes.value or working_set,
             working_set=working_set,
-            rss=told.rss_bytes.value,
-            faults=told.page_faults.value,
-            major_faults=told.major_page_faults.value,
+            rss=stats.memory.rss_bytes.value,
+            faults=stats.memory.page_faults.value,
+            major_faults=stats.memory.major_page_faults.value,
         )
     return CgroupUsage(time_ns=stats.cpu.timestamp, cpu_ns=stats.cpu.usage_core_nano_seconds.value, memory=memory)

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 ROOT = "/"
 MOST_IMAGES = 64
-"""Sandboxes whose image is asked for in one look."""
+"""Sandboxes whose image is requested in one reading."""
 MOST_PROCESSES = 64
 """How many processes of one container have their descriptors counted."""
 
@@ -58,7 +58,7 @@ class StatsSettings(Struct, frozen=True, kw_only=True):
     system_cgroups: Mapping[str, str] = field(default_factory=dict)
     """Name in the summary (kubelet, runtime, misc) to cgroup."""
     fresh_for: float = 1.0
-    """Seconds for which one look serves everybody."""
+    """Seconds for which one reading serves all requests."""
     disks_every: float = 10.0
     bounds_every: float = 30.0
     processes_every: float = 60.0
@@ -108,28 +108,28 @@ class StatsProvider:
         self._processes: dict[str, ProcessCounts] = {}
         self._disk = DiskSample()
         self.disk_problem: CriError | None = None
-        """Why the latest attempt to read disk figures failed."""
+        """Why the latest attempt to read disk stats failed."""
         self._due: dict[str, float] = {}
-        self._homeless = False
-        """Some running container has no cgroup we know: the runtime is asked for its figures."""
+        self._has_unlocated = False
+        """Some running container has no known cgroup: its stats come from the runtime."""
         self._load = (0.0, 0)
         self._last: dict[bool, tuple[float, Snapshot]] = {}
 
     @property
     def disk(self) -> DiskSample:
-        """The latest disk figures, however old."""
+        """Return the latest disk stats, however old."""
         return self._disk
 
     async def snapshot(self, *, full: bool, stale_disk: bool = False, at_most: float | None = None) -> Snapshot:
         """The node now, or at most `at_most` seconds ago. Without `full` only CPU and memory.
 
-        Raises CriError when the runtime cannot be asked, unless older disk figures will do (`stale_disk`).
+        Raises CriError when the runtime does not answer, unless older disk stats suffice (`stale_disk`).
         """
-        asked = self._clock.monotonic() - (self._settings.fresh_for if at_most is None else at_most)
+        oldest = self._clock.monotonic() - (self._settings.fresh_for if at_most is None else at_most)
         async with self._lock:
             for kind in (True, False) if not full else (True,):
                 known = self._last.get(kind)
-                if known is not None and known[0] >= asked and not (full and self.disk_problem and not stale_disk):
+                if known is not None and known[0] >= oldest and not (full and self.disk_problem and not stale_disk):
                     return known[1]
             return await self._read_all(full, stale_disk)
 
@@ -140,13 +140,13 @@ class StatsProvider:
         inventory = take_inventory(self._table, groups, self._sandbox_images)
         if full and await self._learn_images(inventory):
             inventory = take_inventory(self._table, groups, self._sandbox_images)
-        if (full or self._homeless) and self._is_due("disks", settings.disks_every):
+        if (full or self._has_unlocated) and self._is_due("disks", settings.disks_every):
             try:
                 self._disk = await self._read_disk(inventory)
                 self.disk_problem = None
             except CriError as error:
                 self.disk_problem = error
-                self._due.pop("disks", None)  # the next look tries again
+                self._due.pop("disks", None)  # the next reading tries again
                 if full and not stale_disk:
                     raise
         bounds_due = self._is_due("bounds", settings.bounds_every)
@@ -158,7 +158,7 @@ class StatsProvider:
         return snapshot
 
     async def _learn_images(self, inventory: Sequence[PodItem]) -> bool:
-        """Of sandboxes that are new; whether any was learnt. A runtime that cannot say is asked at the next look."""
+        """Read the images of new sandboxes; return whether there were any. What fails is tried at the next reading."""
         known = self._sandbox_images
         wanted = [pod.sandbox_id for pod in inventory if pod.sandbox_id]
         new = [each for each in wanted if each not in known][:MOST_IMAGES]
@@ -168,7 +168,7 @@ class StatsProvider:
             try:
                 self._sandbox_images[sandbox] = await self._cri.sandbox_image(sandbox)
             except CriError as error:
-                logger.debug("image of a sandbox not told", extra={"sandbox": sandbox, "error": str(error)})
+                logger.debug("image of a sandbox not known", extra={"sandbox": sandbox, "error": str(error)})
 
         await gather_all(*(learn(each) for each in new))
         return bool(new)
@@ -187,22 +187,22 @@ class StatsProvider:
         return found
 
     def idle(self) -> list[str]:
-        """Pods of this node of which no container runs: they are in no look, and use no memory."""
+        """Return pods of which no container runs: no snapshot has them, and they use no memory."""
         uids = [pod.metadata.uid or "" for pod in self._table.pods()]
         return [uid for uid in uids if not self._table.runtime_status(uid).running()]
 
     async def disks(self, uids: Collection[str] | None) -> DiskSample:
-        """Disk figures of some pods, or of all, read now and without the cost of a whole look. Raises CriError."""
+        """Read disk stats of some pods, or of all, without the cost of a whole snapshot. Raises CriError."""
         every = take_inventory(self._table, pod_groups(self._table.pods(), self._settings.cgroups))
         return await self._read_disk([pod for pod in every if uids is None or pod.uid in uids], uids)
 
     async def _read_disk(self, inventory: Sequence[PodItem], uids: Collection[str] | None = None) -> DiskSample:
         layers, usages = await self._disk_reader.runtime_stats(uids)
-        told = await self._disk_reader.image_filesystems()
-        found: DiskSample = await self._run(lambda: self._disk_reader.read(inventory, layers, usages, told))
+        image_fs_info = await self._disk_reader.image_filesystems()
+        found: DiskSample = await self._run(lambda: self._disk_reader.read(inventory, layers, usages, image_fs_info))
         return found
 
-    # --- in the thread; the lock keeps it alone ---------------------------------------------------------------
+    # --- in the thread; one at a time by the lock -------------------------------------------------------------
 
     def _read(self, inventory: Sequence[PodItem], full: bool, bounds_due: bool, processes_due: bool) -> _Reading:
         if bounds_due:
@@ -237,7 +237,7 @@ class StatsProvider:
 
     def _locate(self, inventory: Sequence[PodItem]) -> None:
         known, self._places = self._places, {}
-        self._homeless = False
+        self._has_unlocated = False
         for pod in inventory:
             parent = pod.group if pod.group is not None else self._settings.cgroups.root
             for wanted in (pod.sandbox_id, *(container.id for container in pod.containers)):
@@ -245,7 +245,7 @@ class StatsProvider:
                 if place is not None:
                     self._places[wanted] = place
                 elif wanted != pod.sandbox_id:
-                    self._homeless = True
+                    self._has_unlocated = True
 
     def _read_group(self, path: str, reading: _Reading, full: bool, *, leaf: bool = False) -> None:
         usage = self._cgroups.usage(path, self._clock.now_ns())
@@ -268,7 +268,7 @@ class StatsProvider:
             reading.usages[place] = usage
         if pod.host_network:
             return
-        # Asked each time: a process id that was kept might be somebody else's by now.
+        # Read each time: the kernel may have reused a process id that was kept.
         pids = self._cgroups.processes(place)
         if pids and (network := self._host.network(now, pids[0])) is not None:
             reading.networks[pod.uid] = network
@@ -317,9 +317,9 @@ class StatsProvider:
         for each in item.containers:
             place = self._places.get(each.id, "")
             group = self._group(place, reading)
-            if group.usage is None and (told := disk.usages.get(each.id)) is not None:
-                rate = self._rates.update(each.id, told.time_ns, told.cpu_ns) if told.cpu_ns is not None else None
-                group = Group(path=place, usage=told, rate=rate)
+            if group.usage is None and (usage := disk.usages.get(each.id)) is not None:
+                rate = self._rates.update(each.id, usage.time_ns, usage.cpu_ns) if usage.cpu_ns is not None else None
+                group = Group(path=place, usage=usage, rate=rate)
             containers.append(
                 ContainerSample(
                     item=each,

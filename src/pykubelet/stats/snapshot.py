@@ -156,7 +156,7 @@ class PodSample(Measurement, frozen=True, kw_only=True):
 
 
 class RuntimeFs(Measurement, frozen=True, kw_only=True):
-    """A filesystem of the runtime: what the runtime says it uses, and the whole of it."""
+    """A filesystem of the runtime: what the runtime reports it uses, and the whole of it."""
 
     time_ns: int
     mountpoint: str

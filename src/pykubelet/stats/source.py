@@ -66,7 +66,7 @@ class NodeStatsSource:
         return self._encoder.encode(await self.summary_value(only_cpu_and_memory=only_cpu_and_memory))
 
     async def cadvisor(self) -> str:
-        """Disk figures may be older than usual when the runtime does not answer; the text says so."""
+        """Return the text of /metrics/cadvisor; it shows when disk stats are old because the runtime did not answer."""
         snapshot = await self._provider.snapshot(full=True, stale_disk=True)
         return render_cadvisor(
             snapshot,

@@ -174,7 +174,7 @@ def summarize(
     volumes: Mapping[str, PodVolumeStats],
     full: bool,
 ) -> Summary:
-    """`full` false: only CPU and memory, whatever else the snapshot has."""
+    """Return the summary; without `full` only CPU and memory."""
     return Summary(
         node=_node(snapshot.node, node_name, memory_bytes, swap_bytes, full),
         pods=[_pod(pod, volumes.get(pod.item.uid), snapshot.node, full) for pod in snapshot.pods],
@@ -330,8 +330,8 @@ def _psi_data(line: PressureLine) -> PsiData:
     return PsiData(total=line.total, avg10=line.avg10, avg60=line.avg60, avg300=line.avg300)
 
 
-def network(figures: NetworkCounters | None) -> NetworkStats | None:
-    if figures is None:
+def network(sample: NetworkCounters | None) -> NetworkStats | None:
+    if sample is None:
         return None
     interfaces = [
         InterfaceStats(
@@ -341,9 +341,9 @@ def network(figures: NetworkCounters | None) -> NetworkStats | None:
             tx_bytes=each.tx_bytes,
             tx_errors=each.tx_errors,
         )
-        for each in figures.interfaces
+        for each in sample.interfaces
     ]
-    stats = NetworkStats(time=utc_from_ns(figures.time_ns), name="", interfaces=interfaces)
+    stats = NetworkStats(time=utc_from_ns(sample.time_ns), name="", interfaces=interfaces)
     for each in interfaces:
         if each.name == MAIN_INTERFACE:
             stats.name, stats.rx_bytes, stats.rx_errors = each.name, each.rx_bytes, each.rx_errors
@@ -351,30 +351,28 @@ def network(figures: NetworkCounters | None) -> NetworkStats | None:
     return stats
 
 
-def whole_fs(figures: FsUsage) -> FsStats:
+def whole_fs(sample: FsUsage) -> FsStats:
     return FsStats(
-        time=utc_from_ns(figures.time_ns),
-        used_bytes=figures.used,
-        inodes_used=figures.inodes - figures.inodes_free,
-        **_room(figures),
+        time=utc_from_ns(sample.time_ns),
+        used_bytes=sample.used,
+        inodes_used=sample.inodes - sample.inodes_free,
+        **_room(sample),
     )
 
 
-def runtime_fs(figures: RuntimeFs | None) -> FsStats | None:
-    if figures is None:
+def runtime_fs(sample: RuntimeFs | None) -> FsStats | None:
+    if sample is None:
         return None
     return FsStats(
-        time=utc_from_ns(figures.time_ns),
-        used_bytes=figures.used,
-        inodes_used=figures.inodes_used,
-        **_room(figures.whole),
+        time=utc_from_ns(sample.time_ns),
+        used_bytes=sample.used,
+        inodes_used=sample.inodes_used,
+        **_room(sample.whole),
     )
 
 
-def folder_fs(figures: FolderUsage, whole: FsUsage | None) -> FsStats:
-    return FsStats(
-        time=utc_from_ns(figures.time_ns), used_bytes=figures.bytes, inodes_used=figures.inodes, **_room(whole)
-    )
+def folder_fs(sample: FolderUsage, whole: FsUsage | None) -> FsStats:
+    return FsStats(time=utc_from_ns(sample.time_ns), used_bytes=sample.bytes, inodes_used=sample.inodes, **_room(whole))
 
 
 def ephemeral_storage(pod: PodSample, volumes: PodVolumeStats | None, whole: FsUsage) -> FsStats:

@@ -1,9 +1,9 @@
-"""Per-volume figures, measured in turn all the time and kept for whoever asks.
+"""Volume stats, measured all the time and kept for requests.
 
 Walking big volumes costs, so each pod is measured about once a period, pods spread over it, and a pod whose walk
-took long is left alone for a hundred times as long: walking never takes more than a percent of the time. Pods with
+took long is not measured for a hundred times as long: walking never takes more than a percent of the time. Pods with
 limits on the disk are measured every ten seconds, at the latest every minute. Pods are measured side by side: one
-that hangs delays no other. How one volume is measured is the volumes' own business.
+that hangs delays no other. Measuring one volume is in volumes/usage.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class VolumeStatsCalculator:
         period: float = 60.0,
         is_limited: Callable[[Pod], bool] = lambda pod: False,
     ) -> None:
-        """A period of zero or less turns measuring off, but for pods with limits of their own."""
+        """A period of zero or less disables measuring, except of pods with limits."""
         self._meter = meter
         self._table = table
         self._clock = clock
@@ -89,12 +89,13 @@ class VolumeStatsCalculator:
                 await self._clock.sleep(PAUSE)
 
     async def measure_due(self) -> None:
-        """Measure the pods whose turn it is, side by side, and wait for all of them."""
+        """Measure the pods that are due, at the same time, and wait for all of them."""
         await gather_all(*(self._measure(uid, pod) for uid, pod in self._due()))
 
     async def renew(self, *, within: float) -> None:
-        """Measure every pod now, for at most so many seconds: for a decision that should not rest on old figures. A
-        second is old when a disk is being filled. Of those that take longer the last figures have to do."""
+        """Measure every pod, for at most so many seconds, because a second is old when a disk is being filled.
+
+        Of pods that take longer the last stats count."""
         wanted = {pod.metadata.uid or "": pod for pod in self._table.pods() if pod.spec.volumes}
         slots = asyncio.Semaphore(AT_ONCE)
 

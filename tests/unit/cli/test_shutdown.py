@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from pykubelet.node.shutdown import ShutdownOutcome, Turn, two_turns
+from pykubelet.node.shutdown import ShutdownOutcome, ShutdownPeriod, two_periods
 from pykubelet.server.local import USUAL, ShutdownRoutes
 from pykubelet.server.requests import Refused, Request, Response
 from tests.unit.cli.a_node import CannedNode, Commands
@@ -55,11 +55,11 @@ def test_the_nodes_own_words_reach_the_person(node: CannedNode, run: Commands) -
 
 class Asked:
     def __init__(self) -> None:
-        self.turns: list[Sequence[Turn]] = []
+        self.periods: list[Sequence[ShutdownPeriod]] = []
         self.shutting_down = False
 
-    async def shut_down(self, turns: Sequence[Turn]) -> ShutdownOutcome:
-        self.turns.append(turns)
+    async def shut_down(self, periods: Sequence[ShutdownPeriod]) -> ShutdownOutcome:
+        self.periods.append(periods)
         self.shutting_down = True
         return ShutdownOutcome(stopped=["default/web"], left=[], seconds=1.0)
 
@@ -71,17 +71,19 @@ class Asked:
     ("query", "configured", "expected"),
     [
         ((), (), USUAL),
-        ((), two_turns(60, 20), two_turns(60, 20)),
-        ((("grace", "5s"),), two_turns(60, 20), two_turns(5, 0)),
-        ((("grace", "1m"), ("graceCritical", "10s")), (), two_turns(60, 10)),
+        ((), two_periods(60, 20), two_periods(60, 20)),
+        ((("grace", "5s"),), two_periods(60, 20), two_periods(5, 0)),
+        ((("grace", "1m"), ("graceCritical", "10s")), (), two_periods(60, 10)),
     ],
 )
 async def test_the_periods_asked_for_count_before_those_of_the_settings(
-    query: tuple[tuple[str, str], ...], configured: tuple[Turn, ...], expected: tuple[Turn, ...]
+    query: tuple[tuple[str, str], ...], configured: tuple[ShutdownPeriod, ...], expected: tuple[ShutdownPeriod, ...]
 ) -> None:
     asked = Asked()
-    reply = await ShutdownRoutes(manager=asked, turns=configured).begin(Request(method="POST", path=PATH, query=query))
-    assert asked.turns == [expected]
+    reply = await ShutdownRoutes(manager=asked, periods=configured).begin(
+        Request(method="POST", path=PATH, query=query)
+    )
+    assert asked.periods == [expected]
     assert isinstance(reply, Response)
     assert msgspec.json.decode(reply.body) == {"stopped": ["default/web"], "left": [], "seconds": 1.0}
 
@@ -93,13 +95,13 @@ async def test_the_periods_asked_for_count_before_those_of_the_settings(
 async def test_periods_that_make_no_sense_are_refused(query: tuple[tuple[str, str], ...]) -> None:
     asked = Asked()
     with pytest.raises(Refused, match="grace"):
-        await ShutdownRoutes(manager=asked, turns=()).begin(Request(method="POST", path=PATH, query=query))
-    assert not asked.turns
+        await ShutdownRoutes(manager=asked, periods=()).begin(Request(method="POST", path=PATH, query=query))
+    assert not asked.periods
 
 
 async def test_taking_back_says_whether_there_was_anything() -> None:
     asked = Asked()
-    routes = ShutdownRoutes(manager=asked, turns=())
+    routes = ShutdownRoutes(manager=asked, periods=())
     for going_on in (False, True):
         asked.shutting_down = going_on
         reply = await routes.cancel(Request(method="DELETE", path=PATH))

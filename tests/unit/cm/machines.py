@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pykubelet.api.types import Container, Pod, ResourceRequirements
-from pykubelet.cm.cpu_manager import StaticCpus
-from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.cpu_manager import StaticCpuPolicy
+from pykubelet.cm.metrics import ResourceManagerMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.state import CpuState
 from pykubelet.kit.clock import SystemClock
@@ -89,14 +89,14 @@ def guaranteed(name: str = "web", cpu: int | str = 1, memory: str = "1Gi") -> Po
 
 def static_cpus(
     folder: Path, topology: Topology, reserved: str = "0", options: CpuOptions | None = None, *, pod_level: bool = False
-) -> tuple[StaticCpus, CpuState]:
+) -> tuple[StaticCpuPolicy, CpuState]:
     state = CpuState(folder / "cpu_manager_state", policy="static", pod_level=pod_level)
-    policy = StaticCpus(
+    policy = StaticCpuPolicy(
         topology=topology,
         reserved=cpus(reserved),
         options=options or CpuOptions(),
         state=state,
-        metrics=PinningMetrics(Registry()),
+        metrics=ResourceManagerMetrics(Registry()),
         pod_level=pod_level,
     )
     state.load()

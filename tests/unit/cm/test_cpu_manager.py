@@ -9,7 +9,7 @@ import pytest
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceRequirements
 from pykubelet.cm.cpu_manager import reserved_cpus
-from pykubelet.cm.errors import NotEnoughCpus, NothingShared, NotWholeCores, PinningProblem
+from pykubelet.cm.errors import NotEnoughCpus, NothingShared, NotWholeCores, ResourceManagerError
 from pykubelet.cm.policy_options import CpuOptions, cpu_options, topology_options
 from pykubelet.cm.requests import containers_of
 from pykubelet.cm.topology_manager import NO_HINT, Hint, mask_of
@@ -164,7 +164,7 @@ def test_sockets_are_one_place_with_the_option(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_cannot_be(given: dict[str, str], gates: tuple[str, ...], told: str) -> None:
-    with pytest.raises(PinningProblem, match="cpuManagerPolicyOptions: .*" + told):
+    with pytest.raises(ResourceManagerError, match="cpuManagerPolicyOptions: .*" + told):
         cpu_options(given, enabled=lambda name: name in gates, topology=BIG, topology_policy="single-numa-node")
 
 
@@ -184,7 +184,7 @@ def test_options_are_read() -> None:
 )
 def test_topology_options_that_cannot_be(given: dict[str, str], told: str) -> None:
     machine = a_machine(sockets=5, nodes_per_socket=2)
-    with pytest.raises(PinningProblem, match=told):
+    with pytest.raises(ResourceManagerError, match=told):
         topology_options(given, topology=machine)
     found = topology_options({"max-allowable-numa-nodes": "10", "prefer-closest-numa-nodes": "true"}, topology=machine)
     assert (found.max_nodes, found.closest) == (10, True)
@@ -257,7 +257,7 @@ def test_reserved_cpus(named: str, kept: str, found: str) -> None:
     ],
 )
 def test_reservations_that_cannot_be(named: str, kept: str, told: str) -> None:
-    with pytest.raises(PinningProblem, match=told):
+    with pytest.raises(ResourceManagerError, match=told):
         reserved_cpus(BIG, cpus(named), Quantity.parse(kept), CpuOptions())
 
 
@@ -285,6 +285,6 @@ def test_books_that_do_not_fit_stop_the_agent(
     policy, state = static_cpus(tmp_path, FOUR)
     give(policy, guaranteed("a", 2))
     state.save()
-    with pytest.raises(PinningProblem) as caught:
+    with pytest.raises(ResourceManagerError) as caught:
         static_cpus(tmp_path, a_machine(cores=cores, threads=1), reserved, options)
     assert told in str(caught.value) and "delete the CPU manager checkpoint file" in str(caught.value)

@@ -18,7 +18,7 @@ from pykubelet.api.types import (
     PodExtendedResourceClaimStatus,
     ResourceRequirements,
 )
-from pykubelet.clients.plugins.port import Device, DeviceOptions, DeviceRegistration, Handed
+from pykubelet.clients.plugins.port import AllocateResponse, Device, DeviceOptions, DeviceRegistration
 from pykubelet.cm.device_manager import (
     CheckpointNotWritten,
     DeviceManager,
@@ -61,7 +61,7 @@ class Bed:
             ctx,
             folder=self.folder,
             connect=lambda socket: self.plugin,
-            read_handed=lambda data: Handed(wire=data, envs={"GIVEN": data.decode()}),
+            read_allocate_response=lambda data: AllocateResponse(wire=data, envs={"GIVEN": data.decode()}),
             is_running=lambda uid, container: uid in self.running,
         )
 
@@ -124,8 +124,8 @@ async def test_two_pods_get_different_devices_and_a_third_none(tmp_path: Path) -
         one, two = pod("one"), pod("two")
         for each in (one, two):
             manager.allocate(each, each.spec.containers[0], NO_HINT)
-        handed = [await manager.handed(each, each.spec.containers[0]) for each in (one, two)]
-        assert [each[0].envs["GIVEN"] for each in handed] == ["a", "b"]
+        response = [await manager.response(each, each.spec.containers[0]) for each in (one, two)]
+        assert [each[0].envs["GIVEN"] for each in response] == ["a", "b"]
         third = pod("three")
         with pytest.raises(DevicesRefused, match="Requested: 1, Available: 0"):
             manager.allocate(third, third.spec.containers[0], NO_HINT)
@@ -141,7 +141,7 @@ async def test_the_plugin_is_asked_once_and_told_before_each_start(tmp_path: Pat
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
         for _ in range(2):
-            await manager.handed(made, made.spec.containers[0])
+            await manager.response(made, made.spec.containers[0])
         assert [call for call, _ in bed.plugin.calls] == ["allocate", "pre_start", "pre_start"]
 
 
@@ -151,7 +151,7 @@ async def test_the_plugin_may_choose(tmp_path: Path) -> None:
     async with bed.life() as manager:
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
-        await manager.handed(made, made.spec.containers[0])
+        await manager.response(made, made.spec.containers[0])
         assert bed.plugin.calls == [("preferred", ("a", "b")), ("allocate", ("b",))]
 
 
@@ -162,7 +162,7 @@ async def test_a_choice_that_another_pod_holds_does_not_count(tmp_path: Path) ->
         one, two = pod("one"), pod("two")
         manager.allocate(one, one.spec.containers[0], NO_HINT)
         manager.allocate(two, two.spec.containers[0], NO_HINT)
-        await manager.handed(one, one.spec.containers[0])
+        await manager.response(one, one.spec.containers[0])
         assert bed.plugin.calls[-1] == ("allocate", ("a",))
 
 
@@ -173,9 +173,9 @@ async def test_a_failing_plugin_makes_the_container_wait(tmp_path: Path) -> None
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
         with pytest.raises(PluginError, match="broken"):
-            await manager.handed(made, made.spec.containers[0])
+            await manager.response(made, made.spec.containers[0])
         bed.plugin.fails = ""
-        assert await manager.handed(made, made.spec.containers[0])
+        assert await manager.response(made, made.spec.containers[0])
 
 
 async def test_a_plugin_gone_and_back(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ async def test_a_plugin_gone_and_back(tmp_path: Path) -> None:
     async with bed.life() as manager:
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
-        await manager.handed(made, made.spec.containers[0])
+        await manager.response(made, made.spec.containers[0])
         bed.plugin.leave()
         await asyncio.sleep(1)
         assert (manager.capacity(), manager.allocatable()) == ({R: 2}, {R: 0})
@@ -233,14 +233,14 @@ async def test_the_next_life_knows_who_holds_what(tmp_path: Path) -> None:
     made = pod()
     async with bed.life() as manager:
         manager.allocate(made, made.spec.containers[0], NO_HINT)
-        await manager.handed(made, made.spec.containers[0])
+        await manager.response(made, made.spec.containers[0])
     bed.plugin = FakeDevicePlugin([a_device("a"), a_device("b")])
     bed.running = {"uid-web"}
     async with bed.life(registers=False) as manager:
         assert manager.had_checkpoint
         assert (manager.allocatable(), manager.admissible()) == ({R: 0}, {R: 1})
         manager.allocate(made, made.spec.containers[0], NO_HINT)  # its plugin is not back, but the container runs
-        assert (await manager.handed(made, made.spec.containers[0]))[0].envs == {"GIVEN": "a"}
+        assert (await manager.response(made, made.spec.containers[0]))[0].envs == {"GIVEN": "a"}
         other = pod("other")
         with pytest.raises(DevicesRefused):
             manager.allocate(other, other.spec.containers[0], NO_HINT)
@@ -267,7 +267,7 @@ async def test_what_is_reserved_but_not_allocated_waits_for_the_plugin(tmp_path:
         bed.plugin.leave()
         await asyncio.sleep(1)
         with pytest.raises(PluginAbsent, match=f"the device plugin of {R} is not running"):
-            await manager.handed(made, made.spec.containers[0])
+            await manager.response(made, made.spec.containers[0])
 
 
 async def test_init_containers_pass_on_what_they_had_but_sidecars_keep_it(tmp_path: Path) -> None:
@@ -319,8 +319,8 @@ async def test_devices_that_vanished_before_the_plugin_was_asked_are_replaced(tm
         assert manager.devices_of("uid-web", "app")[0].ids == ("a",)
         bed.plugin.tell(a_device("b"))
         await asyncio.sleep(0.1)
-        (handed,) = await manager.handed(made, made.spec.containers[0])
-        assert handed.envs["GIVEN"] == "b"
+        (response,) = await manager.response(made, made.spec.containers[0])
+        assert response.envs["GIVEN"] == "b"
 
 
 async def test_devices_that_vanished_and_cannot_be_replaced_say_so(tmp_path: Path) -> None:
@@ -333,10 +333,10 @@ async def test_devices_that_vanished_and_cannot_be_replaced_say_so(tmp_path: Pat
         bed.plugin.tell(a_device("b"))
         await asyncio.sleep(0.1)
         with pytest.raises(DevicesRefused, match="Requested: 1, Available: 0"):
-            await manager.handed(made, made.spec.containers[0])
+            await manager.response(made, made.spec.containers[0])
         bed.plugin.tell(a_device("b"), a_device("c"))
         await asyncio.sleep(0.1)
-        await manager.handed(made, made.spec.containers[0])
+        await manager.response(made, made.spec.containers[0])
         assert manager.devices_of("uid-web", "app")[0].ids == ("c",)
 
 
@@ -346,7 +346,7 @@ async def test_a_running_pod_is_admitted_again_though_its_resource_was_forgotten
     made = pod()
     async with bed.life() as manager:
         manager.allocate(made, made.spec.containers[0], NO_HINT)
-        await manager.handed(made, made.spec.containers[0])
+        await manager.response(made, made.spec.containers[0])
         bed.plugin.leave()
         await asyncio.sleep(400)
         assert manager.removed == {R}
@@ -379,17 +379,17 @@ async def test_a_second_life_without_admission_gets_devices_again(tmp_path: Path
     async with bed.life() as manager:
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
-        await manager.handed(made, made.spec.containers[0])
+        await manager.response(made, made.spec.containers[0])
         manager.release("uid-web")
         other = pod("other")
         manager.allocate(other, other.spec.containers[0], NO_HINT)
-        (handed,) = await manager.handed(made, made.spec.containers[0])
-        assert handed.envs["GIVEN"] == "b"
+        (response,) = await manager.response(made, made.spec.containers[0])
+        assert response.envs["GIVEN"] == "b"
         manager.release("uid-web")
         third = pod("third")
         manager.allocate(third, third.spec.containers[0], NO_HINT)
         with pytest.raises(DevicesRefused, match="Requested: 1, Available: 0"):
-            await manager.handed(made, made.spec.containers[0])
+            await manager.response(made, made.spec.containers[0])
 
 
 async def test_a_container_waits_until_what_it_gets_is_on_disk(tmp_path: Path) -> None:
@@ -400,9 +400,9 @@ async def test_a_container_waits_until_what_it_gets_is_on_disk(tmp_path: Path) -
         (tmp_path / FILE).unlink()
         (tmp_path / FILE).mkdir()  # nothing can take its place
         with pytest.raises(CheckpointNotWritten, match="cannot be written"):
-            await manager.handed(made, made.spec.containers[0])
+            await manager.response(made, made.spec.containers[0])
         (tmp_path / FILE).rmdir()
-        assert await manager.handed(made, made.spec.containers[0])
+        assert await manager.response(made, made.spec.containers[0])
         assert "uid-web" in (tmp_path / FILE).read_text()
 
 
@@ -414,8 +414,8 @@ async def test_a_container_without_devices_waits_for_no_disk(tmp_path: Path) -> 
         (tmp_path / FILE).unlink()
         (tmp_path / FILE).mkdir()  # nothing can take its place
         with pytest.raises(CheckpointNotWritten):
-            await manager.handed(made, made.spec.containers[0])
-        assert await manager.handed(plain, plain.spec.containers[0]) == []
+            await manager.response(made, made.spec.containers[0])
+        assert await manager.response(plain, plain.spec.containers[0]) == []
 
 
 async def test_a_list_that_says_nothing_new_is_not_written_again(tmp_path: Path) -> None:
@@ -436,15 +436,15 @@ async def test_a_container_whose_plugin_must_see_each_start_waits_for_it(tmp_pat
     async with bed.life() as manager:
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
-        await manager.handed(made, made.spec.containers[0])
+        await manager.response(made, made.spec.containers[0])
         bed.plugin.leave()
         await asyncio.sleep(1)
         with pytest.raises(PluginAbsent):
-            await manager.handed(made, made.spec.containers[0])
+            await manager.response(made, made.spec.containers[0])
         bed.plugin = FakeDevicePlugin([a_device("a")], can=DeviceOptions(pre_start=True))
         await manager.take(WISH)
         await asyncio.sleep(0.1)
-        await manager.handed(made, made.spec.containers[0])
+        await manager.response(made, made.spec.containers[0])
         assert bed.plugin.calls == [("pre_start", ("a",))]
 
 
@@ -461,7 +461,7 @@ async def test_what_a_resource_claim_serves_is_left_to_it(tmp_path: Path) -> Non
         container = claimed.spec.containers[0]
         assert manager.hints(claimed, container) == {} and manager.pod_hints(claimed) == {}
         manager.allocate(claimed, container, NO_HINT)
-        assert await manager.handed(claimed, container) == []
+        assert await manager.response(claimed, container) == []
         assert manager.holders() == {"uid-older"}
         bed.plugin.leave()  # and with it the name is known by the older pod's devices alone
         await asyncio.sleep(1)

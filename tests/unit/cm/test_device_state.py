@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from pykubelet.cm.device_state import DeviceBooks, DevicesRefused, Resource
+from pykubelet.cm.device_state import DevicesRefused, DeviceState, Resource
 from pykubelet.cm.topology_manager import Hint
 from tests.fakes.fake_devices import a_device
 
 R = "example.com/gpu"
 
 
-def books(*devices: tuple[str, tuple[int, ...]], sick: tuple[str, ...] = ()) -> DeviceBooks:
-    made = DeviceBooks()
+def state(*devices: tuple[str, tuple[int, ...]], sick: tuple[str, ...] = ()) -> DeviceState:
+    made = DeviceState()
     known = {name: a_device(name, healthy=name not in sick, numa=numa) for name, numa in devices}
     made.resources[R] = Resource(devices=known, running=True)
     return made
@@ -35,19 +35,19 @@ FOUR = (("a", (0,)), ("b", (0,)), ("c", (1,)), ("d", (1,)))
     ],
 )
 def test_choice(count: int, nodes: int | None, reusable: tuple[str, ...], chosen: list[str]) -> None:
-    made = books(*FOUR)
+    made = state(*FOUR)
     assert made.choose(R, count, reusable=frozenset(reusable), nodes=nodes) == chosen
 
 
 @pytest.mark.parametrize(
     "made, count, text",
     [
-        (books(*FOUR), 5, f"requested number of devices unavailable for {R}. Requested: 5, Available: 4"),
-        (books(("a", ()), sick=("a",)), 1, f"no healthy devices present; cannot allocate unhealthy devices {R}"),
-        (DeviceBooks(), 1, f"cannot allocate unregistered device {R}"),
+        (state(*FOUR), 5, f"requested number of devices unavailable for {R}. Requested: 5, Available: 4"),
+        (state(("a", ()), sick=("a",)), 1, f"no healthy devices present; cannot allocate unhealthy devices {R}"),
+        (DeviceState(), 1, f"cannot allocate unregistered device {R}"),
     ],
 )
-def test_refusals(made: DeviceBooks, count: int, text: str) -> None:
+def test_refusals(made: DeviceState, count: int, text: str) -> None:
     with pytest.raises(DevicesRefused) as caught:
         made.choose(R, count)
     assert str(caught.value) == text
@@ -65,20 +65,20 @@ def test_refusals(made: DeviceBooks, count: int, text: str) -> None:
     ],
 )
 def test_hints(count: int, taken: tuple[str, ...], hints: list[tuple[int, bool]]) -> None:
-    made = books(*FOUR)
+    made = state(*FOUR)
     if taken:
-        made.give("other", "app", R, taken)
+        made.allocate("other", "app", R, taken)
     assert made.hints(R, count, reusable=frozenset(), masks=[1, 2, 3]) == [Hint(*each) for each in hints]
 
 
 def test_without_places_there_is_no_opinion() -> None:
-    assert books(("a", ()), ("b", ())).hints(R, 1, reusable=frozenset(), masks=[1, 2, 3]) is None
+    assert state(("a", ()), ("b", ())).hints(R, 1, reusable=frozenset(), masks=[1, 2, 3]) is None
 
 
 def test_a_thousand_populations_never_share_a_device() -> None:
     dice = random.Random(5)
     for _ in range(1000):
-        made = books(*((f"d{n}", (dice.randrange(2),)) for n in range(dice.randrange(1, 9))))
+        made = state(*((f"d{n}", (dice.randrange(2),)) for n in range(dice.randrange(1, 9))))
         alive: list[str] = []
         for step in range(12):
             if alive and dice.random() < 0.4:
@@ -86,13 +86,13 @@ def test_a_thousand_populations_never_share_a_device() -> None:
             uid, count = f"p{step}", dice.randrange(1, 4)
             before = made.free(R)
             try:
-                made.give(uid, "app", R, made.choose(R, count, nodes=dice.choice([None, 1, 2, 3])))
+                made.allocate(uid, "app", R, made.choose(R, count, nodes=dice.choice([None, 1, 2, 3])))
             except DevicesRefused:
                 assert len(before) < count
                 continue
             alive.append(uid)
-            grants = [grant.ids for _, _, _, grant in made.all_grants()]
-            assert sum(map(len, grants)) == len(frozenset().union(*grants))
+            allocations = [allocation.ids for _, _, _, allocation in made.all_allocations()]
+            assert sum(map(len, allocations)) == len(frozenset().union(*allocations))
         for uid in alive:
             made.release(uid)
         assert made.free(R) == made.resources[R].healthy

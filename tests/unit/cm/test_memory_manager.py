@@ -8,9 +8,9 @@ import pytest
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
-from pykubelet.cm.errors import NoMemory, NothingShared, PinningProblem
-from pykubelet.cm.memory_manager import Kept, StaticMemory, kept_memory
-from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.errors import NoMemory, NothingShared, ResourceManagerError
+from pykubelet.cm.memory_manager import Kept, StaticMemoryPolicy, kept_memory
+from pykubelet.cm.metrics import ResourceManagerMetrics
 from pykubelet.cm.requests import containers_of
 from pykubelet.cm.state import MemoryBlock, MemoryState
 from pykubelet.cm.topology_manager import NO_HINT, Hint, mask_of
@@ -27,17 +27,17 @@ HUGE = "hugepages-2Mi"
 
 def static_memory(
     folder: Path, topology: Topology = TWO, kept: Kept = KEPT, *, pod_level: bool = False
-) -> tuple[StaticMemory, MemoryState]:
+) -> tuple[StaticMemoryPolicy, MemoryState]:
     state = MemoryState(folder / "memory_manager_state", policy="Static", pod_level=pod_level)
-    policy = StaticMemory(
-        topology=topology, kept=kept, state=state, metrics=PinningMetrics(Registry()), pod_level=pod_level
+    policy = StaticMemoryPolicy(
+        topology=topology, kept=kept, state=state, metrics=ResourceManagerMetrics(Registry()), pod_level=pod_level
     )
     state.load()
     policy.start()
     return policy, state
 
 
-def give(policy: StaticMemory, pod: Pod, place: Hint = NO_HINT) -> None:
+def give(policy: StaticMemoryPolicy, pod: Pod, place: Hint = NO_HINT) -> None:
     for container in containers_of(pod):
         policy.allocate(pod, container, place)
 
@@ -181,7 +181,7 @@ def test_reservations_are_read() -> None:
     ],
 )
 def test_reservations_that_cannot_be(given: list[MemoryReservation], expected: str, told: str) -> None:
-    with pytest.raises(PinningProblem, match=told):
+    with pytest.raises(ResourceManagerError, match=told):
         kept_memory(TWO, given, {"memory": Quantity.parse(expected), "cpu": Quantity.parse("1")})
 
 
@@ -208,6 +208,6 @@ def test_books_that_do_not_fit_stop_the_agent(tmp_path: Path, machine: Topology,
     policy, state = static_memory(tmp_path)
     give(policy, guaranteed("a", 1, "12Gi"))
     state.save()
-    with pytest.raises(PinningProblem) as caught:
+    with pytest.raises(ResourceManagerError) as caught:
         static_memory(tmp_path, machine, kept)
     assert told in str(caught.value) and "delete the memory manager checkpoint file" in str(caught.value)

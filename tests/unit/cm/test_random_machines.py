@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
 from pykubelet.cm.cpu_assignment import take_distributed, take_packed
-from pykubelet.cm.cpu_manager import StaticCpus, choose_cpus, reserved_cpus
+from pykubelet.cm.cpu_manager import StaticCpuPolicy, choose_cpus, reserved_cpus
 from pykubelet.cm.errors import NotAligned, NotEnoughCpus, Refused
-from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.metrics import ResourceManagerMetrics
 from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.requests import containers_of
 from pykubelet.cm.state import CpuState
@@ -196,8 +196,8 @@ class Node:
         self.reserved = reserved_cpus(machine, frozenset(), Quantity.parse("1"), options)
         self.pool = machine.all_cpus - (self.reserved if options.strict_reservation else frozenset())
         self.state = Unsaved(Path("unused"), policy="static", pod_level=False)
-        metrics = PinningMetrics(Registry())
-        self.cpus = StaticCpus(
+        metrics = ResourceManagerMetrics(Registry())
+        self.cpus = StaticCpuPolicy(
             topology=machine, reserved=self.reserved, options=options, state=self.state, metrics=metrics
         )
         self.cpus.start()

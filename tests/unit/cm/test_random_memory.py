@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pykubelet.api.types import Pod
 from pykubelet.cm.errors import Refused
-from pykubelet.cm.memory_manager import StaticMemory, empty_machine
-from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.memory_manager import StaticMemoryPolicy, empty_machine
+from pykubelet.cm.metrics import ResourceManagerMetrics
 from pykubelet.cm.state import MemoryState
 from pykubelet.cm.topology_manager import Merger, TopologyManager, nodes_of
 from pykubelet.kit.metrics import Registry
@@ -47,7 +47,7 @@ class Unsaved(MemoryState):
 
 class Node:
     def __init__(self, machine: Topology, policy: str, scope: str) -> None:
-        self.machine, self.metrics = machine, PinningMetrics(Registry())
+        self.machine, self.metrics = machine, ResourceManagerMetrics(Registry())
         self.kept = {node.id: {"memory": GIB} for node in machine.nodes}
         self.state = Unsaved(Path("unused"), policy="Static", pod_level=False)
         self.memory = self.restarted()
@@ -58,9 +58,9 @@ class Node:
         self.policy = policy
         self.there: list[Pod] = []
 
-    def restarted(self) -> StaticMemory:
+    def restarted(self) -> StaticMemoryPolicy:
         """Another agent on the same books: its start checks them."""
-        memory = StaticMemory(topology=self.machine, kept=self.kept, state=self.state, metrics=self.metrics)
+        memory = StaticMemoryPolicy(topology=self.machine, kept=self.kept, state=self.state, metrics=self.metrics)
         memory.start()
         return memory
 

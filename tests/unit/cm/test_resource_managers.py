@@ -12,19 +12,19 @@ import pytest
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
 from pykubelet.cm.admission import NodeNow, PodAdmission
-from pykubelet.cm.container_resources import ContainerResourceSource
-from pykubelet.cm.cpu_manager import StaticCpus
+from pykubelet.cm.container_resources import AssignedResources, ContainerResourceSource
+from pykubelet.cm.cpu_manager import StaticCpuPolicy
 from pykubelet.cm.cpuset_reconciler import CpusetReconciler, RunningContainer
-from pykubelet.cm.errors import NotWritten, PinningProblem, Refused
-from pykubelet.cm.memory_manager import StaticMemory
-from pykubelet.cm.metrics import PinningMetrics
+from pykubelet.cm.errors import NotWritten, Refused, ResourceManagerError
+from pykubelet.cm.memory_manager import StaticMemoryPolicy
+from pykubelet.cm.metrics import ResourceManagerMetrics
 from pykubelet.cm.policy_options import CpuOptions
-from pykubelet.cm.resource_managers import PinningManager
+from pykubelet.cm.resource_managers import ResourceManagers
 from pykubelet.cm.state import CpuState, ManagerStates, MemoryState
 from pykubelet.cm.topology_manager import Hint, HintProvider, Hints, Merger, TopologyManager, mask_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.assigned import Assigned, MemoryShare
+from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.topology import Topology
 from pykubelet.pods.predicates import NodeInfo
@@ -75,23 +75,23 @@ class Bench:
         devices: Sequence[HintProvider] = (),
     ) -> None:
         self.registry = Registry()
-        metrics = PinningMetrics(self.registry)
+        metrics = ResourceManagerMetrics(self.registry)
         self.pods, self.runtime = KnownPods(), Runtime()
         self.containers: list[RunningContainer] = []
         self.folder = folder
         self.cpu_state = CpuState(folder / "cpu_manager_state", policy="static", pod_level=False)
         self.memory_state = MemoryState(folder / "memory_manager_state", policy="Static", pod_level=False)
         kept = {node.id: {"memory": GIB} for node in topology.nodes}
-        static = StaticCpus(
+        static = StaticCpuPolicy(
             topology=topology, reserved=cpus("0"), options=CpuOptions(), state=self.cpu_state, metrics=metrics
         )
-        memory = StaticMemory(topology=topology, kept=kept, state=self.memory_state, metrics=metrics)
+        memory = StaticMemoryPolicy(topology=topology, kept=kept, state=self.memory_state, metrics=metrics)
         self.states = ManagerStates(self.cpu_state, self.memory_state)
         self.reconciler = CpusetReconciler(
             cri=self.runtime, running=lambda: self.containers, states=self.states, period=10.0
         )
         merger = Merger(policy=policy, nodes=tuple(node.id for node in topology.nodes))
-        self.manager = PinningManager(
+        self.manager = ResourceManagers(
             states=self.states,
             cpus=static,
             memory=memory,
@@ -301,11 +301,11 @@ def test_other_providers_have_a_say(tmp_path: Path) -> None:
 def test_others_are_told_who_holds_what(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     assert bench.admit(guaranteed("a", 2, "4Gi")) == ""
-    view = Assigned(cpus=bench.manager, memory=bench.manager)
-    assert view.cpus.cpus_of("uid-a", "app") == cpus("1-2") and view.cpus.cpus_of("uid-b", "app") == cpus("")
-    assert view.cpus.allocatable_cpus() == cpus("1-7")
-    assert view.memory.memory_of("uid-a", "app") == [MemoryShare(kind="memory", size=4 * GIB, numa=(0,))]
-    assert [share.size // GIB for share in view.memory.allocatable_memory()] == [9, 9]
+    view = AssignedResources(bench.manager, None, None)
+    assert view.cpus_of("uid-a", "app") == cpus("1-2") and view.cpus_of("uid-b", "app") == cpus("")
+    assert view.allocatable_cpus() == cpus("1-7")
+    assert view.memory_of("uid-a", "app") == [MemoryShare(kind="memory", size=4 * GIB, numa=(0,))]
+    assert [share.size // GIB for share in view.allocatable_memory()] == [9, 9]
 
 
 def test_figures(tmp_path: Path) -> None:
@@ -338,17 +338,17 @@ async def test_no_container_is_made_or_moved_by_what_is_not_on_disk(tmp_path: Pa
     pod = guaranteed("a", 2)
     assert bench.admit(pod) == ""
     with pytest.raises(NotWritten, match="cannot be written"):
-        await ContainerResourceSource(bench.manager, bench.states).container_resources(pod, pod.spec.containers[0])
+        await ContainerResourceSource(bench.manager).container_resources(pod, pod.spec.containers[0])
     bench.containers = [RunningContainer(pod_uid="uid-other", name="app", id="id-other")]
     await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == []
-    with pytest.raises(PinningProblem, match="cannot be kept"):
+    with pytest.raises(ResourceManagerError, match="cannot be kept"):
         Bench(folder)
     folder.mkdir()
     await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == [("id-other", "0,3-7")] and bench.on_disk() == {"uid-a": {"app": "1-2"}}
     assert (
-        await ContainerResourceSource(bench.manager, bench.states).container_resources(pod, pod.spec.containers[0])
+        await ContainerResourceSource(bench.manager).container_resources(pod, pod.spec.containers[0])
     ).cpuset_cpus == "1-2"
 
 

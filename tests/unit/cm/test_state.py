@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pykubelet.cm.errors import PinningProblem
+from pykubelet.cm.errors import ResourceManagerError
 from pykubelet.cm.state import CpuState, MemoryBlock, MemoryState, MemoryTable, NodeMemory
-from pykubelet.kit.go_text import fnv1a_32
+from pykubelet.kit.text import fnv1a_32
 from tests.unit.cm.machines import cpus
 
 ENTRIES = {"pod": {"container1": "4-6", "container2": "1-3"}}
@@ -119,7 +119,7 @@ def test_files_of_both_forms_are_read_with_and_without_the_gate(tmp_path: Path) 
 
 def test_another_policy_is_refused_with_the_file_to_delete(tmp_path: Path) -> None:
     cpu_file(tmp_path, "none").load()
-    with pytest.raises(PinningProblem) as caught:
+    with pytest.raises(ResourceManagerError) as caught:
         cpu_file(tmp_path, "static").load()
     assert str(caught.value) == (
         'could not restore state from checkpoint: configured policy "static" differs from state checkpoint policy '
@@ -127,7 +127,7 @@ def test_another_policy_is_refused_with_the_file_to_delete(tmp_path: Path) -> No
         "before restarting"
     )
     memory_file(tmp_path, "None").load()
-    with pytest.raises(PinningProblem, match="delete the memory manager checkpoint file"):
+    with pytest.raises(ResourceManagerError, match="delete the memory manager checkpoint file"):
         memory_file(tmp_path).load()
 
 
@@ -146,7 +146,7 @@ def test_another_policy_is_refused_with_the_file_to_delete(tmp_path: Path) -> No
 )
 def test_a_damaged_file_stops_the_agent_with_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "cpu_manager_state").write_text(text)
-    with pytest.raises(PinningProblem, match="please drain this node and delete the CPU manager checkpoint file"):
+    with pytest.raises(ResourceManagerError, match="please drain this node and delete the CPU manager checkpoint file"):
         cpu_file(tmp_path).load()
     assert (tmp_path / "cpu_manager_state").read_text() == text, "it is for a person to delete"
 
@@ -154,7 +154,9 @@ def test_a_damaged_file_stops_the_agent_with_a_sentence(tmp_path: Path, text: st
 @pytest.mark.parametrize("text", ["{", '{"policyName":"Static","machineState":{"0":{}},"checksum":0}', "[1]"])
 def test_a_damaged_memory_file_stops_the_agent_with_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "memory_manager_state").write_text(text)
-    with pytest.raises(PinningProblem, match="please drain this node and delete the memory manager checkpoint file"):
+    with pytest.raises(
+        ResourceManagerError, match="please drain this node and delete the memory manager checkpoint file"
+    ):
         memory_file(tmp_path).load()
 
 

@@ -12,11 +12,11 @@ import grpc.aio
 import pytest
 
 from pykubelet.api.types import Pod
+from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.assigned import (
-    Assigned,
     ClaimedDevice,
     ClaimShare,
     DeviceShare,
@@ -72,9 +72,24 @@ def pods() -> list[Pod]:
     return [first, a_pod("b", uid="uid-b", containers=[a_container("main")])]
 
 
-def everything() -> Assigned:
-    holders = Holders()
-    return Assigned(cpus=holders, memory=holders, devices=holders, claims=holders)
+class Managers:
+    """Resource managers without a static policy."""
+
+    def cpus_of(self, uid: str, container: str) -> Collection[int]:
+        return ()
+
+    def allocatable_cpus(self) -> Collection[int]:
+        return ()
+
+    def memory_of(self, uid: str, container: str) -> Sequence[MemoryShare]:
+        return ()
+
+    def allocatable_memory(self) -> Sequence[MemoryShare]:
+        return ()
+
+
+def nothing() -> AssignedResources:
+    return AssignedResources(Managers(), None, None)
 
 
 @asynccontextmanager
@@ -83,7 +98,7 @@ async def served(folder: Path, metrics: Registry | None = None) -> AsyncIterator
     socket.parent.mkdir()
     socket.write_text("left by an agent that was killed")
     server = PodResourcesServer(
-        socket=socket, active=pods, assigned=everything(), clock=SystemClock(), metrics=metrics or Registry()
+        socket=socket, active=pods, assigned=Holders(), clock=SystemClock(), metrics=metrics or Registry()
     )
     async with running(server), grpc.aio.insecure_channel(f"unix:{socket}") as channel:
         yield channel
@@ -164,7 +179,7 @@ async def test_a_socket_that_cannot_be_had_costs_only_the_service(
         server = PodResourcesServer(
             socket=folder / "kubelet.sock",
             active=pods,
-            assigned=Assigned(),
+            assigned=nothing(),
             clock=SystemClock(),
             metrics=Registry(),
         )
@@ -174,7 +189,7 @@ async def test_a_socket_that_cannot_be_had_costs_only_the_service(
 
 
 def test_without_managers_nobody_holds_anything() -> None:
-    resources = PodResources(active=pods, assigned=Assigned())
+    resources = PodResources(active=pods, assigned=nothing())
     assert resources.allocatable() == v1.AllocatableResourcesResponse()
     assert resources.list().pod_resources[0].containers[1] == v1.ContainerResources(name="main")
     assert resources.get("default", "nobody") is None

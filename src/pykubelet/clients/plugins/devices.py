@@ -19,12 +19,12 @@ import grpc.aio
 
 from pykubelet.clients.plugins.connection import PluginConnection
 from pykubelet.clients.plugins.port import (
+    AllocatedDevice,
+    AllocatedMount,
+    AllocateResponse,
     Device,
     DeviceOptions,
     DeviceRegistration,
-    Handed,
-    HandedDevice,
-    HandedMount,
     TakeDevicePlugin,
 )
 from pykubelet.kit.tasks import finish
@@ -83,7 +83,7 @@ class GrpcDevicePlugin:
         )
         return list(said.container_responses[0].deviceIDs) if said.container_responses else []
 
-    async def allocate(self, ids: Sequence[str]) -> Handed:
+    async def allocate(self, ids: Sequence[str]) -> AllocateResponse:
         wish = wire.ContainerAllocateRequest(devices_ids=ids)
         said = await self._connection.call(
             f"{SERVICE}/Allocate",
@@ -91,7 +91,7 @@ class GrpcDevicePlugin:
             wire.AllocateResponse,
             seconds=ALLOCATE_SECONDS,
         )
-        return handed_of(said.container_responses[0]) if said.container_responses else Handed()
+        return allocate_response_of(said.container_responses[0]) if said.container_responses else AllocateResponse()
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         await self._connection.call(
@@ -106,15 +106,15 @@ def options_of(said: wire.DevicePluginOptions) -> DeviceOptions:
     return DeviceOptions(pre_start=said.pre_start_required, prefers=said.get_preferred_allocation_available)
 
 
-def handed_of(said: wire.ContainerAllocateResponse) -> Handed:
-    return Handed(
+def allocate_response_of(said: wire.ContainerAllocateResponse) -> AllocateResponse:
+    return AllocateResponse(
         envs=dict(said.envs),
         mounts=tuple(
-            HandedMount(container_path=each.container_path, host_path=each.host_path, read_only=each.read_only)
+            AllocatedMount(container_path=each.container_path, host_path=each.host_path, read_only=each.read_only)
             for each in said.mounts
         ),
         devices=tuple(
-            HandedDevice(container_path=each.container_path, host_path=each.host_path, permissions=each.permissions)
+            AllocatedDevice(container_path=each.container_path, host_path=each.host_path, permissions=each.permissions)
             for each in said.devices
         ),
         annotations=dict(said.annotations),
@@ -123,8 +123,8 @@ def handed_of(said: wire.ContainerAllocateResponse) -> Handed:
     )
 
 
-def read_handed(data: bytes) -> Handed:
-    return handed_of(wire.ContainerAllocateResponse.FromString(data))
+def read_allocate_response(data: bytes) -> AllocateResponse:
+    return allocate_response_of(wire.ContainerAllocateResponse.FromString(data))
 
 
 class DeviceRegistry:

@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.go_text import grpc_code
+from pykubelet.kit.text import grpc_code
 from pykubelet.model.errors import PluginError
 
 
@@ -143,24 +143,24 @@ class Device(Struct, frozen=True, kw_only=True):
     """Empty when the plugin does not say."""
 
 
-class HandedMount(Struct, frozen=True, kw_only=True):
+class AllocatedMount(Struct, frozen=True, kw_only=True):
     container_path: str
     host_path: str
     read_only: bool = False
 
 
-class HandedDevice(Struct, frozen=True, kw_only=True):
+class AllocatedDevice(Struct, frozen=True, kw_only=True):
     container_path: str
     host_path: str
     permissions: str
 
 
-class Handed(Struct, frozen=True, kw_only=True):
+class AllocateResponse(Struct, frozen=True, kw_only=True):
     """What a plugin wants put into a container that has its devices."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[HandedMount, ...] = ()
-    devices: tuple[HandedDevice, ...] = ()
+    mounts: tuple[AllocatedMount, ...] = ()
+    devices: tuple[AllocatedDevice, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()
     wire: bytes = b""
@@ -178,7 +178,7 @@ class DevicePlugin(Protocol):
 
     async def preferred(self, available: Sequence[str], must_have: Sequence[str], count: int) -> Sequence[str]: ...
 
-    async def allocate(self, ids: Sequence[str]) -> Handed: ...
+    async def allocate(self, ids: Sequence[str]) -> AllocateResponse: ...
 
     async def pre_start(self, ids: Sequence[str]) -> None: ...
 
@@ -201,7 +201,7 @@ class DeviceRegistration(Struct, frozen=True, kw_only=True):
 TakeDevicePlugin = Callable[[DeviceRegistration], Awaitable[None]]
 """Raises a PykubeletError to refuse; the plugin is told the text."""
 
-ReadHanded = Callable[[bytes], Handed]
+ReadAllocateResponse = Callable[[bytes], AllocateResponse]
 """A plugin's answer from a checkpoint."""
 
 

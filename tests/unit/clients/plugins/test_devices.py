@@ -14,13 +14,13 @@ import grpc.aio
 import pytest
 
 from pykubelet.clients.plugins.connection import PluginConnection
-from pykubelet.clients.plugins.devices import SOCKET, DeviceRegistry, GrpcDevicePlugin, read_handed
+from pykubelet.clients.plugins.devices import SOCKET, DeviceRegistry, GrpcDevicePlugin, read_allocate_response
 from pykubelet.clients.plugins.port import (
+    AllocatedDevice,
+    AllocatedMount,
     Device,
     DeviceOptions,
     DeviceRegistration,
-    HandedDevice,
-    HandedMount,
 )
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import PluginError, PykubeletError
@@ -90,9 +90,9 @@ async def test_a_plugin_is_asked_in_its_own_words(tmp_path: Path) -> None:
         assert await client.preferred(["a", "b"], ["a"], 1) == ["b"]
         handed = await client.allocate(["b"])
         assert (handed.envs, handed.annotations, handed.cdi_devices) == ({"GPU": "b"}, {"k": "v"}, ("vendor/gpu=b",))
-        assert handed.mounts == (HandedMount(container_path="/lib", host_path="/usr/lib", read_only=True),)
-        assert handed.devices == (HandedDevice(container_path="/dev/gpu", host_path="/dev/null", permissions="rw"),)
-        assert read_handed(handed.wire) == handed
+        assert handed.mounts == (AllocatedMount(container_path="/lib", host_path="/usr/lib", read_only=True),)
+        assert handed.devices == (AllocatedDevice(container_path="/dev/gpu", host_path="/dev/null", permissions="rw"),)
+        assert read_allocate_response(handed.wire) == handed
         with pytest.raises(PluginError, match="cannot reset it"):
             await client.pre_start(["b"])
     (wish,), (given,) = (each.container_requests for each in plugin.asked)
