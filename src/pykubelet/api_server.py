@@ -25,7 +25,7 @@ from pykubelet.edges import ClusterEdges
 from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.tasks import Services
 from pykubelet.model.errors import ApiError, PykubeletError
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import is_static, name_of, namespace_of
 from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node.csi_node import CsiNodeKeeper
@@ -276,7 +276,7 @@ async def _read_node(client: KubeClient, own: OwnNode) -> None:
         logger.info("the Node cannot be read anew, the one at hand counts", extra={"error": str(error)})
 
 
-def _unreadable(events: EventSink, unreadable: Unreadable) -> None:
+def _unreadable(events: EventRecorder, unreadable: Unreadable) -> None:
     message = f"{unreadable.shown} cannot be read and is left out: {unreadable.why}"
     events.node_event(WARNING, UNREADABLE_OBJECT, message)
     if unreadable.kind == "Pod":

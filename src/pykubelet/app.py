@@ -122,6 +122,7 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         if edges.cluster is not None
         else api_server.absent(ctx, runtime_state)
     )
+    statuses = StatusManager(ctx, table, status_of=api.status_of)
     spec = node_spec(settings, edges)
 
     def recursive_read_only(pod: Pod) -> bool:
@@ -213,13 +214,12 @@ def assemble(settings: Settings, edges: Edges) -> Node:
     sender: StatusSender | None = None
     if edges.cluster is not None and api.pods is not None:
         sender = StatusSender(
-            table=table,
+            ctx,
+            table,
             client=edges.cluster.client,
-            api_pods=api.pods,
+            api_pod=api.pods.get,
             make_patch=pod_status_patch,
             could_run=lambda uid: table.could_have_running_containers(uid) or cm.has_prepared_claims(uid),
-            clock=clock,
-            metrics=metrics,
         )
 
     async def remove_orphan_cgroups() -> None:

@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from pykubelet.clients.host.process import LockFile
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.memory import freeze_start_up, limit_arenas
-from pykubelet.kit.tasks import running
+from pykubelet.kit.tasks import Wakeup, running
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import PrintAndExit, load_settings
@@ -157,7 +156,7 @@ class SystemdNotifier:
         self._tell = tell
         self._watchdog = watchdog
         self._clock = clock
-        self._ready = Signal()
+        self._ready = Wakeup()
         self._is_ready = False
 
     def ready(self) -> None:

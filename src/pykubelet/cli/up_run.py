@@ -30,8 +30,7 @@ from pykubelet.edges import Edges
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import both, gather_all, running
+from pykubelet.kit.tasks import Wakeup, both, gather_all, running
 from pykubelet.model.container_keys import termination_grace_of
 from pykubelet.model.errors import CriError
 from pykubelet.pods.record import WorkerState
@@ -103,7 +102,7 @@ class _Up:
         self._state = state
         self._wishes = wishes
         self._clock: Clock = SystemClock()
-        self._wake = Signal()
+        self._wake = Wakeup()
         self._down = False
 
     async def run(self) -> int:

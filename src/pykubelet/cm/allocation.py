@@ -34,8 +34,8 @@ from pykubelet.cm.resize import (
 )
 from pykubelet.context import Context
 from pykubelet.kit.files import Checkpoint, Envelope
-from pykubelet.kit.go_text import fnv1a_32
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
+from pykubelet.kit.text import fnv1a_32
 from pykubelet.model.pod import is_sidecar, readable, uid_of
 from pykubelet.model.pod_resources import PodResourceInfo, allocation_of, differing, effective_resources, with_resources
 from pykubelet.model.reasons import NORMAL, WARNING
@@ -180,7 +180,7 @@ class AllocationManager:
         rules: ResizeRules,
     ) -> None:
         """`root`: the folder of the two files."""
-        self._unsaved = Signal()
+        self._unsaved = Wakeup()
         self._allocated = AllocationState(root / ALLOCATED_FILE, on_change=self._unsaved.set)
         self.actuation = AllocationState(root / ACTUATED_FILE, on_change=self._unsaved.set)
         """What is in force; written by the runtime's resizes."""

@@ -29,7 +29,7 @@ from pykubelet.cm.device_state import DeviceAllocation, DevicesRefused, DeviceSt
 from pykubelet.cm.topology_manager import Hint, Hints, masks
 from pykubelet.context import Context
 from pykubelet.kit.files import Checkpoint
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
@@ -96,7 +96,7 @@ class DeviceManager:
             encode=device_state.encode,
             decode=partial(device_state.decode, read_allocate_response=read_allocate_response),
         )
-        self._unsaved = Signal()
+        self._unsaved = Wakeup()
         self.had_checkpoint = False
         self._registrations = ctx.metrics.counter(
             "kubelet_device_plugin_registration_total", "Registrations of device plugins", ("resource_name",)

@@ -17,7 +17,7 @@ from pykubelet.clients.plugins.port import AllocateResponse, Device, ReadAllocat
 from pykubelet.cm.errors import Refused
 from pykubelet.cm.topology_manager import Hint, mask_of
 from pykubelet.kit.files import Envelope
-from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
+from pykubelet.kit.text import fnv1a_32, go_list, go_map
 
 # --- in memory ------------------------------------------------------------------------------------------------
 

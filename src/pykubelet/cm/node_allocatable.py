@@ -23,7 +23,7 @@ from pykubelet.cm.cgroups import CgroupRules, NoSlices, lacks_root
 from pykubelet.kit.clock import Clock
 from pykubelet.model.cgroups import CgroupLimits, class_parts, driver_path, milli_to_shares, named_path
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import QosClass
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.settings.settings import Settings
@@ -132,7 +132,7 @@ class NodeAllocatable:
         host: CgroupHost,
         rules: CgroupRules,
         limits: NodeLimits,
-        events: EventSink,
+        events: EventRecorder,
         clock: Clock,
         slices: Slices | None = None,
         old_cgroups: bool = False,

@@ -20,8 +20,8 @@ from msgspec import Struct
 from pykubelet.clients.plugins.port import PluginInfo, Registrations
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.keyed import WHEN_WOKEN, KeyedTasks
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import PluginError, PykubeletError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class TreeWatch:
         from asyncinotify import Inotify
 
         self._root = root
-        self._signal = Signal()
+        self._signal = Wakeup()
         self._loop = asyncio.get_running_loop()
         self._refused = False
         self._inotify: Inotify | None = None

@@ -22,8 +22,7 @@ from pykubelet.cm.requests import container_cpus, containers_of
 from pykubelet.cm.state import Blocks, ManagerStates
 from pykubelet.cm.topology_manager import TopologyManager
 from pykubelet.kit.limits import Once
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import TaskSet
+from pykubelet.kit.tasks import TaskSet, Wakeup
 from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.pod import AnyContainer, uid_of
@@ -62,7 +61,7 @@ class CpusetReconciler:
         self._states = states
         self._cpus_of = states.cpus.owned_or_shared
         self._period = period
-        self._signal = Signal()
+        self._signal = Wakeup()
         self._created: dict[tuple[str, str], Cpus] = {}
         """Sets that containers were created with whose ids are not known yet."""
         self._applied: dict[str, Cpus] = {}

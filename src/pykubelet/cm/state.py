@@ -22,8 +22,8 @@ from msgspec import Struct, field
 
 from pykubelet.cm.errors import NotWritten, ResourceManagerError
 from pykubelet.kit.files import Checkpoint, CheckpointDamaged
-from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
+from pykubelet.kit.text import fnv1a_32, go_list, go_map
 from pykubelet.model.topology import NO_CPUS, Cpus, format_cpu_list, parse_cpu_list
 
 logger = logging.getLogger(__name__)
@@ -422,7 +422,7 @@ class ManagerStates:
     def __init__(self, cpus: CpuState, memory: MemoryState) -> None:
         self.cpus = cpus
         self.memory = memory
-        self._due = Signal()
+        self._due = Wakeup()
 
     def write_soon(self) -> None:
         """For changes that are not acted on: a later write will do."""

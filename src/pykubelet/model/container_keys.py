@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from pykubelet.api.types import Pod
-from pykubelet.kit.go_text import fnv1a_32
+from pykubelet.kit.text import fnv1a_32
 from pykubelet.model.pod import AnyContainer, name_of, namespace_of, uid_of
 from pykubelet.model.runtime_status import ContainerRecord, ContainerStatus
 

@@ -21,8 +21,8 @@ from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, ApiNotFound, CriError, Forbidden
 from pykubelet.model.reasons import NORMAL
 from pykubelet.node.conditions import is_ready
@@ -80,7 +80,7 @@ class NodeReporter:
         self._timing = timing
         self._register_node = ctx.settings.config.node.register_node
         self._startup = StartupTimes(clock=ctx.clock, metrics=ctx.metrics, booted=identity.booted)
-        self._due = Signal()
+        self._due = Wakeup()
         self._was_ready = False
         self._last_report: float | None = None
         self._report_delay = 0.0

@@ -208,7 +208,9 @@ def with_container_started(status: PodStatus, container: str, started: bool) -> 
     return _with_flags(status, container, started=started)
 
 
-def recalled(pod: Pod, status: PodStatus, before: PodStatus, probed: Collection[ProbeKey], now: float) -> PodStatus:
+def with_reported(
+    pod: Pod, status: PodStatus, before: PodStatus, probed: Collection[ProbeKey], now: float
+) -> PodStatus:
     """The status with what was reported, before a restart of the agent, of containers that run on.
 
     `probed`: the probes whose own result counts by now. The start time stays, too, as long as one of them runs."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.reasons import WARNING
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import SetUp
@@ -169,7 +169,7 @@ REPORT_FIRST, REPORT_NEXT = 30.0, 60.0
 """Seconds until the first report, and between the next ones."""
 
 
-def report_slow_ownership(events: EventSink, task: SetUp, *, first: bool) -> None:
+def report_slow_ownership(events: EventRecorder, task: SetUp, *, first: bool) -> None:
     where = f"Setting volume ownership for {task.path}"
     if first:
         text = f"{where} is taking longer than expected, consider using OnRootMismatch"
@@ -178,7 +178,7 @@ def report_slow_ownership(events: EventSink, task: SetUp, *, first: bool) -> Non
     events.pod_event(task.pod, WARNING, SLOW_OWNERSHIP, text)
 
 
-async def wait_for_ownership(future: asyncio.Future[None], events: EventSink, task: SetUp) -> None:
+async def wait_for_ownership(future: asyncio.Future[None], events: EventRecorder, task: SetUp) -> None:
     """Wait until the work is done, reporting if it is slow; a cancel leaves it running."""
     waits: Iterator[float] = chain((REPORT_FIRST,), repeat(REPORT_NEXT))
     first = True
