@@ -1,4 +1,4 @@
-"""What a pod asks for as a whole: requests and limits including init containers, sidecars and overhead.
+"""What a pod requests as a whole: requests and limits including init containers, sidecars and overhead.
 
 The sums are part of the Kubernetes API: long-running containers together, or the hungriest moment of
 start-up if that is more; amounts set for the whole pod replace the sums; overhead comes on top. Also counts
@@ -134,12 +134,12 @@ def _pod_level(pod: Pod, which: Which, use_status: bool) -> Amounts:
 
 def _without_overhead(pod: Pod) -> tuple[ResourceRequirements, Mapping[str, QuantityValue]]:
     """What the status says of the pod as a whole, apart from its overhead, which is added elsewhere."""
-    told, overhead = pod.status.resources or ResourceRequirements(), _parsed(pod.spec.overhead)
+    reported, overhead = pod.status.resources or ResourceRequirements(), _parsed(pod.spec.overhead)
 
     def apart(values: Mapping[str, QuantityValue]) -> dict[str, QuantityValue]:
         return {n: str(amount - overhead[n]) if n in overhead else values[n] for n, amount in _parsed(values).items()}
 
-    return ResourceRequirements(requests=apart(told.requests), limits=apart(told.limits)), apart(
+    return ResourceRequirements(requests=apart(reported.requests), limits=apart(reported.limits)), apart(
         pod.status.allocated_resources
     )
 
@@ -309,7 +309,7 @@ def _is_zero(value: QuantityValue) -> bool:
 
 
 def allocation_of(pod: Pod, *, init_containers: bool = True) -> PodResourceInfo:
-    """What the spec asks for, of everything that can be resized."""
+    """What the spec requests, of everything that can be resized."""
     held = [each for each in pod.spec.init_containers if init_containers or is_sidecar(each)]
     named = {each.name: each.resources or _NONE for each in (*held, *pod.spec.containers)}
     return PodResourceInfo(containers=named, pod=pod.spec.resources)
@@ -323,7 +323,7 @@ def effect_of(pod: Pod) -> PodResourceInfo:
 
 
 def with_resources(pod: Pod, held: PodResourceInfo | None) -> Pod:
-    """The pod with what it holds in place of what it asks for; the very same object when that is no change."""
+    """The pod with these resources in place of those in its spec; the same object when nothing changes."""
     if held is None:
         return pod
     containers = [_with_own(each, held) for each in pod.spec.containers]
