@@ -294,17 +294,15 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         containers=runtime.gc,
     )
     if edges.cluster is not None and api.storage is not None and api.pods is not None and sender is not None:
-        csi = api.storage.node
         node_sources = NodeSources(
             runtime=runtime_state,
-            pressures=conditions.pressures,
-            devices=cm.device_amounts,
-            reset_extended=cm.is_device_capacity_stale,
-            volumes_in_use=volumes.manager.volumes_in_use,
-            volumes_reported=api.storage.attachments.reported,
-            runtime_problems=pleg.problems,
-            other_problems=lambda: [*conditions.problems(), *csi.problems()],
-            set_pod_cidr=cri.update_runtime_config,
+            pleg=pleg,
+            cm=cm,
+            volumes=volumes.manager,
+            conditions=conditions,
+            csi_node=api.storage.node,
+            attachments=api.storage.attachments,
+            cri=cri,
         )
         reporting = build_node(ctx, edges, edges.cluster, api.node, node_sources)
         ctx.signals.subscribe(NodeStatusChanged, lambda _: reporting.reporter.soon())
