@@ -122,7 +122,6 @@ def assemble(settings: Settings, edges: Edges) -> Node:
         if edges.cluster is not None
         else api_server.absent(ctx, runtime_state)
     )
-    statuses = StatusManager(ctx, table, status_of=api.status_of)
     spec = node_spec(settings, edges)
 
     def recursive_read_only(pod: Pod) -> bool:
