@@ -12,9 +12,18 @@ from types import MappingProxyType
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.model.errors import CriError
-from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, PodUID, full_name, is_mirror, is_static, uid_of
+from pykubelet.model.pod import (
+    HASH_ANNOTATION,
+    MIRROR_ANNOTATION,
+    PodUID,
+    ProbeKey,
+    ProbeOutcome,
+    full_name,
+    is_mirror,
+    is_static,
+    uid_of,
+)
 from pykubelet.model.problems import ContainerProblem
-from pykubelet.model.results import ProbeKey, ProbeOutcome
 from pykubelet.model.runtime_status import Life, PodRuntimeStatus
 from pykubelet.pods.record import NEVER, ObservedRuntime, Orphan, PodRecord, PodWorker, ReportedStatus, WorkerState
 
@@ -70,10 +79,6 @@ class PodTable:
         record.pod = pod
         self._desired[record.uid] = record
         self._names[full_name(pod)] = record
-
-    def put_all(self, pods: Iterable[Pod]) -> None:
-        for pod in pods:
-            self.put(pod)
 
     def remove(self, pod: Pod) -> None:
         """Forget a desired pod or mirror. Unknown ones are fine; a newer pod of the same name stays."""
