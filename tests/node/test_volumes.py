@@ -36,7 +36,7 @@ from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.kit.clock import SystemClock
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.volumes.subpath import show_subpath
+from pykubelet.volumes.subpath import mount_subpath
 from pykubelet.wire import cri_pb2 as cri
 from tests.bed.pods import DEADLINE, BarePod, bare_pod
 from tests.bed.runtime import BUSYBOX, BedContainerd
@@ -265,7 +265,7 @@ def test_a_race_between_folder_and_link_never_leads_out(tmp_path: Path) -> None:
         for turn in range(400):
             mounts.unmount(place)
             try:
-                show_subpath(mounts, volume, f"spot/inner-{turn % 7}", place)
+                mount_subpath(mounts, volume, f"spot/inner-{turn % 7}", place)
                 outcomes["shown"] += 1
                 assert not (place / "flag").exists() and os.path.realpath(place) == str(place)
             except VolumeProblem:
