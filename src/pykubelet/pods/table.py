@@ -12,9 +12,18 @@ from types import MappingProxyType
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.model.errors import CriError
-from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, PodUID, full_name, is_mirror, is_static, uid_of
+from pykubelet.model.pod import (
+    HASH_ANNOTATION,
+    MIRROR_ANNOTATION,
+    PodUID,
+    ProbeKey,
+    ProbeOutcome,
+    full_name,
+    is_mirror,
+    is_static,
+    uid_of,
+)
 from pykubelet.model.problems import ContainerProblem
-from pykubelet.model.results import ProbeKey, ProbeOutcome
 from pykubelet.model.runtime_status import Life, PodRuntimeStatus
 from pykubelet.pods.record import NEVER, ObservedRuntime, Orphan, PodRecord, PodWorker, ReportedStatus, WorkerState
 

@@ -22,9 +22,8 @@ from pykubelet.cm.state import CpuState, ManagerStates, MemoryState
 from pykubelet.cm.topology_manager import Hint, HintProvider, Hints, Merger, TopologyManager, mask_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
-from pykubelet.model.topology import Topology
+from pykubelet.model.topology import MemoryShare, Topology
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.settings.gates import Gates
