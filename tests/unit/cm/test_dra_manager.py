@@ -354,7 +354,7 @@ async def test_a_damaged_state_file_is_not_used(tmp_path: Path) -> None:
 
 
 async def test_a_pod_with_its_sandbox_needs_neither_the_driver_nor_the_api_server(tmp_path: Path) -> None:
-    """As upstream: claims are prepared for a sandbox; what runs in it is restarted whoever is away."""
+    """As upstream: claims are prepared for a sandbox; what runs in it is restarted also while a driver is away."""
     bed = Bed(tmp_path)
     bed.claim("a", "web")
     pod = using("web", "a")
