@@ -15,6 +15,7 @@ from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import effect_of
 from pykubelet.signals import PodPreempted, ResizeChanged
 from tests.builders import a_container, a_container_status, a_context, a_pod, a_runtime_status, at
+from tests.fakes.recorded_events import RecordedEvents
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,6 @@ class Said:
     victims: tuple[Pod, ...] = ()
     short_of: str = "cpu"
     message: str = ""
-
-
-class Events:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.told.append((uid_of(pod), reason))
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        raise AssertionError("no events about the node here")
 
 
 def asking(name: str, cpu: str, *, priority: int = 0, generation: int = 1, status: PodStatus | None = None) -> Pod:
@@ -52,7 +42,7 @@ class Bench:
         self.judged: list[str] = []
         self.ready = True
         self.pods: dict[str, Pod] = {}
-        self.events = Events()
+        self.events = RecordedEvents()
         self.woken: list[str] = []
         self.gone: list[tuple[str, str]] = []
         self.again()
@@ -112,7 +102,7 @@ async def test_a_wish_that_fits_becomes_the_promise_on_disk(tmp_path: Path) -> N
     bench.run(asking("a", "1"))
     bench.wish(asking("a", "2", generation=2))
     assert bench.promised("a") == "2"
-    assert bench.events.told == [("uid-a", "ResizeStarted")] and bench.woken == ["uid-a"]
+    assert bench.events.about == [("a", "ResizeStarted")] and bench.woken == ["uid-a"]
     bench.again()
     assert bench.promised("a") == "2"
 
@@ -133,7 +123,7 @@ async def test_waiting_wishes_are_judged_in_their_order(tmp_path: Path) -> None:
     count = len(bench.woken)
     bench.allocations.retry(POD_UPDATED)
     assert len(bench.woken) == count
-    assert bench.events.told.count(("uid-low", "ResizeDeferred")) == 1
+    assert bench.events.about.count(("low", "ResizeDeferred")) == 1
 
 
 async def test_nothing_is_judged_before_every_source_was_heard(tmp_path: Path) -> None:
@@ -169,7 +159,7 @@ async def test_a_promise_that_cannot_be_written_is_not_given(tmp_path: Path) -> 
     bench.room = 4
     bench.run(asking("a", "1"))
     bench.wish(asking("a", "2"))
-    assert bench.promised("a") == "1" and bench.events.told == []
+    assert bench.promised("a") == "1" and bench.events.all == []
     (tmp_path / "not-there").mkdir()
     bench.allocations.retry(POD_UPDATED)
     assert bench.promised("a") == "2"
@@ -219,7 +209,7 @@ async def test_an_unfinished_resize_shows_until_the_record_says_it_is_done(tmp_p
     bench.actuated.put("uid-a", effect_of(wish))
     bench.allocations.review(wish, seen)
     assert bench.reasons("a") == []
-    assert [reason for _, reason in bench.events.told] == ["ResizeStarted", "ResizeError", "ResizeCompleted"]
+    assert bench.events.reasons() == ["ResizeStarted", "ResizeError", "ResizeCompleted"]
 
 
 async def test_what_belongs_to_no_pod_is_forgotten(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from pykubelet.pods.table import PodTable
 from pykubelet.signals import DeviceHealthChanged, DraDriverRegistered
 from tests.builders import a_container, a_context, a_pod
 from tests.fakes.fake_dra import FakeClaimObjects, FakeDraDriver
-from tests.unit.volumes.making import Told
+from tests.fakes.recorded_events import RecordedEvents
 
 ENDPOINT = Path("/d.sock")
 CODES = ("OK", "Unavailable")
@@ -73,7 +73,7 @@ class Bed:
     root: Path
     driver: FakeDraDriver = field(default_factory=FakeDraDriver)
     objects: FakeClaimObjects = field(default_factory=FakeClaimObjects)
-    told: Told = field(default_factory=Told)
+    told: RecordedEvents = field(default_factory=RecordedEvents)
     synced: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
     registers: bool = True
@@ -155,7 +155,7 @@ async def test_claims_a_pod_may_not_or_cannot_use(tmp_path: Path, change: dict[s
     async with bed.life() as manager:
         with pytest.raises(ClaimProblem):
             await manager.prepare(using("web", "a"))
-        assert bed.told.events == [
+        assert bed.told.pods == [
             (
                 "FailedPrepareDynamicResources",
                 f"Failed to prepare dynamic resources: prepare dynamic resources: {text}",
@@ -314,7 +314,8 @@ async def test_slices_stay_until_a_driver_that_left_again_is_gone_for_long(tmp_p
 
 async def test_who_may_not_register(tmp_path: Path) -> None:
     bed = Bed(tmp_path, registers=False)
-    bed.table.put_all([using("web", "a"), a_pod("other")])
+    for pod in (using("web", "a"), a_pod("other")):
+        bed.table.put(pod)
     async with bed.life() as manager:
         with pytest.raises(DriverProblem, match="none of the driver's services"):
             await manager.drivers.register("d", ENDPOINT, ("v1alpha3.DRAPlugin",))

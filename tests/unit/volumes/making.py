@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,7 @@ from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import Credentials, VolumeObjects, VolumeRules
 from tests.builders import a_container, a_context, a_pod
 from tests.fakes.fake_mounts import FakeMounts
+from tests.fakes.recorded_events import RecordedEvents
 
 
 class Downward:
@@ -96,32 +97,13 @@ class Objects:
 
 
 @dataclass
-class Told:
-    """Events, as (reason, message)."""
-
-    events: list[tuple[str, str]] = field(default_factory=list)
-    of_claims: list[tuple[str, str, str]] = field(default_factory=list)
-    on_event: Callable[[], None] = lambda: None
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.events.append((reason, message))
-        self.on_event()
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        self.events.append((reason, message))
-
-    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None:
-        self.of_claims.append((claim.metadata.name or "", reason, message))
-
-
-@dataclass
 class Node:
     """One manager over one root; `again` gives the next life of the agent on the same disk and mounts."""
 
     root: Path
     mounts: Any = field(default_factory=FakeMounts)
     objects: Objects = field(default_factory=Objects)
-    told: Told = field(default_factory=Told)
+    told: RecordedEvents = field(default_factory=RecordedEvents)
     rules: VolumeRules = field(default_factory=VolumeRules)
     clock: LoopClock = field(default_factory=LoopClock)
     metrics: Registry = field(default_factory=Registry)

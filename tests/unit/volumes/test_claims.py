@@ -130,7 +130,7 @@ async def test_the_event_and_the_wait_of_an_unbound_claim(tmp_path: Path) -> Non
     async with node.running() as manager, TaskSet("test") as tasks:
         waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
         await node.clock.sleep(30)
-        assert node.told.events[0] == (
+        assert node.told.pods[0] == (
             "FailedMount",
             "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], "
             "failed to process volumes=[data]: error processing PVC default/data: PVC is not bound",

@@ -229,7 +229,7 @@ async def test_inline_volumes_need_a_driver_that_does_them(
     async with bed.life() as manager, TaskSet("test") as tasks:
         tasks.spawn(manager.wait_mounted(pod_with(inline())), name="wait")
         await bed.node.clock.sleep(1)
-        assert text in bed.node.told.events[0][1]
+        assert text in bed.node.told.pods[0][1]
 
 
 async def test_a_driver_of_inline_volumes_alone_is_asked_for_no_other(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ async def test_a_driver_of_inline_volumes_alone_is_asked_for_no_other(tmp_path: 
         tasks.spawn(manager.wait_mounted(pod_with(bed.volume())), name="wait")
         await bed.node.clock.sleep(1)
         text = 'volume mode "Persistent" not supported by driver d (only supports ["Ephemeral"])'
-        assert text in bed.node.told.events[0][1]
+        assert text in bed.node.told.pods[0][1]
     assert bed.driver.order() == []
 
 
@@ -263,7 +263,7 @@ async def test_a_missing_secret_is_named(tmp_path: Path) -> None:
     async with bed.life() as manager, TaskSet("test") as tasks:
         tasks.spawn(manager.wait_mounted(pod_with(volume)), name="wait")
         await bed.node.clock.sleep(1)
-        assert "secret ns/s not found" in bed.node.told.events[0][1]
+        assert "secret ns/s not found" in bed.node.told.pods[0][1]
 
 
 async def test_a_driver_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -436,4 +436,4 @@ async def test_attached_volumes_are_told_to_the_node(tmp_path: Path) -> None:
         await bed.node.clock.sleep(1)
         assert manager.volumes_in_use() == ["kubernetes.io/csi/d^h-data"]
         name = attachment_name("h-data", "d", "here")
-        assert f"volume h-data has no VolumeAttachment {name} for this node" in bed.node.told.events[0][1]
+        assert f"volume h-data has no VolumeAttachment {name} for this node" in bed.node.told.pods[0][1]

@@ -178,7 +178,7 @@ async def test_a_pod_that_wants_a_volume_again_while_it_is_being_unstaged(tmp_pa
         await manager.wait_unmounted(pod)
         before = bed.node.clock.monotonic()
         await manager.wait_mounted(pod)
-        assert bed.node.clock.monotonic() == before and bed.node.told.events == []
+        assert bed.node.clock.monotonic() == before and bed.node.told.pods == []
         assert manager.volumes_in_use() == [UNIQUE]
         await manager.wait_unmounted(pod)
         await bed.node.clock.sleep(5)

@@ -290,7 +290,7 @@ async def test_chap_passwords_never_show(tmp_path: Path) -> None:
         with pytest.raises(VolumesNotReady) as caught:
             await manager.wait_mounted(pod_with(Volume(name="disk", iscsi=source)))
     assert "iscsiadm refused the setting node.session.auth.password" in str(caught.value)
-    assert "hunter2" not in f"{caught.value}{node.told.events}"
+    assert "hunter2" not in f"{caught.value}{node.told.pods}"
     assert any(words[-4:] == ("-n", "node.session.auth.username", "-v", "me") for words in node.mounts.commands)
 
 

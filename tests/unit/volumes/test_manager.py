@@ -70,7 +70,7 @@ async def test_wait_ends_with_a_reason_a_person_can_read(node: Node) -> None:
         assert str(caught.value) == (
             "cannot mount volumes: volume cfg: configmap default/web not found, 8th try, next in 4 s"
         )
-        assert node.told.events[0] == (
+        assert node.told.pods[0] == (
             "FailedMount",
             'MountVolume.SetUp failed for volume "cfg" : configmap default/web not found',
         )

@@ -118,7 +118,7 @@ async def test_another_pods_group_is_not_changed_but_told(tmp_path: Path) -> Non
     async with node.running() as manager:
         await manager.wait_mounted(first)
         await manager.wait_mounted(second)
-    (told,) = node.told.events
+    (told,) = node.told.pods
     assert told[0] == "AlreadyMountedVolume"
     assert told[1].startswith(f"The requested fsGroup is {1 << 30}, but the volume disk has GID ")
     assert told[1].endswith("The volume may not be shareable.")
@@ -140,10 +140,10 @@ async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pyte
     pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))))
     async with node.running() as manager:
         waiting = manager.wait_mounted(pod)
-        node.told.on_event = lambda: gate.set() if len(node.told.events) == 2 else None
+        node.told.on_event = lambda: gate.set() if len(node.told.pods) == 2 else None
         await waiting
     where = f"Setting volume ownership for {node.paths.volume('uid-web', LOCAL, 'pv-disk')}"
-    assert node.told.events == [
+    assert node.told.pods == [
         (
             "VolumePermissionChangeInProgress",
             f"{where} is taking longer than expected, consider using OnRootMismatch",
