@@ -277,9 +277,9 @@ class _Connections:
             await self.close()
 
     async def abort(self) -> None:
-        """End everything now, without a farewell that nobody would answer."""
+        """End everything now, without a TLS farewell that would not be answered."""
         self.retired = self.aborted = True
-        # By hand: closing the sessions would leave whoever waits for an answer, or reads a stream, waiting.
+        # By hand: closing the sessions would leave callers that wait for an answer, or read a stream, waiting.
         now = asyncio.get_running_loop().time()
         for scope in list(self._open_calls):
             scope.reschedule(now)
