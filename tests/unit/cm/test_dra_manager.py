@@ -73,7 +73,7 @@ class Bed:
     root: Path
     driver: FakeDraDriver = field(default_factory=FakeDraDriver)
     objects: FakeClaimObjects = field(default_factory=FakeClaimObjects)
-    told: RecordedEvents = field(default_factory=RecordedEvents)
+    events: RecordedEvents = field(default_factory=RecordedEvents)
     synced: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
     registers: bool = True
@@ -85,7 +85,7 @@ class Bed:
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[DraManager]:
-        ctx = a_context(events=self.told, metrics=self.metrics)
+        ctx = a_context(events=self.events, metrics=self.metrics)
         manager = DraManager(
             ctx,
             root=self.root,
@@ -155,7 +155,7 @@ async def test_claims_a_pod_may_not_or_cannot_use(tmp_path: Path, change: dict[s
     async with bed.life() as manager:
         with pytest.raises(ClaimProblem):
             await manager.prepare(using("web", "a"))
-        assert bed.told.pods == [
+        assert bed.events.pods == [
             (
                 "FailedPrepareDynamicResources",
                 f"Failed to prepare dynamic resources: prepare dynamic resources: {text}",
@@ -314,8 +314,7 @@ async def test_slices_stay_until_a_driver_that_left_again_is_gone_for_long(tmp_p
 
 async def test_who_may_not_register(tmp_path: Path) -> None:
     bed = Bed(tmp_path, registers=False)
-    for pod in (using("web", "a"), a_pod("other")):
-        bed.table.put(pod)
+    bed.table.put_all([using("web", "a"), a_pod("other")])
     async with bed.life() as manager:
         with pytest.raises(DriverProblem, match="none of the driver's services"):
             await manager.drivers.register("d", ENDPOINT, ("v1alpha3.DRAPlugin",))
@@ -355,7 +354,7 @@ async def test_a_damaged_state_file_is_not_used(tmp_path: Path) -> None:
 
 
 async def test_a_pod_with_its_sandbox_needs_neither_the_driver_nor_the_api_server(tmp_path: Path) -> None:
-    """As upstream: claims are prepared for a sandbox; what runs in it is restarted whoever is away."""
+    """As upstream: claims are prepared for a sandbox; what runs in it is restarted also while a driver is away."""
     bed = Bed(tmp_path)
     bed.claim("a", "web")
     pod = using("web", "a")

@@ -32,8 +32,8 @@ class Bed:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
         self.kube.add(ServiceAccount(metadata=ObjectMeta(name="default", namespace="default", uid="uid-sa")))
-        self.told = RecordedEvents()
-        ctx = a_context(clock=self.clock, events=self.told, node_name="node-1")
+        self.events = RecordedEvents()
+        ctx = a_context(clock=self.clock, events=self.events, node_name="node-1")
         self.keeper = PodCertificateKeeper(ctx, kube=self.kube, node_uid=lambda: "uid-node")
 
     async def requests(self) -> list[PodCertificateRequest]:
@@ -88,7 +88,7 @@ async def test_a_refusal_is_final(kind: str) -> None:
     assert isinstance(results[0], CertificateError) and str(results[0]) == text
     with pytest.raises(CertificateError, match="refused"):
         await bed.keeper.credentials(pod, "v", 0, SOURCE)
-    assert len(await bed.requests()) == 1 and bed.told.pods == [(f"CertificateRequest{kind}", text)]
+    assert len(await bed.requests()) == 1 and bed.events.pods == [(f"CertificateRequest{kind}", text)]
     bed.keeper.forget(pod.metadata.uid or "")
     await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
 
