@@ -291,7 +291,7 @@ async def _run(command: list[str]) -> AsyncGenerator[bytes, None]:
     try:
         deadline = asyncio.get_running_loop().time() + QUERY_TIMEOUT
         while True:
-            # Around the reading only: a caller who takes its time must not be interrupted from in here.
+            # Around the reading only: a slow caller must not be interrupted from in here.
             async with asyncio.timeout_at(deadline):
                 block = await process.stdout.read(BLOCK)
             if not block:

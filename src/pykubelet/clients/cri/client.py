@@ -39,7 +39,7 @@ from pykubelet.wire import cri_pb2 as pb
 A = TypeVar("A", bound=Message)
 
 API_VERSION = "0.1.0"
-"""What the kubelet has always sent in Version and demands back; the API itself is v1."""
+"""Sent in Version by every kubelet, and expected back; the API itself is v1."""
 
 _EXEC_TIMEOUT_TEXTS = ("timed out", "timeout ")
 """Runtimes that report an exec out of time as an unknown error say one of these."""

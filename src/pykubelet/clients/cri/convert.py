@@ -66,7 +66,7 @@ def container_state(state: int) -> ContainerState:
 
 
 def sandbox_image(info: Mapping[str, str]) -> str:
-    """What containerd and CRI-O say beside the status, in a text of their own."""
+    """The image in the verbose info of containerd and CRI-O, a JSON text of their own."""
     try:
         details = json.loads(info.get("info", ""))
     except ValueError:
