@@ -170,7 +170,7 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
     mirrors = MirrorPods(
         client=client,
         table=table,
-        api_pods=api_pods,
+        api_pod=api_pods.get,
         node=own,
         clock=clock,
     )

@@ -25,7 +25,7 @@ from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes import usage
 from tests.builders import a_context
 from tests.unit.eviction.test_local_storage import Used
-from tests.unit.volumes.making import Node, empty_dir, pod_with
+from tests.unit.volumes.builders import VolumeNode, empty_dir, pod_with
 
 KIB = 1 << 10
 
@@ -146,7 +146,7 @@ async def test_pods_over_a_limit_whose_volumes_hang_do_not_add_up() -> None:
 @pytest.mark.real_loop
 async def test_eviction_goes_on_while_a_pods_volume_hangs(tmp_path: Path, doomed: Pod, dead: DeadServer) -> None:
     clock = SystemClock()
-    node = Node(tmp_path, clock=clock)
+    node = VolumeNode(tmp_path, clock=clock)
     greedy = pod_with(empty_dir("data", size_limit="64Ki"), name="greedy")
     pods, machine = Pods(doomed, greedy), Machine()
     async with node.running() as volumes, asyncio.timeout(30):
