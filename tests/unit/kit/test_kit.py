@@ -131,27 +131,6 @@ async def test_a_chore_runs_beside_once_for_many_requests_and_survives_expected_
     assert [each.message for each in caplog.records] == ["a clean-up chore failed, will retry"]
 
 
-async def test_a_chore_that_hangs_holds_up_neither_housekeeping_nor_another_chore() -> None:
-    done: list[str] = []
-
-    async def hangs() -> None:
-        done.append("began")
-        await asyncio.Event().wait()
-
-    async def quick() -> None:
-        done.append("quick")
-        raise OSError("the disk is full")
-
-    chores = [Chore("hangs", hangs, may_raise=(OSError,)), Chore("quick", quick, may_raise=(OSError,))]
-    async with running(*chores):
-        for _ in range(2):
-            async with asyncio.timeout(1):
-                for chore in chores:
-                    await chore.soon()
-            await asyncio.sleep(0.1)
-    assert done == ["began", "quick", "quick"]
-
-
 async def test_a_signal_set_before_the_wait_is_not_lost_and_wakes_once() -> None:
     signal = Wakeup()
     signal.set()
