@@ -93,7 +93,6 @@ WARNING = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees "
     "and is for debugging purposes only."
 )
-EXPLAIN_LIMIT = 4 * 1024 * 1024
 
 Explain = Callable[[str, str], Any]
 """(namespace, pod name) to something JSON can hold; None for a pod this node does not know."""

@@ -229,10 +229,6 @@ class Listener:
         self._handshakes = Handshakes()
 
     @property
-    def is_tcp(self) -> bool:
-        return isinstance(self.address, TcpAddress)
-
-    @property
     def port(self) -> int:
         """The real one, also when 0 was configured."""
         assert self._socket is not None

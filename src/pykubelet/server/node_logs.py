@@ -31,7 +31,6 @@ MAX_SERVICES = 4
 MAX_NAME = 256
 MAX_LINES = 100_000
 SERVICE = re.compile(r"[a-zA-Z\-_.:0-9@]+")
-KNOWN = frozenset({"query", "sinceTime", "untilTime", "tailLines", "pattern", "boot"})
 BILLION = 1_000_000_000
 
 

@@ -166,11 +166,6 @@ class GrpcCriClient:
                 if event is not None:
                     yield event
 
-    async def list_pod_sandbox_metrics(self) -> Sequence[pb.PodSandboxMetrics]:
-        request = pb.ListPodSandboxMetricsRequest()
-        answer = await self._call(calls.LIST_POD_SANDBOX_METRICS, request)
-        return tuple(answer.pod_metrics)
-
     # -- sandboxes
 
     async def run_pod_sandbox(self, config: pb.PodSandboxConfig, runtime_handler: str = "") -> str:
@@ -223,14 +218,6 @@ class GrpcCriClient:
         request = pb.PortForwardRequest(pod_sandbox_id=sandbox_id, port=ports)
         answer = await self._call(calls.PORT_FORWARD, request)
         return _url(answer.url, "port-forward")
-
-    async def list_pod_sandbox_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None
-    ) -> Sequence[pb.PodSandboxStats]:
-        wanted = convert.sandbox_stats_filter(pod_uid=pod_uid, id=id)
-        request = pb.ListPodSandboxStatsRequest(filter=wanted)
-        answer = await self._call(calls.LIST_POD_SANDBOX_STATS, request)
-        return tuple(answer.stats)
 
     # -- containers
 

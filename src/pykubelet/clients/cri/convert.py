@@ -269,9 +269,5 @@ def container_stats_filter(
     return cri_pb2.ContainerStatsFilter(id=id or "", pod_sandbox_id=sandbox_id or "", label_selector=_selector(pod_uid))
 
 
-def sandbox_stats_filter(*, pod_uid: str | None, id: str | None) -> cri_pb2.PodSandboxStatsFilter:
-    return cri_pb2.PodSandboxStatsFilter(id=id or "", label_selector=_selector(pod_uid))
-
-
 def image_filter(name: str | None) -> cri_pb2.ImageFilter | None:
     return cri_pb2.ImageFilter(image=cri_pb2.ImageSpec(image=name)) if name else None
