@@ -173,7 +173,7 @@ PatchBody = Mapping[str, Any] | Sequence[Any]
 
 
 class UnreadableNotes(Protocol):
-    """Where copies of objects report what they could not read (decoding.py)."""
+    """Objects that copies could not read (decoding.py)."""
 
     def hold(self, owner: object, found: Sequence[Unreadable]) -> None: ...
 
