@@ -145,7 +145,7 @@ class PodUserNamespaces:
         self._unwritten.discard(uid)
 
     def _recover(self) -> None:
-        """Take over the ranges of pods from before this agent started. A file that cannot be read blocks only its pod."""
+        """Take over the ranges of pods from before a restart. A file that cannot be read blocks only its pod."""
         if self._recovered:
             return
         self._recovered = True
