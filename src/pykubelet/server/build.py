@@ -8,35 +8,27 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from pykubelet.api.types import Pod
 from pykubelet.certs.build import SERVING_PREFIX
 from pykubelet.certs.self_signed import ensure_self_signed
-from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.context import Context
-from pykubelet.edges import Edges, ServeEdges
+from pykubelet.edges import Edges
 from pykubelet.events.broadcaster import EventBroadcaster
-from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Services
-from pykubelet.model.pod import AnyContainer
-from pykubelet.pleg.pleg import Pleg
-from pykubelet.pleg.runtime_state import RuntimeState
-from pykubelet.pods.table import PodTable
-from pykubelet.probes.manager import ProbeManager
-from pykubelet.runtime.stop import Stopper
+from pykubelet.node.build import Shutdown
 from pykubelet.server.app import Gate, Https, Local, NodeServer
 from pykubelet.server.auth import Authenticator, Reviewer, make_authorizer
 from pykubelet.server.introspection import LOG, PING, ConfigRoutes, DebugRoutes, HealthCheck, HealthRoutes
-from pykubelet.server.local import InPlaceRestart, LocalRoutes
+from pykubelet.server.local import InPlaceRestart, LocalRoutes, ShutdownRoutes
 from pykubelet.server.logs import ContainerLogs
-from pykubelet.server.metrics import MetricRoutes
+from pykubelet.server.metrics import MetricRoutes, add_agent_metrics
 from pykubelet.server.node_logs import SystemLogs
 from pykubelet.server.pod_resources import PodResourcesServer
 from pykubelet.server.pods import PodRoutes
@@ -48,7 +40,9 @@ from pykubelet.settings.gates import Gates
 from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema_server import ServerSettings
 from pykubelet.settings.settings import Settings
+from pykubelet.stats.build import Stats, shown
 from pykubelet.stats.source import NodeStatsSource
+from pykubelet.sync.build import Subsystems, Sync
 
 logger = logging.getLogger(__name__)
 
@@ -57,39 +51,31 @@ DEBUG_FROM = 4
 
 
 class Server(Struct, frozen=True, kw_only=True):
-    node_server: NodeServer
+    node_server: NodeServer | None
+    """None for an agent that serves nothing."""
     services: Services
 
-
-class Served(Struct, frozen=True, kw_only=True):
-    """The subsystems whose state the server shows and whose containers it reaches."""
-
-    table: PodTable
-    pleg: Pleg
-    runtime_state: RuntimeState
-    probes: ProbeManager
-    stats: NodeStatsSource
-    explainer: Explainer
-    events: EventBroadcaster
-    stopper: Stopper
-    forget_crashes: Callable[[Pod, AnyContainer], None]
-    assigned: AssignedResources
-    started: float
-    """When the agent started, in unix seconds."""
+    def open(self) -> None:
+        if self.node_server is not None:
+            self.node_server.open()
 
 
-def build(ctx: Context, edges: Edges, serve: ServeEdges, served: Served, local_routes: Sequence[Route] = ()) -> Server:
-    """Raises PykubeletError for settings that cannot work. `local_routes` are further paths of the local socket."""
+def build(
+    ctx: Context, edges: Edges, events: EventBroadcaster, served: Subsystems, sync: Sync, stats: Stats | None
+) -> Server:
+    """Raises PykubeletError for settings that cannot work."""
+    if edges.serve is None or stats is None:
+        return Server(node_server=None, services=Services())
     settings, kube = ctx.settings, edges.cluster.client if edges.cluster is not None else None
     server = servable(settings.config.server, alone=kube is None)
     reviewer = Reviewer(kube=kube, clock=ctx.clock) if kube is not None else None
     serving = serving_files(settings, ctx.node_name, [str(ip) for ip in settings.node_ips])
     local = None
-    if serve.local_socket is not None:
-        local = Local(socket=serve.local_socket, routes=[*_local_routes(ctx, edges, served), *local_routes])
+    if edges.serve.local_socket is not None:
+        local = Local(socket=edges.serve.local_socket, routes=_local_routes(ctx, edges, events, served, sync.shutdown))
     node_server = NodeServer(
         settings=server,
-        handlers=_handlers(ctx, edges, served),
+        handlers=_handlers(ctx, edges, served, shown(ctx, edges, edges.serve, stats)),
         metrics=ctx.metrics,
         clock=ctx.clock,
         https=https(server, settings.gates, ctx.node_name, reviewer, serving, ctx.clock),
@@ -98,10 +84,11 @@ def build(ctx: Context, edges: Edges, serve: ServeEdges, served: Served, local_r
     pod_resources = PodResourcesServer(
         socket=edges.paths.root / "pod-resources" / "kubelet.sock",
         active=served.table.active_pods,
-        assigned=served.assigned,
+        assigned=served.cm.assigned,
         clock=ctx.clock,
         metrics=ctx.metrics,
     )
+    add_agent_metrics(ctx.metrics, settings)
     return Server(node_server=node_server, services=Services(producers=[pod_resources, node_server]))
 
 
@@ -125,7 +112,7 @@ def https(
     return Https(gate=gate, tls=tls, offers=Offers.of(settings, gates))
 
 
-def _handlers(ctx: Context, edges: Edges, served: Served) -> Handlers:
+def _handlers(ctx: Context, edges: Edges, served: Subsystems, stats: NodeStatsSource) -> Handlers:
     settings, clock, table = ctx.settings, ctx.clock, served.table
     health = HealthRoutes(
         [
@@ -158,14 +145,14 @@ def _handlers(ctx: Context, edges: Edges, served: Served) -> Handlers:
             agent=ctx.metrics,
             probes=served.probes.metrics.expose,
             health=health.problems,
-            stats=served.stats,
+            stats=stats,
         ),
         configs=ConfigRoutes(
             configz=settings.configz,
             flags=lambda: flag_values(settings.flags),
             explain=served.explainer,
             version=settings.kubernetes_version,
-            started=served.started,
+            started=ctx.started,
             clock=clock,
         ),
         system_logs=SystemLogs(root=Path("/var/log"), query_enabled=settings.config.server.enable_system_log_query),
@@ -173,7 +160,9 @@ def _handlers(ctx: Context, edges: Edges, served: Served) -> Handlers:
     )
 
 
-def _local_routes(ctx: Context, edges: Edges, served: Served) -> list[Route]:
+def _local_routes(
+    ctx: Context, edges: Edges, events: EventBroadcaster, served: Subsystems, shutdown: Shutdown
+) -> list[Route]:
     settings, runtime = ctx.settings, served.runtime_state
 
     def is_ending(uid: str) -> bool:
@@ -186,7 +175,7 @@ def _local_routes(ctx: Context, edges: Edges, served: Served) -> list[Route]:
             "node": ctx.node_name,
             "pid": os.getpid(),
             "version": settings.kubernetes_version,
-            "started": served.started,
+            "started": ctx.started,
             "runtime": edges.runtime_name,
             "endpoint": settings.config.runtime.container_runtime_endpoint,
             "runtimeProblem": "" if runtime.is_up() else runtime.runtime_problem() or "does not answer",
@@ -194,18 +183,22 @@ def _local_routes(ctx: Context, edges: Edges, served: Served) -> list[Route]:
             "unreadable": [f"{each.shown}: {each.why}" for each in unreadable],
         }
 
-    return LocalRoutes(
+    routes = LocalRoutes(
         pods=served.explainer,
         status=served.table.reported_status,
         is_ending=is_ending,
-        events=served.events.all,
+        events=events.all,
         restarts=InPlaceRestart(
-            pleg=served.pleg, stopper=served.stopper, is_ending=is_ending, forget_crashes=served.forget_crashes
+            pleg=served.pleg,
+            stopper=served.runtime.stopper,
+            is_ending=is_ending,
+            forget_crashes=served.runtime.backoff.forget,
         ),
         images=edges.cri,
         about=about,
         clock=ctx.clock,
     ).routes()
+    return [*routes, *ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods).routes()]
 
 
 def servable(settings: ServerSettings, *, alone: bool) -> ServerSettings:
