@@ -16,7 +16,7 @@ from pykubelet.context import Context
 from pykubelet.kit.clock import Clock, LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.container_keys import container_annotations, container_labels, pod_labels
-from pykubelet.model.events import AnnotatedSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import (
     HASH_ANNOTATION,
     SOURCE_ANNOTATION,
@@ -47,7 +47,7 @@ def a_context(
     settings: Settings | None = None,
     node_name: str = "node-1",
     clock: Clock | None = None,
-    events: AnnotatedSink | None = None,
+    events: EventRecorder | None = None,
     recorder: LifeRecorder | None = None,
     metrics: Registry | None = None,
     signals: Signals | None = None,

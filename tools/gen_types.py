@@ -46,6 +46,9 @@ PLAIN_NAME_OWNERS = frozenset(
     }
 )
 
+# Names that every valid pod has: '' instead of None while it is not validated, so that readers need no fallback.
+ALWAYS_NAMED = frozenset({"Container", "EphemeralContainer", "Volume", "VolumeMount", "EnvVar"})
+
 # A field of this name would hide the builtin from the annotations after it in the class body.
 SHADOWED = frozenset({"bool", "int", "str", "float", "list", "dict", "msgspec"})
 
@@ -190,7 +193,9 @@ class Generator:
         schema = self._definitions[full]
         lines = [f"class {self._names[full]}(ApiStruct, kw_only=True):", f'    """{full}"""', ""]
         top_level = "x-kubernetes-group-version-kind" in schema
-        lines += [self._field(name, prop, top_level) for name, prop in schema.get("properties", {}).items()]
+        for name, prop in schema.get("properties", {}).items():
+            always = name == "name" and self._names[full] in ALWAYS_NAMED
+            lines.append('    name: str = ""' if always else self._field(name, prop, top_level))
         return "\n".join(lines) + "\n"
 
     def _field(self, wire_name: str, schema: Schema, top_level: bool) -> str:

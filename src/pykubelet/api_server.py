@@ -28,7 +28,7 @@ from pykubelet.edges import ClusterEdges, Edges
 from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.tasks import Services
 from pykubelet.model.errors import ApiError, PykubeletError
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import is_static, name_of, namespace_of
 from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
 from pykubelet.node import build as node_build
@@ -328,7 +328,7 @@ async def _read_node(client: KubeClient, own: OwnNode) -> None:
         logger.info("the Node cannot be read anew, the one at hand counts", extra={"error": str(error)})
 
 
-def _unreadable(events: EventSink, unreadable: Unreadable) -> None:
+def _unreadable(events: EventRecorder, unreadable: Unreadable) -> None:
     message = f"{unreadable.shown} cannot be read and is left out: {unreadable.why}"
     events.node_event(WARNING, UNREADABLE_OBJECT, message)
     if unreadable.kind == "Pod":
@@ -369,17 +369,15 @@ def report(
     """Build the Node's reporter, its lease and the renewal of the node's certificates."""
     if edges.cluster is None or api.storage is None:
         return Reporting(reporter=None, services=Services())
-    csi = api.storage.node
     sources = NodeSources(
         runtime=api.local.runtime_state,
-        pressures=conditions.pressures,
-        devices=cm.device_amounts,
-        reset_extended=cm.is_device_capacity_stale,
-        volumes_in_use=volumes.manager.volumes_in_use,
-        volumes_reported=api.storage.attachments.reported,
-        runtime_problems=pleg.problems,
-        other_problems=lambda: [*conditions.problems(), *csi.problems()],
-        set_pod_cidr=edges.cri.update_runtime_config,
+        pleg=pleg,
+        cm=cm,
+        volumes=volumes.manager,
+        conditions=conditions,
+        csi_node=api.storage.node,
+        attachments=api.storage.attachments,
+        cri=edges.cri,
     )
     node = node_build.build(ctx, edges, edges.cluster, api.node, sources)
     certificates = certs_build.build(ctx, edges.cluster, lambda: api.node.node)

@@ -2,7 +2,7 @@
 
 Every component reports its steps here from the first day; `explain`, events, metrics and traces are
 views of it. Entries are small and bounded per pod, so the recorder costs a few KiB a pod. It decides
-nothing and forgets a pod only when told to.
+nothing and forgets a pod only on `forget`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class LifeRecorder:
             if routine and entry.seconds < QUICK and self._was_done(uid, entry):
                 life = self._life(uid)
                 life.entries = deque((each for each in life.entries if each is not entry), maxlen=ENTRIES_PER_POD)
-            self._tell(uid, entry)
+            self._notify(uid, entry)
 
     def life(self, uid: str) -> PodLife | None:
         return self._pods.get(uid)
@@ -168,7 +168,7 @@ class LifeRecorder:
             at=now, step=step, subject=subject, outcome=outcome, reason=reason, message=message, cause=cause
         )
         self._append(uid, entry)
-        self._tell(uid, entry)
+        self._notify(uid, entry)
 
     def _was_done(self, uid: str, entry: LifeEntry) -> bool:
         """Whether the same step was done before, and this one is, too."""
@@ -181,7 +181,7 @@ class LifeRecorder:
         self._life(uid).entries.append(entry)
         return entry
 
-    def _tell(self, uid: str, entry: LifeEntry) -> None:
+    def _notify(self, uid: str, entry: LifeEntry) -> None:
         for listener in self._listeners:
             listener(uid, entry)
 

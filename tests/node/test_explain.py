@@ -14,7 +14,7 @@ import pytest
 
 from pykubelet.cli.client import NodeClient, Target
 from pykubelet.cli.errors import CommandFailed
-from pykubelet.cli.explain import ask
+from pykubelet.cli.explain import fetch_explanation
 from pykubelet.cli.local_socket import local_socket
 from pykubelet.cli.pods import find_on
 from pykubelet.explain.view import Explanation
@@ -195,7 +195,7 @@ class Asked:
 
         def asked() -> Explanation | None:
             try:
-                found = ask(self._node, "default", pod)
+                found = fetch_explanation(self._node, "default", pod)
             except CommandFailed:
                 return None
             last[:] = [found]
@@ -256,7 +256,7 @@ def test_a_healthy_pod_is_healthy(asked: Asked) -> None:
 
 def _healthy(asked: Asked, pod: str) -> Explanation | None:
     try:
-        found = ask(asked._node, "default", pod)
+        found = fetch_explanation(asked._node, "default", pod)
     except CommandFailed:  # the agent has not read the manifest yet
         return None
     return found if found.healthy and found.state == "healthy" else None

@@ -114,7 +114,7 @@ async def served(
         told = ToldContainer(name="main", state=running, container_id=f"containerd://{container}")
         world = World(folder)
         world.pods = FakePods(a_pod("streams", uid=UID, containers=[a_container("main", stdin=True)]))
-        world.statuses = {UID: PodStatus(container_statuses=[told])}
+        world.pods.statuses = {UID: PodStatus(container_statuses=[told])}
         world.reviewer.everything = {user}
         world.settings = replace(world.settings, **(settings or {}))
         world.serving = serving or world.serving

@@ -24,7 +24,7 @@ from pykubelet.node.conditions import NodeConditions
 from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes import usage
 from tests.builders import a_context
-from tests.unit.eviction.test_storage import Used
+from tests.unit.eviction.test_local_storage import Used
 from tests.unit.volumes.making import Node, empty_dir, pod_with
 
 KIB = 1 << 10

@@ -328,7 +328,7 @@ def _refuse_control_characters(text: str) -> None:
 def _load_json(text: str, max_nodes: int, max_depth: int) -> Any:
     """The value if the text is one sound JSON list or object, else None.
 
-    JSON is nearly YAML, but libyaml knows no surrogate pairs in escapes. Whatever is wrong here is left
+    JSON is nearly YAML, but libyaml knows no surrogate pairs in escapes. What is wrong here is left
     to the YAML way, which knows line numbers.
     """
     if text.lstrip()[:1] not in ("{", "["):

@@ -74,7 +74,7 @@ def default_pod(pod: Pod) -> None:
 
 
 def image_tag(image: str) -> str | None:
-    """The tag a reference asks for: "latest" when it names neither tag nor digest; None when malformed."""
+    """The tag of a reference: "latest" when it names neither tag nor digest; None when malformed."""
     name, at, digest = image.partition("@")
     folder, slash, last = name.rpartition("/")
     last, colon, tag = last.partition(":")

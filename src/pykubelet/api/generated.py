@@ -785,7 +785,7 @@ class EnvVarSource(ApiStruct, kw_only=True):
 class EnvVar(ApiStruct, kw_only=True):
     """io.k8s.api.core.v1.EnvVar"""
 
-    name: str | None = None
+    name: str = ""
     value: str | None = None
     value_from: EnvVarSource | None = None
 
@@ -980,7 +980,7 @@ class VolumeMount(ApiStruct, kw_only=True):
 
     mount_path: str | None = None
     mount_propagation: str | None = None
-    name: str | None = None
+    name: str = ""
     read_only: bool | None = None
     recursive_read_only: str | None = None
     sub_path: str | None = None
@@ -998,7 +998,7 @@ class Container(ApiStruct, kw_only=True):
     image_pull_policy: str | None = None
     lifecycle: Lifecycle | None = None
     liveness_probe: Probe | None = None
-    name: str | None = None
+    name: str = ""
     ports: list[ContainerPort] = []
     readiness_probe: Probe | None = None
     resize_policy: list[ContainerResizePolicy] = []
@@ -1182,7 +1182,7 @@ class EphemeralContainer(ApiStruct, kw_only=True):
     image_pull_policy: str | None = None
     lifecycle: Lifecycle | None = None
     liveness_probe: Probe | None = None
-    name: str | None = None
+    name: str = ""
     ports: list[ContainerPort] = []
     readiness_probe: Probe | None = None
     resize_policy: list[ContainerResizePolicy] = []
@@ -2057,7 +2057,7 @@ class Volume(ApiStruct, kw_only=True):
     host_path: HostPathVolumeSource | None = None
     image: ImageVolumeSource | None = None
     iscsi: ISCSIVolumeSource | None = None
-    name: str | None = None
+    name: str = ""
     nfs: NFSVolumeSource | None = None
     persistent_volume_claim: PersistentVolumeClaimVolumeSource | None = None
     photon_persistent_disk: PhotonPersistentDiskVolumeSource | None = None

@@ -265,7 +265,7 @@ def static_pod_defaults(pod: Pod, *, node_name: str, source: StaticSource, origi
     )
     tolerations = list(pod.spec.tolerations)
     if source == "file" and not any(_tolerates_no_execute(have) for have in tolerations):
-        # So that trouble with the node does not evict what the node itself was told to run.
+        # So that a taint of the node does not evict its own static pods.
         tolerations.append(Toleration(operator="Exists", effect="NoExecute"))
     return msgspec.structs.replace(
         pod,

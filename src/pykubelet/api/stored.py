@@ -1,8 +1,8 @@
 """Objects as an API server stores them, read as Go reads them.
 
-A server stores what its own types can hold: fields of any depth that nobody looks at, times of the year 0, nulls for
+A server stores what its own types can hold: unread fields of any depth, times of the year 0, nulls for
 empty lists. Such an object is as good as any other here. What still cannot be read has at least its name taken out.
-Nothing here is quick for a large object that is odd; whoever reads on the loop's thread minds the size.
+Slow for a large object that is odd: callers on the loop's thread must limit the size.
 """
 
 import json
@@ -54,20 +54,20 @@ def without_depths(data: bytes, deepest: int = DEEPEST) -> bytes:
 
 
 def loose_metadata(data: bytes) -> dict[str, Any]:
-    """What can be told of an object that cannot be read: the plain values of its metadata, and its node as nodeName.
+    """What is known of an object that cannot be read: the plain values of its metadata, and its node as nodeName.
 
-    A deletionTimestamp that is there in whatever form is a time.
+    A deletionTimestamp of any form counts as a time.
     """
     try:
         tree = _tree(data)
     except ValueError:
         return {}
     found = _map(_map(tree).get("metadata"))
-    told: dict[str, Any] = {key: value for key, value in found.items() if isinstance(value, str | int)}
-    if "deletionTimestamp" in told:
-        told["deletionTimestamp"] = nearest_time(str(told["deletionTimestamp"])) or LONG_AGO
+    known: dict[str, Any] = {key: value for key, value in found.items() if isinstance(value, str | int)}
+    if "deletionTimestamp" in known:
+        known["deletionTimestamp"] = nearest_time(str(known["deletionTimestamp"])) or LONG_AGO
     node = _map(_map(tree).get("spec")).get("nodeName")
-    return {**told, "nodeName": node if isinstance(node, str) else ""}
+    return {**known, "nodeName": node if isinstance(node, str) else ""}
 
 
 def split_list(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -112,7 +112,7 @@ def split_list(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 def _tree(data: bytes) -> Any:
     try:
-        # Not msgspec: it refuses numbers that no type holds even in fields that nobody reads.
+        # Not msgspec: it refuses numbers that no type holds even in unread fields.
         return json.loads(without_depths(data), parse_int=_number, parse_float=_number)
     except RecursionError:
         raise ManifestError("nested too deeply") from None

@@ -38,8 +38,8 @@ from pykubelet.clients.kube.port import ChangeType, KubeClient, UnreadableChange
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.files import sync_folder, write_atomic
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Histogram, Registry
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import AlreadyExists, ApiError, ApiServerError, Forbidden, NotFound
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class CertificateRotation:
         self._on_lost = on_lost
         self.source = random.Random()
         """Of deadlines and delays."""
-        self._changed = Signal()
+        self._changed = Wakeup()
         self._pair: Pair | None = None
         self._deadline = 0.0
         self._last_good = 0.0

@@ -1,6 +1,6 @@
-"""`pykubelet --config f …`: flags to settings, edges to the outside, run until told to stop.
+"""`pykubelet --config f …`: flags to settings, edges to the outside, run until a stop signal.
 
-Everything that can be wrong with the settings is said at once on standard error, one line each, with status 1.
+Everything that is wrong with the settings is printed at once on standard error, one line each, with status 1.
 A second stop signal leaves at once.
 """
 
@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from pykubelet.clients.host.process import LockFile
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.memory import freeze_start_up, limit_arenas
-from pykubelet.kit.tasks import running
+from pykubelet.kit.tasks import Wakeup, running
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import PrintAndExit, load_settings
@@ -108,14 +107,14 @@ def stop_requested() -> asyncio.Event:
     """Set by SIGTERM or SIGINT; the second one ends the process on the spot."""
     event = asyncio.Event()
 
-    def ask() -> None:
+    def request_stop() -> None:
         if event.is_set():
             os._exit(1)
         event.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ask)
+        loop.add_signal_handler(number, request_stop)
     return event
 
 
@@ -123,7 +122,7 @@ START_STEP = 10.0
 """Seconds between two requests for more time; each asks for three of them."""
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 class NotifySocket:
@@ -153,11 +152,11 @@ class NotifySocket:
 class SystemdNotifier:
     name = "systemd-notify"
 
-    def __init__(self, *, tell: Tell, watchdog: float | None, clock: Clock) -> None:
-        self._tell = tell
+    def __init__(self, *, notify: Notify, watchdog: float | None, clock: Clock) -> None:
+        self._notify = notify
         self._watchdog = watchdog
         self._clock = clock
-        self._ready = Signal()
+        self._ready = Wakeup()
         self._is_ready = False
 
     def ready(self) -> None:
@@ -166,22 +165,22 @@ class SystemdNotifier:
         self._ready.set()
 
     def stopping(self) -> None:
-        self._tell(STOPPING)
+        self._notify(STOPPING)
 
     async def run(self) -> None:
         while not self._is_ready:
-            self._tell(f"EXTEND_TIMEOUT_USEC={round(3 * START_STEP * 1e6)}")
+            self._notify(f"EXTEND_TIMEOUT_USEC={round(3 * START_STEP * 1e6)}")
             await self._ready.wait(at_most=START_STEP)
-        self._tell(READY)
+        self._notify(READY)
         while True:
             if self._watchdog is None:
                 await self._clock.sleep(3600.0)
                 continue
-            self._tell(ALIVE)
+            self._notify(ALIVE)
             await self._clock.sleep(self._watchdog / 2)
 
 
 def systemd_notifier(environment: EnvironmentSettings, clock: Clock) -> SystemdNotifier:
     return SystemdNotifier(
-        tell=NotifySocket(environment.notify_socket), watchdog=environment.watchdog_timeout, clock=clock
+        notify=NotifySocket(environment.notify_socket), watchdog=environment.watchdog_timeout, clock=clock
     )

@@ -1,4 +1,4 @@
-"""The production edges of an agent: the runtime, the host, systemd and logind where the settings ask for them."""
+"""The production edges of an agent: the runtime, the host, systemd and logind where the settings need them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A blocking HTTP client for the node's server: over the local socket, or over HTTPS with a client certificate.
 
-Small on purpose: commands ask one question at a time. Streams that go both ways (exec, port-forward) are in
-streams.py. Does not cover: what is asked and how it is shown.
+Small on purpose: commands send one request at a time. Streams that go both ways (exec, port-forward) are in
+streams.py. Does not cover: requests and how responses are shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Query = Sequence[tuple[str, str]]
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """Which node is asked, and how."""
+    """Which node to connect to, and how."""
 
     sockets: tuple[Path, ...] = ()
     """Local sockets, the first that is there counts."""
@@ -103,7 +103,7 @@ class NodeClient:
     def ask(
         self, method: str, path: str, query: Query = (), *, body: bytes = b"", timeout: float | None = None
     ) -> Answer:
-        """The answer, whatever its status. Without `timeout` it may take as long as it likes."""
+        """The answer with any status. Without `timeout` it may take any time."""
         with self._sent(method, path, query, body, timeout) as response:
             return Answer(response.status, response.read())
 

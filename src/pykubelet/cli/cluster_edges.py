@@ -37,7 +37,7 @@ NO_LIMIT = -1
 
 
 def leave(why: str) -> None:
-    """Only a new start can help, perhaps with bootstrap credentials: ask for it as an administrator would."""
+    """End the agent: only a restart can help, perhaps with bootstrap credentials."""
     logger.error("the agent ends, it can no longer log in to its cluster", extra={"reason": why})
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -15,7 +15,7 @@ from pykubelet.cli import table
 from pykubelet.cli.client import NodeClient
 from pykubelet.cli.errors import CommandFailed
 from pykubelet.cli.events import fetch, row
-from pykubelet.cli.explain import ask
+from pykubelet.cli.explain import fetch_explanation
 from pykubelet.cli.options import bare_pod, complete_pods, namespace_option, on_node
 from pykubelet.cli.pods import find_on, reported_container
 from pykubelet.model.pod import AnyContainer, ContainerKind, all_containers, name_of, namespace_of, qos_class
@@ -75,7 +75,7 @@ def described(pod: Pod) -> Iterator[str]:
 
 
 def _container(pod: Pod, container: AnyContainer) -> Iterator[str]:
-    status = reported_container(pod, container.name or "")
+    status = reported_container(pod, container.name)
     yield f"  {container.name}:"
     yield _pair("Container ID", (status.container_id if status else "") or "", 4)
     yield _pair("Image", container.image or "", 4)
@@ -216,7 +216,7 @@ def probe_text(probe: Probe) -> str:
 
 def _trouble(node: NodeClient, pod: Pod) -> None:
     try:
-        found = ask(node, namespace_of(pod), name_of(pod))
+        found = fetch_explanation(node, namespace_of(pod), name_of(pod))
     except CommandFailed:
         return  # an agent that does not explain
     click.echo(_pair("Explained", table.styled(found.state) + f": {found.summary}"))

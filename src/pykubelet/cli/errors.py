@@ -1,6 +1,6 @@
 """How human commands fail: one line for the person, one exit status for scripts.
 
-0 is good; 1: what was asked for is not there, was refused or went wrong; 2: the command was used wrongly; 3: no agent
+0 is good; 1: the object does not exist, the request was refused or failed; 2: the command was used wrongly; 3: no agent
 answers; 4: `explain` found trouble. `exec` ends with the status of the command it ran.
 """
 

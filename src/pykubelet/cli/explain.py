@@ -1,6 +1,6 @@
 """`pykubelet explain POD`: the node's own answer to "what is wrong with it?", on paper or as JSON.
 
-Ends with 0 for a healthy pod and 4 for one in trouble, so that scripts can ask.
+Ends with 0 for a healthy pod and 4 for one in trouble, for scripts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def command(node: NodeClient, pod: str, output: str, timeline: bool, namespace: 
       0  it is healthy or has done its work
       4  it is not
     """
-    found = ask(node, namespace, bare_pod(pod))
+    found = fetch_explanation(node, namespace, bare_pod(pod))
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found.to_json()), indent=2).decode())
     else:
@@ -46,7 +46,7 @@ def _is_title(line: str) -> bool:
     return line.startswith("Why (") or line == "Timeline"
 
 
-def ask(node: NodeClient, namespace: str, name: str) -> Explanation:
+def fetch_explanation(node: NodeClient, namespace: str, name: str) -> Explanation:
     """The node's explanation of a pod. Raises CommandFailed."""
     full = name_of(find_on(node, namespace, name))
     answer = node.get(path_of("explain", namespace, full))

@@ -1,7 +1,7 @@
 """What an agent does to the machine it runs on before it starts, and keeps doing beside its pods.
 
 The lock file, how many files it may open, the kernel's settings, a few iptables chains. `pykubelet up` does none of it:
-it is a guest on somebody's machine.
+it is a guest on the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def set_up_host(settings: Settings, *, proc_sys: Path = PROC_SYS) -> LockFile | 
         if problems := check_tunables(proc_sys):
             raise SettingsError([f"protectKernelDefaults: {problem}" for problem in problems])
     elif problems := set_tunables(proc_sys):
-        # As with limits that a host refuses: worse than wished for, and no reason to run no pods.
+        # As with limits that a host refuses: worse than configured, but pods can run.
         logger.warning("kernel settings are not as a node needs them", extra={"problems": "; ".join(problems)})
     return lock
 

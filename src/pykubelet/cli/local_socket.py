@@ -40,7 +40,7 @@ def candidates(root: Path) -> list[Path]:
 
 
 def forget_old_socket(root: Path) -> None:
-    """Remove what an agent of an earlier version left behind, so that nobody asks there."""
+    """Remove what an agent of an earlier version left behind, so that no command connects there."""
     old = root / OLD_NAME
     if old == local_socket(root):
         return

@@ -62,7 +62,7 @@ def command(
 
 
 def _names(pod: Pod) -> list[str]:
-    return [each.name or "" for _, each in pods.all_containers(pod)]
+    return [each.name for _, each in pods.all_containers(pod)]
 
 
 def _query(options: LogOptions) -> list[tuple[str, str]]:

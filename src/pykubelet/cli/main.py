@@ -1,6 +1,6 @@
-"""The human commands. Each is imported only when it is asked for; the list and its short texts are here.
+"""The human commands. Each is imported only when it is run; the list and its short texts are here.
 
-Whatever goes wrong becomes one line on standard error and an exit status (errors.py); no traceback reaches a user.
+Every failure becomes one line on standard error and an exit status (errors.py); no traceback reaches a user.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def run_command(arguments: Sequence[str]) -> int:
         print(f"pykubelet: {failure}", file=sys.stderr)
         return failure.status
     except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing may be flushed into the closed pipe at exit.
+        # The reader of our output is gone; nothing may be flushed into the closed pipe at exit.
         sys.stdout = None
         return 141
     return status if isinstance(status, int) else 0

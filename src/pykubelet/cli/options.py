@@ -27,7 +27,7 @@ def root_of(state: Path) -> Path:
 
 
 def sockets(state: str | None) -> tuple[Path, ...]:
-    """Candidates, the most specific first: what was asked for, or `up`'s usual place and the agent's."""
+    """Candidates, the most specific first: the one given, or `up`'s usual place and the agent's."""
     if state:
         return tuple(candidates(root_of(Path(state).resolve())))
     return (*candidates(root_of(DEFAULT_STATE)), *candidates(Path(NodeFlags().root_dir)))
@@ -126,7 +126,7 @@ def complete_containers(context: click.Context, parameter: click.Parameter, type
         pod = find(pods, context.params.get("namespace") or "default", bare_pod(name))
     except CommandFailed:
         return []
-    names = [container.name or "" for _, container in all_containers(pod)]
+    names = [container.name for _, container in all_containers(pod)]
     return [CompletionItem(each) for each in names if each.startswith(typed)]
 
 

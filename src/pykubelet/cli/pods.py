@@ -1,4 +1,4 @@
-"""Pods as commands see them: asking the node for them, finding one by name, and the words kubectl uses for them."""
+"""Pods for commands: listing them, finding one by name, and their status as kubectl writes it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def find_on(node: NodeClient, namespace: str, name: str) -> Pod:
 
 def container_of(pod: Pod, wanted: str | None) -> str:
     """The container that is meant: the one named, the annotated default, or the first. Raises CommandFailed."""
-    names = [container.name or "" for _, container in all_containers(pod)]
+    names = [container.name for _, container in all_containers(pod)]
     if wanted:
         if wanted not in names:
             raise CommandFailed(f"container {wanted} is not in pod {short_name(pod)}; it has {', '.join(names)}")
@@ -56,20 +56,21 @@ def container_of(pod: Pod, wanted: str | None) -> str:
     return default if default in names else (pod.spec.containers[0].name or "")
 
 
-# --- kubectl's words ------------------------------------------------------------------------------
+# --- as kubectl writes them -----------------------------------------------------------------------
 
 
 def ready_text(pod: Pod) -> str:
     sidecars = [c.name for c in pod.spec.init_containers if is_sidecar(c)]
-    told = [*pod.status.container_statuses, *(s for s in pod.status.init_container_statuses if s.name in sidecars)]
-    return f"{sum(bool(each.ready) for each in told)}/{len(pod.spec.containers) + len(sidecars)}"
+    statuses = [*pod.status.container_statuses, *(s for s in pod.status.init_container_statuses if s.name in sidecars)]
+    return f"{sum(bool(each.ready) for each in statuses)}/{len(pod.spec.containers) + len(sidecars)}"
 
 
 def restarts(pod: Pod) -> tuple[int, datetime | None]:
     """How often its containers were restarted, and when last."""
-    told = [*pod.status.init_container_statuses, *pod.status.container_statuses]
-    ends = [s.last_state.terminated.finished_at for s in told if s.last_state and s.last_state.terminated]
-    return sum(each.restart_count or 0 for each in told), max((end for end in ends if end is not None), default=None)
+    statuses = [*pod.status.init_container_statuses, *pod.status.container_statuses]
+    ends = [s.last_state.terminated.finished_at for s in statuses if s.last_state and s.last_state.terminated]
+    last = max((end for end in ends if end is not None), default=None)
+    return sum(each.restart_count or 0 for each in statuses), last
 
 
 def status_text(pod: Pod) -> str:
@@ -82,15 +83,15 @@ def status_text(pod: Pod) -> str:
 
 
 def _init_text(pod: Pod) -> str:
-    told = {each.name: each for each in pod.status.init_container_statuses}
+    statuses = {each.name: each for each in pod.status.init_container_statuses}
     total = len(pod.spec.init_containers)
     for number, container in enumerate(pod.spec.init_containers):
-        state = told[container.name].state if container.name in told else None
+        state = statuses[container.name].state if container.name in statuses else None
         if state is None:
             return f"Init:{number}/{total}" if pod.status.init_container_statuses else ""
         if state.terminated is not None and state.terminated.exit_code == 0:
             continue
-        if is_sidecar(container) and told[container.name].started:
+        if is_sidecar(container) and statuses[container.name].started:
             continue
         if state.terminated is not None:
             return f"Init:{_ended_text(state.terminated.reason, state.terminated.exit_code, state.terminated.signal)}"

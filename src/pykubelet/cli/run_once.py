@@ -31,7 +31,7 @@ async def run_once(node: Kubelet) -> int:
 
 
 async def _next(changed: asyncio.Event) -> None:
-    """The next change of a status; the first delivery of pods may bring none, so look again now and then."""
+    """The next change of a status; the first delivery of pods may bring none, so check again now and then."""
     try:
         async with asyncio.timeout(0.5):
             await changed.wait()

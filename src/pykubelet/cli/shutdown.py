@@ -41,16 +41,16 @@ def command(node: NodeClient, grace: str | None, grace_critical: str | None, can
         raise CommandFailed("this node cannot be asked to end its pods; only its local agent can")
     if answer.status != 200:
         raise CommandFailed(answer.text)
-    told = answer.json()
+    outcome = answer.json()
     if cancel:
-        click.echo("the shutdown is cancelled" if told["cancelled"] else "no shutdown was going on")
+        click.echo("the shutdown is cancelled" if outcome["cancelled"] else "no shutdown was going on")
         return 0
-    for pod in told["stopped"]:
+    for pod in outcome["stopped"]:
         click.echo(f"pod {pod} ended")
-    for pod in told["left"]:
+    for pod in outcome["left"]:
         click.echo(f"pod {pod} did not end in time", err=True)
-    click.echo(f"{len(told['stopped'])} pods ended in {told['seconds']:.1f} s; the machine may go down")
-    return 1 if told["left"] else 0
+    click.echo(f"{len(outcome['stopped'])} pods ended in {outcome['seconds']:.1f} s; the machine may go down")
+    return 1 if outcome["left"] else 0
 
 
 def _periods(grace: str | None, critical: str | None) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ def command(state_dir: Path | None, output: str) -> int:
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
     else:
-        for name, text in told(facts):
+        for name, text in lines_of(facts):
             click.echo(f"{name + ':':10}{text}")
     return 0 if facts["answers"] else NO_AGENT
 
@@ -62,7 +62,7 @@ def gathered(state: UpState, node: NodeClient) -> dict[str, Any]:
     return facts
 
 
-def told(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def lines_of(facts: dict[str, Any]) -> list[tuple[str, str]]:
     about, pods = facts["about"], facts["pods"]
     if not facts["answers"]:
         state = "does not answer" if facts["agentPid"] else "not running"

@@ -178,7 +178,7 @@ async def _send_input(stream: SpdyStream) -> None:
 
 
 async def _input(descriptor: int) -> AsyncIterator[bytes]:
-    """What arrives on standard input, whatever it is."""
+    """Blocks of standard input, from a terminal, a pipe or a file."""
     loop = asyncio.get_running_loop()
     if stat.S_ISREG(os.fstat(descriptor).st_mode):  # files are always ready and cannot be waited for
         while block := os.read(descriptor, INPUT_BLOCK):

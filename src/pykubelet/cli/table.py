@@ -1,4 +1,4 @@
-"""Tables as kubectl prints them, cut to the terminal's width; and which words get a colour on a terminal."""
+"""Tables as kubectl prints them, cut to the terminal's width; and which texts get a colour on a terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lines(
     coloured: int | None = None,
     firm: Collection[str] = (),
 ) -> list[str]:
-    """The table's lines, the head first. `coloured` is the column whose words get colours.
+    """The table's lines, the head first. `coloured` is the column whose texts get colours.
 
     Columns that are `firm`, and the coloured one, are cut only when nothing else is left to cut: half a status or an
     address is worth nothing.

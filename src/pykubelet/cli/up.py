@@ -145,16 +145,16 @@ def up(
         absolute = [state.manifests]
     if detach:
         return start_detached(state, absolute, endpoint)
-    from pykubelet.cli.up_run import Wishes, run_up
+    from pykubelet.cli.up_run import UpOptions, run_up
 
-    wishes = Wishes(
+    options = UpOptions(
         paths=absolute,
         endpoint=endpoint,
         logs=logs,
         live=sys.stdout.isatty() and not plain and not verbose,
         verbose=verbose,
     )
-    return run_up(state, wishes)
+    return run_up(state, options)
 
 
 def check_paths(paths: Sequence[Path]) -> list[Path]:

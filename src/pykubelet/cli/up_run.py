@@ -1,6 +1,6 @@
 """The work behind `up` and `down`: the private runtime, the agent on top of it, and the way out.
 
-Told to stop, the agent leaves and pods keep running; told to go down (SIGUSR1, which `down` sends), pods end by their
+On SIGTERM the agent exits and pods keep running; on SIGUSR1, which `down` sends, pods end by their
 grace first and the runtime after them. Also ends what an agent left behind that is no more.
 """
 
@@ -29,8 +29,7 @@ from pykubelet.edges import Edges
 from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import both, gather_all, running
+from pykubelet.kit.tasks import Wakeup, both, gather_all, running
 from pykubelet.kubelet import Kubelet, assemble
 from pykubelet.model.container_keys import termination_grace_of
 from pykubelet.model.errors import CriError
@@ -49,14 +48,14 @@ from pykubelet.standalone.programs import find_runtime
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 0.25
-"""Seconds between looks at logs and ages; changes of pods are shown at once."""
+"""Seconds between reads of logs and ages; changes of pods are shown at once."""
 DOWN_PATIENCE = 60.0
 """Seconds that pods get beyond the longest grace."""
 DEFAULT_GRACE = 30
 
 
-class Wishes(Struct, frozen=True, kw_only=True):
-    """What was asked for on the command line."""
+class UpOptions(Struct, frozen=True, kw_only=True):
+    """The options of the command line."""
 
     paths: Sequence[Path]
     endpoint: str = ""
@@ -65,12 +64,12 @@ class Wishes(Struct, frozen=True, kw_only=True):
     verbose: bool = False
 
 
-def run_up(state: UpState, wishes: Wishes) -> int:
-    state.enter(wishes.paths, wishes.endpoint)
+def run_up(state: UpState, options: UpOptions) -> int:
+    state.enter(options.paths, options.endpoint)
     note_pod_groups(state.groups_file)
-    _set_up_log(state, wishes)
+    _set_up_log(state, options)
     try:
-        return on_a_loop(_Up(state, wishes).run())
+        return on_a_loop(_Up(state, options).run())
     finally:
         state.leave()
 
@@ -88,31 +87,31 @@ def on_a_loop(work: Coroutine[Any, Any, int]) -> int:
         return 130
 
 
-def _set_up_log(state: UpState, wishes: Wishes) -> None:
-    """The agent's log goes to a file, or to the terminal when asked for; detached, standard error is that file."""
-    if wishes.verbose or not sys.stderr.isatty():
-        log.set_up(verbosity=4 if wishes.verbose else 0)
+def _set_up_log(state: UpState, options: UpOptions) -> None:
+    """The agent's log goes to a file, or to the terminal with -v; detached, standard error is that file."""
+    if options.verbose or not sys.stderr.isatty():
+        log.set_up(verbosity=4 if options.verbose else 0)
     else:
         log.set_up(stream=state.agent_log.open("a"))
-    if not wishes.verbose:
+    if not options.verbose:
         logging.getLogger("pykubelet").setLevel(logging.INFO if not sys.stderr.isatty() else logging.WARNING)
 
 
 class _Up:
-    def __init__(self, state: UpState, wishes: Wishes) -> None:
+    def __init__(self, state: UpState, options: UpOptions) -> None:
         self._state = state
-        self._wishes = wishes
+        self._options = options
         self._clock: Clock = SystemClock()
-        self._wake = Signal()
+        self._wake = Wakeup()
         self._down = False
 
     async def run(self) -> int:
         begun = self._clock.monotonic()
         stop = stop_requested()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._ask_down, stop)
-        private = None if self._wishes.endpoint else make_runtime(self._state, self._clock)
+        private = None if self._options.endpoint else make_runtime(self._state, self._clock)
         if private is None:
-            await self._serve(self._wishes.endpoint, stop, begun, [])
+            await self._serve(self._options.endpoint, stop, begun, [])
             if self._down:
                 remove_pod_groups(self._state.groups_file)
             return 0
@@ -137,10 +136,10 @@ class _Up:
         self._wake.set()
 
     async def _serve(self, endpoint: str, stop: asyncio.Event, begun: float, imported: Sequence[str]) -> None:
-        settings = standalone_settings(self._wishes.paths[0], self._state, endpoint)
+        settings = standalone_settings(self._options.paths[0], self._state, endpoint)
         async with connected_edges(settings) as edges:
             node = assemble(settings, edges)
-            merged = watch_paths(node, settings, edges, self._wishes.paths)
+            merged = watch_paths(node, settings, edges, self._options.paths)
             node.ctx.signals.subscribe(PodStatusChanged, lambda changed: self._wake.set())
             async with node.running():
                 view = self._view(edges)
@@ -148,7 +147,7 @@ class _Up:
                     if imported:
                         view.say(f"prepared images offline: {', '.join(imported)}")
                     took = self._clock.monotonic() - begun
-                    shown = ", ".join(str(path) for path in self._wishes.paths)
+                    shown = ", ".join(str(path) for path in self._options.paths)
                     view.say(f"{edges.runtime_name} is up after {took:.1f} s; watching {shown}")
                     await self._show(node, view, stop, begun)
                     if self._down:
@@ -159,7 +158,7 @@ class _Up:
                     view.close()
 
     def _view(self, edges: Edges) -> View:
-        if not self._wishes.live:
+        if not self._options.live:
             return PlainView(lambda text: print(text, flush=True))
         from rich.console import Console
 
@@ -170,7 +169,7 @@ class _Up:
         greeted = False
         while not stop.is_set():
             rows = rows_of(node)
-            view.show(rows, tails.fresh(node) if self._wishes.logs else [])
+            view.show(rows, tails.fresh(node) if self._options.logs else [])
             if not greeted and rows and all(not row.note for row in rows):
                 greeted = True
                 well = "the pod is well" if len(rows) == 1 else f"all {len(rows)} pods are well"

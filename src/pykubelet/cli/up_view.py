@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 FIRST_LINES = 10
-"""Of a log that was there before we looked."""
+"""Of a log that exists already at the start."""
 READ_AT_ONCE = 64 * 1024
 TIMES = re.compile(r"\b[\d.]+ (ms|s|min|h|d)\b")
 
@@ -88,16 +88,16 @@ def _named(pod: Pod) -> str:
 
 
 class LogTails(Struct):
-    """New lines of all containers' logs since the last look; blocking for the length of a short read."""
+    """New lines of all containers' logs since the last call; blocking for the length of a short read."""
 
     offsets: dict[Path, int] = field(default_factory=dict)
 
     def fresh(self, node: Kubelet) -> list[str]:
         found = []
         for pod in node.table.pods():
-            seen = node.table.runtime_status(uid_of(pod))
+            status = node.table.runtime_status(uid_of(pod))
             for container in pod.spec.containers:
-                run = seen.container(container.name or "")
+                run = status.container(container.name)
                 if run is not None and run.log_path:
                     label = _named(pod) if len(pod.spec.containers) == 1 else f"{_named(pod)}/{container.name}"
                     found += [f"{label} | {line}" for line in self._read(Path(run.log_path))]
@@ -133,7 +133,7 @@ def essence(line: str) -> str:
 
 
 class PlainView:
-    """A line for whatever changes."""
+    """One line for each change."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
@@ -158,7 +158,7 @@ class PlainView:
 
 
 class LiveView:
-    """A table that stays in its place, with what is said and what containers write scrolling above it."""
+    """A table that stays in its place, with messages and container logs scrolling above it."""
 
     def __init__(self, console: Console, title: str) -> None:
         from rich.live import Live

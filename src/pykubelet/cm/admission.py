@@ -31,7 +31,7 @@ from pykubelet.settings.gates import Gates
 
 
 class NodeNow(Struct, frozen=True, kw_only=True):
-    """What admission asks other subsystems about the node each time."""
+    """What admission reads of other subsystems about the node each time."""
 
     info: Callable[[], NodeInfo]
     """As the API server has the Node, or as the settings say without one."""

@@ -1,8 +1,8 @@
-"""What each pod was promised, and resizes on their way from a wish in the spec to a promise.
+"""Allocated resources of each pod, and resizes on their way from the spec to an allocation.
 
-The promise (allocation) is what pods are admitted, run and shown with; the spec may ask for something else. A wish
-that does not fit waits here and is judged again whenever room may have come free. Putting a promise into force is
-the runtime's work (`runtime/resize.py`); this module only sees from the record of it whether that is done.
+Pods are admitted, run and reported with what is allocated; the spec may request something else. A request that does
+not fit waits here and is judged again when resources may have been freed. Actuating an allocation is the runtime's
+work (`runtime/resize.py`); this module only sees from its record whether that is done.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pykubelet.cm.resize import (
     urgency,
 )
 from pykubelet.context import Context
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.pod import is_sidecar, readable, uid_of
 from pykubelet.model.pod_resources import allocation_of, differing, effective_resources, with_resources
 from pykubelet.model.reasons import NORMAL, WARNING
@@ -42,7 +42,7 @@ RETRY_UNTIL_READY: Final = 30.0
 RETRY_EVERY: Final = 180.0
 SETTLE: Final = 0.25
 """Seconds to gather changes before the records are written, so that fifty pods starting together do not cost fifty
-writes. A record matters only once a spec asks for something else, and that writes at once."""
+writes. A record matters only once a spec requests something else, and that writes at once."""
 
 # Why pending resizes are judged again: labels of a metric.
 POD_RESIZED: Final = "pod_resized"
@@ -69,7 +69,7 @@ class AllocationManager:
         rules: ResizeRules,
     ) -> None:
         """`root`: the folder of the two files."""
-        self._unsaved = Signal()
+        self._unsaved = Wakeup()
         self._allocated = AllocationState(root / ALLOCATED_FILE, on_change=self._unsaved.set)
         self.actuation = AllocationState(root / ACTUATED_FILE, on_change=self._unsaved.set)
         """What is in force; written by the runtime's resizes."""
@@ -117,14 +117,14 @@ class AllocationManager:
                     extra={"path": str(ledger.path), "error": str(error)},
                 )
 
-    # --- what pods hold -------------------------------------------------------------------------
+    # --- what pods have -------------------------------------------------------------------------
 
     def allocated(self, pod: Pod) -> Pod:
-        """The pod with what it was promised instead of what it asks for."""
+        """The pod with what is allocated instead of what it requests."""
         return with_resources(pod, self._allocated.get(uid_of(pod)))
 
     def active_pods(self) -> list[Pod]:
-        """Pods that hold resources, with what they were promised."""
+        """Active pods with their allocated resources."""
         return [self.allocated(pod) for pod in self._table.active_pods()]
 
     def in_force(self, pod: Pod) -> Pod:
@@ -132,12 +132,12 @@ class AllocationManager:
         return with_resources(self.allocated(pod), self.actuation.get(uid_of(pod)))
 
     def actuated(self, uid: str) -> dict[str, ResourceRequirements]:
-        held = self.actuation.get(uid)
-        return dict(held.containers) if held is not None else {}
+        info = self.actuation.get(uid)
+        return dict(info.containers) if info is not None else {}
 
     @property
     def tells_pod_resources(self) -> bool:
-        """Whether statuses say what a pod as a whole was promised and holds."""
+        """Whether statuses report pod-level resources."""
         return self._rules.pod_level
 
     def conditions(self, uid: str, *, terminal: bool) -> tuple[PodCondition, ...]:
@@ -149,20 +149,20 @@ class AllocationManager:
     # --- news of pods ---------------------------------------------------------------------------
 
     def admitted(self, pod: Pod) -> None:
-        """The pod was admitted as it is given here."""
-        held = allocation_of(pod, init_containers=self._rules.init_containers)
-        self._allocated.put(uid_of(pod), held)
+        """Record the pod's resources as allocated: it was admitted like this."""
+        info = allocation_of(pod, init_containers=self._rules.init_containers)
+        self._allocated.put(uid_of(pod), info)
 
     def added(self, pods: Sequence[Pod]) -> None:
-        """Pods, as their source has them, were all dealt with; those whose wish differs from their promise wait."""
-        wishing = []
+        """Queue the resizes of new pods, as their source has them, whose request differs from their allocation."""
+        resizing = []
         for pod in pods:
             self._conditions.adopt(pod)
             if self.allocated(pod) is not pod:
-                wishing.append(uid_of(pod))
-        for uid in wishing:
+                resizing.append(uid_of(pod))
+        for uid in resizing:
             self._push(uid)
-        if wishing:
+        if resizing:
             self.retry(PODS_ADDED)
 
     def updated(self, old: Pod | None, new: Pod) -> None:
@@ -170,10 +170,10 @@ class AllocationManager:
             return
         for change in changes_between(old, new):
             self._requested.inc(*change)
-        # From here on the spec no longer tells what was promised: only the record does.
+        # From here on the spec no longer says what is allocated: only the record does.
         self._save()
         if self.allocated(new) is new:
-            # The wish was taken back, or was granted before.
+            # The request was taken back, or was allocated before.
             self._conditions.clear_pending(uid_of(new))
             self._waiting = [uid for uid in self._waiting if uid != uid_of(new)]
             self._signals.publish(ResizeChanged(uid_of(new)))
@@ -182,7 +182,7 @@ class AllocationManager:
         self.retry(POD_UPDATED)
 
     def reconciled(self, old: Pod | None, new: Pod) -> None:
-        """Only the status at the source changed; it may tell that room has come free."""
+        """Handle a change of the status alone; it may show that resources were freed."""
         if self._waiting and old is not None and shrank(self.allocated(old), self.allocated(new)):
             self.retry(POD_RESIZED)
 
@@ -218,7 +218,7 @@ class AllocationManager:
                 continue
             before, had_to_wait = self._conditions.of(uid), self._conditions.is_deferred(uid)
             try:
-                granted = self._judge(pod)
+                changed = self._judge(pod)
             except Exception as error:  # this pod's trouble, never that of the others that wait
                 logger.error(
                     "a resize cannot be judged or recorded, will retry",
@@ -231,12 +231,12 @@ class AllocationManager:
                 left.append(uid)
             elif had_to_wait and not self._conditions.is_infeasible(uid):
                 self._accepted_late.inc(trigger)
-            if granted or self._conditions.of(uid) != before:
+            if changed or self._conditions.of(uid) != before:
                 self._signals.publish(ResizeChanged(uid))
         self._waiting = left
 
     def _judge(self, pod: Pod) -> bool:
-        """Promise what the pod asks for if that is possible now; True when the promise changed."""
+        """Allocate what the pod requests if that is possible now; True when the allocation changed."""
         uid, allocated = uid_of(pod), self.allocated(pod)
         if allocated is pod:
             self._conditions.clear_pending(uid)
@@ -250,7 +250,7 @@ class AllocationManager:
         if verdict.rejection is not None:
             self._pend(pod, DEFERRED, verdict.rejection.message)
             return False
-        self._promise(pod)
+        self._allocate(pod)
         for victim in verdict.victims:
             self._signals.publish(PodPreempted(victim, verdict.short_of))
         self._conditions.clear_pending(uid)
@@ -260,7 +260,7 @@ class AllocationManager:
         self._events.pod_event(pod, NORMAL, "ResizeStarted", resize_text("started", pod, pod.metadata.generation))
         return True
 
-    def _promise(self, pod: Pod) -> None:
+    def _allocate(self, pod: Pod) -> None:
         """Recorded on disk before anything of it is put into force."""
         before = self._allocated.get(uid_of(pod))
         self.admitted(pod)
@@ -279,11 +279,11 @@ class AllocationManager:
 
     # --- watching it being put into force -------------------------------------------------------
 
-    def review(self, pod: Pod, seen: PodRuntimeStatus) -> None:
+    def review(self, pod: Pod, status: PodRuntimeStatus) -> None:
         """Bring the PodResizeInProgress condition to what the record of actuated resources says."""
-        # Asked anew: the promise may have changed while the caller was busy with an older one.
+        # Read anew: the allocation may have changed while the caller was busy with an older one.
         current = self.allocated(pod)
-        if self._is_unfinished(current, seen):
+        if self._is_unfinished(current, status):
             self._conditions.set_in_progress(current)
             return
         generation, was = self._conditions.clear_in_progress(uid_of(pod))
@@ -295,17 +295,17 @@ class AllocationManager:
         if news:
             self._events.pod_event(pod, WARNING, "ResizeError", resize_text("error", pod, generation, why))
 
-    def _is_unfinished(self, pod: Pod, seen: PodRuntimeStatus) -> bool:
-        held = self.actuation.get(uid_of(pod))
-        if held is None:
+    def _is_unfinished(self, pod: Pod, status: PodRuntimeStatus) -> bool:
+        info = self.actuation.get(uid_of(pod))
+        if info is None:
             return False
-        if held.pod is not None and differing(pod.spec.resources, held.pod):
+        if info.pod is not None and differing(pod.spec.resources, info.pod):
             return True
         init = [each for each in pod.spec.init_containers if self._rules.init_containers or is_sidecar(each)]
         for container in (*init, *pod.spec.containers):
-            run, own = seen.container(container.name or ""), held.containers.get(container.name or "")
+            run, own = status.container(container.name or ""), info.containers.get(container.name or "")
             if run is None or run.state is not ContainerState.RUNNING or own is None:
-                continue  # what does not run is given the right size when it starts
+                continue  # what does not run gets the right size when it starts
             if differing(effective_resources(pod.spec.resources, container), own):
                 return True
         return False

@@ -1,8 +1,7 @@
-"""Resources held by pods, kept across restarts in the file format of upstream's kubelet, both ways.
+"""Resources of pods, kept across restarts in the file format of upstream's kubelet, both ways.
 
-One ledger is what was admitted (`allocated_pods_state`), another what was put into force
-(`actuated_pods_state`). Changes are remembered at once and written by `flush`; when to flush is the owner's
-business. What a damaged file held is rebuilt from the pods as they are.
+One file is what was allocated (`allocated_pods_state`), another what was actuated (`actuated_pods_state`). Changes
+are made in memory at once and written by `flush`. After damage the state is rebuilt from the pods as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import msgspec
 
 from pykubelet.api.types import ResourceRequirements
 from pykubelet.kit.files import Checkpoint, Envelope
-from pykubelet.kit.go_text import fnv1a_32
+from pykubelet.kit.text import fnv1a_32
 from pykubelet.model.pod_resources import PodResourceInfo
 
 ALLOCATED_FILE = "allocated_pods_state"
@@ -44,18 +43,18 @@ class AllocationState:
     def get(self, uid: str) -> PodResourceInfo | None:
         return self._entries.get(uid)
 
-    def put(self, uid: str, held: PodResourceInfo) -> None:
-        if self._entries.get(uid) != held:
-            self._entries[uid] = held
+    def put(self, uid: str, info: PodResourceInfo) -> None:
+        if self._entries.get(uid) != info:
+            self._entries[uid] = info
             self._changed()
 
     def put_container(self, uid: str, name: str, resources: ResourceRequirements) -> None:
-        held = self._entries.get(uid) or PodResourceInfo()
-        self.put(uid, PodResourceInfo(containers={**held.containers, name: resources}, pod=held.pod))
+        info = self._entries.get(uid) or PodResourceInfo()
+        self.put(uid, PodResourceInfo(containers={**info.containers, name: resources}, pod=info.pod))
 
     def put_pod_level(self, uid: str, resources: ResourceRequirements | None) -> None:
-        held = self._entries.get(uid) or PodResourceInfo()
-        self.put(uid, PodResourceInfo(containers=held.containers, pod=resources))
+        info = self._entries.get(uid) or PodResourceInfo()
+        self.put(uid, PodResourceInfo(containers=info.containers, pod=resources))
 
     def drop(self, uid: str) -> None:
         if self._entries.pop(uid, None) is not None:
@@ -83,10 +82,10 @@ class AllocationState:
 def encode(entries: dict[str, PodResourceInfo]) -> bytes:
     rows = {
         uid: {
-            "ContainerResources": {name: msgspec.to_builtins(each) for name, each in held.containers.items()},
-            "PodLevelResources": None if held.pod is None else msgspec.to_builtins(held.pod),
+            "ContainerResources": {name: msgspec.to_builtins(each) for name, each in info.containers.items()},
+            "PodLevelResources": None if info.pod is None else msgspec.to_builtins(info.pod),
         }
-        for uid, held in entries.items()
+        for uid, info in entries.items()
     }
     return ENVELOPE.seal(json.dumps({"entries": rows} if rows else {}, separators=(",", ":")))
 
@@ -94,10 +93,10 @@ def encode(entries: dict[str, PodResourceInfo]) -> bytes:
 def decode(raw: bytes) -> dict[str, PodResourceInfo]:
     """Raises CheckpointDamaged, or any error for entries of another shape."""
     rows = json.loads(ENVELOPE.open(raw)).get("entries") or {}
-    return {uid: _held(row) for uid, row in rows.items()}
+    return {uid: _info_of(row) for uid, row in rows.items()}
 
 
-def _held(row: dict[str, Any]) -> PodResourceInfo:
+def _info_of(row: dict[str, Any]) -> PodResourceInfo:
     pod_level = row.get("PodLevelResources")
     return PodResourceInfo(
         containers={

@@ -1,4 +1,4 @@
-"""Build the container manager: everything that gives pods their part of the machine.
+"""Build the container manager: everything that allocates the machine to pods.
 
 Settings that this machine cannot have are refused here; `open` reads the checkpoints, before anything starts.
 """
@@ -85,7 +85,7 @@ class ContainerManager(Struct, frozen=True, kw_only=True):
         return found + (self.dra.health_statuses(pod, container) if self.dra is not None else [])
 
     def has_prepared_claims(self, uid: str) -> bool:
-        return self.dra is not None and self.dra.holds(uid)
+        return self.dra is not None and self.dra.has_prepared(uid)
 
 
 def build(

@@ -70,7 +70,7 @@ def reserved(settings: ReservationSettings) -> Amounts:
         for name, amount in quantities(texts).items():
             total[name] = total[name] + amount if name in total else amount
     if settings.reserved_system_cpus:
-        # Whole CPUs kept by number: their count stands in for whatever both reservations say.
+        # Whole CPUs kept by number: their count replaces what both reservations say.
         total[CPU] = Quantity.of(len(parse_cpu_list(settings.reserved_system_cpus)))
     return total
 
@@ -123,7 +123,7 @@ def reservation_problem(capacity: Mapping[str, Quantity], kept: Mapping[str, Qua
 def with_devices(
     old: Mapping[str, Quantity], own: Mapping[str, Quantity], devices: Mapping[str, Quantity], removed: Iterable[str]
 ) -> Amounts:
-    """Own amounts, those of device plugins, and vendors' resources that somebody else wrote into the Node."""
+    """Own amounts, those of device plugins, and vendors' resources that others wrote into the Node."""
     foreign = {name: amount for name, amount in old.items() if is_extended(name)}
     return {**foreign, **{name: _ZERO for name in removed}, **own, **devices}
 

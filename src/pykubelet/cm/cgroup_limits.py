@@ -75,7 +75,7 @@ def _all_limited(pod: Pod, resource: str) -> bool:
 
 
 def _hugepages(requests: Amounts, sizes: Sequence[int]) -> dict[int, int]:
-    """Every size of the node; what was not asked for may not be used."""
+    """Every size of the node; what was not requested may not be used."""
     allowed = dict.fromkeys(sizes, 0)
     for name, amount in requests.items():
         if is_huge_pages(name):
@@ -109,7 +109,7 @@ def share_of(pod: Pod) -> PodShare:
 
 
 def class_limits(shares: Iterable[PodShare], rules: CgroupRules) -> dict[QosClass, CgroupLimits]:
-    """The three classes' groups while these pods hold resources; that of Guaranteed pods is kubepods itself."""
+    """The three classes' groups while these pods are active; that of Guaranteed pods is kubepods itself."""
     milli = 0
     memory = dict.fromkeys(QosClass, 0)
     for share in shares:
@@ -137,9 +137,9 @@ def _class_ceilings(memory: dict[QosClass, int], rules: CgroupRules) -> dict[Qos
     """Memory of the lower classes, where part of what the higher ones requested is kept from them."""
     if not rules.memory_reserve_percent:
         return dict.fromkeys(QosClass)
-    kept = {qos: asked * rules.memory_reserve_percent // 100 for qos, asked in memory.items()}
+    kept = {qos: requested * rules.memory_reserve_percent // 100 for qos, requested in memory.items()}
     burstable = max(0, rules.allocatable_memory_bytes - kept[QosClass.GUARANTEED])
-    # 0 would mean "no limit" to whoever writes it.
+    # 0 would be written as "no limit".
     return {
         QosClass.GUARANTEED: None,
         QosClass.BURSTABLE: max(1, burstable),
@@ -163,7 +163,7 @@ def _protected(memory: dict[QosClass, int], rules: CgroupRules) -> tuple[int, in
 
 
 def add_protection_metrics(metrics: Registry, rules: CgroupRules, pods: Callable[[], Iterable[Pod]]) -> None:
-    """What is protected at the moment, counted when somebody asks; nothing without gate MemoryQoS."""
+    """What is protected at the moment, counted at each scrape; nothing without gate MemoryQoS."""
     if not rules.memory_qos:
         return
     hard = metrics.gauge("kubelet_memory_qos_node_memory_min_bytes", "Guaranteed pods' memory that is never reclaimed.")
@@ -180,12 +180,12 @@ def add_protection_metrics(metrics: Registry, rules: CgroupRules, pods: Callable
     metrics.on_scrape(count)
 
 
-def swap_limit(pod: Pod, held: ResourceRequirements, node: NodeSpec) -> int:
+def swap_limit(pod: Pod, resources: ResourceRequirements, node: NodeSpec) -> int:
     """Bytes of swap the container may use: its part of the node's, in proportion to its memory request."""
     if node.swap_behavior != "LimitedSwap" or is_critical(pod) or qos_class(pod) is not QosClass.BURSTABLE:
         return 0
-    request, limit = amount_of(held, "memory").request, amount_of(held, "memory").limit
-    # Equal also when both are zero: a container that asks for nothing gets no swap.
+    request, limit = amount_of(resources, "memory").request, amount_of(resources, "memory").limit
+    # Equal also when both are zero: a container that requests nothing gets no swap.
     if request == limit or not 0 <= request.value() <= node.memory_bytes or not node.memory_bytes:
         return 0
     return int(request.value() / node.memory_bytes * node.swap_bytes)

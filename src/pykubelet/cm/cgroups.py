@@ -80,7 +80,7 @@ def lacks_root(host: CgroupHost, rules: CgroupRules) -> bool:
 
 
 class NoSlices:
-    """Plain cgroupfs: nobody is asked."""
+    """Plain cgroupfs: nothing beside it must agree."""
 
     async def hold(self, path: str, limits: CgroupLimits) -> None: ...
 
@@ -155,7 +155,7 @@ class PodCgroups:
         return self._rules.enabled and not self._host.exists(self._path(pod_parts(pod)))
 
     async def ensure(self, pod: Pod) -> None:
-        """The pod's group exists with its limits. Cheap when it does and was seen to by this life of the agent."""
+        """The pod's group exists with its limits. Cheap when this life of the agent has ensured it before."""
         if not self._rules.enabled:
             return
         uid, path = uid_of(pod), self._path(pod_parts(pod))
@@ -201,7 +201,7 @@ class PodCgroups:
     # --- leftovers ------------------------------------------------------------------------------
 
     async def remove_orphans(self, known: set[str], *, still_held: Callable[[str], bool] = lambda uid: False) -> None:
-        """Groups of pods that nobody knows any more, for instance from before a crash.
+        """Remove groups of pods that are not known any more, for instance from before a crash.
 
         While a pod is `still_held` (a volume is mounted) its group stays, with next to no claim on CPUs.
         """

@@ -27,7 +27,7 @@ V = TypeVar("V")
 
 
 class ContainerResources(Struct, frozen=True, kw_only=True):
-    """What device plugins, DRA drivers and the CPU and memory managers give to one container."""
+    """What device plugins, DRA drivers and the CPU and memory managers add to one container."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[cri_pb2.Mount] = ()
@@ -43,7 +43,7 @@ NO_RESOURCES = ContainerResources()
 
 
 class ContainerResourceSource:
-    """Joins what the managers give to a container."""
+    """Joins what the managers add to a container."""
 
     def __init__(
         self, managers: ResourceManagers, devices: DeviceManager | None = None, claims: DraManager | None = None

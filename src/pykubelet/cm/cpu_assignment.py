@@ -2,8 +2,8 @@
 
 `take_packed` fills the machine from whole NUMA nodes and sockets down to single threads, always from what has the
 fewest CPUs left, so that big free pieces stay big. `take_distributed` spreads evenly over as few NUMA nodes as can
-hold the request. Both give exactly the number asked for or raise `NotEnoughCpus`; a CPU that is not in `available`
-is never given.
+hold the request. Both return exactly the number requested or raise `NotEnoughCpus`; a CPU that is not in `available`
+is never returned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pykubelet.model.topology import Cpus, Level, Topology
 def take_packed(
     topology: Topology, available: Cpus, count: int, *, spread: bool = False, by_cache: bool = False
 ) -> Cpus:
-    """`spread`: do not look for whole cores; `by_cache`: stay within shared caches where that is possible."""
+    """`spread`: whole cores are not preferred; `by_cache`: stay within shared caches where that is possible."""
     pile = _Pile(topology, available, count, spread=spread)
     if pile.needed <= 0:
         return frozenset()
@@ -37,7 +37,7 @@ def take_packed(
 
 
 def take_distributed(topology: Topology, available: Cpus, count: int, *, group: int = 1, spread: bool = False) -> Cpus:
-    """`group`: CPUs are handed out in multiples of this, such as all threads of a core."""
+    """`group`: CPUs are allocated in multiples of this, such as all threads of a core."""
     if count <= 0:
         return frozenset()
     if group < 1 or count % group:
@@ -175,7 +175,7 @@ def _best_share(
 def _fitting(
     combo: Sequence[int], free: dict[int, int], count: int, group: int
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Ways to share over these nodes: how unbalanced the machine is left, and who gives what does not divide."""
+    """Ways to share over these nodes: how unbalanced the machine is left, and which nodes give what does not divide."""
     even = _even(count, len(combo), group)
     if sum(free[node] // group for node in combo) * group < count or any(free[node] < even for node in combo):
         return
@@ -201,16 +201,16 @@ def _even(count: int, nodes: int, group: int) -> int:
 
 
 def _striped(subset: Sequence[int], free: dict[int, int], amount: int, group: int) -> list[int] | None:
-    """Who gives a group in turn until the amount is there; None when they have not enough."""
+    """Nodes that give a group in turn until the amount is there; None when they have not enough."""
     left = {node: free[node] for node in subset}
     steps: list[int] = []
     while len(steps) * group < amount:
-        given = len(steps)
+        before = len(steps)
         for node in subset:
             if len(steps) * group < amount and left[node] >= group:
                 left[node] -= group
                 steps.append(node)
-        if len(steps) == given:
+        if len(steps) == before:
             return None
     return steps
 

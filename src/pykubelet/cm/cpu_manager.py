@@ -1,8 +1,8 @@
-"""The static CPU policy: whole CPUs for containers of Guaranteed pods, everybody else in the shared pool.
+"""The static CPU policy: whole CPUs for containers of Guaranteed pods, all others in the shared pool.
 
-Decides and keeps the books; the books are on disk when `save` of the state returns. CPUs of an init container that
+Decides and records in the state (`state.py`), which is written before it is acted on. CPUs of an init container that
 has ended are used again by later containers of its pod, those of sidecars are not. A container that has its CPUs
-keeps them whatever is asked again, so a restarted agent never moves or rejects what runs. Telling the runtime is
+keeps them when it is admitted again, so a restarted agent never moves or rejects what runs. Telling the runtime is
 `reconcile.py`; which CPUs of the free ones is `accumulator.py`.
 """
 
@@ -59,7 +59,7 @@ class StaticCpuPolicy:
     # --- start ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Check the books against the machine, or open them. ResourceManagerError when they do not fit."""
+        """Check the state against the machine, or begin it. ResourceManagerError when they do not fit."""
         state, every = self._state, self._topology.all_cpus
         if self._options.strict_reservation:
             every = every - self._reserved
@@ -104,7 +104,7 @@ class StaticCpuPolicy:
 
     @property
     def available(self) -> Cpus:
-        """CPUs that could be given away."""
+        """CPUs that could be allocated exclusively."""
         return self._state.shared - self._reserved
 
     # --- hints ------------------------------------------------------------------------------------------
@@ -128,15 +128,15 @@ class StaticCpuPolicy:
             return {CPU: self._places(whole, NO_CPUS, wanted)}
         if has_pod_level_resources(pod) and self._shared_problem(pod, wanted):
             return IMPOSSIBLE
-        held = NO_CPUS
+        allocated = NO_CPUS
         for each in containers_of(pod):
             owned = self._state.owned(uid, each.name or "")
             if owned is not None and len(owned) != self._wanted(pod, each):
                 return IMPOSSIBLE
-            held |= owned or NO_CPUS
-        if len(held) == wanted:
-            return {CPU: self._places(held, NO_CPUS, wanted)}
-        return {CPU: self._places(self.available, self._reusable_of(pod) | held, wanted)}
+            allocated |= owned or NO_CPUS
+        if len(allocated) == wanted:
+            return {CPU: self._places(allocated, NO_CPUS, wanted)}
+        return {CPU: self._places(self.available, self._reusable_of(pod) | allocated, wanted)}
 
     def _places(self, available: Cpus, reusable: Cpus, wanted: int) -> list[Hint]:
         """Every set of NUMA nodes with enough CPUs, which must include all that will be used again."""
@@ -211,24 +211,24 @@ class StaticCpuPolicy:
     def _share_out(self, pod: Pod, whole: Cpus) -> None:
         """Parts of the pod's CPUs to containers that own some; the rest of them get what is left then."""
         uid, pool = uid_of(pod), whole
-        given: dict[str, Cpus] = {}
+        chosen: dict[str, Cpus] = {}
         for each in containers_of(pod):
             wanted, name = self._wanted(pod, each), each.name or ""
             if wanted:
                 self._metrics.cpu_requests.inc()
-                given[name] = self._choose(pool, wanted)
+                chosen[name] = self._choose(pool, wanted)
                 self._metrics.containers.inc(CPU, "pod_exclusive")
                 if not is_run_to_end(pod, each):
-                    pool -= given[name]
+                    pool -= chosen[name]
             elif is_run_to_end(pod, each):
                 # Everything but what sidecars started before it own.
-                given[name] = pool
+                chosen[name] = pool
                 self._metrics.containers.inc(CPU, "pod_shared")
         for each in containers_of(pod):
             name = each.name or ""
-            if name not in given:
+            if name not in chosen:
                 self._metrics.containers.inc(CPU, "pod_shared")
-            self._state.own(uid, name, given.get(name, pool))
+            self._state.own(uid, name, chosen.get(name, pool))
             self._metrics.allocations.inc(CPU, "pod")
 
     def _shared_problem(self, pod: Pod, whole: int) -> str:
@@ -263,7 +263,7 @@ class StaticCpuPolicy:
             raise NotWholeCores.too_few(requested=wanted, per_core=per_core, available=free)
 
     def _take(self, wanted: int, place: Hint, reusable: Cpus) -> Cpus:
-        """First what is at the place, then whatever is missing from anywhere."""
+        """First what is at the place, then what is missing from anywhere."""
         free = self.available | reusable
         chosen = NO_CPUS
         if place.nodes is not None:
@@ -341,7 +341,7 @@ def choose_cpus(topology: Topology, available: Cpus, wanted: int, options: CpuOp
 
 
 def reserved_cpus(topology: Topology, named: Cpus, kept: Quantity, options: CpuOptions) -> Cpus:
-    """CPUs that are never given away: the named ones, else as many as the reservations need, lowest cores first."""
+    """CPUs that are never exclusive: the named ones, else as many as the reservations need, lowest cores first."""
     if kept.is_zero():
         raise ResourceManagerError(
             "cpuManagerPolicy: the static policy requires systemReserved.cpu + kubeReserved.cpu to be greater than "

@@ -16,7 +16,7 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.cm.errors import NotWritten
 from pykubelet.cm.state import ManagerStates
 from pykubelet.kit.limits import Once
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.topology import Cpus, format_cpu_list
 from pykubelet.pods.table import PodTable
@@ -46,7 +46,7 @@ class CpusetReconciler:
         self._states = states
         self._cpus_of = states.cpus.owned_or_shared
         self._period = period
-        self._signal = Signal()
+        self._signal = Wakeup()
         self._created: dict[tuple[str, str], Cpus] = {}
         """Sets that containers were created with whose ids are not known yet."""
         self._applied: dict[str, Cpus] = {}

@@ -1,7 +1,7 @@
-"""Devices of plugins: who may register, what pods are given, what is put into their containers.
+"""The device manager: registers plugins, allocates their devices to containers, and adds what Allocate returned.
 
-Admission only reserves, from the state, and never waits for a plugin: one that hangs holds up the pods that want its
-devices and nobody else. The plugin is asked (GetPreferredAllocation, Allocate) right before the container is made.
+Admission only reserves, from the state, and never waits for a plugin: one that hangs delays the pods that request its
+devices and no others. GetPreferredAllocation and Allocate are called right before the container is created.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pykubelet.cm.device_state import DeviceAllocation, DevicesRefused, DeviceSt
 from pykubelet.cm.topology_manager import Hint, Hints, masks
 from pykubelet.context import Context
 from pykubelet.kit.files import Checkpoint
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
@@ -46,7 +46,7 @@ _RESOURCE = re.compile(rf"(?=.{{1,317}}$)(?P<domain>{_DOMAIN})/[A-Za-z0-9]([-A-Z
 
 
 class RegistrationRefused(PykubeletError):
-    """The plugin is told this."""
+    """Why a registration is refused; the plugin gets this text."""
 
 
 class PluginAbsent(PykubeletError):
@@ -96,7 +96,7 @@ class DeviceManager:
             encode=device_state.encode,
             decode=partial(device_state.decode, read_allocate_response=read_allocate_response),
         )
-        self._unsaved = Signal()
+        self._unsaved = Wakeup()
         self.had_checkpoint = False
         self._registrations = ctx.metrics.counter(
             "kubelet_device_plugin_registration_total", "Registrations of device plugins", ("resource_name",)
@@ -106,7 +106,7 @@ class DeviceManager:
         )
 
     def open(self) -> None:
-        """Read what an earlier life left, and make the folder for what this one leaves. Before anything starts."""
+        """Read the checkpoint and make the folder of plugins. Before anything starts."""
         self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         found = self._checkpoint.load()
         if found is not None:
@@ -126,7 +126,7 @@ class DeviceManager:
     # --- plugins come and go --------------------------------------------------------------------
 
     async def take(self, registration: DeviceRegistration) -> None:
-        """A plugin registers at our socket."""
+        """Register a plugin that called our socket."""
         if registration.version != VERSION:
             raise RegistrationRefused(
                 f'requested API version "{registration.version}" is not supported by kubelet. '
@@ -138,7 +138,7 @@ class DeviceManager:
         await self._use(registration.resource, self._folder / registration.endpoint, registration)
 
     async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
-        """A plugin was found by its socket."""
+        """Register a plugin that was found by its socket."""
         if VERSION not in versions:
             raise RegistrationRefused(f"versions {list(versions)} of the plugin do not contain {VERSION}")
         self._check_name(name)
@@ -195,11 +195,11 @@ class DeviceManager:
         found: dict[str, Sequence[Hint] | None] = {}
         for resource in lasting | passing:
             containers = self._state.allocations.get(uid, {}).values()
-            held = frozenset().union(
+            allocated = frozenset().union(
                 *(allocations[resource].ids for allocations in containers if resource in allocations)
             )
             count = max(lasting.get(resource, 0), passing.get(resource, 0))
-            found[resource] = self._state.hints(resource, count, reusable=held, masks=self._masks)
+            found[resource] = self._state.hints(resource, count, reusable=allocated, masks=self._masks)
         return found
 
     def allocate(self, pod: Pod, container: Container, place: Hint) -> None:
@@ -237,7 +237,7 @@ class DeviceManager:
         return frozenset(self._state.allocations)
 
     def _requested(self, pod: Pod, container: AnyContainer) -> Mapping[str, int]:
-        """Devices that are to come from a plugin: what a resource claim serves is none of ours, whatever its name."""
+        """Devices that are to come from a plugin: what a resource claim serves is not ours."""
         limits = container.resources.limits if container.resources is not None else {}
         claimed = served_by_claims(pod)
         return {
@@ -256,7 +256,7 @@ class DeviceManager:
         )
 
     def _reusable(self, pod: Pod, container: AnyContainer, resource: str) -> frozenset[str]:
-        """What earlier containers that end before this one starts held, and no lasting one took over."""
+        """Devices of containers that end before this one starts, unless a lasting one took them over."""
         uid = uid_of(pod)
         ended: set[str] = set()
         lasting: set[str] = set()
@@ -271,24 +271,24 @@ class DeviceManager:
     # --- what containers get --------------------------------------------------------------------
 
     async def response(self, pod: Pod, container: AnyContainer) -> list[AllocateResponse]:
-        """What plugins want put into the container, asked now if they were not before. PykubeletError to wait."""
+        """What plugins add to the container, calling Allocate if that was not done before. PykubeletError to wait."""
         uid, name = uid_of(pod), container.name or ""
         found = []
         for resource, count in self._requested(pod, container).items():
             if self._state.get(uid, name, resource) is None:
-                # A second life that was not admitted anew: the first one gave everything back.
+                # A second life that was not admitted anew: the first one's devices were released.
                 reusable = self._reusable(pod, container, resource)
                 self._state.allocate(uid, name, resource, self._state.choose(resource, count, reusable=reusable))
         for resource, allocation in list(self._state.of_container(uid, name).items()):
             endpoint = self._endpoints.running(resource)
-            if endpoint is None and (allocation.response is None or self._endpoints.sees_starts(resource)):
+            if endpoint is None and (allocation.response is None or self._endpoints.needs_pre_start(resource)):
                 raise PluginAbsent(f"the device plugin of {resource} is not running")
             if allocation.response is None and endpoint is not None:
-                allocation = await self._ask(
-                    endpoint, uid, name, self._still_there(pod, container, resource, allocation)
+                allocation = await self._call_allocate(
+                    endpoint, uid, name, self._healthy(pod, container, resource, allocation)
                 )
             if endpoint is not None and endpoint.options.pre_start:
-                with self._asking(uid, resource, "PreStartContainer"):
+                with self._calling(uid, resource, "PreStartContainer"):
                     await endpoint.plugin.pre_start(sorted(allocation.ids))
             assert allocation.response is not None
             found.append(allocation.response)
@@ -300,10 +300,10 @@ class DeviceManager:
             raise CheckpointNotWritten(f"the device checkpoint cannot be written: {error}") from error
         return found
 
-    def _still_there(
+    def _healthy(
         self, pod: Pod, container: AnyContainer, resource: str, allocation: DeviceAllocation
     ) -> DeviceAllocation:
-        """Devices that broke before the plugin was asked for them are nobody's loss yet: others will do."""
+        """Reallocate devices that became unhealthy before Allocate."""
         if allocation.ids <= self._state.resources[resource].healthy:
             return allocation
         uid, name = uid_of(pod), container.name or ""
@@ -311,36 +311,36 @@ class DeviceManager:
         self._state.allocate(uid, name, resource, self._state.choose(resource, len(allocation.ids), reusable=reusable))
         return self._state.of_container(uid, name)[resource]
 
-    async def _ask(
+    async def _call_allocate(
         self, endpoint: Endpoint, uid: str, container: str, allocation: DeviceAllocation
     ) -> DeviceAllocation:
         resource = endpoint.resource
         if endpoint.options.prefers:
-            await self._let_choose(endpoint, uid, container, allocation)
+            await self._prefer(endpoint, uid, container, allocation)
             allocation = self._state.of_container(uid, container)[resource]
         began = self._clock.monotonic()
-        with self._asking(uid, resource, "Allocate"):
+        with self._calling(uid, resource, "Allocate"):
             response = await endpoint.plugin.allocate(sorted(allocation.ids))
         self._allocated.observe(self._clock.monotonic() - began, resource)
         allocation.response = response
         self._save()
         return allocation
 
-    def _asking(self, uid: str, resource: str, call: str) -> AbstractContextManager[LifeEntry]:
-        """So that a person sees whom the container waits for."""
+    def _calling(self, uid: str, resource: str, call: str) -> AbstractContextManager[LifeEntry]:
+        """Record the call, so that a person sees which plugin the container waits for."""
         return self._recorder.step(uid, Step.CLAIMS, f"device plugin of {resource}, {call}", routine=True)
 
-    async def _let_choose(self, endpoint: Endpoint, uid: str, container: str, allocation: DeviceAllocation) -> None:
-        """The plugin may prefer others of the same place; what it says counts if nobody took them meanwhile."""
+    async def _prefer(self, endpoint: Endpoint, uid: str, container: str, allocation: DeviceAllocation) -> None:
+        """Let the plugin choose among devices of the same place; its choice counts if these are still free."""
         resource, count = endpoint.resource, len(allocation.ids)
         places = {self._state.resources[resource].devices[each].numa for each in allocation.ids}
         free = self._state.free(resource)
         same = {each for each in free if self._state.resources[resource].devices[each].numa in places}
-        with self._asking(uid, resource, "GetPreferredAllocation"):
-            wished = frozenset(await endpoint.plugin.preferred(sorted(same | allocation.ids), [], count))
+        with self._calling(uid, resource, "GetPreferredAllocation"):
+            preferred = frozenset(await endpoint.plugin.preferred(sorted(same | allocation.ids), [], count))
         still = self._state.free(resource) | allocation.ids
-        if len(wished) == count and wished <= still:
-            self._state.allocate(uid, container, resource, wished)
+        if len(preferred) == count and preferred <= still:
+            self._state.allocate(uid, container, resource, preferred)
         else:
             logger.warning("device plugin prefers what cannot be had", extra={"resource": resource})
 
@@ -363,11 +363,11 @@ class DeviceManager:
     def admissible(self) -> Mapping[str, int]:
         """How many pods may have in all: what is allocated counts even while its plugin is away, or a restart of the
         agent would reject pods that run."""
-        given = {resource for _, _, resource, _ in self._state.all_allocations()}
+        allocated = {resource for _, _, resource, _ in self._state.all_allocations()}
         healthy = self.allocatable()
         return {
             name: max(healthy.get(name, 0), len(self._state.taken(name)))
-            for name in (*healthy, *(given - set(healthy)))
+            for name in (*healthy, *(allocated - set(healthy)))
         }
 
     @property
@@ -415,19 +415,19 @@ class DeviceManager:
         return "Healthy" if found.healthy else "Unhealthy"
 
     def _save(self) -> None:
-        """Plugins may repeat their list as often as they like: only what changed is written, and soon."""
+        """Plugins may repeat their list often: only what changed is written, and soon."""
         data = device_state.data_of(self._state)
         if data != self._saved:
             self._saved = data
             self._checkpoint.put(data)
             self._unsaved.set()
 
-    async def _write(self, told: str) -> str:
-        """What went wrong; said when it is another thing than was told."""
+    async def _write(self, logged: str) -> str:
+        """Write the checkpoint; what went wrong, logged when it differs from `logged`."""
         try:
             await self._checkpoint.flush()
         except OSError as error:
-            if str(error) != told:
+            if str(error) != logged:
                 logger.error("device checkpoint not written", extra={"problem": str(error)})
             return str(error)
         return ""

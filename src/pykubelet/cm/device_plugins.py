@@ -32,7 +32,7 @@ class Endpoint:
 
 
 class Endpoints:
-    """`on_change(resource, ids whose health changed)` hears of every list a plugin sends, and of its end."""
+    """`on_change(resource, ids whose health changed)` is called for every list a plugin sends, and for its end."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Endpoints:
         self._clock = clock
         self._on_change = on_change
         self._running: dict[str, Endpoint] = {}
-        self._sees_starts: set[str] = set()
+        self._needs_pre_start: set[str] = set()
         self._left: dict[str, float] = {}
         """When the last plugin of a resource went; the time to come back counts from there."""
         self.removed: set[str] = set()
@@ -57,32 +57,32 @@ class Endpoints:
     def running(self, resource: str) -> Endpoint | None:
         return self._running.get(resource)
 
-    def sees_starts(self, resource: str) -> bool:
+    def needs_pre_start(self, resource: str) -> bool:
         """Whether the plugin, the last one if none runs, wants to be called before each start of a container."""
-        return resource in self._sees_starts
+        return resource in self._needs_pre_start
 
     async def start(self, resource: str, socket: Path, options: DeviceOptions | None = None) -> None:
         """Take this plugin into use instead of an older one. PluginError when it does not answer."""
         plugin = self._connect(socket)
         try:
-            told = options or await plugin.options()
+            found = options or await plugin.options()
         except BaseException:
             await plugin.close()
             raise
-        endpoint = Endpoint(resource, socket, plugin, told)
+        endpoint = Endpoint(resource, socket, plugin, found)
         before = self._running.get(resource)
         self._running[resource] = endpoint
         self._left.pop(resource, None)
         self.removed.discard(resource)
-        (self._sees_starts.add if told.pre_start else self._sees_starts.discard)(resource)
+        (self._needs_pre_start.add if found.pre_start else self._needs_pre_start.discard)(resource)
         self._state.resources.setdefault(resource, Resource()).running = True
         self.tasks.spawn(self._follow(endpoint), name=f"device plugin {resource}")
         logger.info("device plugin in use", extra={"resource": resource, "socket": str(socket)})
         if before is not None:
-            await before.plugin.close()  # ends its list, and whatever it was asked last is asked of the new one
+            await before.plugin.close()  # ends its list; calls in flight fail and are repeated to the new one
 
     def stop(self, resource: str, socket: Path) -> None:
-        """The plugin said, or its socket shows, that it is gone."""
+        """Handle that the plugin is gone, by its own word or by its socket."""
         endpoint = self._running.get(resource)
         if endpoint is not None and endpoint.socket == socket:
             self._ended(endpoint, "its socket is gone")
@@ -99,7 +99,7 @@ class Endpoints:
                 async for devices in lists:
                     if self._running.get(endpoint.resource) is not endpoint:
                         return  # a newer one took over
-                    self._told(endpoint, devices)
+                    self._listed(endpoint, devices)
         except PluginError as error:
             why = str(error)
         except Exception as error:  # a defect that one plugin brings out is no reason to lose the others
@@ -109,7 +109,7 @@ class Endpoints:
             await endpoint.plugin.close()
         self._ended(endpoint, why)
 
-    def _told(self, endpoint: Endpoint, devices: Sequence[Device]) -> None:
+    def _listed(self, endpoint: Endpoint, devices: Sequence[Device]) -> None:
         resource = self._state.resources.setdefault(endpoint.resource, Resource(running=True))
         before = resource.devices
         resource.devices = {each.id: each for each in devices}

@@ -17,7 +17,7 @@ from pykubelet.clients.plugins.port import AllocateResponse, Device, ReadAllocat
 from pykubelet.cm.errors import Refused
 from pykubelet.cm.topology_manager import Hint, mask_of
 from pykubelet.kit.files import Envelope
-from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
+from pykubelet.kit.text import fnv1a_32, go_list, go_map
 
 # --- in memory ------------------------------------------------------------------------------------------------
 
@@ -27,11 +27,11 @@ class DevicesRefused(Refused):
 
 
 class DeviceAllocation(Struct, kw_only=True):
-    """Devices of one resource that one container holds."""
+    """Devices of one resource that are allocated to one container."""
 
     ids: frozenset[str]
     response: AllocateResponse | None = None
-    """The plugin's answer; None until it was asked."""
+    """What Allocate returned; None until it was called."""
 
 
 DeviceAllocations = dict[str, dict[str, dict[str, DeviceAllocation]]]
@@ -39,7 +39,7 @@ DeviceAllocations = dict[str, dict[str, dict[str, DeviceAllocation]]]
 
 
 class Resource(Struct):
-    """All devices of one name, as the plugin last told."""
+    """All devices of one name, as the plugin last listed them."""
 
     devices: dict[str, Device] = field(default_factory=dict)
     running: bool = False
@@ -50,7 +50,7 @@ class Resource(Struct):
         return frozenset(each.id for each in self.devices.values() if each.healthy)
 
     def stop(self) -> None:
-        """The plugin went: nobody vouches for its devices."""
+        """The plugin is gone: its devices count as unhealthy."""
         self.running = False
         self.devices = {each.id: Device(id=each.id, healthy=False, numa=each.numa) for each in self.devices.values()}
 
@@ -60,7 +60,7 @@ class DeviceState:
         self.resources: dict[str, Resource] = {}
         self.allocations: DeviceAllocations = {}
 
-    # --- who holds what -------------------------------------------------------------------------
+    # --- allocations -----------------------------------------------------------------------------
 
     def get(self, uid: str, container: str, resource: str) -> DeviceAllocation | None:
         return self.allocations.get(uid, {}).get(container, {}).get(resource)
@@ -77,7 +77,7 @@ class DeviceState:
         return found
 
     def users_of(self, resource: str, ids: Iterable[str]) -> set[str]:
-        """Pods that hold any of these."""
+        """Pods that have any of these."""
         wanted = set(ids)
         return {
             uid
@@ -91,10 +91,10 @@ class DeviceState:
         self.allocations.setdefault(uid, {}).setdefault(container, {})[resource] = DeviceAllocation(ids=frozenset(ids))
 
     def release(self, uid: str) -> bool:
-        """Give back all the pod holds; whether that was anything."""
+        """Release all devices of the pod; whether there were any."""
         return self.allocations.pop(uid, None) is not None
 
-    # --- what could be given --------------------------------------------------------------------
+    # --- what could be allocated --------------------------------------------------------------------
 
     def free(self, resource: str) -> frozenset[str]:
         known = self.resources.get(resource)
@@ -186,15 +186,15 @@ def decode(raw: bytes, read_allocate_response: ReadAllocateResponse) -> dict[str
 
 
 def allocations_of(data: Mapping[str, Any], read_allocate_response: ReadAllocateResponse) -> DeviceAllocations:
-    held: DeviceAllocations = {}
+    found: DeviceAllocations = {}
     for entry in data["PodDeviceEntries"] or ():
         ids = frozenset(each for group in entry["DeviceIDs"].values() for each in group)
         answer = base64.b64decode(entry["AllocResp"] or "")
-        containers = held.setdefault(str(entry["PodUID"]), {})
+        containers = found.setdefault(str(entry["PodUID"]), {})
         containers.setdefault(str(entry["ContainerName"]), {})[str(entry["ResourceName"])] = DeviceAllocation(
             ids=ids, response=read_allocate_response(answer)
         )
-    return held
+    return found
 
 
 def registered_of(data: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -30,7 +30,7 @@ class PodClaim(NamedTuple):
     name: str
     """Of the claim object."""
     owned: bool
-    """Made for this pod from a template: nobody else's will do."""
+    """Made for this pod from a template: no other claim will do."""
 
 
 def claims_of(pod: Pod) -> Iterator[PodClaim]:
@@ -51,12 +51,12 @@ def claims_of(pod: Pod) -> Iterator[PodClaim]:
 
 
 def requests_of(pod: Pod, container: AnyContainer) -> Iterator[tuple[str, str, str]]:
-    """What the container asked for: (name in the pod, name of the claim object, request or '')."""
+    """What the container requests: (name in the pod, name of the claim object, request or '')."""
     made = {each.name: each.resource_claim_name for each in pod.status.resource_claim_statuses}
     named = {each.name: each.resource_claim_name or made.get(each.name) for each in pod.spec.resource_claims}
-    for asked in container.resources.claims if container.resources is not None else ():
-        if claim := named.get(asked.name):
-            yield asked.name or "", claim, asked.request or ""
+    for requested in container.resources.claims if container.resources is not None else ():
+        if claim := named.get(requested.name):
+            yield requested.name or "", claim, requested.request or ""
     extended = pod.status.extended_resource_claim_status
     if extended is not None and extended.resource_claim_name:
         for mapping in extended.request_mappings:

@@ -1,7 +1,7 @@
 """Dynamic resources: claims are prepared before the pod's first container and given back after its last.
 
-A pod waits with the reason while a driver is away or refuses, and holds up nobody else. Claims that several pods share
-are prepared once and given back by the last of them; all calls about one claim take turns.
+A pod waits with the reason while a driver is away or refuses, and delays no other. Claims that several pods share are
+prepared once and unprepared by the last of them; calls about one claim are serialized.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class DraManager:
     # --- preparing ------------------------------------------------------------------------------
 
     async def prepare(self, pod: Pod, *, has_sandbox: bool = False) -> None:
-        """Until all claims of the pod are prepared; raises with the reason, and tells it.
+        """Prepare all claims of the pod; raises with the reason, which is also an event.
 
         They were when its sandbox was made, so what runs in one is restarted even while a driver or the API server
         is away."""
@@ -158,29 +158,29 @@ class DraManager:
         for entry in entries:
             entry.drivers[driver] = list(answers[entry.ref.uid].devices)
 
-    # --- giving back ----------------------------------------------------------------------------
+    # --- unpreparing ----------------------------------------------------------------------------
 
     async def unprepare(self, uid: str) -> None:
-        """The pod's containers are gone. Raises with the reason; may be repeated."""
-        held = self._claims.of_pod(uid)
-        if not held:
+        """Unprepare the claims of a pod whose containers are gone. Raises with the reason; may be repeated."""
+        claims = self._claims.of_pod(uid)
+        if not claims:
             return
         try:
             with self._times.operation("UnprepareResources"):
-                for namespace in dict.fromkeys(entry.ref.namespace for entry in held):
-                    await self._unprepare(uid, namespace, [e for e in held if e.ref.namespace == namespace])
+                for namespace in dict.fromkeys(entry.ref.namespace for entry in claims):
+                    await self._unprepare(uid, namespace, [e for e in claims if e.ref.namespace == namespace])
         except PykubeletError as error:
             raise ClaimProblem(f"unprepare dynamic resources: {error}") from error
 
-    async def _unprepare(self, uid: str, namespace: str, held: Sequence[ClaimEntry]) -> None:
-        async with self._locks.acquire(*((namespace, entry.ref.name) for entry in held)):
-            last = [entry for entry in held if entry.pods == {uid}]
+    async def _unprepare(self, uid: str, namespace: str, claims: Sequence[ClaimEntry]) -> None:
+        async with self._locks.acquire(*((namespace, entry.ref.name) for entry in claims)):
+            last = [entry for entry in claims if entry.pods == {uid}]
             for entry in last:
-                entry.prepared = False  # from the first call on it is so for some driver, whatever comes then
+                entry.prepared = False  # from the first call on that is so for some driver, also when a later one fails
             for driver in dict.fromkeys(name for entry in last for name in entry.drivers):
                 with self._recorder.step(uid, Step.CLAIMS, f"driver {driver}, NodeUnprepareResources"):
                     await self._call_unprepare(driver, [entry for entry in last if driver in entry.drivers])
-            for entry in held:
+            for entry in claims:
                 entry.pods.discard(uid)
                 if not entry.pods:
                     self._claims.drop(entry)
@@ -213,7 +213,7 @@ class DraManager:
     # --- what containers get --------------------------------------------------------------------
 
     def cdi_devices(self, pod: Pod, container: AnyContainer) -> list[str]:
-        """Names of what the container asked for. A claim that is not prepared is a problem."""
+        """CDI names of what the container requests. Raises for a claim that is not prepared."""
         found: dict[str, None] = {}
         for _, claim, request in requests_of(pod, container):
             entry = self._claims.get(namespace_of(pod), claim)
@@ -225,8 +225,8 @@ class DraManager:
 
     # --- questions ------------------------------------------------------------------------------
 
-    def holds(self, uid: str) -> bool:
-        """Whether anything was prepared for the pod and not given back yet."""
+    def has_prepared(self, uid: str) -> bool:
+        """Whether anything was prepared for the pod and not unprepared yet."""
         return bool(self._claims.of_pod(uid))
 
     def claims_of(self, uid: str, container_name: str) -> list[ClaimShare]:

@@ -1,4 +1,4 @@
-"""Why a pod cannot be given its own CPUs or memory, and why the agent cannot start with them.
+"""Why a pod cannot have exclusive CPUs or memory, and why the agent cannot start with them.
 
 Reasons and texts of refusals are upstream's: they end up in the status of the pod, where other software reads them.
 """
@@ -16,7 +16,7 @@ EMPTY_SHARED_POOL: Final = "EmptyPodSharedPoolError"
 
 
 class NotWritten(PykubeletError):
-    """What was allotted is not on disk yet, and so not to be used."""
+    """The state is not on disk yet, and so not to be acted on."""
 
 
 class ResourceManagerError(PykubeletError):

@@ -1,7 +1,7 @@
 """The static memory policy: memory and huge pages of Guaranteed pods on as few NUMA nodes as can hold them.
 
 Memory of init containers that have ended is counted for later containers of the pod. A container that has its
-blocks keeps them when asked again, and an init container whose successors have theirs is not served once more, so a
+blocks keeps them when admitted again, and an init container whose successors have theirs is not served once more, so a
 restarted agent changes nothing. Containers are bound to their nodes by `cpuset.mems`, set when they are created.
 """
 
@@ -24,7 +24,7 @@ from pykubelet.settings.flag_forms import MemoryReservation
 
 # --- arithmetic: the table of an empty machine, taking a block, giving it back --------------------------------
 # A node is used either alone or always together with the same others (its cells), so that the memory of a container
-# that spans nodes cannot be taken by one that was promised a single node.
+# that spans nodes cannot be taken by one that was assigned a single node.
 
 
 Kept = Mapping[int, Mapping[str, int]]
@@ -131,7 +131,7 @@ def _same(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def difference(found: MachineMemory, expected: MachineMemory) -> str:
-    """In what the books differ from what the machine and the assignments say; empty when in nothing."""
+    """In what the state differs from what the machine and the assignments say; empty when in nothing."""
     if found.keys() != expected.keys():
         return f"NUMA nodes {sorted(found)} in the file, {sorted(expected)} on this machine"
     for node, one in sorted(found.items()):
@@ -184,7 +184,7 @@ class StaticMemoryPolicy:
         self._reusable: tuple[str, _Reusable] = ("", {})
 
     def start(self) -> None:
-        """Check the books against the machine, or open them. ResourceManagerError when they do not fit."""
+        """Check the state against the machine, or begin it. ResourceManagerError when they do not fit."""
         expected = empty_machine(self._topology, self._kept)
         if not self._state.machine:
             if self._state.entries:
@@ -200,9 +200,9 @@ class StaticMemoryPolicy:
                         what = f"(pod: {uid}, container: {name}) the memory assignment uses NUMA node or memory "
                         raise self._state.problem(f"{what}resource that does not exist")
                     assign(expected, block)
-        told = difference(self._state.machine, expected)
-        if told:
-            raise self._state.problem(f"the expected machine state is different from the real one: {told}")
+        why = difference(self._state.machine, expected)
+        if why:
+            raise self._state.problem(f"the expected machine state is different from the real one: {why}")
 
     @property
     def allocatable(self) -> Blocks:
@@ -244,7 +244,7 @@ class StaticMemoryPolicy:
     def _places(self, machine: MachineMemory, pod: Pod, wanted: Bytes) -> Hints:
         """For each resource every set of NUMA nodes that has enough of all of them.
 
-        As upstream: when there is none the topology policy is not asked, and the allocation tells why it fails.
+        As upstream: when there is none the topology policy is not applied, and the allocation says why it fails.
         """
         fewest = len(machine)
         found: list[int] = []
@@ -315,22 +315,22 @@ class StaticMemoryPolicy:
 
     def _share_out(self, pod: Pod, nodes: tuple[int, ...], whole: Bytes) -> None:
         uid, pool = uid_of(pod), dict(whole)
-        given: dict[str, Blocks] = {}
+        chosen: dict[str, Blocks] = {}
         for each in containers_of(pod):
             own, name = self._wanted(pod, each), each.name or ""
             if own:
-                given[name] = _blocks(nodes, own)
+                chosen[name] = _blocks(nodes, own)
                 self._metrics.containers.inc(MEMORY, "pod_exclusive")
                 if not is_run_to_end(pod, each):
                     pool = {type_: size - own.get(type_, 0) for type_, size in pool.items()}
             elif is_run_to_end(pod, each):
-                given[name] = _blocks(nodes, pool)
+                chosen[name] = _blocks(nodes, pool)
                 self._metrics.containers.inc(MEMORY, "pod_shared")
         for each in containers_of(pod):
             name = each.name or ""
-            if name not in given:
+            if name not in chosen:
                 self._metrics.containers.inc(MEMORY, "pod_shared")
-            self._state.own(uid, name, given[name] if name in given else _blocks(nodes, pool))
+            self._state.own(uid, name, chosen[name] if name in chosen else _blocks(nodes, pool))
             self._metrics.allocations.inc(MEMORY, "pod")
 
     def _shared_problem(self, pod: Pod, whole: Mapping[str, int]) -> str:
@@ -388,13 +388,17 @@ class StaticMemoryPolicy:
     # --- using again ------------------------------------------------------------------------------------
 
     def _has_ended(self, pod: Pod, container: Container) -> bool:
-        """An init container without blocks whose successors have some was served before and gave them up."""
-        held = self._state.entries.get(uid_of(pod), {})
-        return is_run_to_end(pod, container) and container.name not in held and self._later_has(pod, container, held)
+        """An init container without blocks whose successors have some was served before and released them."""
+        assigned = self._state.entries.get(uid_of(pod), {})
+        return (
+            is_run_to_end(pod, container)
+            and container.name not in assigned
+            and self._later_has(pod, container, assigned)
+        )
 
-    def _later_has(self, pod: Pod, container: Container, held: Mapping[str, Blocks]) -> bool:
+    def _later_has(self, pod: Pod, container: Container, assigned: Mapping[str, Blocks]) -> bool:
         names = [each.name for each in containers_of(pod)]
-        return any(name in held for name in names[names.index(container.name) + 1 :])
+        return any(name in assigned for name in names[names.index(container.name) + 1 :])
 
     def _reusable_of(self, pod: Pod, nodes: tuple[int, ...], type_: str) -> int:
         uid, sizes = self._reusable
@@ -418,11 +422,11 @@ class StaticMemoryPolicy:
             for earlier in pod.spec.init_containers:
                 if earlier.name == container.name or left == 0:
                     break
-                held = self._state.blocks(uid, earlier.name or "")
-                if is_sidecar(earlier) or not held:
+                assigned = self._state.blocks(uid, earlier.name or "")
+                if is_sidecar(earlier) or not assigned:
                     continue
                 kept: list[MemoryBlock] = []
-                for each in held:
+                for each in assigned:
                     part = min(left, each.size) if (each.type, each.nodes) == (block.type, block.nodes) else 0
                     left -= part
                     kept.append(MemoryBlock(nodes=each.nodes, type=each.type, size=each.size - part))
@@ -485,11 +489,13 @@ def _blocks(nodes: tuple[int, ...], sizes: Mapping[str, int]) -> Blocks:
 
 
 def _regenerated(blocks: Blocks, wanted: Mapping[str, int]) -> Hints:
-    """Hints for what is held already: just its place. None when that is not what is wanted: anywhere, then."""
-    held = {block.type: block for block in blocks}
-    if len(blocks) != len(wanted) or any(name not in held or held[name].size != size for name, size in wanted.items()):
+    """Hints for what is assigned already: just its place. None when that is not what is wanted: anywhere, then."""
+    assigned = {block.type: block for block in blocks}
+    if len(blocks) != len(wanted) or any(
+        name not in assigned or assigned[name].size != size for name, size in wanted.items()
+    ):
         return NO_CHOICE
-    return {name: (Hint(mask_of(held[name].nodes), True),) for name in wanted}
+    return {name: (Hint(mask_of(assigned[name].nodes), True),) for name in wanted}
 
 
 def _narrowest(hints: Sequence[Hint]) -> Hint:

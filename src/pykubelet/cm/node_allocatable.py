@@ -24,7 +24,7 @@ from pykubelet.cm.cgroups import NoSlices, lacks_root
 from pykubelet.kit.clock import Clock
 from pykubelet.model.cgroups import CgroupLimits, class_parts, driver_path, milli_to_shares, named_path
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import QosClass
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.settings.settings import Settings
@@ -42,7 +42,7 @@ Amounts = Mapping[str, Quantity]
 
 
 class NodeAmounts(Struct, frozen=True, kw_only=True):
-    """What there is and what is kept of it; `pid` among them where the kernel tells its limit."""
+    """What there is and what is kept of it; `pid` among them where the kernel shows its limit."""
 
     capacity: Amounts = field(default_factory=dict)
     system: Amounts = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Enforcement(Struct, frozen=True, kw_only=True):
 
 
 class ReservedGroup(Struct, frozen=True, kw_only=True):
-    """A group that exists already and is held to what was reserved for it."""
+    """A group that exists already and is limited to what was reserved for it."""
 
     setting: str
     name: str
@@ -120,7 +120,7 @@ ENFORCED, NOT_ENFORCED = "NodeAllocatableEnforced", "FailedNodeAllocatableEnforc
 class NodeLimits(Struct, frozen=True, kw_only=True):
     pods: CgroupLimits = field(default_factory=CgroupLimits)
     enforced: bool = True
-    """Whether `pods` in enforceNodeAllocatable asks for them, so that people are told how it went."""
+    """Whether `pods` is in enforceNodeAllocatable, so that the outcome is an event."""
     reserved: Sequence[ReservedGroup] = ()
 
 
@@ -133,12 +133,12 @@ class NodeAllocatable:
         host: CgroupHost,
         rules: CgroupRules,
         limits: NodeLimits,
-        events: EventSink,
+        events: EventRecorder,
         clock: Clock,
         slices: Slices | None = None,
         old_cgroups: bool = False,
     ) -> None:
-        """`old_cgroups`: the host has cgroup v1, which people are to know."""
+        """`old_cgroups`: the host has cgroup v1, which is worth an event."""
         self._host = host
         self._rules = rules
         self._limits = limits
@@ -146,7 +146,7 @@ class NodeAllocatable:
         self._clock = clock
         self._slices: Slices = slices or NoSlices()
         self._old_cgroups = old_cgroups
-        self._told: str | None = None
+        self._reported: str | None = None
 
     async def run(self) -> None:
         if self._old_cgroups:
@@ -184,12 +184,12 @@ class NodeAllocatable:
                     self._host.apply(path, each)
                 except OSError as error:
                     problems.append(str(error))
-        self._tell("; ".join(problems))
+        self._report("; ".join(problems))
 
-    def _tell(self, problem: str) -> None:
-        if problem == self._told:
+    def _report(self, problem: str) -> None:
+        if problem == self._reported:
             return
-        self._told = problem
+        self._reported = problem
         if problem:
             logger.warning(
                 "the limit of all pods together is not enforced, or only in part; the node goes on without it",
@@ -217,7 +217,7 @@ def apart(limits: CgroupLimits) -> list[CgroupLimits]:
 
 
 def node_limits(settings: Settings, machine: Machine) -> NodeLimits:
-    """What the groups above pods, and those the reservations name, are held to."""
+    """Limits of the group above all pods and of the groups that the reservations name."""
     reservations = settings.config.reservations
     capacity = machine_capacity(machine, settings.config.cgroups, None)
     if machine.pids:

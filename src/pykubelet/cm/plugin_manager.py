@@ -1,7 +1,7 @@
-"""Plugins come and go by their sockets: each is asked who it is, checked, registered, and told so.
+"""Plugins come and go by their sockets: GetInfo, checks, registration with the handler, NotifyRegistrationStatus.
 
 Every socket has a task of its own that brings what is registered in line with what is there, with its own
-back-off: a plugin that hangs or talks nonsense delays nobody. What registering means is for the handler of its
+back-off: a plugin that hangs or answers nonsense delays no other. What registering means is for the handler of its
 type (devices, dynamic resources, storage). Socket names carry no meaning.
 """
 
@@ -20,8 +20,8 @@ from msgspec import Struct
 from pykubelet.clients.plugins.port import PluginInfo, Registrations
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.keyed import WHEN_WOKEN, KeyedTasks
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import PluginError, PykubeletError
 
 logger = logging.getLogger(__name__)
@@ -55,13 +55,13 @@ def open_tree_watch(root: Path) -> TreeWatch:
 
 
 class TreeWatch:
-    """Follows each folder of the tree by inotify. Where the kernel gives no more, looking now and then remains."""
+    """Follows each folder of the tree by inotify; where the kernel refuses more watches, by polling."""
 
     def __init__(self, root: Path) -> None:
         from asyncinotify import Inotify
 
         self._root = root
-        self._signal = Signal()
+        self._signal = Wakeup()
         self._loop = asyncio.get_running_loop()
         self._refused = False
         self._inotify: Inotify | None = None
@@ -87,7 +87,7 @@ class TreeWatch:
         folders = [self._root]
         while folders:
             folder = folders.pop()
-            self._follow(folder)  # before it is read: what appears in between is told
+            self._follow(folder)  # before it is read: what appears in between is reported
             try:
                 entries = list(os.scandir(folder))
             except (FileNotFoundError, NotADirectoryError):
@@ -139,15 +139,15 @@ FIRST_RETRY = 0.5
 LAST_RETRY = 122.0
 WAIT_FOR_SOURCES = 1.0
 LOOK_AGAIN = 60.0
-"""Seconds between looks at the folder when the kernel told of nothing."""
+"""Seconds between scans of the folder when the kernel reported nothing."""
 
 
 class PluginRefused(PykubeletError):
-    """A handler does not take this plugin; the plugin is told why."""
+    """A handler refuses this plugin, which gets the text."""
 
 
 class PluginHandler(Protocol):
-    """What one type of plugin means. Any PykubeletError refuses; the plugin is told the text and tried again."""
+    """What one type of plugin means. Any PykubeletError refuses; the plugin gets the text and is retried."""
 
     async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
         """Check it and take it into use."""
@@ -295,7 +295,7 @@ class PluginManager:
         if task is None or task.last_error != problem:
             logger.warning("plugin not registered", extra={"socket": str(plugin.socket), "problem": problem})
         if plugin.info is None:
-            return  # it did not answer the first question; it will not hear the answer either
+            return  # GetInfo failed: a notification would fail as well
         try:
             await self._registrations.notify(plugin.socket, problem)
         except PluginError as silent:
@@ -308,7 +308,7 @@ class PluginManager:
         logger.info("plugin gone", extra={"type": info.type, "plugin": info.name, "socket": str(plugin.socket)})
         try:
             await self._handlers[info.type].deregister(info.name, self._endpoint(plugin, info))
-        except Exception:  # as above: it is gone, whatever its handler makes of that
+        except Exception:  # as above: it is gone also when its handler fails
             logger.error("plugin not taken out of use, unexpected", extra={"plugin": info.name}, exc_info=True)
 
     def _endpoint(self, plugin: _Plugin, info: PluginInfo) -> Path:

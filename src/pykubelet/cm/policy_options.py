@@ -48,7 +48,7 @@ _WORDS: Final = {
 
 class CpuOptions(Struct, frozen=True, kw_only=True):
     full_cores: bool = False
-    """Only whole cores are given, so that no two containers share one."""
+    """Only whole cores are allocated, so that no two containers share one."""
     across_numa: bool = False
     """A request too big for one NUMA node is spread evenly."""
     by_socket: bool = False
@@ -70,7 +70,7 @@ class TopologyOptions(Struct, frozen=True, kw_only=True):
 def cpu_options(
     given: Mapping[str, str], *, enabled: Callable[[str], bool], topology: Topology, topology_policy: str
 ) -> CpuOptions:
-    """The options of the static policy; `enabled` tells about feature gates."""
+    """The options of the static policy; `enabled` is that of the feature gates."""
     chosen = {name for name, text in given.items() if _boolean(CPU_FIELD, name, text)}
     for name in given:
         gate = _GATES.get(name)

@@ -1,6 +1,6 @@
 """What a pod and its containers ask for of whole CPUs and of memory on single NUMA nodes. Pure.
 
-Only Guaranteed pods ask at all, and CPUs only in whole numbers. A pod with amounts for the pod as a whole asks for
+Only Guaranteed pods request them, and CPUs only in whole numbers. A pod with amounts for the pod as a whole requests
 nothing unless the gate PodLevelResourceManagers is on (`pod_level`); then its containers that are Guaranteed on
 their own get their part exclusively, and the others share the rest.
 """
@@ -37,9 +37,9 @@ def asks_for_nothing(pod: Pod, *, pod_level: bool) -> bool:
 
 def is_whole(container: Container) -> bool:
     """Whether its requests equal its limits, as if it were a Guaranteed pod of its own."""
-    held = container.resources or _NONE
+    resources = container.resources or _NONE
     return all(
-        not (request := _amount(held.requests, name)).is_zero() and request == _amount(held.limits, name)
+        not (request := _amount(resources.requests, name)).is_zero() and request == _amount(resources.limits, name)
         for name in (CPU, MEMORY)
     )
 

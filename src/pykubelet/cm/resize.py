@@ -53,7 +53,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 def refusal(pod: Pod, allocated: Pod, rules: ResizeRules) -> Refusal | None:
-    """Judge the wish (`pod`) against what the pod has been promised (`allocated`)."""
+    """Judge the request (`pod`) against what is allocated."""
     if _swaps(pod, allocated, rules):
         return Refusal(message="In-place resize of containers with swap is not supported.", detail="swap_limitation")
     if not rules.pod_level and not same_resources(pod.spec.resources, allocated.spec.resources):
@@ -69,20 +69,20 @@ def refusal(pod: Pod, allocated: Pod, rules: ResizeRules) -> Refusal | None:
 
 
 def _pairs(pod: Pod, allocated: Pod) -> Iterator[tuple[Container, Container]]:
-    """Each container as it is wished for and as it was promised."""
-    promised = {each.name: each for each in (*allocated.spec.containers, *allocated.spec.init_containers)}
+    """Each container as it is requested and as it is allocated."""
+    current = {each.name: each for each in (*allocated.spec.containers, *allocated.spec.init_containers)}
     for wanted in (*pod.spec.containers, *pod.spec.init_containers):
-        if wanted.name in promised:
-            yield wanted, promised[wanted.name]
+        if wanted.name in current:
+            yield wanted, current[wanted.name]
 
 
 def _swaps(pod: Pod, allocated: Pod, rules: ResizeRules) -> bool:
     """A container's part of the swap follows from its memory request; changing it needs a restart."""
-    for wanted, promised in _pairs(pod, allocated):
-        before, after = amount_of(promised.resources, MEMORY), amount_of(wanted.resources, MEMORY)
-        if before.request == after.request or _memory_restarts(promised):
+    for wanted, current in _pairs(pod, allocated):
+        before, after = amount_of(current.resources, MEMORY), amount_of(wanted.resources, MEMORY)
+        if before.request == after.request or _memory_restarts(current):
             continue
-        if rules.uses_swap(pod, wanted) or rules.uses_swap(allocated, promised):
+        if rules.uses_swap(pod, wanted) or rules.uses_swap(allocated, current):
             return True
     return False
 
@@ -95,8 +95,8 @@ def _memory_restarts(container: Container) -> bool:
 def _request_differs(pod: Pod, allocated: Pod, name: str, rules: ResizeRules) -> bool:
     init = {each.name for each in pod.spec.init_containers if not rules.init_containers and not is_sidecar(each)}
     return any(
-        amount_of(wanted.resources, name).request != amount_of(promised.resources, name).request
-        for wanted, promised in _pairs(pod, allocated)
+        amount_of(wanted.resources, name).request != amount_of(current.resources, name).request
+        for wanted, current in _pairs(pod, allocated)
         if wanted.name not in init
     )
 
@@ -115,18 +115,20 @@ def changes_between(old: Pod, new: Pod) -> Iterator[tuple[str, str, str]]:
             was, now = amount_of(before.resources, name), amount_of(wanted.resources, name)
             for kind, a, b in (("requests", was.request, now.request), ("limits", was.limit, now.limit)):
                 if a != b:
-                    word = "add" if a.is_zero() else "remove" if b.is_zero() else "increase" if b > a else "decrease"
-                    yield name, kind, word
+                    operation = (
+                        "add" if a.is_zero() else "remove" if b.is_zero() else "increase" if b > a else "decrease"
+                    )
+                    yield name, kind, operation
 
 
 def grows(pod: Pod, allocated: Pod) -> bool:
-    """Whether the wish takes more of cpu or memory than was promised; one that does not always fits."""
+    """Whether the request is for more cpu or memory than is allocated; one that is not always fits."""
     before, after = pod_requests(allocated), pod_requests(pod)
     return any(after.get(name, ZERO) > before.get(name, ZERO) for name in (CPU, MEMORY))
 
 
 def shrank(old: Pod, new: Pod) -> bool:
-    """Whether the pod holds less cpu or memory than before, by what its status tells is in force."""
+    """Whether the pod has less cpu or memory than before, by its status."""
     before, after = pod_requests(old, use_status=True), pod_requests(new, use_status=True)
     return any(after.get(name, ZERO) < before.get(name, ZERO) for name in (CPU, MEMORY))
 
@@ -154,9 +156,9 @@ def resize_text(what: str, pod: Pod, generation: int | None, error: str = "") ->
 
 
 def _told(container: Container) -> dict[str, Any]:
-    held: dict[str, Any] = msgspec.to_builtins(container.resources) if container.resources is not None else {}
-    # In upstream's order, so that equal events are equal texts whichever kubelet tells them.
-    return {key: held[key] for key in ("limits", "requests", "claims") if key in held}
+    resources: dict[str, Any] = msgspec.to_builtins(container.resources) if container.resources is not None else {}
+    # In upstream's order, so that equal events have equal texts from either kubelet.
+    return {key: resources[key] for key in ("limits", "requests", "claims") if key in resources}
 
 
 class _Standing(Struct):
@@ -213,7 +215,7 @@ class ResizeConditions:
     def set_in_progress(self, pod: Pod, reason: str = "", message: str = "") -> tuple[int | None, bool]:
         """The generation being put into force, and whether anything about the condition is news.
 
-        A word without reason never clears an error told before, and the generation stays until the condition
+        An empty reason does not clear a recorded error, and the generation stays until the condition
         was cleared.
         """
         standing = self._pods.setdefault(uid_of(pod), _Standing())
@@ -238,7 +240,7 @@ class ResizeConditions:
         return generation, True
 
     def adopt(self, pod: Pod) -> None:
-        """Take over what was told about the pod before this agent started."""
+        """Take over the conditions that the pod had before this agent started."""
         for condition in pod.status.conditions:
             if condition.type not in (RESIZE_PENDING, RESIZE_IN_PROGRESS) or condition.status != "True":
                 continue
@@ -256,8 +258,8 @@ class ResizeConditions:
     def _renewed(
         self, kind: str, old: PodCondition | None, reason: str, message: str, generation: int | None
     ) -> PodCondition:
-        told = (reason, message, generation)
-        if old is not None and (old.reason or "", old.message or "", old.observed_generation) == told:
+        new = (reason, message, generation)
+        if old is not None and (old.reason or "", old.message or "", old.observed_generation) == new:
             return old  # a new probe time alone would only make statuses differ
         now = utc(self._clock.now())
         same_reason = old is not None and (old.reason or "") == reason
@@ -278,8 +280,8 @@ def resize_rules(settings: Settings, spec: NodeSpec) -> ResizeRules:
     pinned_memory = managers.memory_manager_policy == "Static"
 
     def uses_swap(pod: Pod, container: Container) -> bool:
-        held = container.resources or ResourceRequirements()
-        return spec.cgroup_v2 and spec.swap_controller and swap_limit(pod, held, spec) > 0
+        resources = container.resources or ResourceRequirements()
+        return spec.cgroup_v2 and spec.swap_controller and swap_limit(pod, resources, spec) > 0
 
     return ResizeRules(
         init_containers=gates.enabled("InPlacePodVerticalScalingInitContainers"),

@@ -147,7 +147,7 @@ class ResourceManagers:
     def pinned(self, pod: Pod, container: AnyContainer) -> Pinned:
         """For a container that is about to be created, once the state is written; Refused when it cannot have it."""
         uid, name = uid_of(pod), container.name or ""
-        self._make_up_for(pod, name)
+        self._allocate_again(pod, name)
         cpus = self._cpu_state.owned_or_shared(uid, name) if self._cpus is not None else NO_CPUS
         if cpus:
             self.reconciler.created(uid, name, cpus)
@@ -160,8 +160,8 @@ class ResourceManagers:
             exclusive=self.is_exclusive(pod, container),
         )
 
-    def _make_up_for(self, pod: Pod, name: str) -> None:
-        """A pod may get a second life without being admitted anew; then it has given everything back."""
+    def _allocate_again(self, pod: Pod, name: str) -> None:
+        """Allocate for a second life of a pod that was not admitted anew: what the first one had is released."""
         own = next((each for each in containers_of(pod) if each.name == name), None)
         pinning = [each for each in (self._cpus, self._memory) if each is not None]
         if own is None or not any(each.lacks(pod, own) for each in pinning):
@@ -190,7 +190,7 @@ class ResourceManagers:
     def _memory_blocks(self, uid: str, container: str) -> Blocks:
         return self._memory_state.blocks(uid, container) or ()
 
-    # --- for those who tell others (model/assigned.py) ----------------------------------------------------
+    # --- for the podresources service ----------------------------------------------------
 
     def cpus_of(self, uid: str, container: str) -> Cpus:
         return self._cpu_state.owned(uid, container) or NO_CPUS

@@ -22,8 +22,8 @@ from msgspec import Struct, field
 
 from pykubelet.cm.errors import NotWritten, ResourceManagerError
 from pykubelet.kit.files import Checkpoint, CheckpointDamaged
-from pykubelet.kit.go_text import fnv1a_32, go_list, go_map
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
+from pykubelet.kit.text import fnv1a_32, go_list, go_map
 from pykubelet.model.topology import NO_CPUS, Cpus, format_cpu_list, parse_cpu_list
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ManagerState(abc.ABC, Generic[E]):
     pod_key: ClassVar[str]
     empty: ClassVar[object]
     unreadable: ClassVar[str]
-    """What a file is refused with that holds other values than it should."""
+    """What a file with values of another shape is refused with."""
 
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
         self._checkpoint = Checkpoint(path, encode=self._encode, decode=self._decode)
@@ -422,7 +422,7 @@ class ManagerStates:
     def __init__(self, cpus: CpuState, memory: MemoryState) -> None:
         self.cpus = cpus
         self.memory = memory
-        self._due = Signal()
+        self._due = Wakeup()
 
     def write_soon(self) -> None:
         """For changes that are not acted on: a later write will do."""

@@ -1,7 +1,7 @@
-"""Admission by topology: asks every provider for hints, merges them by the policy, lets every provider allocate.
+"""Admission by topology: collects the hints of every provider, merges them by the policy, lets every provider allocate.
 
 A `HintProvider` allocates something that sits on NUMA nodes: CPUs, memory, devices. With scope container each
-container gets its own place, with scope pod all containers the same one. Providers are asked in the order they were
+container gets its own place, with scope pod all containers the same one. Providers come in the order they were
 added; upstream's order is devices, CPUs, memory. An allocation that fails is undone by the caller, which knows what
 the pod had before.
 """
@@ -36,7 +36,7 @@ class Hint(Struct, frozen=True):
 
 
 NO_HINT = Hint(None, False)
-"""What providers are given when nobody looks for a common place."""
+"""What providers get when no common place is needed."""
 
 Hints = Mapping[str, Sequence[Hint] | None]
 """By resource name. None: this resource may be anywhere; empty: it cannot be served anywhere."""
@@ -44,10 +44,10 @@ Hints = Mapping[str, Sequence[Hint] | None]
 
 class HintProvider(Protocol):
     """All calls are quick and do not wait. Those that allocate raise `Refused`, are safe to repeat for a container
-    that was served before, and give it the same then."""
+    that was served before, and then allocate the same."""
 
     def hints(self, pod: Pod, container: Container) -> Hints:
-        """Where the container could be served; empty when it asks for nothing of this provider."""
+        """Where the container could be served; empty when it requests nothing of this provider."""
         ...
 
     def pod_hints(self, pod: Pod) -> Hints:
@@ -61,11 +61,11 @@ class HintProvider(Protocol):
         ...
 
     def holders(self) -> frozenset[str]:
-        """UIDs of pods that hold something."""
+        """UIDs of pods with an allocation."""
         ...
 
     def release(self, uid: str) -> None:
-        """Give back what the pod holds. Holding nothing is fine."""
+        """Release what the pod has, if anything."""
         ...
 
 

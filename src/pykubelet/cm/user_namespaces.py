@@ -39,7 +39,7 @@ class UsernsProblem(PykubeletError):
 
 
 class IdRange(Struct, frozen=True, kw_only=True):
-    """Host ids from `first` on that this node may give to pods."""
+    """Host ids from `first` on that this node may use for pods."""
 
     first: int
     length: int
@@ -137,7 +137,7 @@ class PodUserNamespaces:
         return first
 
     async def _write(self, uid: str, first: int) -> None:
-        """Until it is on disk. The range stays the pod's if that fails: who knows what is on disk then."""
+        """Until it is on disk. The range stays the pod's if that fails: the file may be there."""
         row = [{"hostId": first, "containerId": 0, "length": self._ids.per_pod}]
         text = json.dumps({"uidMappings": row, "gidMappings": row}, separators=(",", ":"))
         work = partial(write_atomic, self._file(uid), text.encode())
@@ -146,7 +146,7 @@ class PodUserNamespaces:
         self._unwritten.discard(uid)
 
     def _recover(self) -> None:
-        """Know the ranges of pods from before this agent started. A file nobody can read blocks only its pod."""
+        """Know the ranges of pods from before this agent started. A file that cannot be read blocks only its pod."""
         if self._recovered:
             return
         self._recovered = True

@@ -17,9 +17,8 @@ from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.events.correlation import Correlated, Correlator
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock, utc
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import finish
+from pykubelet.kit.tasks import Wakeup, finish
 from pykubelet.kit.text import shortened
 from pykubelet.model.errors import ApiDown, ApiError, ApiNotFound, ApiServerError, TooManyRequests
 
@@ -44,7 +43,7 @@ class ApiEventSink:
         self._clock = clock
         self._node_name = node_name
         self._queue: deque[Event] = deque()
-        self._filled = Signal()
+        self._filled = Wakeup()
         self._current: Correlated | None = None  # kept across a cancel, so that it is not counted twice
         self._last_stamp = 0
         self._correlator = Correlator(self._event_name)

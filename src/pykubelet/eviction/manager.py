@@ -38,8 +38,7 @@ from pykubelet.eviction.thresholds import (
     observe,
     reclaims,
 )
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import gather_all
+from pykubelet.kit.tasks import Wakeup, gather_all
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import readable, uid_of
 from pykubelet.model.reasons import WARNING
@@ -116,7 +115,7 @@ class EvictionManager:
         self._events = ctx.events
         self._clock = ctx.clock
         self._state = WatchState()
-        self._wake = Signal()
+        self._wake = Wakeup()
         self._alarms = AlarmKeeper(alarms=alarms, groups=rules.groups, wake=self._wake.set)
         self._problem = ""
         self._exhausted = False

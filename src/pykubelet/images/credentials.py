@@ -29,7 +29,7 @@ from pykubelet.images.provider import CredentialProvider
 from pykubelet.images.reference import parse
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import namespace_of, readable
 from pykubelet.model.reasons import WARNING
 
@@ -60,7 +60,7 @@ class PullSecrets:
     Without a reader (no API server) there are none: manifests there cannot name secrets.
     """
 
-    def __init__(self, *, reader: SecretReader | None, events: EventSink) -> None:
+    def __init__(self, *, reader: SecretReader | None, events: EventRecorder) -> None:
         self._reader = reader
         self._events = events
 

@@ -1,4 +1,4 @@
-"""Image garbage collection: when the disk is filling up, when images are too old, or when eviction asks for it.
+"""Image garbage collection: when the disk is filling up, when images are too old, or when eviction requests it.
 
 Covers: the choice (thresholds, ages, least recently used first; images in use or pinned stay) as pure functions, the
 regular pass every five minutes, events, and dropping the pull records of images that are gone. When not enough can be
@@ -38,7 +38,7 @@ class ImageGcPolicy(Struct, frozen=True, kw_only=True):
     min_age: float = 120.0
     """Images known for less are left alone: they may just have been pulled for a container to come."""
     max_age: float = 0.0
-    """Images unused for longer are removed whatever the disk says; 0 = never."""
+    """Images unused for longer are removed even if the disk is not full; 0 = never."""
 
     @property
     def is_off(self) -> bool:
@@ -89,7 +89,7 @@ def is_sandbox_image(image: Image) -> bool:
 def detected(
     known: Mapping[str, ImageRecord], images: Iterable[Image], used: Collection[str], now: float
 ) -> dict[str, ImageRecord]:
-    """The images of a new listing; `used` holds whatever containers and pods name."""
+    """The images of a new listing; `used` holds the names that containers and pods use."""
     found: dict[str, ImageRecord] = {}
     for image in images:
         before = known.get(image.id)
@@ -252,7 +252,7 @@ class ImageGc:
             return freed + gained
 
     async def remove_unused(self) -> int:
-        """Remove every image that may go, whatever the disk says; bytes freed. Raises CriError when none could be.
+        """Remove every unused image, even if the disk is not full; bytes freed. Raises CriError when none could be.
 
         However young: an image that was pulled for a container to come is in use already, because its pod names it,
         and a pod must not be evicted for an unused image.
@@ -326,7 +326,7 @@ class ImageGc:
         if self._started is None:
             self._started = now
         images = await self._cri.list_images()
-        # After the images: what a container started to use meanwhile is seen, too.
+        # After the images: what a container started to use meanwhile is included.
         containers = await self._cri.list_containers()
         used = {name for c in containers for name in (c.image, c.image_ref, c.image_id) if name}
         self._known = detected(self._known, images, used | set(self._also_used()), now)

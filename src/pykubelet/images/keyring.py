@@ -263,8 +263,8 @@ def _covers(pattern: str, target: Location) -> bool:
 
 
 def _fits(glob: str, name: str) -> bool:
-    """Whether `name` is `glob` with any text for each star; in linear time, for whoever writes a pull secret is a
-    stranger. A question mark cannot come here: it begins the query of a URL."""
+    """Whether `name` is `glob` with any text for each star; in linear time, because pull secrets are
+    untrusted input. A question mark cannot come here: it begins the query of a URL."""
     first, *rest = glob.split("*")
     if not rest:
         return glob == name

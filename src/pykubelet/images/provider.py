@@ -86,7 +86,7 @@ class Programs(Protocol):
 
 
 class _Identity(Struct, frozen=True, kw_only=True):
-    """Whose logins are asked for; all empty when the plugin works without service accounts."""
+    """Whose logins are requested; all empty when the plugin works without service accounts."""
 
     origin: AccountOrigin | None = None
     token: str = ""
@@ -230,8 +230,8 @@ class CredentialProvider:
             )
         except PluginProblem as problem:
             self._errors.inc(self._spec.name)
-            said = str(problem)
-            raise PluginProblem(said.replace(identity.token, "<masked>") if identity.token else said) from None
+            text = str(problem)
+            raise PluginProblem(text.replace(identity.token, "<masked>") if identity.token else text) from None
         finally:
             self._seconds.observe(self._clock.monotonic() - begun, self._spec.name)
         return read_answer(printed, self._spec.api_version)
@@ -308,6 +308,6 @@ class HostPrograms:
         except OSError as error:
             raise PluginProblem(f"{command[0]} cannot be run: {error.strerror or error}") from None
         if finished.status != 0:
-            said = finished.complaint(SHOWN_OF_STDERR)
-            raise PluginProblem(f"{command[0]} ended with status {finished.status}: {said}")
+            complaint = finished.complaint(SHOWN_OF_STDERR)
+            raise PluginProblem(f"{command[0]} ended with status {finished.status}: {complaint}")
         return finished.out

@@ -1,7 +1,7 @@
 """The configuration of credential provider plugins: `--image-credential-provider-config`, a file or a folder of files.
 
 Covers: reading, every rule with the file and field it is about, and that each plugin's program is there. All faults
-are told at once as a SettingsError, which ends the agent: a node that cannot log in to its registries is of no use.
+are reported together as a SettingsError, which ends the agent: a node must be able to log in to its registries.
 Does not cover: running plugins (provider.py).
 """
 

@@ -65,7 +65,7 @@ def effective_policy(policy: str | None, reference: Reference) -> str:
 
 
 def looks_first(policy: str) -> bool:
-    """Whether the runtime is asked for the image before anything else; Always pulls in any case."""
+    """Whether the policy needs the image's status first; Always pulls in any case."""
     return policy != ALWAYS
 
 

@@ -1,7 +1,7 @@
 """Pull intents and pulled records on disk, in the form and place that other kubelets of this release use.
 
 Covers: `image_manager/{pulling,pulled}` under the root folder, one small JSON file each, named after a hash; older
-versions are read, too. A file that is damaged is set aside under a name that nobody reads.
+versions are read, too. A file that is damaged is set aside under a name that is not read.
 Every method blocks. Does not cover: what the records mean (records.py).
 """
 

@@ -2,7 +2,7 @@
 
 `running()` keeps services alive for the length of a block, `TaskSet` owns the tasks of a registry
 (one per pod, one per probe), `finish()` completes clean-up under a deadline even when cancelled, and
-`periodic()` is the slow safety net behind a signal. Nothing else may create tasks.
+`periodic()` is the slow safety net behind a `Wakeup`. Nothing else may create tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +264,7 @@ class Chore:
         self.name = name
         self._work = work
         self._may_raise = may_raise
-        self._due = Signal()
+        self._due = Wakeup()
 
     async def soon(self) -> None:
         self._due.set()
@@ -277,3 +276,26 @@ class Chore:
                 await self._work()
             except self._may_raise as error:
                 logger.warning("a clean-up chore failed, will retry", extra={"chore": self.name, "error": str(error)})
+
+
+class Wakeup:
+    """Wakes one waiting task, never lost between two waits. Any number of sets before a wait wake it once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, at_most: float | None = None) -> bool:
+        """Wait for a set, at most that long; True when it was set. It is consumed."""
+        try:
+            async with asyncio.timeout(at_most):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True

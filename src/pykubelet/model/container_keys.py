@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from pykubelet.api.types import Pod
-from pykubelet.kit.go_text import fnv1a_32
+from pykubelet.kit.text import fnv1a_32
 from pykubelet.model.pod import AnyContainer, name_of, namespace_of, uid_of
 from pykubelet.model.runtime_status import ContainerRecord, ContainerStatus
 
@@ -35,7 +35,7 @@ TERMINATION_GRACE_KEY: Final = "io.kubernetes.pod.terminationGracePeriod"
 
 def container_hash(container: AnyContainer) -> str:
     """The mark of a container's definition (name and image); when it changes the container is replaced."""
-    return _hash(container.name or "", container.image or "")
+    return _hash(container.name, container.image or "")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -54,7 +54,7 @@ def pod_labels(pod: Pod) -> dict[str, str]:
 
 
 def container_labels(pod: Pod, container: AnyContainer) -> dict[str, str]:
-    return {**pod_labels(pod), CONTAINER_NAME_LABEL: container.name or ""}
+    return {**pod_labels(pod), CONTAINER_NAME_LABEL: container.name}
 
 
 def container_annotations(pod: Pod, container: AnyContainer, restart_count: int) -> dict[str, str]:

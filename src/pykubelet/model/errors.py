@@ -73,7 +73,7 @@ class PluginError(PykubeletError):
 
 
 class IllegalMove(PykubeletError):
-    """A lifecycle was asked for a transition its table does not have; a bug, shown with its story."""
+    """A transition that the table of the lifecycle does not have; a bug, shown with its history."""
 
 
 # The API server. `code` is the HTTP status (0 when no answer came), `reason` the machine-readable word of its Status.
@@ -87,7 +87,7 @@ class ApiError(PykubeletError):
         self.code = code
         self.reason = reason
         self.retry_after = retry_after
-        """Seconds the server asked us to wait, when it did."""
+        """Seconds to wait as the server demands; None when it does not."""
 
 
 class ApiNotFound(NotFound, ApiError):
@@ -119,7 +119,7 @@ class Invalid(ApiError):
 
 
 class TooManyRequests(ApiError):
-    """The server is busy and wants to be asked later, see `retry_after`."""
+    """The server is busy, see `retry_after`."""
 
 
 class ApiServerError(ApiError):

@@ -7,7 +7,7 @@ upstream uses.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from pykubelet.api.types import PersistentVolumeClaim, Pod
 
@@ -31,8 +31,3 @@ class EventRecorder(Protocol):
         ...
 
     def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None: ...
-
-
-EventSink: TypeAlias = EventRecorder
-ClaimSink: TypeAlias = EventRecorder
-AnnotatedSink: TypeAlias = EventRecorder

@@ -61,7 +61,7 @@ def expand_strict(text: str, lookup: Callable[[str], str | None], *, limit: int)
 
 def literal_env(container: AnyContainer) -> dict[str, str]:
     """Only values written out in the spec, which is all that exec probes may expand."""
-    return {variable.name or "": variable.value or "" for variable in container.env if variable.value_from is None}
+    return {variable.name: variable.value or "" for variable in container.env if variable.value_from is None}
 
 
 def expand_command(container: AnyContainer, command: Sequence[str]) -> Sequence[str]:

@@ -67,7 +67,7 @@ class HttpAnswer(Struct, frozen=True, kw_only=True):
     status: int
     body: bytes = b""
     truncated: bool = False
-    """The body was longer than asked for."""
+    """The body was longer than the limit."""
     headers: tuple[tuple[str, str], ...] = ()
     """Names in lower case."""
 

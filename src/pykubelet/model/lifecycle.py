@@ -1,8 +1,7 @@
 """How far a pod has come, judged from its spec and what the runtime reports together.
 
-Questions that both the plan (what to do next) and the status (what to tell) ask, so that the two never
-disagree. Pure; decides nothing by itself and knows no API status except where RestartAllContainers
-leaves its only trace there.
+Used by both the plan (what to do next) and the status (what to report), so that the two never disagree. Pure; knows no
+API status except where RestartAllContainers leaves its only trace there, and DisruptionTarget.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def should_start(pod: Pod, container: AnyContainer, runtime: PodRuntimeStatus) -
     """Whether a container that is not running is to be started, for the first time or again."""
     if deletion_requested(pod):
         return False
-    status = runtime.container(container.name or "")
+    status = runtime.container(container.name)
     if status is None:
         return True
     if status.state is ContainerState.RUNNING:
@@ -86,7 +85,7 @@ def any_regular_alive(pod: Pod, runtime: PodRuntimeStatus) -> bool:
 
 
 def any_regular_in_active_sandbox(pod: Pod, runtime: PodRuntimeStatus) -> bool:
-    """Whether the newest sandbox, being ready, holds a regular container in whatever state."""
+    """Whether the newest sandbox, being ready, holds a regular container in any state."""
     if not runtime.sandboxes or runtime.sandboxes[0].state is not SandboxState.READY:
         return False
     active = runtime.sandboxes[0].id
@@ -101,18 +100,18 @@ def could_restart_all(pod: Pod) -> bool:
 
 
 def wants_restart_all(pod: Pod, runtime: PodRuntimeStatus, previous: PodStatus) -> bool:
-    """Whether a restart of all containers was begun (condition) or is asked for by an exit code."""
+    """Whether a restart of all containers was begun (condition) or is requested by an exit code."""
     for condition in previous.conditions:
         if condition.type == ALL_CONTAINERS_RESTARTING and condition.status == "True":
             return True
-    told = {s.name: s for s in (*previous.init_container_statuses, *previous.container_statuses)}
+    reported = {s.name: s for s in (*previous.init_container_statuses, *previous.container_statuses)}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
-        status = runtime.container(container.name or "")
+        status = runtime.container(container.name)
         if status is None or status.state is not ContainerState.EXITED:
             continue
         if restarts_all_on_exit(container, status.exit_code):
             return True
-        known = told.get(container.name)
+        known = reported.get(container.name)
         ended = known.state.terminated if known is not None and known.state is not None else None
         if ended is not None and restarts_all_on_exit(container, ended.exit_code or 0):
             return True
@@ -126,7 +125,7 @@ def restart_all_cleaned_up(pod: Pod, runtime: PodRuntimeStatus) -> bool:
 
 
 def init_failed(status: ContainerStatus) -> bool:
-    """Whether a regular init container did not do its work; an OOM kill counts whatever the exit code."""
+    """Whether a regular init container failed; an OOM kill counts with any exit code."""
     if status.reason == "OOMKilled" or status.state is ContainerState.UNKNOWN:
         return True
     return status.state is ContainerState.EXITED and status.exit_code != 0
@@ -138,7 +137,7 @@ def newest_exited(runtime: PodRuntimeStatus, name: str) -> ContainerStatus | Non
 
 
 def _regular(pod: Pod, runtime: PodRuntimeStatus) -> list[ContainerStatus]:
-    found = (runtime.container(container.name or "") for container in pod.spec.containers)
+    found = (runtime.container(container.name) for container in pod.spec.containers)
     return [status for status in found if status is not None]
 
 

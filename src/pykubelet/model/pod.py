@@ -1,6 +1,6 @@
 """The Pod object: names, annotations, QoS classes, restart rules, changes that sources deliver.
 
-Pure questions over the API types. A pod is never changed once it has been handed out; a changed pod is
+Pure questions over the API types. A pod object is never changed once it is shared; a changed pod is
 a new object with the same UID. Runtime state is in `runtime_status.py`, status in `status/`.
 """
 
@@ -149,7 +149,7 @@ def restarts_on_exit(pod: Pod, container: AnyContainer, exit_code: int) -> bool:
 
 
 def restarts_all_on_exit(container: AnyContainer, exit_code: int) -> bool:
-    """Whether a rule of this container asks to restart the whole pod's containers for this exit code."""
+    """Whether a rule of this container requests to restart the whole pod's containers for this exit code."""
     for rule in container.restart_policy_rules:
         if _rule_matches(rule.exit_codes, exit_code):
             return rule.action == "RestartAllContainers"

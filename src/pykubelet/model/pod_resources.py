@@ -1,4 +1,4 @@
-"""What a pod asks for as a whole: requests and limits including init containers, sidecars and overhead.
+"""What a pod requests as a whole: requests and limits including init containers, sidecars and overhead.
 
 The sums are part of the Kubernetes API: long-running containers together, or the hungriest moment of
 start-up if that is more; amounts set for the whole pod replace the sums; overhead comes on top. Also counts
@@ -134,12 +134,12 @@ def _pod_level(pod: Pod, which: Which, use_status: bool) -> Amounts:
 
 def _without_overhead(pod: Pod) -> tuple[ResourceRequirements, Mapping[str, QuantityValue]]:
     """What the status says of the pod as a whole, apart from its overhead, which is added elsewhere."""
-    told, overhead = pod.status.resources or ResourceRequirements(), _parsed(pod.spec.overhead)
+    reported, overhead = pod.status.resources or ResourceRequirements(), _parsed(pod.spec.overhead)
 
     def apart(values: Mapping[str, QuantityValue]) -> dict[str, QuantityValue]:
         return {n: str(amount - overhead[n]) if n in overhead else values[n] for n, amount in _parsed(values).items()}
 
-    return ResourceRequirements(requests=apart(told.requests), limits=apart(told.limits)), apart(
+    return ResourceRequirements(requests=apart(reported.requests), limits=apart(reported.limits)), apart(
         pod.status.allocated_resources
     )
 
@@ -207,7 +207,7 @@ def empty_dir_limits(pod: Pod) -> dict[str, Quantity]:
         if volume.empty_dir is not None and volume.empty_dir.size_limit is not None:
             limit = Quantity.parse(volume.empty_dir.size_limit)
             if limit > Quantity.of(0):
-                found[volume.name or ""] = limit
+                found[volume.name] = limit
     return found
 
 
@@ -217,7 +217,7 @@ def container_storage_limits(pod: Pod) -> dict[str, Quantity]:
     for container in pod.spec.containers:
         amount = container.resources.limits.get(EPHEMERAL_STORAGE) if container.resources is not None else None
         if amount is not None and (limit := Quantity.parse(amount)).value() != 0:
-            found[container.name or ""] = limit
+            found[container.name] = limit
     return found
 
 
@@ -309,21 +309,21 @@ def _is_zero(value: QuantityValue) -> bool:
 
 
 def allocation_of(pod: Pod, *, init_containers: bool = True) -> PodResourceInfo:
-    """What the spec asks for, of everything that can be resized."""
+    """What the spec requests, of everything that can be resized."""
     held = [each for each in pod.spec.init_containers if init_containers or is_sidecar(each)]
-    named = {each.name or "": each.resources or _NONE for each in (*held, *pod.spec.containers)}
+    named = {each.name: each.resources or _NONE for each in (*held, *pod.spec.containers)}
     return PodResourceInfo(containers=named, pod=pod.spec.resources)
 
 
 def effect_of(pod: Pod) -> PodResourceInfo:
     """What is in force once every container of the pod was started from this spec."""
     every = (*pod.spec.init_containers, *pod.spec.containers)
-    named = {each.name or "": effective_resources(pod.spec.resources, each) for each in every}
+    named = {each.name: effective_resources(pod.spec.resources, each) for each in every}
     return PodResourceInfo(containers=named, pod=pod.spec.resources)
 
 
 def with_resources(pod: Pod, held: PodResourceInfo | None) -> Pod:
-    """The pod with what it holds in place of what it asks for; the very same object when that is no change."""
+    """The pod with these resources in place of those in its spec; the same object when nothing changes."""
     if held is None:
         return pod
     containers = [_with_own(each, held) for each in pod.spec.containers]
@@ -341,7 +341,7 @@ def with_resources(pod: Pod, held: PodResourceInfo | None) -> Pod:
 
 
 def _with_own(container: C, held: PodResourceInfo) -> C:
-    own = held.containers.get(container.name or "")
+    own = held.containers.get(container.name)
     if own is None or same_resources(container.resources, own):
         return container
     return msgspec.structs.replace(container, resources=own)

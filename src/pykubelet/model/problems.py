@@ -93,7 +93,7 @@ class HookFailed(ContainerProblem, frozen=True, kw_only=True):
 
 
 class SandboxFailed(ContainerProblem, frozen=True, kw_only=True):
-    """The sandbox cannot be made. `text` is what the runtime or the config's maker said."""
+    """The sandbox cannot be made. `text` is the error of the runtime or of making the config."""
 
     reason: str = reasons.CREATE_POD_SANDBOX_ERROR
 

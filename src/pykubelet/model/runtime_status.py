@@ -1,4 +1,4 @@
-"""What the container runtime reported, as frozen values everybody shares.
+"""What the container runtime reported, as frozen values.
 
 These are the only runtime results that travel above `clients/cri`. Times are unix nanoseconds as the
 CRI gives them (0 = not happened). Requests with large configs use the generated CRI messages directly.
@@ -130,7 +130,7 @@ class ContainerStatus(Struct, frozen=True, kw_only=True):
 
     id: str
     sandbox_id: str = ""
-    """Not part of the CRI message; filled in by whoever listed the container."""
+    """Not part of the CRI message; filled in when containers are listed."""
     name: str
     attempt: int = 0
     state: ContainerState = ContainerState.CREATED
@@ -179,7 +179,7 @@ class PodRuntimeStatus(Struct, frozen=True, kw_only=True, dict=True):
 
     @functools.cached_property
     def _by_name(self) -> Mapping[str, Sequence[ContainerStatus]]:
-        # Asked for every container of the spec at every look; a pod may have thousands.
+        # Called for every container of the spec at every sync; a pod may have thousands.
         found: dict[str, list[ContainerStatus]] = {}
         for each in self.containers:
             found.setdefault(each.name, []).append(each)
@@ -227,7 +227,7 @@ class RuntimeConditions(Struct, frozen=True, kw_only=True):
     conditions: tuple[RuntimeCondition, ...] = ()
     handlers: tuple[RuntimeHandler, ...] = ()
     supplemental_groups_policy: bool | None = None
-    """None: the runtime does not tell its features."""
+    """None: the runtime does not report its features."""
 
     def condition(self, kind: str) -> RuntimeCondition | None:
         return next((c for c in self.conditions if c.type == kind), None)

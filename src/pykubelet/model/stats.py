@@ -31,11 +31,11 @@ class MemoryUsage(Measurement, frozen=True, kw_only=True):
     own_faults: int = 0
     own_major_faults: int = 0
     kernel: int | None = None
-    """Told here by v2; v1 has a file for it, see CgroupDetail."""
+    """Reported here by v2; v1 has a file for it, see CgroupDetail."""
 
 
 class CgroupUsage(Measurement, frozen=True, kw_only=True):
-    """What changes all the time and everybody asks for."""
+    """What changes all the time and every reader needs."""
 
     time_ns: int
     cpu_ns: int | None = None

@@ -28,7 +28,7 @@ from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.clients.plugins.port import CsiNodeInfo
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import ApiError, Conflict, NotFound, PykubeletError
 from pykubelet.node.own_node import OwnNode
 
@@ -66,7 +66,7 @@ class CsiNodeKeeper:
         self._made = False
         self._changing = asyncio.Lock()
         """All node ids are in one annotation: each change must start from the last one."""
-        self._changed = Signal()
+        self._changed = Wakeup()
         own.listen(lambda node: self._changed.set())
 
     def problems(self) -> Sequence[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,9 +16,8 @@ from msgspec import Struct
 from pykubelet.api.types import ContainerImage, NodeAddress
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import Machine
+from pykubelet.cm.build import ContainerManager
 from pykubelet.cm.capacity import (
-    NO_DEVICES,
-    DeviceAmounts,
     kept_from_pods,
     machine_capacity,
     missing_essentials,
@@ -29,8 +28,13 @@ from pykubelet.model.errors import CriError, PykubeletError
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import Image, RuntimeConditions
 from pykubelet.node.addresses import AddressFinder
+from pykubelet.node.conditions import NodeConditions
+from pykubelet.node.csi_node import CsiNodeKeeper
+from pykubelet.node.own_node import NodeAttachments
 from pykubelet.node.setters import NodeFacts
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.admission import declared_features
+from pykubelet.volumes.manager import VolumeManager
 
 logger = logging.getLogger(__name__)
 
@@ -48,27 +52,17 @@ class RuntimeView(Protocol):
     def network_problem(self) -> str: ...
 
 
-async def _ignore_pod_cidr(cidr: str) -> None:
-    """Do nothing: the runtime takes its addresses from elsewhere."""
-
-
 class NodeSources(Struct, frozen=True, kw_only=True):
-    """What other subsystems add to the Node's status, and what they learn from it."""
+    """The subsystems that the Node's status is made from, and that learn from it."""
 
     runtime: RuntimeView
-    pressures: Callable[[], Collection[str]] = frozenset
-    """Names of the pressure conditions that hold, such as MemoryPressure."""
-    devices: Callable[[], DeviceAmounts] = lambda: NO_DEVICES
-    reset_extended: Callable[[], bool] = lambda: False
-    """Whether extended resources listed by an existing Node are stale (no device checkpoint)."""
-    volumes_in_use: Callable[[], Sequence[str] | None] = lambda: None
-    volumes_reported: Callable[[Sequence[str]], None] = lambda names: None
-    """Called with the volumes in use that the API server knows."""
-    runtime_problems: Callable[[], Sequence[str]] = lambda: ()
-    """Why the node is not ready, such as `PLEG is not healthy: ...`; listed after the runtime's own problem."""
-    other_problems: Callable[[], Sequence[str]] = lambda: ()
-    """Storage and shutdown; listed after the network's problem."""
-    set_pod_cidr: Callable[[str], Awaitable[None]] = _ignore_pod_cidr
+    pleg: Pleg
+    cm: ContainerManager
+    volumes: VolumeManager
+    conditions: NodeConditions
+    csi_node: CsiNodeKeeper
+    attachments: NodeAttachments
+    cri: CriClient
 
 
 class FactsGatherer:
@@ -97,8 +91,8 @@ class FactsGatherer:
     def problems(self) -> list[str]:
         """Why the node is not ready, in upstream's order; empty when it is."""
         sources, runtime = self._sources, self._sources.runtime
-        found = [runtime.runtime_problem(), *sources.runtime_problems()]
-        found += [runtime.network_problem(), *sources.other_problems()]
+        found = [runtime.runtime_problem(), *sources.pleg.problems()]
+        found += [runtime.network_problem(), *sources.conditions.problems(), *sources.csi_node.problems()]
         return [problem for problem in found if problem]
 
     async def facts(self, shown: Sequence[NodeAddress]) -> NodeFacts:
@@ -114,7 +108,7 @@ class FactsGatherer:
             addresses=await self._find_addresses(shown),
             capacity=capacity,
             kept=kept_from_pods(self._settings, capacity),
-            devices=sources.devices(),
+            devices=sources.cm.device_amounts(),
             runtime=self._runtime_version,
             kubelet_version=self._settings.kubernetes_version,
             port=config.server.port,
@@ -122,9 +116,9 @@ class FactsGatherer:
             handlers=conditions.handlers,
             supplemental_groups_policy=conditions.supplemental_groups_policy,
             declared_features=declared_features(self._settings.gates),
-            pressures=frozenset(sources.pressures()),
+            pressures=frozenset(sources.conditions.pressures()),
             problems=problems,
-            volumes_in_use=sources.volumes_in_use(),
+            volumes_in_use=sources.volumes.volumes_in_use(),
             now=self._clock.now(),
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from pykubelet.context import Context
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.pod import PodUID
 from pykubelet.signals import NodeRead
 
@@ -23,7 +23,7 @@ class FreshNode:
         self._signals = ctx.signals
         self._read = read
         self._waiting: set[PodUID] = set()
-        self._filled = Signal()
+        self._filled = Wakeup()
 
     def add(self, uid: PodUID) -> None:
         self._waiting.add(uid)

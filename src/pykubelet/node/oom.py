@@ -20,8 +20,7 @@ from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm
 from pykubelet.context import Context
 from pykubelet.edges import GuardEdges
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import TaskSet
+from pykubelet.kit.tasks import TaskSet, Wakeup
 from pykubelet.model.pod import all_containers
 from pykubelet.model.reasons import WARNING
 from pykubelet.model.runtime_status import ContainerState
@@ -195,7 +194,7 @@ class OomWatcher:
     # --- from counters --------------------------------------------------------------------------
 
     async def _count_forever(self) -> None:
-        changed = Signal()
+        changed = Wakeup()
         alarm = self._watch_groups(changed.set)
         try:
             while True:

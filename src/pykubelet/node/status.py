@@ -21,8 +21,8 @@ from pykubelet.clients.kube.port import KubeClient, PatchType
 from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import ApiAlreadyExists, ApiDown, ApiError, ApiNotFound, CriError, Forbidden
 from pykubelet.model.reasons import NORMAL
 from pykubelet.node.conditions import is_ready
@@ -80,7 +80,7 @@ class NodeReporter:
         self._timing = timing
         self._register_node = ctx.settings.config.node.register_node
         self._startup = StartupTimes(clock=ctx.clock, metrics=ctx.metrics, booted=identity.booted)
-        self._due = Signal()
+        self._due = Wakeup()
         self._was_ready = False
         self._last_report: float | None = None
         self._report_delay = 0.0
@@ -156,7 +156,7 @@ class NodeReporter:
 
     async def _adopt(self) -> None:
         existing = await self._in_time(self._client.get(Node, self._identity.name))
-        aligned = adopt(existing, self._identity, reset_extended=self._sources.reset_extended())
+        aligned = adopt(existing, self._identity, reset_extended=self._sources.cm.is_device_capacity_stale())
         facts = await self._facts.facts(existing.status.addresses)
         wanted = msgspec.structs.replace(aligned, status=node_status(aligned.status, facts))
         await self._send(existing, wanted, changed=True)
@@ -218,7 +218,7 @@ class NodeReporter:
             self._was_ready = True
             self._startup.ready()
             logger.info("the node is ready", extra={"node": self._identity.name})
-        self._sources.volumes_reported(answer.status.volumes_in_use)
+        self._sources.attachments.reported(answer.status.volumes_in_use)
 
     async def _note_spec(self, node: Node) -> None:
         """What others wrote into the Node's spec and this agent must know."""
@@ -231,7 +231,7 @@ class NodeReporter:
         if cidr and cidr != self._pod_cidr:
             try:
                 async with asyncio.timeout(self._timing.timeout):
-                    await self._sources.set_pod_cidr(cidr)
+                    await self._sources.cri.update_runtime_config(cidr)
             except (CriError, TimeoutError) as error:
                 logger.warning("the runtime did not take the pod CIDR, will retry", extra={"error": str(error)})
             else:

@@ -24,9 +24,8 @@ from pykubelet.api.times import format_duration
 from pykubelet.clients.cri.port import EventSource
 from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import TaskSet, both
+from pykubelet.kit.tasks import TaskSet, Wakeup, both
 from pykubelet.model.errors import CallTimedOut, CriError, PykubeletError, RuntimeDown
 from pykubelet.model.runtime_status import (
     ContainerEvent,
@@ -133,9 +132,9 @@ class Pleg:
         """Pod uid by the id of any sandbox or container that an inspection has shown."""
         self._due: dict[str, _Due] = {}
         self._unknown: dict[str, tuple[float, EventKind]] = {}
-        self._due_changed = Signal()
+        self._due_changed = Wakeup()
         self._asleep_until = NOT_DUE
-        self._relist_changed = Signal()
+        self._relist_changed = Wakeup()
         self._relist_at = NOT_DUE
         self._last_relist: float | None = None
         self._listed = asyncio.Event()

@@ -17,7 +17,7 @@ from pykubelet.api.types import ObjectMeta, OwnerReference, Pod, PodStatus
 from pykubelet.clients.kube.port import KubeClient
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiDown, ApiError, ApiNotFound
 from pykubelet.model.pod import (
     HASH_ANNOTATION,
@@ -75,7 +75,7 @@ class MirrorPods:
         self._node = node
         self._clock = clock
         self._queue: dict[str, _Try] = {}
-        self._wake = Signal()
+        self._wake = Wakeup()
 
     async def reconcile(self, pod: Pod) -> None:
         """The static pod's mirror is to be as the pod is. Returns at once."""

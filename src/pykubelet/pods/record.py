@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodStatus
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import CriError, IllegalMove
 from pykubelet.model.pod import PodUID
 from pykubelet.model.problems import ContainerProblem
@@ -87,7 +87,7 @@ class PodWorker(Struct):
     """What kill requests want to see in the pod's last statuses."""
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     """Completed when no container runs any more."""
-    wake: Signal = field(default_factory=Signal)
+    wake: Wakeup = field(default_factory=Wakeup)
     scope: asyncio.Timeout | None = None
     """Around the step in flight; expiring it cancels the step and nothing else."""
     last_sync: float = -1.0

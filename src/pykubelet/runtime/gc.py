@@ -25,8 +25,7 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import TaskSet, gather_all
+from pykubelet.kit.tasks import TaskSet, Wakeup, gather_all
 from pykubelet.model.container_keys import deletion_grace_of, restart_count_of, termination_grace_of
 from pykubelet.model.errors import CriError, NotFound, PykubeletError
 from pykubelet.model.pod import name_of, namespace_of, uid_of
@@ -135,7 +134,7 @@ class ContainerGc:
         self._tasks: TaskSet | None = None
         self._pruning: set[tuple[str, str]] = set()
         self._ended: set[str] = set()
-        self._due = Signal()
+        self._due = Wakeup()
         self._log_lock = asyncio.Lock()
         """Held while log folders are removed: two removals of one folder would report each other."""
 

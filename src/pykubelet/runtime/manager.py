@@ -15,8 +15,7 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
 from pykubelet.context import Context
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import beside
+from pykubelet.kit.tasks import Wakeup, beside
 from pykubelet.model.errors import NotFound
 from pykubelet.model.pod import (
     ContainerKind,
@@ -111,7 +110,7 @@ class RuntimeManager:
             await self._resize(pod, plan, plan.sandbox_id, outcome)
             if not starts(plan):
                 return
-        stepped = Signal()
+        stepped = Wakeup()
         async with beside() as begin:
             if renew_status is not None:
                 begin(_each_time(stepped, renew_status))
@@ -215,7 +214,7 @@ class RuntimeManager:
         sandbox: SandboxInUse,
         observed: PodRuntimeStatus,
         outcome: SyncOutcome,
-        stepped: Signal,
+        stepped: Wakeup,
     ) -> None:
         for kind, container in starts(plan):
             if kind is not ContainerKind.EPHEMERAL:
@@ -236,7 +235,7 @@ class RuntimeManager:
                 stepped.set()
 
 
-async def _each_time(signal: Signal, work: Callable[[], Awaitable[None]]) -> None:
+async def _each_time(signal: Wakeup, work: Callable[[], Awaitable[None]]) -> None:
     while True:
         await signal.wait()
         await work()

@@ -21,8 +21,7 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.context import Context
 from pykubelet.images.pull import ImageError, ImagePuller
-from pykubelet.kit.mailbox import Signal
-from pykubelet.kit.tasks import Beginner, both
+from pykubelet.kit.tasks import Beginner, Wakeup, both
 from pykubelet.model.container_keys import restart_count_of
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.model.pod import (
@@ -295,7 +294,7 @@ class SandboxStarter:
         self._without_sandbox.discard(uid)
 
     async def start(
-        self, pod: Pod, observed: PodRuntimeStatus, plan: PodPlan, begin: Beginner, stepped: Signal
+        self, pod: Pod, observed: PodRuntimeStatus, plan: PodPlan, begin: Beginner, stepped: Wakeup
     ) -> SandboxInUse:
         """The sandbox for new containers, made if the plan says so. Raises StartError.
 
@@ -330,7 +329,7 @@ class SandboxStarter:
             raise self._failed(pod, error) from error
         await self._containers.find_volume_images(pod, config, handler)
 
-    async def _make(self, pod: Pod, config: cri_pb2.PodSandboxConfig, stepped: Signal) -> tuple[str, tuple[str, ...]]:
+    async def _make(self, pod: Pod, config: cri_pb2.PodSandboxConfig, stepped: Wakeup) -> tuple[str, tuple[str, ...]]:
         """Id and addresses of a new sandbox."""
         with self._recorder.step(uid_of(pod), Step.SANDBOX):
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pykubelet.edges import Edges
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Services
-from pykubelet.node.build import Shutdown
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.server.app import Gate, Https, Local, NodeServer
 from pykubelet.server.auth import Authenticator, Reviewer, make_authorizer
 from pykubelet.server.introspection import LOG, PING, ConfigRoutes, DebugRoutes, HealthCheck, HealthRoutes
@@ -32,7 +32,6 @@ from pykubelet.server.metrics import MetricRoutes, add_agent_metrics
 from pykubelet.server.node_logs import SystemLogs
 from pykubelet.server.pod_resources import PodResourcesServer
 from pykubelet.server.pods import PodRoutes
-from pykubelet.server.requests import Route
 from pykubelet.server.routes import Handlers, Offers
 from pykubelet.server.streams import StreamRoutes
 from pykubelet.server.tls import FindServing, ServingFiles, TlsFiles, tls_rules
@@ -66,16 +65,36 @@ def build(
     """Raises PykubeletError for settings that cannot work."""
     if edges.serve is None or stats is None:
         return Server(node_server=None, services=Services())
+    table, pleg, runtime, shutdown = served.table, served.pleg, served.runtime, sync.shutdown
     settings, kube = ctx.settings, edges.cluster.client if edges.cluster is not None else None
     server = servable(settings.config.server, alone=kube is None)
     reviewer = Reviewer(kube=kube, clock=ctx.clock) if kube is not None else None
     serving = serving_files(settings, ctx.node_name, [str(ip) for ip in settings.node_ips])
     local = None
     if edges.serve.local_socket is not None:
-        local = Local(socket=edges.serve.local_socket, routes=_local_routes(ctx, edges, events, served, sync.shutdown))
+        routes = LocalRoutes(
+            table=table,
+            pods=served.explainer,
+            events=events,
+            restarts=InPlaceRestart(
+                pleg=pleg, stopper=runtime.stopper, table=table, forget_crashes=runtime.backoff.forget
+            ),
+            images=edges.cri,
+            about=_about(ctx, edges, served.runtime_state),
+            clock=ctx.clock,
+        )
+        turning_off = ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods)
+        local = Local(socket=edges.serve.local_socket, routes=[*routes.routes(), *turning_off.routes()])
+    health = HealthRoutes(
+        [
+            *(PING, LOG),
+            HealthCheck("syncloop", served.runtime_state.runtime_problem),
+            HealthCheck("pleg", lambda: "" if pleg.healthy()[0] else pleg.healthy()[1]),
+        ]
+    )
     node_server = NodeServer(
         settings=server,
-        handlers=_handlers(ctx, edges, served, shown(ctx, edges, edges.serve, stats)),
+        handlers=_handlers(ctx, edges, served, health, shown(ctx, edges, edges.serve, stats)),
         metrics=ctx.metrics,
         clock=ctx.clock,
         https=https(server, settings.gates, ctx.node_name, reviewer, serving, ctx.clock),
@@ -83,7 +102,7 @@ def build(
     )
     pod_resources = PodResourcesServer(
         socket=edges.paths.root / "pod-resources" / "kubelet.sock",
-        active=served.table.active_pods,
+        active=table.active_pods,
         assigned=served.cm.assigned,
         clock=ctx.clock,
         metrics=ctx.metrics,
@@ -112,40 +131,18 @@ def https(
     return Https(gate=gate, tls=tls, offers=Offers.of(settings, gates))
 
 
-def _handlers(ctx: Context, edges: Edges, served: Subsystems, stats: NodeStatsSource) -> Handlers:
-    settings, clock, table = ctx.settings, ctx.clock, served.table
-    health = HealthRoutes(
-        [
-            *(PING, LOG),
-            HealthCheck("syncloop", served.runtime_state.runtime_problem),
-            HealthCheck("pleg", lambda: "" if served.pleg.healthy()[0] else served.pleg.healthy()[1]),
-        ]
-    )
+def _handlers(ctx: Context, edges: Edges, served: Subsystems, health: HealthRoutes, stats: NodeStatsSource) -> Handlers:
+    settings, clock, cri, table = ctx.settings, ctx.clock, edges.cri, served.table
+    gates = settings.gates
     return Handlers(
-        pods=PodRoutes(
-            pods=table,
-            status=served.table.reported_status,
-            runtime=edges.cri,
-            checkpoints=edges.paths.checkpoints,
-            clock=clock,
-        ),
+        pods=PodRoutes(table=table, runtime=cri, checkpoints=edges.paths.checkpoints, clock=clock),
         logs=ContainerLogs(
-            pods=table,
-            status=served.table.reported_status,
-            runtime=edges.cri,
-            runtime_status=served.table.runtime_status,
-            clock=clock,
-            split_streams=settings.gates.enabled("PodLogsQuerySplitStreams"),
+            table=table, runtime=cri, clock=clock, split_streams=gates.enabled("PodLogsQuerySplitStreams")
         ),
-        streams=StreamRoutes(
-            pods=table, runtime=edges.cri, translate=settings.gates.enabled("ExtendWebSocketsToKubelet")
-        ),
+        streams=StreamRoutes(table=table, runtime=cri, translate=gates.enabled("ExtendWebSocketsToKubelet")),
         health=health,
         metrics=MetricRoutes(
-            agent=ctx.metrics,
-            probes=served.probes.metrics.expose,
-            health=health.problems,
-            stats=stats,
+            agent=ctx.metrics, probes=served.probes.metrics.expose, health=health.problems, stats=stats
         ),
         configs=ConfigRoutes(
             configz=settings.configz,
@@ -160,45 +157,22 @@ def _handlers(ctx: Context, edges: Edges, served: Subsystems, stats: NodeStatsSo
     )
 
 
-def _local_routes(
-    ctx: Context, edges: Edges, events: EventBroadcaster, served: Subsystems, shutdown: Shutdown
-) -> list[Route]:
-    settings, runtime = ctx.settings, served.runtime_state
-
-    def is_ending(uid: str) -> bool:
-        worker = served.table.worker(uid)
-        return worker is not None and worker.is_ending
-
+def _about(ctx: Context, edges: Edges, runtime: RuntimeState) -> Callable[[], dict[str, Any]]:
     def about() -> dict[str, Any]:
         unreadable = edges.cluster.client.unreadable.now() if edges.cluster is not None else ()
         return {
             "node": ctx.node_name,
             "pid": os.getpid(),
-            "version": settings.kubernetes_version,
+            "version": ctx.settings.kubernetes_version,
             "started": ctx.started,
             "runtime": edges.runtime_name,
-            "endpoint": settings.config.runtime.container_runtime_endpoint,
+            "endpoint": ctx.settings.config.runtime.container_runtime_endpoint,
             "runtimeProblem": "" if runtime.is_up() else runtime.runtime_problem() or "does not answer",
             "networkProblem": runtime.network_problem(),
             "unreadable": [f"{each.shown}: {each.why}" for each in unreadable],
         }
 
-    routes = LocalRoutes(
-        pods=served.explainer,
-        status=served.table.reported_status,
-        is_ending=is_ending,
-        events=events.all,
-        restarts=InPlaceRestart(
-            pleg=served.pleg,
-            stopper=served.runtime.stopper,
-            is_ending=is_ending,
-            forget_crashes=served.runtime.backoff.forget,
-        ),
-        images=edges.cri,
-        about=about,
-        clock=ctx.clock,
-    ).routes()
-    return [*routes, *ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods).routes()]
+    return about
 
 
 def servable(settings: ServerSettings, *, alone: bool) -> ServerSettings:

@@ -8,13 +8,14 @@ Does not cover: /explain, which both servers have (introspection.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from pykubelet.api.types import Pod, PodStatus
+from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriImages
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.tasks import gather_all
@@ -32,6 +33,7 @@ from pykubelet.model.problems import KillCause
 from pykubelet.model.runtime_status import ContainerStatus
 from pykubelet.node.shutdown import ShutdownManager, ShutdownPeriod, two_periods
 from pykubelet.pleg.pleg import Pleg
+from pykubelet.pods.table import PodTable
 from pykubelet.runtime.stop import StopOrder, Stopper, Stopping
 from pykubelet.server.pods import pod_list
 from pykubelet.server.requests import PROXY, Refused, Reply, Request, Response, Route
@@ -54,20 +56,20 @@ class InPlaceRestart:
         *,
         pleg: Pleg,
         stopper: Stopper,
-        is_ending: Callable[[str], bool],
+        table: PodTable,
         forget_crashes: Callable[[Pod, AnyContainer], None] = lambda pod, container: None,
     ) -> None:
         """`forget_crashes` drops earlier crashes of a container, so that it starts without waiting."""
         self._pleg = pleg
         self._stopper = stopper
-        self._is_ending = is_ending
+        self._table = table
         self._forget_crashes = forget_crashes
 
     async def restart(self, pod: Pod, container: str = "") -> Sequence[str]:
         """Names of the containers that were stopped. Raises CannotRestart."""
         if container and find_container(pod, container) is None:
             raise CannotRestart(404, f"pod {readable(pod)} has no container {container}")
-        if self._is_ending(uid_of(pod)):
+        if _is_ending(self._table, uid_of(pod)):
             raise CannotRestart(409, f"pod {readable(pod)} is ending")
         seen = await self._pleg.inspect(uid_of(pod), requested=False)
         chosen = [one for run in seen.running() if (one := _stopping(pod, run, container)) is not None]
@@ -103,7 +105,7 @@ class ShutdownRoutes:
     def __init__(self, *, manager: ShutdownManager, periods: Sequence[ShutdownPeriod]) -> None:
         """`periods`: what the settings say."""
         self._manager = manager
-        self._turns = periods
+        self._periods = periods
 
     def routes(self) -> list[Route]:
         path = "/local/shutdown"
@@ -120,7 +122,7 @@ class ShutdownRoutes:
         if not request.has("grace"):
             if request.has("graceCritical"):
                 raise Refused(400, "graceCritical needs grace")
-            return self._turns or USUAL
+            return self._periods or USUAL
         whole, critical = (
             _seconds(request, "grace"),
             _seconds(request, "graceCritical") if request.has("graceCritical") else 0.0,
@@ -152,19 +154,17 @@ class LocalRoutes:
     def __init__(
         self,
         *,
+        table: PodTable,
         pods: Explainer,
-        status: Callable[[str], PodStatus | None],
-        is_ending: Callable[[str], bool],
-        events: Callable[[], Iterable[Any]],
+        events: EventBroadcaster,
         restarts: InPlaceRestart,
         images: CriImages,
         about: Callable[[], dict[str, Any]],
         clock: Clock,
     ) -> None:
-        """`events` are values with namespace and name, oldest first; `about` is what `status` shows of the agent."""
+        """`pods` knows those that are still ending, too; `about` is what `status` shows of the agent."""
+        self._table = table
         self._pods = pods
-        self._status = status
-        self._is_ending = is_ending
         self._events = events
         self._restarts = restarts
         self._images = images
@@ -198,17 +198,17 @@ class LocalRoutes:
         return Response.json(pod_list(self._shown(pod) for pod in self._pods.pods()))
 
     def _shown(self, pod: Pod) -> Pod:
-        told = self._status(uid_of(pod))
-        if told is not None:
-            pod = msgspec.structs.replace(pod, status=told)
-        if self._is_ending(uid_of(pod)) and not deletion_requested(pod):
+        status = self._table.reported_status(uid_of(pod))
+        if status is not None:
+            pod = msgspec.structs.replace(pod, status=status)
+        if _is_ending(self._table, uid_of(pod)) and not deletion_requested(pod):
             # A static pod that lost its manifest has no such mark; people are to see that it ends all the same.
             marked = msgspec.structs.replace(pod.metadata, deletion_timestamp=utc(self._clock.now()))
             pod = msgspec.structs.replace(pod, metadata=marked)
         return pod
 
     async def events(self, request: Request) -> Reply:
-        found = list(self._events())
+        found = self._events.all()
         namespace, pod = request.get("namespace"), request.get("pod")
         if namespace:
             found = [event for event in found if event.namespace in (namespace, "")]
@@ -252,6 +252,11 @@ class LocalRoutes:
             raise Refused(404, f"no such image: {image}")
         await self._images.remove_image(found.id)
         return _json({"removed": list(found.tags) or [found.id]})
+
+
+def _is_ending(table: PodTable, uid: str) -> bool:
+    worker = table.worker(uid)
+    return worker is not None and worker.is_ending
 
 
 def _named(request: Request) -> str:

@@ -6,7 +6,7 @@ What cannot be decoded is refused with 400, what is not allowed with 422. Does n
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from pykubelet.clients.cri.port import CriContainers
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError
 from pykubelet.model.pod import find_container, name_of, uid_of
-from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.model.runtime_status import ContainerState
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import open_log
 from pykubelet.runtime.logs_read import GATHER, FolderWaker, ReadOptions, read_logs, waking
@@ -124,21 +124,9 @@ PULL_PROBLEMS = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "t
 
 
 class ContainerLogs:
-    def __init__(
-        self,
-        *,
-        pods: PodTable,
-        status: Callable[[str], PodStatus | None],
-        runtime: CriContainers,
-        runtime_status: Callable[[str], PodRuntimeStatus],
-        clock: Clock,
-        split_streams: bool = False,
-    ) -> None:
-        """`runtime_status` is a pod's cached one: it spares asking the runtime at each line of a follower."""
-        self._pods = pods
-        self._status = status
+    def __init__(self, *, table: PodTable, runtime: CriContainers, clock: Clock, split_streams: bool = False) -> None:
+        self._table = table
         self._runtime = runtime
-        self._runtime_status = runtime_status
         self._clock = clock
         self._split_streams = split_streams
         self._followers = self._woken = 0
@@ -146,12 +134,12 @@ class ContainerLogs:
     async def handle(self, request: Request) -> Reply:
         namespace, name, container = request.params["namespace"], request.params["pod"], request.params["container"]
         options = log_options(request, now_ns=self._clock.now_ns(), split_streams=self._split_streams)
-        pod = self._pods.by_name(namespace, name)
+        pod = self._table.by_name(namespace, name)
         if pod is None:
             raise Refused(404, f'pod "{name}" does not exist\n')
         if find_container(pod, container) is None:
             raise Refused(404, f'container "{container}" not found in pod "{name}"\n')
-        status = self._status(uid_of(pod)) or pod.status
+        status = self._table.reported_status(uid_of(pod)) or pod.status
         container_id = wanted_container(pod, status, container, previous=options.previous)
         path = await self._log_path(container_id)
         # Opened once before the answer begins: a log that cannot be read is still an error then.
@@ -173,7 +161,8 @@ class ContainerLogs:
 
     async def _flow(self, uid: str, container_id: str, path: Path, options: LogOptions) -> AsyncGenerator[bytes, None]:
         async def is_running() -> bool:
-            cached = next((c for c in self._runtime_status(uid).containers if c.id == container_id), None)
+            # Spares asking the runtime at each line of a follower.
+            cached = next((c for c in self._table.runtime_status(uid).containers if c.id == container_id), None)
             if cached is not None and cached.state is ContainerState.RUNNING:
                 return True
             try:

@@ -6,14 +6,14 @@ for it. Does not cover: logs (logs.py) and everything that streams (streams.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from pykubelet.api.codec import encode_json
 from pykubelet.api.times import format_time
-from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec, PodStatus
+from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.model.errors import CriError, CriNotFound, Unimplemented
@@ -27,13 +27,13 @@ RUN_TIMEOUT = 0
 MAX_RUN_OUTPUT = 16 * 1024 * 1024
 
 
-def find_pod(pods: PodTable, request: Request) -> Pod:
+def find_pod(table: PodTable, request: Request) -> Pod:
     """The pod that the path names; a UID in it must be the pod's own or that of its mirror."""
-    pod = pods.by_name(request.params["namespace"], request.params["pod"])
+    pod = table.by_name(request.params["namespace"], request.params["pod"])
     if pod is None:
         raise Refused(404, "pod does not exist")
     uid = request.params.get("uid")
-    if uid is not None and pods.translate(PodUID(uid)) != uid_of(pod):
+    if uid is not None and table.translate(PodUID(uid)) != uid_of(pod):
         raise Refused(404, "pod not found")
     return pod
 
@@ -54,23 +54,21 @@ class PodRoutes:
     def __init__(
         self,
         *,
-        pods: PodTable,
-        status: Callable[[str], PodStatus | None],
+        table: PodTable,
         runtime: CriClient,
         checkpoints: Path,
         clock: Clock,
     ) -> None:
-        self._pods = pods
-        self._status = status
+        self._table = table
         self._runtime = runtime
         self._checkpoints = checkpoints
         self._clock = clock
 
     async def list(self, request: Request) -> Reply:
-        return Response.json(pod_list(self._with_status(pod) for pod in self._pods.pods()))
+        return Response.json(pod_list(self._with_status(pod) for pod in self._table.pods()))
 
     def _with_status(self, pod: Pod) -> Pod:
-        status = self._status(uid_of(pod))
+        status = self._table.reported_status(uid_of(pod))
         return pod if status is None else msgspec.structs.replace(pod, status=status)
 
     async def running(self, request: Request) -> Reply:
@@ -82,7 +80,7 @@ class PodRoutes:
         return Response.json(pod_list(running_pods(sandboxes, containers)))
 
     async def run(self, request: Request) -> Reply:
-        pod = find_pod(self._pods, request)
+        pod = find_pod(self._table, request)
         container = await running_container(self._runtime, pod, request.params["container"])
         command = request.get("cmd").split(" ")
         try:
@@ -96,7 +94,7 @@ class PodRoutes:
         return Response(body=output, content_type=JSON)
 
     async def checkpoint(self, request: Request) -> Reply:
-        pod = find_pod(self._pods, request)
+        pod = find_pod(self._table, request)
         name = request.params["container"]
         if find_container(pod, name) is None:
             raise Refused(404, f"container {name} does not exist")

@@ -70,15 +70,15 @@ def offered(request: Request) -> list[str]:
 
 
 class StreamRoutes:
-    def __init__(self, *, pods: PodTable, runtime: CriClient, translate: bool = True) -> None:
+    def __init__(self, *, table: PodTable, runtime: CriClient, translate: bool = True) -> None:
         """`translate`: speak WebSocket v5 and tunnels for runtimes that do not (gate ExtendWebSocketsToKubelet)."""
-        self._pods = pods
+        self._table = table
         self._runtime = runtime
         self._translate = translate
 
     async def exec(self, request: Request) -> Reply:
         options = stream_options(request)
-        pod = find_pod(self._pods, request)
+        pod = find_pod(self._table, request)
         kind = check_upgrade(request)
         container = await running_container(self._runtime, pod, request.params["container"])
         url = await _url(
@@ -95,7 +95,7 @@ class StreamRoutes:
 
     async def attach(self, request: Request) -> Reply:
         options = stream_options(request)
-        pod = find_pod(self._pods, request)
+        pod = find_pod(self._table, request)
         kind = check_upgrade(request)
         name = request.params["container"]
         container = await running_container(self._runtime, pod, name)
@@ -114,7 +114,7 @@ class StreamRoutes:
         return self._joined(request, kind, url, options)
 
     async def port_forward(self, request: Request) -> Reply:
-        pod = find_pod(self._pods, request)
+        pod = find_pod(self._table, request)
         kind = check_upgrade(request)
         tunnelled = kind == WEBSOCKET and self._translate and TUNNEL_PROTOCOL in offered(request)
         ports = [] if kind == SPDY or tunnelled else forwarded_ports(request)

@@ -85,7 +85,7 @@ class Flag:
 
 @dataclass(slots=True)
 class ParsedFlags:
-    """What a command line said: the value of each flag that was given."""
+    """A parsed command line: the value of each flag that was given."""
 
     values: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)

@@ -79,7 +79,7 @@ class Gates:
         return gate.default
 
     def warnings(self) -> list[str]:
-        """What an operator should hear about gates that are on their way out."""
+        """One sentence for each chosen gate that has no effect or will be removed."""
         lines = []
         for name in sorted(self.chosen):
             gate = known_gates().get(name)

@@ -240,6 +240,6 @@ DURATION = Scalar("duration", 0.0, _read_duration, format_duration)
 """A Go duration text on the wire, seconds in Python."""
 FLUSH_FREQUENCY = Scalar("duration", 0.0, _read_flush_frequency, format_duration)
 QUANTITY = Scalar("quantity", "", _read_quantity)
-"""Kept as its text; whoever computes with it asks `quantity_of`."""
+"""Kept as its text; `quantity_of` parses it."""
 STRINGS = ListOf(STRING)
 STRING_MAP = MapOf(STRING)

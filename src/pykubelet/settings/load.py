@@ -133,7 +133,7 @@ class LoadedSettings:
 
 @dataclass(frozen=True, slots=True)
 class PrintAndExit:
-    """The command line only asked for a text; print it and leave with status 0."""
+    """The command line requests a text only; print it and exit with status 0."""
 
     text: str
 
@@ -196,7 +196,7 @@ def _node_ips(flags: NodeFlags, faults: list[str]) -> tuple[tuple[IPAddress, ...
 
 
 def without_effect(config: KubeletConfig, flags: NodeFlags) -> list[str]:
-    """A sentence for each setting that somebody chose and that changes nothing here."""
+    """A sentence for each setting that was chosen and has no effect here."""
     own = [ref for ref in all_settings() if ref.setting.without_effect]
     chosen = [(ref.path, ref.setting, value_at(config, ref.attributes)) for ref in own]
     chosen += [(f"--{info.flag}", info, getattr(flags, name)) for name, info in settings_of(NodeFlags).values()]
@@ -273,7 +273,7 @@ class _Sources:
 
 
 def _absolute(path: str, folder: str) -> str:
-    """Relative paths of flags count from the working folder at start, whatever happens to it later."""
+    """Relative paths of flags count from the working folder at start, even if that changes later."""
     return os.path.abspath(os.path.join(folder, path)) if path else path
 
 

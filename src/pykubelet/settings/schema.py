@@ -1,7 +1,7 @@
 """The whole KubeletConfiguration v1beta1 as one frozen value made of groups, and an index of its fields.
 
 On the wire the groups do not exist: their fields lie side by side in one object. In Python each manager is
-handed the one group it needs (`config.images`). `KubeletConfig()` holds the defaults a file starts from.
+given the one group it needs (`config.images`). `KubeletConfig()` holds the defaults a file starts from.
 Does not cover reading and writing (decode.py) nor rules between fields (validate.py).
 """
 

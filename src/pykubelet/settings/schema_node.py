@@ -31,7 +31,7 @@ from pykubelet.settings.kinds import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSourceSettings:
-    """Where pods come from besides the API server, and how often everything is looked at again."""
+    """Where pods come from besides the API server, and how often everything is synced again."""
 
     static_pod_path: str = setting(
         "staticPodPath",

@@ -60,7 +60,7 @@ class EnvironmentSettings:
     """What the process was started with."""
 
     notify_socket: str = ""
-    """NOTIFY_SOCKET: where systemd wants to hear that the agent is ready."""
+    """NOTIFY_SOCKET: where systemd takes notifications."""
     watchdog_timeout: float | None = None
     """WATCHDOG_USEC in seconds: systemd ends a process that is silent for longer."""
     disable_http2: bool = False
@@ -95,7 +95,7 @@ def read_environment(environ: Mapping[str, str], *, process_id: int) -> tuple[En
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything the agent was told. Managers get the group they need: `settings.config.images`."""
+    """All settings. Managers read the group they need: `settings.config.images`."""
 
     config: KubeletConfig = field(default_factory=KubeletConfig)
     flags: NodeFlags = field(default_factory=NodeFlags)

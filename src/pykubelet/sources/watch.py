@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 
 if TYPE_CHECKING:
     from asyncinotify import Event, Inotify
@@ -71,7 +71,7 @@ class InotifyWatch:
         if path == path.parent:
             raise OSError(errno.EINVAL, "the root folder cannot be watched")
         self._path = path
-        self._signal = Signal()
+        self._signal = Wakeup()
         self._events: list[FileEvent] = []
         self._loop = asyncio.get_running_loop()
         self._inotify: Inotify = Inotify(sync_timeout=0, cache_size=64)

@@ -115,8 +115,10 @@ async def _remove_cgroups(cgroups: Iterable[Path], clock: Clock) -> None:
 
 
 def note_pod_groups(file: Path, root: Path = CGROUPS) -> None:
-    """Before an agent starts: note where it will be the one who makes the group of all pods. What an earlier run noted
-    and nobody removed since is still ours; what is there without a note is somebody else's."""
+    """Note, before an agent starts, in which hierarchies it will make the group of all pods.
+
+    A noted group that still exists stays ours; a group without a note belongs to another agent.
+    """
     own = {str(group) for group in _noted_groups(file) if group.is_dir()}
     own |= {str(group) for each in hierarchies(root) if not (group := each / ROOT_NAME).exists()}
     write_atomic(file, json.dumps(sorted(own)).encode(), durable=False)

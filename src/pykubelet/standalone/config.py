@@ -98,14 +98,14 @@ def _tables_v3(layout: Layout, facts: ContainerdFacts) -> dict[str, dict[str, Va
 
 def _runtime_pairs(facts: ContainerdFacts) -> dict[str, Value]:
     return {
-        # Network namespaces live under our own folder, so that cleaning up touches nobody else's.
+        # Network namespaces live under our own folder, so that cleaning up touches no others.
         "netns_mounts_under_state_dir": True,
         "restrict_oom_score_adj": not facts.may_lower_oom_score,
     }
 
 
 def _stream_pairs() -> dict[str, Value]:
-    # Exec and attach streams come through the agent; nobody else needs to reach them.
+    # Exec and attach streams come through the agent; nothing else needs to reach them.
     return {"disable_tcp_service": True, "stream_server_address": "127.0.0.1", "stream_server_port": "0"}
 
 

@@ -201,9 +201,9 @@ class PrivateContainerd:
         self.layout.config.write_text(text)
 
     async def _facts(self) -> config.ContainerdFacts:
-        _, said = await run([self._programs.containerd, "--version"])
+        _, output = await run([self._programs.containerd, "--version"])
         return config.ContainerdFacts(
-            version=parse_version(said),
+            version=parse_version(output),
             sandbox_image=self._sandbox_image,
             runc=self._programs.runc,
             cni_folder=self._programs.cni_folder,
@@ -254,8 +254,8 @@ class PrivateContainerd:
         with self.layout.log.open("rb") as log:
             log.seek(begin)
             lines = log.read().decode(errors="replace").splitlines()
-        said = "".join(f"\n  {line}" for line in last_lines(lines))
-        return StandaloneError(f"containerd {what}; the end of {self.layout.log}:{said or ' (empty)'}")
+        shown = "".join(f"\n  {line}" for line in last_lines(lines))
+        return StandaloneError(f"containerd {what}; the end of {self.layout.log}:{shown or ' (empty)'}")
 
 
 class _Ended(Exception):
@@ -283,12 +283,12 @@ def answers_cri(path: Path, within: float = 5.0) -> bool:
         return True
 
 
-def parse_version(said: str) -> tuple[int, int]:
+def parse_version(output: str) -> tuple[int, int]:
     """Major and minor from `containerd --version`."""
-    for word in said.split():
+    for word in output.split():
         if found := re.match(r"v?(\d+)\.(\d+)(\.|$)", word):
             return int(found[1]), int(found[2])
-    raise StandaloneError(f"containerd --version says {said.strip()!r}: no version in it")
+    raise StandaloneError(f"containerd --version says {output.strip()!r}: no version in it")
 
 
 def has_capability(number: int, status: str) -> bool:
@@ -298,7 +298,7 @@ def has_capability(number: int, status: str) -> bool:
 
 
 def last_lines(lines: list[str]) -> list[str]:
-    """What a person needs to see of a log: the lines that tell of trouble if there are any, else the last ones."""
+    """The lines of a log that report errors if there are any, else the last ones."""
     bad = [line for line in lines if TROUBLE.search(line)]
     return [line[:LONGEST_LINE] for line in (bad or lines)[-LAST_LINES:]]
 

@@ -22,7 +22,7 @@ PAUSE = "pykubelet.local/pause:1"
 BUSYBOX = "pykubelet.local/busybox:1"
 TESTSERVER = "pykubelet.local/testserver:1"
 PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-# The CRI plugin hears of an imported image by an event and then marks it; before that pods cannot use it.
+# The CRI plugin learns of an imported image by an event and then marks it; before that pods cannot use it.
 MANAGED_LABEL = "io.cri-containerd.image=managed"
 
 RunCtr = Callable[..., Awaitable[str]]
@@ -92,7 +92,7 @@ def find_busybox() -> Path:
 
 
 def is_static(program: bytes) -> bool:
-    """Whether an ELF file asks for no interpreter."""
+    """Whether an ELF file names no interpreter."""
     if program[:5] != b"\x7fELF\x02":
         return False
     (table,) = struct.unpack_from("<Q", program, 32)

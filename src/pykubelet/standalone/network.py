@@ -1,4 +1,4 @@
-"""The pod network of one private runtime: a bridge, addresses from a subnet nobody else uses, host ports.
+"""The pod network of one private runtime: a bridge, addresses from an unused subnet, host ports.
 
 Writes the CNI configuration, makes the bridge at once (so that the node has its address before the first pod)
 and one masquerading rule for the whole subnet: a rule per pod, as the bridge plugin would make, costs every pod

@@ -121,7 +121,7 @@ def _illegal_return(
     after = {status.name: status for status in new}
     for before in old:
         ended = before.state.terminated if before.state is not None else None
-        container, now = specs.get(before.name), after.get(before.name)
+        container, now = specs.get(before.name or ""), after.get(before.name)
         if ended is None or container is None or now is None:
             continue
         if (word and is_sidecar(container)) or restarts_on_exit(pod, container, ended.exit_code or 0):
@@ -208,7 +208,9 @@ def with_container_started(status: PodStatus, container: str, started: bool) -> 
     return _with_flags(status, container, started=started)
 
 
-def recalled(pod: Pod, status: PodStatus, before: PodStatus, probed: Collection[ProbeKey], now: float) -> PodStatus:
+def with_reported(
+    pod: Pod, status: PodStatus, before: PodStatus, probed: Collection[ProbeKey], now: float
+) -> PodStatus:
     """The status with what was reported, before a restart of the agent, of containers that run on.
 
     `probed`: the probes whose own result counts by now. The start time stays, too, as long as one of them runs."""

@@ -283,10 +283,10 @@ def set_readiness(inputs: StatusInputs, status: PodStatus) -> None:
     """
     specs = {container.name: container for container in inputs.pod.spec.containers}
     for made in status.container_statuses:
-        _set_started_and_ready(inputs, specs[made.name], made)
+        _set_started_and_ready(inputs, specs[made.name or ""], made)
     specs = {container.name: container for container in inputs.pod.spec.init_containers}
     for made in status.init_container_statuses:
-        container = specs[made.name]
+        container = specs[made.name or ""]
         if is_sidecar(container):
             _set_started_and_ready(inputs, container, made)
             continue

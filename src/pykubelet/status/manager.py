@@ -19,11 +19,11 @@ from pykubelet.pods.table import PodTable
 from pykubelet.signals import PodStatusChanged
 from pykubelet.status.changes import (
     check_transition,
-    recalled,
     statuses_equal,
     terminate_statuses,
     with_container_ready,
     with_container_started,
+    with_reported,
 )
 from pykubelet.status.containers import bare_id
 
@@ -46,7 +46,7 @@ class StatusManager:
         self._table = table
         self._clock = ctx.clock
         self._signals = ctx.signals
-        self._recalls = not ctx.settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
+        self._keeps_reported = not ctx.settings.gates.enabled("ChangeContainerStatusOnKubeletRestart")
         """Whether `started` and `ready` of running containers survive a restart of the agent."""
         self.explained = explained
         self.status_of = status_of
@@ -61,7 +61,7 @@ class StatusManager:
     def probe_changed(self, pod: Pod, kind: ProbeKind, container_id: str, outcome: ProbeOutcome) -> None:
         """Show a probe's new result at once, ahead of the next sync."""
         reported = self._table.reported(uid_of(pod))
-        if self._recalls and is_static(pod):
+        if self._keeps_reported and is_static(pod):
             current = _container_ids(reported.plain) if reported is not None else None
             self._table.note_probed(uid_of(pod), (kind, container_id), current=current)
         if reported is None:
@@ -78,7 +78,7 @@ class StatusManager:
         """The mirror of a static pod came in, with what was reported before a restart of the agent."""
         reported = self._table.reported(uid)
         if reported is not None:
-            plain = self._recall(reported.pod, reported.plain)
+            plain = self._with_reported(reported.pod, reported.plain)
             if plain is not reported.plain:
                 self._report(reported.pod, plain, force=False, finished=reported.finished)
 
@@ -97,7 +97,7 @@ class StatusManager:
 
     def _report(self, pod: Pod, status: PodStatus, *, force: bool, finished: bool) -> None:
         old = self._table.reported(uid_of(pod))
-        plain = self._recall(pod, status) if old is None else status
+        plain = self._with_reported(pod, status) if old is None else status
         status = self.explained(pod, plain)
         problem = check_transition(pod, old.status if old is not None else pod.status, status)
         if problem is not None:
@@ -111,13 +111,13 @@ class StatusManager:
         self._table.report(ReportedStatus(pod=pod, status=status, version=version, plain=plain, finished=finished))
         self._signals.publish(PodStatusChanged(uid_of(pod)))
 
-    def _recall(self, pod: Pod, status: PodStatus) -> PodStatus:
+    def _with_reported(self, pod: Pod, status: PodStatus) -> PodStatus:
         """With what the mirror of a static pod shows from before a restart; other pods carry it themselves."""
-        if not self._recalls or not is_static(pod):
+        if not self._keeps_reported or not is_static(pod):
             return status
         record = self._table.get(uid_of(pod))
         probed = record.probed if record is not None else None
-        return recalled(pod, status, self.status_of(pod), probed or (), self._clock.now())
+        return with_reported(pod, status, self.status_of(pod), probed or (), self._clock.now())
 
 
 def _container_ids(status: PodStatus) -> set[str]:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.kube.port import Change, ChangeType, KubeClient, PatchType
-from pykubelet.kit.clock import Clock
+from pykubelet.context import Context
 from pykubelet.kit.keyed import KeyedTasks, KeyState
-from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish, gather_all
 from pykubelet.model.errors import ApiConflict, ApiError, ApiNotFound, Invalid
 from pykubelet.model.pod import (
@@ -53,12 +52,6 @@ FLUSH_WITHIN = 5.0
 PatchMaker = Callable[[Pod, PodStatus], dict[str, Any] | None]
 
 
-class ApiPods(Protocol):
-    """The pods of this node as a watch shows them."""
-
-    def get(self, name: str, namespace: str = "") -> Pod | None: ...
-
-
 class _Record(Struct):
     """What we know of one pod's status on the server."""
 
@@ -79,33 +72,33 @@ class StatusSender:
 
     def __init__(
         self,
-        *,
+        ctx: Context,
         table: PodTable,
+        *,
         client: KubeClient,
-        api_pods: ApiPods,
+        api_pod: Callable[[str, str], Pod | None],
         make_patch: PatchMaker,
         could_run: Callable[[str], bool],
-        clock: Clock,
-        metrics: Registry,
     ) -> None:
-        """`could_run(uid)`: whether containers of the pod may still run."""
+        """`api_pod(name, namespace)`: the pod as the watch shows it; `could_run(uid)`: whether containers of the pod
+        may still run."""
         self._table = table
         self._client = client
-        self._api_pods = api_pods
+        self._api_pod = api_pod
         self._make_patch = make_patch
         self._could_run = could_run
-        self._clock = clock
+        self._clock = ctx.clock
         self._records: dict[str, _Record] = {}
         self._tasks = KeyedTasks(
             self.name,
             self._bring_up_to_date,
-            clock=clock,
+            clock=ctx.clock,
             first_retry=FIRST_RETRY,
             last_retry=LONGEST_RETRY,
             on_error=self._failed,
             at_once=AT_ONCE,
         )
-        self._took = metrics.histogram(
+        self._took = ctx.metrics.histogram(
             "kubelet_pod_status_sync_duration_seconds",
             "Seconds from a change of a pod's status until the API server has it.",
         )
@@ -163,7 +156,7 @@ class StatusSender:
         """Find what differs although no news said so."""
         for uid, reported in self._table.reports():
             record = self._records.get(uid)
-            there = self._api_pods.get(name_of(reported.pod), namespace_of(reported.pod))
+            there = self._api_pod(name_of(reported.pod), namespace_of(reported.pod))
             settled = record is not None and record.sent >= reported.version and not record.held
             if not settled or there is None or record is None or _version(there) != _version(record.answer):
                 self._tasks.wake(uid, skip_backoff=False)
@@ -225,7 +218,7 @@ class StatusSender:
 
     def _there(self, pod: Pod, record: _Record) -> Pod | None:
         """The newest state of the API object this pod's status belongs to; None if there is none."""
-        found = self._api_pods.get(name_of(pod), namespace_of(pod))
+        found = self._api_pod(name_of(pod), namespace_of(pod))
         if found is None or not belongs(found, pod):
             return None
         if self._clock.monotonic() - record.answered_at > ANSWER_HOLDS:

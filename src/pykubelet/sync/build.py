@@ -108,13 +108,12 @@ def _sender(ctx: Context, table: PodTable, api: ApiServer, cm: ContainerManager)
     if api.client is None or api.pods is None:
         return None
     return StatusSender(
-        table=table,
+        ctx,
+        table,
         client=api.client,
-        api_pods=api.pods,
+        api_pod=api.pods.get,
         make_patch=pod_status_patch,
         could_run=lambda uid: table.could_have_running_containers(uid) or cm.has_prepared_claims(uid),
-        clock=ctx.clock,
-        metrics=ctx.metrics,
     )
 
 

@@ -13,8 +13,8 @@ from typing import Protocol
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.context import Context
 from pykubelet.kit.limits import Once
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import PodUID, deletion_requested, is_static, uid_of
 from pykubelet.pods.record import WorkerState
@@ -59,7 +59,7 @@ class Housekeeping:
         self._volumes = volumes
         self._holders = holders
         self._chores = chores
-        self._due = Signal()
+        self._due = Wakeup()
         self._logged: Once[str] = Once()
         self._measure = _Measures(ctx.metrics)
 

@@ -43,9 +43,9 @@ def check_paths(files: Files) -> None:
 
 
 def write_volume(folder: Path, files: Files, *, gid: int | None, now: float, remove: Callable[[Path], None]) -> bool:
-    """Make `folder` show exactly `files`; False when it does already. `gid` is the pod's fsGroup.
+    """Make `folder` contain exactly `files`; False when it does already. `gid` is the pod's fsGroup.
 
-    `remove` takes old content away. Safe to repeat after an interruption at any point.
+    `remove` removes old content. Safe to repeat after an interruption at any point.
     """
     check_paths(files)
     clean = {os.path.normpath(path): content for path, content in files.items()}
@@ -104,7 +104,7 @@ def _write_fresh(folder: Path, files: Files, gid: int | None, now: float) -> str
         place = top / path
         made += _make_parents(top, place.parent)
         _write_file(place, content, gid)
-    # Opened for others only now that everything below has its final rights, the top last.
+    # Accessible to others only now that everything below has its final mode, the top last.
     for below in reversed(made):
         if gid is not None:
             os.chown(below, -1, gid)
@@ -136,7 +136,7 @@ def _switch(folder: Path, fresh: str) -> None:
     temporary = folder / NEW_DATA
     try:
         os.symlink(fresh, temporary)
-    except FileExistsError:  # left by a life that was killed here
+    except FileExistsError:  # left by a run that was killed here
         os.unlink(temporary)
         os.symlink(fresh, temporary)
     os.replace(temporary, folder / DATA)
@@ -162,7 +162,7 @@ def _link_target(path: Path) -> str:
 
 
 def _sweep(folder: Path, files: Files, current: str, remove: Callable[[Path], None]) -> None:
-    """Remove links to files that are gone and old content, also what an interrupted write left."""
+    """Remove links to removed files, old content, and what an interrupted write left."""
     wanted = {path.split("/", 1)[0] for path in files}
     for name in os.listdir(folder):
         if name.startswith(".."):

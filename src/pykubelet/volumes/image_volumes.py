@@ -1,4 +1,4 @@
-"""Image volumes: pulls their images before containers start, and tells the mount builder which they are.
+"""Image volumes: pulls their images before containers start, and keeps which they are for the mount builder.
 
 All images of a pod's volumes are pulled at once whenever containers of it are about to start, by the same rules as
 images of containers. One that cannot be pulled fails only the containers that mount it. The runtime does the mounting.

@@ -16,7 +16,7 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, VolumePaths
 from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.kit.mailbox import Signal
+from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.pod import AnyContainer, namespace_of, uid_of
 from pykubelet.model.problems import VolumeFailed
 from pykubelet.signals import VolumesMounted, VolumesUnmounted
@@ -88,7 +88,7 @@ class VolumeManager:
         )
         self._usage = UsageMeter(table=table, plugins=plugins, mounts=mounts, paths=paths, quotas=rules.quotas)
         self._ready = asyncio.Event()
-        self._due = Signal()
+        self._due = Wakeup()
         self._totals = ctx.metrics.gauge(
             "volume_manager_total_volumes", "Volumes by plugin and state", ("plugin_name", "state")
         )

@@ -23,7 +23,7 @@ from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.plugins.plugin import VolumePlugin
 from pykubelet.volumes.spec import IMAGE, VolumeSpec
-from pykubelet.volumes.subpath import place_of, show_subpath
+from pykubelet.volumes.subpath import mount_point_of, mount_subpath
 from pykubelet.wire import cri_pb2
 
 PREPARE_SECONDS = 120.0
@@ -33,11 +33,11 @@ PROPAGATION = {
     "Bidirectional": cri_pb2.MountPropagation.PROPAGATION_BIDIRECTIONAL,
 }
 MAX_PATH = 4096
-"""The kernel takes no longer ones."""
+"""The kernel's limit."""
 
 
 def container_path(path: str) -> str:
-    """A mountPath made absolute and clean."""
+    """The mountPath, absolute and normalized."""
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
@@ -67,7 +67,7 @@ def is_recursive_read_only(mount: VolumeMount, supported: bool) -> bool:
 
 
 def subpath_of(mount: VolumeMount, env: Mapping[str, str]) -> str:
-    """subPath, or subPathExpr with every variable filled in; one without a value is an error."""
+    """subPath, or subPathExpr with its variables expanded; raises when one has no value."""
     if not mount.sub_path_expr:
         return mount.sub_path or ""
     try:
@@ -111,21 +111,21 @@ class MountBuilder:
                 selinux_relabel=self._is_relabelled(pod, plugin, entry.spec),
             )
             subpath = subpath_of(mount, env)
-            await self._share(uid_of(pod), self._place(pod, entry.spec), built.propagation)
+            await self._share(uid_of(pod), self._mount_path(pod, entry.spec), built.propagation)
             if entry.spec.plugin == IMAGE:
                 built.image.CopyFrom(self._image(pod, entry.spec))
                 built.image_sub_path = subpath
             elif subpath:
-                built.host_path = await self._shown(pod, container, index, entry.spec, mount, subpath)
+                built.host_path = await self._subpath_mount(pod, container, index, entry.spec, mount, subpath)
             else:
-                built.host_path = str(self._place(pod, entry.spec))
+                built.host_path = str(self._mount_path(pod, entry.spec))
             found.append(built)
         return found
 
     def _is_relabelled(self, pod: Pod, plugin: VolumePlugin, spec: VolumeSpec) -> bool:
-        """Whether the runtime labels the files for SELinux: not what cannot be written to, nor what its mount labels.
+        """Whether the runtime relabels the files for SELinux: not if they are read-only or labelled by their mount.
 
-        At every mount of the volume: the runtime sees only the part that a subPath shows.
+        Set for every mount of the volume: the runtime sees only the part below a subPath.
         """
         selinux, labels = self._rules.selinux, self._rules.labels
         return selinux and plugin.selinux_relabel and not spec.read_only and not labels.label(pod, spec)
@@ -149,7 +149,7 @@ class MountBuilder:
         entry = record.entries.get(volume) if record else None
         if entry is None or entry.state is not State.MOUNTED or entry.spec is None or entry.spec.plugin == IMAGE:
             return None
-        return str(self._place(pod, entry.spec))
+        return str(self._mount_path(pod, entry.spec))
 
     def _mounted(self, pod: Pod, name: str, purpose: str) -> VolumeEntry:
         record = self._table.pods.get(uid_of(pod))
@@ -158,7 +158,7 @@ class MountBuilder:
             raise VolumeProblem(f'cannot find volume "{name}" to {purpose}')
         return entry
 
-    def _place(self, pod: Pod, spec: VolumeSpec) -> Path:
+    def _mount_path(self, pod: Pod, spec: VolumeSpec) -> Path:
         return self._plugins[spec.plugin].mount_path(self._paths.volume(uid_of(pod), spec.plugin, spec.folder), spec)
 
     def _image(self, pod: Pod, spec: VolumeSpec) -> cri_pb2.ImageSpec:
@@ -169,20 +169,20 @@ class MountBuilder:
         return cri_pb2.ImageSpec(image=reference, user_specified_image=reference)
 
     async def _share(self, uid: str, place: Path, wanted: cri_pb2.MountPropagation) -> None:
-        """What the host or a container mounts in a volume of ours can only spread from a shared mount.
+        """Make the volume's mount shared, without which mounts inside it do not propagate.
 
-        A path of the host is left alone: whether it is shared is its owner's business, and the runtime says so.
+        A path of the host is left alone: its owner decides whether it is shared, and the runtime refuses if not.
         """
         private = wanted == cri_pb2.MountPropagation.PROPAGATION_PRIVATE
         if not private and str(place).startswith(f"{self._paths.pods}/"):
             work = partial(self._mounts.make_shared, place)
             await host_calls.run(work, name="sharing a mount", key=str(place), pod=uid, within=PREPARE_SECONDS)
 
-    async def _shown(
+    async def _subpath_mount(
         self, pod: Pod, container: AnyContainer, index: int, spec: VolumeSpec, mount: VolumeMount, subpath: str
     ) -> str:
-        place = place_of(self._paths, uid_of(pod), spec.folder, container.name or "", index)
-        work = partial(show_subpath, self._mounts, self._place(pod, spec), subpath, place)
+        place = mount_point_of(self._paths, uid_of(pod), spec.folder, container.name or "", index)
+        work = partial(mount_subpath, self._mounts, self._mount_path(pod, spec), subpath, place)
         try:
             await host_calls.run(
                 work, name="preparing a subPath", key=str(place), pod=uid_of(pod), within=PREPARE_SECONDS

@@ -38,12 +38,12 @@ class References(Protocol):
 
 class Tokens(Protocol):
     async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> str:
-        """A token of the pod's service account bound to the pod, renewed in time by the callee; asked at every
-        refresh. No audience is the empty text."""
+        """A token of the pod's service account bound to the pod, renewed in time by the callee; called at every
+        refresh. Without an audience it is empty."""
         ...
 
     def forget(self, uid: str) -> None:
-        """The pod's volumes are gone: its tokens are needed no more."""
+        """The pod's volumes are unmounted: drop its tokens."""
         ...
 
 
@@ -68,12 +68,12 @@ class PodCertificates(Protocol):
         ...
 
     def forget(self, uid: str) -> None:
-        """The pod's volumes are gone, and so are its keys."""
+        """The pod's volumes are unmounted: drop its keys."""
         ...
 
 
 class Claims(Protocol):
-    """Read from the API server each time, never from a cache that could be old."""
+    """Reads from the API server each time, never from a cache that could be old."""
 
     async def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None: ...
 
@@ -81,7 +81,7 @@ class Claims(Protocol):
 
 
 class Downward(Protocol):
-    """Fields of the pod as texts; pure."""
+    """Fields of the pod as text; pure."""
 
     def field(self, pod: Pod, path: str) -> str: ...
 
@@ -90,17 +90,17 @@ class Downward(Protocol):
 
 class Attachments(Protocol):
     async def wait_attached(self, pod: Pod, unique_name: str) -> str:
-        """Wait until the control plane says that the volume is attached to this node; its device path."""
+        """Wait until the Node's status lists the volume as attached; returns its device path."""
         ...
 
 
-class CsiObjects(Protocol):
+class CsiObjects(Claims, Protocol):
     async def known(self) -> None:
-        """Until the CSIDriver objects have been read once."""
+        """Wait until the CSIDriver objects have been listed."""
         ...
 
     def driver(self, name: str) -> CSIDriverSpec | None:
-        """The cluster's say about a driver; None when there is no such object."""
+        """The CSIDriver object; None when there is none."""
         ...
 
     async def attachment(self, name: str) -> VolumeAttachment | None: ...
@@ -108,15 +108,11 @@ class CsiObjects(Protocol):
     async def secret(self, namespace: str, name: str) -> Secret | None: ...
 
     async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> tuple[str, str]:
-        """A token of the pod's service account and when it ends, as the API writes moments."""
+        """A token of the pod's service account and its expirationTimestamp."""
         ...
 
-    async def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None: ...
-
-    async def volume(self, name: str) -> PersistentVolume | None: ...
-
     async def claim_status(self, claim: PersistentVolumeClaim, changed: PersistentVolumeClaim) -> PersistentVolumeClaim:
-        """Write the status of a claim as changed from what it was; the claim as it is then."""
+        """Patch the status of a claim; returns the claim as it is then."""
         ...
 
 
@@ -129,7 +125,7 @@ class CsiNodeUpdater(Protocol):
 
 
 class _Absent:
-    """Without an API server none of this can be had, and saying so beats an empty file."""
+    """Without an API server there are no objects; what would be an empty file is refused."""
 
     async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
         return None
@@ -147,7 +143,7 @@ class _Absent:
         raise VolumeProblem("service account tokens come from an API server, and this agent has none")
 
     def forget(self, uid: str) -> None:
-        """Nothing is kept."""
+        """Nothing is cached."""
 
     async def by_name(self, name: str) -> str | None:
         return None
@@ -159,10 +155,10 @@ class _Absent:
         raise VolumeProblem("pod certificates come from an API server, and this agent has none")
 
     def field(self, pod: Pod, path: str) -> str:
-        raise VolumeProblem(f"nobody here can tell the field {path}")
+        raise VolumeProblem(f"the field {path} is not known")
 
     def resource(self, pod: Pod, selector: ResourceFieldSelector) -> str:
-        raise VolumeProblem(f"nobody here can tell the resource {selector.resource}")
+        raise VolumeProblem(f"the resource {selector.resource} is not known")
 
     async def wait_attached(self, pod: Pod, unique_name: str) -> str:
         return ""

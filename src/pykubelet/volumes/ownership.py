@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.reasons import WARNING
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import SetUp
@@ -27,19 +27,19 @@ logger = logging.getLogger(__name__)
 
 READ_WRITE, READ_ONLY, SEARCH = 0o660, 0o440, 0o110
 MAX_OPEN = 64
-"""Levels held open at once; those above are opened again on the way back."""
+"""Levels kept open at once; those above are opened again on the way back."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def with_group(mode: int, *, folder: bool, read_only: bool) -> int:
-    """Permission bits after the group got its rights."""
+    """The mode with the permissions of the group added."""
     mode = stat.S_IMODE(mode) | (READ_ONLY if read_only else READ_WRITE)
     return mode | SEARCH | stat.S_ISGID if folder else mode
 
 
 def is_given(path: Path, gid: int, *, read_only: bool) -> bool:
-    """Whether the top folder already looks as `give` would leave it."""
+    """Whether the top folder already has the group and mode that `give` would set."""
     found = os.lstat(path)
     wanted = with_group(found.st_mode, folder=True, read_only=read_only)
     return found.st_gid == gid and stat.S_IMODE(found.st_mode) == wanted
@@ -53,7 +53,7 @@ def give(
     on_root_mismatch: bool = False,
     progress: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Give the whole volume to the group; `progress` hears the number of files done so far."""
+    """Give the whole volume to the group; `progress` is called with the number of files done so far."""
     if gid is None or (on_root_mismatch and is_given(path, gid, read_only=read_only)):
         return
     change = _Change(gid, read_only)
@@ -72,7 +72,7 @@ def give(
 
 @dataclass(slots=True)
 class _Change:
-    """What is done to each file, and which of them would not have it."""
+    """What is changed in each file, and how many could not be changed."""
 
     gid: int
     read_only: bool
@@ -85,7 +85,7 @@ class _Change:
         try:
             found = os.fstat(descriptor)
             try:
-                # The kernel ends this path at what the descriptor stands for, be it a link: nothing is followed.
+                # This path leads to the open file itself, even if that is a link: nothing is followed.
                 self._set(f"/proc/self/fd/{descriptor}", found)
             except OSError as error:
                 self.refused += 1
@@ -101,14 +101,14 @@ class _Change:
             if found.st_gid != self.gid:
                 os.chown(itself, -1, self.gid)
         finally:
-            # Also where the group stays. Changing it clears set-id bits, so the mode is set even if it was right.
+            # Even if chown failed. Changing the group clears set-id bits, so the mode is set even if it was right.
             if not is_link and (found.st_gid != self.gid or stat.S_IMODE(found.st_mode) != wanted):
                 os.chmod(itself, wanted)
 
 
 @dataclass(slots=True)
 class _Level:
-    """A folder on the way down. Closed (-1) while it is far above; known again by what it is."""
+    """A folder on the way down; closed (-1) while far above, and identified by its inode when opened again."""
 
     descriptor: int
     names: list[str]
@@ -138,7 +138,7 @@ def _give_below(top: int, shown: Path, change: _Change, progress: Callable[[int]
                 below = os.open(name, _FOLDER, dir_fd=here.descriptor)
             except FileNotFoundError:
                 continue  # another user of the volume removed it meanwhile
-            stack.append(_Level(below, [], (0, 0)))  # closed below, whatever happens next
+            stack.append(_Level(below, [], (0, 0)))  # first, so that it is closed in any case
             stack[-1] = _open_level(below)
             if len(stack) > MAX_OPEN:
                 far = stack[-MAX_OPEN - 1]
@@ -151,7 +151,7 @@ def _give_below(top: int, shown: Path, change: _Change, progress: Callable[[int]
 
 
 def _leave(stack: list[_Level], shown: Path) -> None:
-    """Go up one level. Where the folder above was closed, it must be the very same that is opened again."""
+    """Go up one level. If the folder above was closed, the one opened again must be the same inode."""
     left = stack.pop()
     try:
         if stack and stack[-1].descriptor < 0:
@@ -165,11 +165,11 @@ def _leave(stack: list[_Level], shown: Path) -> None:
 
 
 SLOW_OWNERSHIP = "VolumePermissionChangeInProgress"
-FIRST, NEXT = 30.0, 60.0
-"""Seconds until it is told, and told again."""
+REPORT_FIRST, REPORT_NEXT = 30.0, 60.0
+"""Seconds until the first report, and between the next ones."""
 
 
-def report_slow_ownership(events: EventSink, task: SetUp, *, first: bool) -> None:
+def report_slow_ownership(events: EventRecorder, task: SetUp, *, first: bool) -> None:
     where = f"Setting volume ownership for {task.path}"
     if first:
         text = f"{where} is taking longer than expected, consider using OnRootMismatch"
@@ -178,9 +178,9 @@ def report_slow_ownership(events: EventSink, task: SetUp, *, first: bool) -> Non
     events.pod_event(task.pod, WARNING, SLOW_OWNERSHIP, text)
 
 
-async def wait_for_ownership(future: asyncio.Future[None], events: EventSink, task: SetUp) -> None:
-    """Until the work is done; a cancel leaves it running."""
-    waits: Iterator[float] = chain((FIRST,), repeat(NEXT))
+async def wait_for_ownership(future: asyncio.Future[None], events: EventRecorder, task: SetUp) -> None:
+    """Wait until the work is done, reporting if it is slow; a cancel leaves it running."""
+    waits: Iterator[float] = chain((REPORT_FIRST,), repeat(REPORT_NEXT))
     first = True
     while True:
         await asyncio.wait({future}, timeout=next(waits))

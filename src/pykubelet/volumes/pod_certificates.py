@@ -2,7 +2,7 @@
 
 Keys are in memory only; after a restart new certificates are requested. A certificate is renewed when its signer
 says so, and the old one is used until the new one is issued. A denial is final for the pod.
-Does not cover: the files (plugins/projected.py), which asks at every refresh.
+Does not cover: the files (plugins/projected.py), which are made again at every refresh.
 """
 
 from __future__ import annotations

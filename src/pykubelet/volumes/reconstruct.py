@@ -32,10 +32,10 @@ class Found(NamedTuple):
     folder: str
     block: bool = False
     attached: tuple[str, ...] = ()
-    """Its unique name, if it is one the control plane attaches; several when one of them must be it."""
+    """Its unique name, if it is attachable; several when it must be one of them."""
 
     def spec(self) -> VolumeSpec:
-        """As much of a spec as tear-down needs."""
+        """The part of a spec that tear-down needs."""
         return VolumeSpec(
             name=self.folder,
             folder=self.folder,
@@ -51,7 +51,7 @@ def _note(paths: VolumePaths, uid: str, plugin: str, folder: str) -> Path:
 
 
 def note_attached(paths: VolumePaths, uid: str, spec: VolumeSpec, unique: str) -> None:
-    """Before the volume is set up."""
+    """Call before the volume is set up."""
     note = _note(paths, uid, spec.plugin, spec.folder)
     if _read(note) != unique:
         make_folder(note.parent)
@@ -59,12 +59,12 @@ def note_attached(paths: VolumePaths, uid: str, spec: VolumeSpec, unique: str) -
 
 
 def forget_attached(paths: VolumePaths, uid: str, spec: VolumeSpec) -> None:
-    """After it was torn down."""
+    """Call after the volume was torn down."""
     note = _note(paths, uid, spec.plugin, spec.folder)
     with contextlib.suppress(FileNotFoundError):
         note.unlink()
     for folder in (note.parent, note.parent.parent):
-        with contextlib.suppress(OSError):  # other volumes have theirs in it
+        with contextlib.suppress(OSError):  # other volumes have notes in it
             os.rmdir(folder)
 
 
@@ -76,14 +76,14 @@ def _read(note: Path) -> str:
 
 
 def names_by_place(plugin: str, place: str) -> tuple[str, ...]:
-    """Unique names of a disk from the folder it is mounted at on the node, upstream's `<target>-lun-<n>` or ids."""
+    """Unique names of a disk from its folder on the node, upstream's `<target>-lun-<n>` or ids."""
     target, is_lun, lun = place.rpartition("-lun-")
     if plugin == FC:
         return (f"{FC}/[{target.replace('-', ' ')}]:{lun}" if is_lun else f"{FC}/[{place.replace('-', ' ')}]",)
     for mark in ("-iqn.", "-eui.", "-naa."):
         portal, known, rest = target.partition(mark)
         if known:
-            # The folder has the port also where the volume's source has none.
+            # The folder has the port even if the volume's source has none.
             portals = dict.fromkeys((portal, portal.removesuffix(ISCSI_PORT)))
             return tuple(f"{ISCSI}/{each}:{mark[1:]}{rest}:{lun}" for each in portals)
     return ()
@@ -101,7 +101,7 @@ def _with_places(paths: VolumePaths, table: Sequence[MountEntry], volume: Found)
 
 
 def scan(paths: VolumePaths, table: Sequence[MountEntry] = ()) -> list[Found]:
-    """All volumes on disk; `table` are the mounts of the node. Blocking, quick."""
+    """All volumes on disk; `table` is the mount table of the node. Blocking, quick."""
     found: list[Found] = []
     for uid in _folders(paths.pods):
         volumes = list(_volumes(uid, paths.volumes(uid), block=False))
@@ -118,7 +118,7 @@ def _with_notes(paths: VolumePaths, uid: str, volumes: list[Found]) -> Iterator[
         (plugin.replace("~", "/"), name): _read(paths.pod(uid) / "attached" / plugin / name)
         for plugin in _folders(paths.pod(uid) / "attached")
         for name in _names(paths.pod(uid) / "attached" / plugin)
-        if not name.startswith(".")  # a note that was being written when the agent was killed
+        if not name.startswith(".")  # a temporary file of a killed agent
     }
     for volume in volumes:
         unique = noted.pop((volume.plugin, volume.folder), "")

@@ -19,12 +19,12 @@ RELABEL = "Recursive"
 
 class SelinuxMounts(Struct, frozen=True, kw_only=True):
     default: str = ""
-    """Label of container files on this host, user:role:type:level; empty: no SELinux here."""
+    """Label of container files on this host, user:role:type:level; empty without SELinux."""
     any_mode: bool = False
     """Gate SELinuxMount: not only ReadWriteOncePod."""
 
     def label(self, pod: Pod, spec: VolumeSpec) -> str:
-        """What the volume is to be mounted with; empty: as it is."""
+        """The label to mount the volume with; empty: without one."""
         if not self.default or not spec.persistent or spec.plugin not in MOUNTED_WITH_LABEL:
             return ""
         if not self.any_mode and spec.access_modes != ("ReadWriteOncePod",):
@@ -32,12 +32,12 @@ class SelinuxMounts(Struct, frozen=True, kw_only=True):
         context = pod.spec.security_context
         if context is not None and context.se_linux_change_policy == RELABEL:
             return ""
-        labels = {file_label(self.default, options) for options in _asked(pod, spec.name)}
+        labels = {file_label(self.default, options) for options in _requested(pod, spec.name)}
         return labels.pop() if len(labels) == 1 else ""
 
 
 def file_label(default: str, options: SELinuxOptions | None) -> str:
-    """The label of files for a process of these options: they share its user and level."""
+    """The label of files for a process with these options: same user and level."""
     if options is None:
         return ""
     user, role, kind, *level = default.split(":", 3)
@@ -45,11 +45,11 @@ def file_label(default: str, options: SELinuxOptions | None) -> str:
 
 
 def mount_option(label: str) -> tuple[str, ...]:
-    """Quoted, since levels have commas."""
+    """Quoted because levels contain commas."""
     return (f'context="{validation.label(label)}"',) if label else ()
 
 
-def _asked(pod: Pod, volume: str) -> list[SELinuxOptions | None]:
+def _requested(pod: Pod, volume: str) -> list[SELinuxOptions | None]:
     of_pod = pod.spec.security_context.se_linux_options if pod.spec.security_context else None
     found = []
     for _, container in all_containers(pod):

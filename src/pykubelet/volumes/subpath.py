@@ -24,12 +24,12 @@ from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import make_folder
 
 
-def place_of(paths: VolumePaths, uid: str, folder: str, container: str, index: int) -> Path:
+def mount_point_of(paths: VolumePaths, uid: str, folder: str, container: str, index: int) -> Path:
     return paths.subpaths(uid) / folder / container / str(index)
 
 
-def show_subpath(mounts: Mounts, volume: Path, subpath: str, place: Path) -> None:
-    """Make `place` show `subpath` of the folder `volume`; made as a folder if it is missing there."""
+def mount_subpath(mounts: Mounts, volume: Path, subpath: str, place: Path) -> None:
+    """Bind `subpath` of the folder `volume` to `place`; a missing subpath is made as a folder."""
     wanted = check_subpath(subpath)
     try:
         base = os.open(volume, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -63,7 +63,7 @@ def _bind(mounts: Mounts, source: int, place: Path) -> None:
         there = os.lstat(place)
         mounted = any(entry.mount_point == str(place) for entry in mounts.table())
         if mounted and (there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino):
-            return  # the container was restarted and the volume shows the same file still
+            return  # the container was restarted and the file is still the same
         _remove_place(mounts, place)
     make_folder(place.parent)
     if stat.S_ISDIR(wanted.st_mode):
@@ -74,7 +74,7 @@ def _bind(mounts: Mounts, source: int, place: Path) -> None:
 
 
 def clean_subpaths(mounts: Mounts, paths: VolumePaths, uid: str, folder: str) -> None:
-    """Take away every place of one volume; safe to repeat."""
+    """Unmount and remove all subPath mounts of one volume; safe to repeat."""
     top = paths.subpaths(uid) / folder
     for container in _folders(top):
         for place in _names(container):
@@ -82,7 +82,7 @@ def clean_subpaths(mounts: Mounts, paths: VolumePaths, uid: str, folder: str) ->
         os.rmdir(container)
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(top)
-    with contextlib.suppress(OSError):  # others may still have places there
+    with contextlib.suppress(OSError):  # other volumes may have subPath mounts there
         os.rmdir(paths.subpaths(uid))
 
 
@@ -108,7 +108,7 @@ def _names(folder: Path) -> list[Path]:
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
 _RACES = 16
-"""How often a lookup that the kernel gave up because of renames is repeated."""
+"""How often a lookup is repeated that the kernel gave up because of concurrent renames."""
 _MOST_LINKS = 40
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -124,7 +124,7 @@ class Escapes(VolumeProblem):
 
 
 def check_subpath(path: str) -> str:
-    """A path that may be looked up inside a volume, cleaned of double slashes and dots."""
+    """Validate a subPath; returns it without double slashes and dots."""
     if path.startswith("/"):
         raise VolumeProblem(f"subPath {path} must not be an absolute path")
     steps = [step for step in path.split("/") if step not in ("", ".")]
@@ -136,8 +136,8 @@ def check_subpath(path: str) -> str:
 
 
 def open_beneath(base: int, path: str, names: Sequence[str] = ()) -> int:
-    """A descriptor (O_PATH) of `path` inside the folder `base`. OSError when it is not there, Escapes when it
-    leads out. The descriptor stays what it is, whatever happens to the path."""
+    """Open `path` (O_PATH) inside the folder `base`. Raises OSError when it does not exist, Escapes when it leads
+    out. Later changes of the path do not affect the descriptor."""
     if not path:
         return os.dup(base)
     try:
@@ -163,21 +163,21 @@ def _open_by_kernel(base: int, path: str) -> int:
 
 
 def open_stepwise(base: int, path: str, names: Sequence[str] = ()) -> int:
-    """The same without the kernel's help. Folders passed stay open: `..` goes back to one of them, never by name."""
-    held = [os.dup(base)]
+    """The same without openat2. Folders on the way stay open: `..` returns to one of them, never by name."""
+    opened = [os.dup(base)]
     left = _steps(path)
     links = 0
     try:
         while left:
             step = left.pop(0)
             if step == "..":
-                if len(held) == 1:
+                if len(opened) == 1:
                     raise Escapes(f"subPath {path} leads out of the volume")
-                os.close(held.pop())
+                os.close(opened.pop())
                 continue
-            found = os.open(step, _PLACE, dir_fd=held[-1])
+            found = os.open(step, _PLACE, dir_fd=opened[-1])
             if not stat.S_ISLNK(os.fstat(found).st_mode):
-                held.append(found)
+                opened.append(found)
                 continue
             try:
                 target = os.readlink("", dir_fd=found)
@@ -191,17 +191,17 @@ def open_stepwise(base: int, path: str, names: Sequence[str] = ()) -> int:
                 if inside is None:
                     raise Escapes(f"subPath {path} leads out of the volume")
                 target = inside
-                while len(held) > 1:
-                    os.close(held.pop())
+                while len(opened) > 1:
+                    os.close(opened.pop())
             left[:0] = _steps(target)
-        return held.pop()
+        return opened.pop()
     finally:
-        for descriptor in held:
+        for descriptor in opened:
             os.close(descriptor)
 
 
 def _inside(target: str, names: Sequence[str]) -> str | None:
-    """The rest of an absolute path after the name of the folder; None when it begins with none of them."""
+    """The rest of an absolute path after one of the folder's names; None when it begins with none of them."""
     steps = _steps(target)
     for name in names:
         head = _steps(name)
@@ -215,7 +215,7 @@ def _steps(path: str) -> list[str]:
 
 
 def make_beneath(base: int, path: str, mode: int, names: Sequence[str] = ()) -> int:
-    """Like `open_beneath`, making folders that are missing, each with exactly `mode`."""
+    """Like `open_beneath`, but makes missing folders, each with exactly `mode`."""
     here = os.dup(base)
     try:
         done: list[str] = []

@@ -11,7 +11,7 @@ from pykubelet.cli.host_setup import set_up_host
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.settings import Settings
-from tests.unit.clients.host.test_kernel_tunables import a_kernel
+from tests.unit.clients.host.test_kernel import a_kernel
 
 
 def settings(*flags: str) -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -47,6 +48,17 @@ class FakeImages:
         self.here = {name: one for name, one in self.here.items() if one.id != image}
 
 
+class FakeTable:
+    def __init__(self, ending: Sequence[str]) -> None:
+        self.ending = ending
+
+    def reported_status(self, uid: str) -> PodStatus:
+        return PodStatus(phase="Running")
+
+    def worker(self, uid: str) -> SimpleNamespace:
+        return SimpleNamespace(is_ending=uid in self.ending)
+
+
 class Stops:
     def __init__(self, seen: PodRuntimeStatus) -> None:
         self.seen = seen
@@ -68,7 +80,9 @@ class Stops:
         self.forgiven.append(container.name or "")
 
     def restarts(self, *, ending: bool = False) -> InPlaceRestart:
-        return InPlaceRestart(pleg=self, stopper=self, is_ending=lambda uid: ending, forget_crashes=self.forgive)
+        return InPlaceRestart(
+            pleg=self, stopper=self, table=FakeTable(["uid-web"] if ending else []), forget_crashes=self.forgive
+        )
 
 
 def running(*names: str) -> PodRuntimeStatus:
@@ -84,10 +98,9 @@ class World:
         self.images = FakeImages()
         self.stops = Stops(running("app"))
         self.routes = LocalRoutes(
+            table=FakeTable(ending),
             pods=self,
-            status=lambda uid: PodStatus(phase="Running"),
-            is_ending=lambda uid: uid in ending,
-            events=self.events.all,
+            events=self.events,
             restarts=self.stops.restarts(),
             images=self.images,
             about=lambda: {"node": "node1"},

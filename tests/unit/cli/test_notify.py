@@ -12,7 +12,7 @@ from pykubelet.kit.tasks import running
 async def told_by(watchdog: float | None, *, ready_after: float, until: float) -> list[tuple[float, str]]:
     clock, told = LoopClock(), []
     notifier = SystemdNotifier(
-        tell=lambda text: told.append((round(clock.monotonic() - begun, 1), text)), watchdog=watchdog, clock=clock
+        notify=lambda text: told.append((round(clock.monotonic() - begun, 1), text)), watchdog=watchdog, clock=clock
     )
     begun = clock.monotonic()
     async with running(notifier):

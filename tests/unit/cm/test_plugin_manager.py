@@ -12,9 +12,8 @@ from pathlib import Path
 from pykubelet.clients.plugins.port import PluginInfo
 from pykubelet.cm.plugin_manager import Identity, PluginManager, PluginRefused, Sockets
 from pykubelet.kit.clock import SystemClock
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import running
+from pykubelet.kit.tasks import Wakeup, running
 from pykubelet.model.errors import PluginError
 
 A, B = Path("/reg/a.sock"), Path("/reg/b.sock")
@@ -23,7 +22,7 @@ A, B = Path("/reg/a.sock"), Path("/reg/b.sock")
 class FakeWatch:
     def __init__(self) -> None:
         self.there: dict[Path, Identity] = {}
-        self.signal = Signal()
+        self.signal = Wakeup()
         self.closed = False
 
     def sockets(self) -> Sockets:

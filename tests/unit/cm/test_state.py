@@ -10,7 +10,7 @@ import pytest
 
 from pykubelet.cm.errors import ResourceManagerError
 from pykubelet.cm.state import CpuState, MemoryBlock, MemoryState, MemoryTable, NodeMemory
-from pykubelet.kit.go_text import fnv1a_32
+from pykubelet.kit.text import fnv1a_32
 from tests.unit.cm.machines import cpus
 
 ENTRIES = {"pod": {"container1": "4-6", "container2": "1-3"}}

@@ -15,9 +15,8 @@ from pykubelet.kit import log
 from pykubelet.kit.backoff import Backoff, BackoffTable
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.files import write_atomic
-from pykubelet.kit.mailbox import Signal
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import ServiceStopped, TaskSet, both, finish, gather_all, running
+from pykubelet.kit.tasks import ServiceStopped, TaskSet, Wakeup, both, finish, gather_all, running
 
 
 class _Service:
@@ -111,7 +110,7 @@ async def test_both_gives_two_results_and_waits_for_the_second_when_the_first_fa
 
 
 async def test_a_signal_set_before_the_wait_is_not_lost_and_wakes_once() -> None:
-    signal = Signal()
+    signal = Wakeup()
     signal.set()
     signal.set()
     assert await signal.wait(at_most=1)

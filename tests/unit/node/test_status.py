@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 
 from pykubelet.api.types import Node, NodeCondition, NodeSpec, NodeStatus, ObjectMeta
 from pykubelet.clients.kube.patch import node_status_patch
+from pykubelet.cm.capacity import NO_DEVICES
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
@@ -51,11 +53,13 @@ class Bed:
         ctx = a_context(clock=self.clock, events=self.events, metrics=metrics, settings=settings)
         sources = NodeSources(
             runtime=self.runtime,
-            pressures=lambda: self.pressures,
-            other_problems=lambda: self.others,
-            volumes_in_use=lambda: ["v1"],
-            volumes_reported=lambda names: self.reported.append(list(names)),
-            set_pod_cidr=self.runtime.update_runtime_config,
+            pleg=SimpleNamespace(problems=tuple),
+            cm=SimpleNamespace(device_amounts=lambda: NO_DEVICES, is_device_capacity_stale=lambda: False),
+            volumes=SimpleNamespace(volumes_in_use=lambda: ["v1"]),
+            conditions=SimpleNamespace(pressures=lambda: self.pressures, problems=lambda: self.others),
+            csi_node=SimpleNamespace(problems=tuple),
+            attachments=SimpleNamespace(reported=lambda names: self.reported.append(list(names))),
+            cri=self.runtime,
         )
         facts = FactsGatherer(
             ctx,

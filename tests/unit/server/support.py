@@ -49,9 +49,16 @@ from tests.bed.certificates import Authority, Pair
 
 
 class FakePods:
-    def __init__(self, *pods: Pod) -> None:
+    def __init__(self, *pods: Pod, statuses: dict[str, PodStatus] | None = None) -> None:
         self.known = list(pods)
         self.mirrors: dict[str, str] = {}
+        self.statuses = statuses or {}
+
+    def reported_status(self, uid: str) -> PodStatus | None:
+        return self.statuses.get(uid)
+
+    def runtime_status(self, uid: str) -> PodRuntimeStatus:
+        return PodRuntimeStatus(uid=uid)
 
     def pods(self) -> list[Pod]:
         return self.known
@@ -160,7 +167,6 @@ class World:
     pods: FakePods = field(default_factory=FakePods)
     runtime: FakeRuntime = field(default_factory=FakeRuntime)
     reviewer: FakeReviewer = field(default_factory=FakeReviewer)
-    statuses: dict[str, PodStatus] = field(default_factory=dict)
     metrics: Registry = field(default_factory=Registry)
     settings: ServerSettings = field(default_factory=ServerSettings)
     limits: Limits = field(default_factory=Limits)
@@ -178,23 +184,11 @@ class World:
 
     def handlers(self) -> Handlers:
         health = HealthRoutes([PING, LOG])
-        pods, runtime, clock = cast(Any, self.pods), cast(Any, self.runtime), self.clock
+        table, runtime, clock = cast(Any, self.pods), cast(Any, self.runtime), self.clock
         return Handlers(
-            pods=PodRoutes(
-                pods=pods,
-                status=self.statuses.get,
-                runtime=runtime,
-                checkpoints=self.folder / "checkpoints",
-                clock=clock,
-            ),
-            logs=ContainerLogs(
-                pods=pods,
-                status=self.statuses.get,
-                runtime=runtime,
-                runtime_status=lambda uid: PodRuntimeStatus(uid=uid),
-                clock=clock,
-            ),
-            streams=StreamRoutes(pods=pods, runtime=runtime),
+            pods=PodRoutes(table=table, runtime=runtime, checkpoints=self.folder / "checkpoints", clock=clock),
+            logs=ContainerLogs(table=table, runtime=runtime, clock=clock),
+            streams=StreamRoutes(table=table, runtime=runtime),
             health=health,
             metrics=MetricRoutes(agent=self.metrics, probes=self.probe_metrics, health=health.problems, stats=None),
             configs=ConfigRoutes(

@@ -189,7 +189,7 @@ def pod_with_a_log(world: World, namespace: str) -> Path:
     world.runtime.containers.append(ContainerRecord(id=id, sandbox_id=f"s-{namespace}", name="app", **names))
     world.runtime.statuses[id] = RuntimeContainer(id=id, name="app", state=RuntimeState.RUNNING, log_path=str(path))
     told = ContainerStatus(name="app", container_id=f"x://{id}", state=ContainerState(running=ContainerStateRunning()))
-    world.statuses[uid] = PodStatus(container_statuses=[told])
+    world.pods.statuses[uid] = PodStatus(container_statuses=[told])
     return path
 
 

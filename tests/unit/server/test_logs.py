@@ -19,7 +19,6 @@ from pykubelet.api.types import (
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.runtime_status import ContainerState as RuntimeState
 from pykubelet.model.runtime_status import ContainerStatus as RuntimeContainer
-from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.runtime.logs_read import GATHER
 from pykubelet.server.logs import PACE, WAKERS, ContainerLogs, LogOptions, log_options, wanted_container
 from pykubelet.server.requests import Refused, Request, Stream
@@ -118,10 +117,8 @@ def logs_of(path: Path, *, state: RuntimeState = RuntimeState.EXITED) -> Contain
     told = ContainerStatus(name="app", state=RUNNING, container_id="cri://c1")
     runtime = FakeRuntime(statuses={"c1": RuntimeContainer(id="c1", name="app", state=state, log_path=str(path))})
     return ContainerLogs(
-        pods=FakePods(a_pod("web")),
-        status={"uid-web": PodStatus(container_statuses=[told])}.get,
+        table=FakePods(a_pod("web"), statuses={"uid-web": PodStatus(container_statuses=[told])}),
         runtime=runtime,
-        runtime_status=lambda uid: PodRuntimeStatus(uid=uid),
         clock=LoopClock(),
     )
 

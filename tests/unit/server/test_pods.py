@@ -36,8 +36,7 @@ def runtime() -> FakeRuntime:
 def routes(found: FakeRuntime, tmp_path: Path = Path("/nowhere")) -> PodRoutes:
     statuses = {"uid-web": PodStatus(phase="Running")}
     return PodRoutes(
-        pods=FakePods(a_pod("web"), a_pod("new")),
-        status=statuses.get,
+        table=FakePods(a_pod("web"), a_pod("new"), statuses=statuses),
         runtime=found,
         checkpoints=tmp_path / "checkpoints",
         clock=LoopClock(start=0.0),
@@ -112,7 +111,7 @@ def websocket(*protocols: str) -> tuple[tuple[str, str], ...]:
 def streams(cri: FakeRuntime, *, tty: bool = False, translate: bool = True) -> StreamRoutes:
     pods = FakePods(a_pod("web", containers=[a_container("app", tty=tty)]))
     pods.mirrors = {"mirror": "uid-web"}
-    return StreamRoutes(pods=pods, runtime=cri, translate=translate)
+    return StreamRoutes(table=pods, runtime=cri, translate=translate)
 
 
 def call(query: str, headers: tuple[tuple[str, str], ...] = SPDY, method: str = "POST", **params: str) -> Request:

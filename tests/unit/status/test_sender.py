@@ -44,11 +44,11 @@ class Bed:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.kube = SlowKube(self.clock)
-        ctx = a_context(clock=self.clock)
+        self.metrics = Registry()
+        ctx = a_context(clock=self.clock, metrics=self.metrics)
         self.table = PodTable()
         self.statuses = StatusManager(ctx, self.table)
         self.could_run = False
-        self.metrics = Registry()
         self.pods = Reflector(
             client=self.kube,
             query=Query(kind=Pod, field_selector="spec.nodeName=box"),
@@ -56,13 +56,12 @@ class Bed:
             on_change=lambda change: self.sender.observed(change),
         )
         self.sender = StatusSender(
-            table=self.table,
+            ctx,
+            self.table,
             client=self.kube,
-            api_pods=self.pods,
+            api_pod=self.pods.get,
             make_patch=pod_status_patch,
             could_run=lambda uid: self.could_run,
-            clock=self.clock,
-            metrics=self.metrics,
         )
         ctx.signals.subscribe(PodStatusChanged, lambda changed: self.sender.changed(changed.uid))
 

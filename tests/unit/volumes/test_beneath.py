@@ -13,7 +13,7 @@ from typing import Protocol
 import pytest
 
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.subpath import Escapes, check_subpath, make_beneath, open_beneath, open_stepwise, show_subpath
+from pykubelet.volumes.subpath import Escapes, check_subpath, make_beneath, mount_subpath, open_beneath, open_stepwise
 from tests.fakes.fake_mounts import FakeMounts
 
 
@@ -220,10 +220,10 @@ def test_a_subpath_by_an_absolute_link(tmp_path: Path) -> None:
     (real / "next").symlink_to(real / "v42")
     (real / "away").symlink_to(tmp_path)
     for number, name in enumerate(("current", "next")):
-        show_subpath(mounts, alias, f"{name}/new", tmp_path / str(number))
+        mount_subpath(mounts, alias, f"{name}/new", tmp_path / str(number))
         assert mounts.shown(tmp_path / str(number)) == str(real / "v42/new")
     with pytest.raises(VolumeProblem, match="leads out of the volume"):
-        show_subpath(mounts, alias, "away/x", tmp_path / "3")
+        mount_subpath(mounts, alias, "away/x", tmp_path / "3")
 
 
 @pytest.mark.parametrize("path, clean", [("a/b", "a/b"), ("./a//b/", "a/b"), ("", ""), ("..a", "..a")])

@@ -68,8 +68,8 @@ async def test_a_volume_that_is_published_already_is_not_walked_again(tmp_path: 
 
 @pytest.mark.real_loop
 async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "FIRST", 0.05)
-    monkeypatch.setattr(ownership, "NEXT", 0.05)
+    monkeypatch.setattr(ownership, "REPORT_FIRST", 0.05)
+    monkeypatch.setattr(ownership, "REPORT_NEXT", 0.05)
     bed, gate = Bed(tmp_path), threading.Event()
     bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, fs_group_policy="File")
 

@@ -11,7 +11,7 @@ import pytest
 from pykubelet.api.types import FCVolumeSource, Volume
 from pykubelet.clients.host.port import MountError
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.plugins.disks import GIVE_BACK_TRIES
+from pykubelet.volumes.plugins.disks import RELEASE_TRIES
 from pykubelet.volumes.plugins.fc import FcVolume
 from pykubelet.volumes.spec import FC
 from tests.builders import a_pod
@@ -161,8 +161,8 @@ def test_a_disk_that_cannot_be_given_back_is_in_use_also_for_the_next_life(tmp_p
     two_ways(host)
     plugin, task = plugin_on(host), host.task(a_pod("web"), volume())
     plugin.set_up(task, None)
-    host.mounts.fail("unmount", str(host.paths.plugins / FC), "target is busy", times=GIVE_BACK_TRIES)
-    for _ in range(GIVE_BACK_TRIES - 1):
+    host.mounts.fail("unmount", str(host.paths.plugins / FC), "target is busy", times=RELEASE_TRIES)
+    for _ in range(RELEASE_TRIES - 1):
         with pytest.raises(MountError, match="busy"):
             plugin.tear_down(task.uid, "disk")
     assert list(plugin.in_use()) == [], "its pod answers for it"

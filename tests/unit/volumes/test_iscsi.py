@@ -12,7 +12,7 @@ import pytest
 from pykubelet.api.types import ISCSIVolumeSource, PodSecurityContext, Volume
 from pykubelet.clients.host.port import MountError
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.plugins.disks import GIVE_BACK_TRIES
+from pykubelet.volumes.plugins.disks import RELEASE_TRIES
 from pykubelet.volumes.plugins.iscsi import IscsiVolume, target_of, with_port
 from pykubelet.volumes.plugins.plugin import FileContent
 from pykubelet.volumes.spec import ISCSI, spec_of
@@ -151,7 +151,7 @@ def test_a_disk_that_cannot_be_given_back_holds_no_pod_for_ever(tmp_path: Path) 
     plugin, task = plugin_on(host), host.task(a_pod("web"), volume(portals=["10.0.0.2"]))
     plugin.set_up(task, None)
     host.refused = {"--logout"}
-    for _ in range(GIVE_BACK_TRIES - 1):
+    for _ in range(RELEASE_TRIES - 1):
         with pytest.raises(MountError, match="--logout"):
             plugin.tear_down(task.uid, "disk")
     plugin.tear_down(task.uid, "disk")
@@ -168,8 +168,8 @@ def test_a_disk_that_cannot_be_given_back_is_in_use_also_for_the_next_life(tmp_p
     plugin, task = plugin_on(host), host.task(a_pod("web"), volume())
     plugin.set_up(task, None)
     place = host.paths.plugins / ISCSI / "iface-default" / f"{A}-{IQN}-lun-1"
-    host.mounts.fail("unmount", str(place), "target is busy", times=GIVE_BACK_TRIES)
-    for _ in range(GIVE_BACK_TRIES - 1):
+    host.mounts.fail("unmount", str(place), "target is busy", times=RELEASE_TRIES)
+    for _ in range(RELEASE_TRIES - 1):
         with pytest.raises(MountError, match="busy"):
             plugin.tear_down(task.uid, "disk")
     plugin.tear_down(task.uid, "disk")

@@ -29,7 +29,7 @@ from pykubelet.volumes.plugins.fc import global_name, link_names
 from pykubelet.volumes.plugins.host_path import check_type
 from pykubelet.volumes.selinux import mount_option
 from pykubelet.volumes.spec import FC, spec_of
-from pykubelet.volumes.subpath import show_subpath
+from pykubelet.volumes.subpath import mount_subpath
 from tests.builders import a_container, a_pod
 from tests.unit.volumes.claiming import bound
 from tests.unit.volumes.making import Node, a_secret, empty_dir, pod_with
@@ -95,7 +95,7 @@ async def test_a_memory_volume_keeps_the_sticky_bit_and_gives_it_to_its_parts(tm
         await manager.wait_mounted(pod)
         volume = Path(str(manager.path_of(pod, "mem")))
         assert volume.stat().st_mode & 0o7777 == 0o1777
-        show_subpath(node.mounts, volume, "part", tmp_path / "place")
+        mount_subpath(node.mounts, volume, "part", tmp_path / "place")
         assert (volume / "part").stat().st_mode & 0o7777 == 0o1777
 
 

@@ -92,7 +92,7 @@ def validate_containers(facts: PodFacts, found: Findings) -> None:
 
 def _validate_common(container: AnyContainer, at: str, taken: dict[str, str], facts: PodFacts, found: Findings) -> None:
     if found.required(f"{at}.name", container.name):
-        name = container.name or ""
+        name = container.name
         found.check(f"{at}.name", names.dns_label(name))
         if name in taken:
             found.add(f"{at}.name", f"{show(name)} is already the name of {taken[name]}")

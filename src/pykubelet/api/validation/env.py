@@ -44,7 +44,7 @@ SIZE_DIVISORS = ("1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "
 
 def validate_env(variables: Sequence[EnvVar], at: str, volumes: Mapping[str | None, Volume], found: Findings) -> None:
     for i, variable in enumerate(variables):
-        found.check(f"{at}[{i}].name", names.env_name(variable.name or ""))
+        found.check(f"{at}[{i}].name", names.env_name(variable.name))
         if variable.value_from is None:
             continue
         path = f"{at}[{i}].valueFrom"

@@ -29,7 +29,7 @@ def show(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        # int() of a huge literal cannot be printed in decimal (Python limits the digits) and helps nobody.
+        # int() of a huge literal cannot be printed in decimal (Python limits the digits) and is of no help.
         return str(value) if abs(value) < 10**30 else "a huge number"
     if not isinstance(value, str):
         return printable(str(value))

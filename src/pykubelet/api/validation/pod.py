@@ -40,7 +40,7 @@ def validate_pod(pod: Pod) -> list[FieldError]:
     """Every problem of a defaulted pod; empty when it is good.
 
     Ephemeral containers are checked but not forbidden: pods that already run may carry them, and
-    whoever takes only new pods says no itself (manifest.py).
+    manifest.py, which takes only new pods, refuses them itself.
     """
     found = Findings()
     validate_metadata(pod.metadata, "metadata", found)

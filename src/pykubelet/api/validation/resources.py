@@ -71,8 +71,8 @@ def validate_requirements(
             found.add(path, f"must equal the limit {limit}, not {show(request)}")
         elif limit < request:
             found.add(path, f"must be at most the limit {limit}, not {show(request)}")
-    asked = {**limits, **requests}
-    if any(is_huge_pages(name) for name in asked) and not {"cpu", "memory"} & asked.keys():
+    given = {**limits, **requests}
+    if any(is_huge_pages(name) for name in given) and not {"cpu", "memory"} & given.keys():
         found.add(at, "huge pages need a cpu or memory amount too")
     _validate_claim_names(resources.claims, f"{at}.claims", claims, found)
 

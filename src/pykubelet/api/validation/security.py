@@ -205,10 +205,10 @@ def _validate_annotation_matches(pod: Pod, found: Findings) -> None:
 
 
 def _match(profile: SeccompProfile | AppArmorProfile, note: str, at: str, found: Findings) -> None:
-    said = {
+    allowed = {
         "Unconfined": ("unconfined",),
         "RuntimeDefault": ("runtime/default", "docker/default"),
         "Localhost": (f"localhost/{profile.localhost_profile}",),
     }.get(profile.type or "")
-    if said is not None and note not in said:
+    if allowed is not None and note not in allowed:
         found.add(at, f"differs from the annotation, which says {show(note)}")

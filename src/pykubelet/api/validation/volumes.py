@@ -268,7 +268,7 @@ def validate_volumes(pod: Pod, found: Findings) -> Mapping[str | None, Volume]:
     for i, volume in enumerate(pod.spec.volumes):
         at = f"spec.volumes[{i}]"
         if found.required(f"{at}.name", volume.name):
-            found.check(f"{at}.name", names.dns_label(volume.name or ""))
+            found.check(f"{at}.name", names.dns_label(volume.name))
             if volume.name in volumes:
                 found.add(f"{at}.name", f"is used twice: {show(volume.name)}")
             volumes.setdefault(volume.name, volume)

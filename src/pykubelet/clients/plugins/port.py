@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.go_text import grpc_code
+from pykubelet.kit.text import grpc_code
 from pykubelet.model.errors import PluginError
 
 

@@ -23,7 +23,7 @@ from pykubelet.cm.user_namespaces import PodUserNamespaces
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.limits import Once, Recent
 from pykubelet.model.errors import PykubeletError, RuntimeDown
-from pykubelet.model.events import EventSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import AnyContainer, ContainerKind, is_static, namespace_of, uid_of, uses_host_network
 from pykubelet.model.reasons import WARNING
 from pykubelet.runtime.errors import ConfigProblem
@@ -75,7 +75,7 @@ class PodSpecBuilder:
         node: NodeSpec,
         folders: PodFolders,
         images: CriImages,
-        events: EventSink,
+        events: EventRecorder,
         env: EnvSources,
         volumes: VolumeManager,
         resources: ContainerResourceSource,
@@ -202,7 +202,7 @@ def _as_config_problems() -> Iterator[None]:
 class DnsWarnings:
     """Publishes each complaint about a pod's resolver settings once, however often its configs are built."""
 
-    def __init__(self, events: EventSink, *, in_cluster: bool = True) -> None:
+    def __init__(self, events: EventRecorder, *, in_cluster: bool = True) -> None:
         self._events = events
         self._in_cluster = in_cluster
         self._reported: Once[tuple[str, str]] = Once(REMEMBERED_WARNINGS)

@@ -1,8 +1,8 @@
 """CSI drivers registered on this node: registration, instrumented calls, volume limits and volume stats.
 
-`CsiDrivers` is the plugin manager's handler for type CSIPlugin: it checks the version, asks NodeGetInfo, updates the
+`CsiDrivers` is the plugin manager's handler for type CSIPlugin: it checks the version, calls NodeGetInfo, updates the
 CSINode and from then on returns the driver by name. Every call is timed under upstream's metric. `LimitsKeeper`
-refreshes the volume limits as often as the CSIDriver says; `CsiStats` asks for NodeGetVolumeStats with a deadline.
+refreshes the volume limits as often as the CSIDriver says; `CsiStats` calls NodeGetVolumeStats with a deadline.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class CsiDrivers:
         return self._connect(endpoint, observe)
 
     async def capabilities(self, name: str, client: CsiNode | None = None) -> frozenset[str]:
-        """What the driver can do, asked through `client` when there is one."""
+        """Capabilities of the driver, requested through `client` when there is one."""
         found = self.find(name)
         driver = self._drivers[name]
         if driver.capabilities is None:
@@ -202,7 +202,7 @@ class LimitsKeeper:
 STATS_SECONDS = 5.0
 """Stats of other volumes wait behind a driver: one that takes longer has none."""
 STATS_SKIPPED = 20
-"""How many measurements skip such a driver before it is asked again."""
+"""How many measurements skip such a driver before it is called again."""
 
 
 class CsiStats:

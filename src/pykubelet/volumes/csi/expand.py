@@ -20,7 +20,7 @@ from pykubelet.api.types import PersistentVolumeClaim, PersistentVolumeClaimCond
 from pykubelet.clients.plugins.port import CsiNode, CsiVolume
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.model.errors import PluginError, PykubeletError
-from pykubelet.model.events import ClaimSink
+from pykubelet.model.events import EventRecorder
 from pykubelet.model.reasons import NORMAL, WARNING
 from pykubelet.volumes.csi import rules
 from pykubelet.volumes.errors import GrowthProblem
@@ -114,7 +114,7 @@ def _with_status(claim: PersistentVolumeClaim, status: PersistentVolumeClaimStat
 
 
 class NodeExpander:
-    def __init__(self, objects: CsiObjects, events: ClaimSink, clock: Clock) -> None:
+    def __init__(self, objects: CsiObjects, events: EventRecorder, clock: Clock) -> None:
         self._objects = objects
         self._events = events
         self._clock = clock

@@ -51,7 +51,7 @@ _AWS_VOLUME = re.compile("vol-[^/]*")
 
 
 class _Written(Struct, frozen=True, kw_only=True):
-    """Where a source was written: a persistent volume, or a pod (then `inline`)."""
+    """The origin of a source: a persistent volume, or a pod (then `inline`)."""
 
     name: str
     """Of the persistent volume, or of the volume in its pod."""
@@ -65,12 +65,12 @@ class _Kind(Struct, frozen=True, kw_only=True):
     driver: str
     translate: Callable[[Any, _Written], CSIPersistentVolumeSource]
     zone: str = ""
-    """The driver's own label for zones; empty when topology is left alone."""
+    """The driver's topology key for zones; empty when topology is not translated."""
     region: str = ""
     modes: Callable[[Any], str] = lambda source: ONCE
-    """Access mode of one that is written in a pod."""
+    """Access mode of an inline volume."""
     folder: Callable[[str, str], str] = lambda driver, handle: f"{driver}-{handle}"
-    """Name of one that is written in a pod: unique for each disk."""
+    """Name of an inline volume: unique for each disk."""
 
 
 # --- the kinds ------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def gce_region(zones: Sequence[str]) -> str:
 
 
 def gce_modes(modes: Sequence[str]) -> list[str]:
-    """The old plugin never looked at modes, its driver refuses what a disk cannot do: what was used is kept."""
+    """The in-tree plugin ignored modes, the driver refuses those a disk cannot have: keep what was in use."""
     if not modes:
         return []
     return [READ_MANY] if READ_MANY in modes and not {ONCE, MANY} & set(modes) else [ONCE]
@@ -240,7 +240,7 @@ _KINDS = {
 
 
 def migrated_volume(volume: PersistentVolume) -> PersistentVolume:
-    """The persistent volume as its driver knows it; the very same one when it is of no such kind."""
+    """The persistent volume translated for its driver; the same object when it is of no such kind."""
     field = next((field for field in _KINDS if getattr(volume.spec, field) is not None), None)
     if field is None:
         return volume
@@ -261,7 +261,7 @@ def migrated_volume(volume: PersistentVolume) -> PersistentVolume:
 
 
 def migrated_inline(volume: Volume, namespace: str) -> PersistentVolume | None:
-    """The persistent volume that stands for one written in a pod; None when it is of no such kind."""
+    """The persistent volume that corresponds to an inline volume; None when it is of no such kind."""
     field = next((field for field in _KINDS if getattr(volume, field) is not None), None)
     if field is None:
         return None
@@ -284,7 +284,7 @@ def _checked(field: str, source: CSIPersistentVolumeSource) -> CSIPersistentVolu
 
 
 def _affinity(volume: PersistentVolume, kind: _Kind) -> VolumeNodeAffinity | None:
-    """Zones under the driver's label, which its nodes have: from the volume's affinity, or from its own labels."""
+    """Zones under the driver's topology key, from the volume's node affinity or its labels."""
     affinity = volume.spec.node_affinity
     if not kind.zone:
         return affinity
@@ -300,7 +300,7 @@ def _affinity(volume: PersistentVolume, kind: _Kind) -> VolumeNodeAffinity | Non
 
 
 def _topology_labels(terms: Sequence[NodeSelectorTerm], labels: Mapping[str, str]) -> tuple[str, str]:
-    """Which generation of labels the volume was written with."""
+    """Whether the volume has the beta or the GA zone labels."""
     keys = {each.key for term in terms for each in term.match_expressions}
     for known in (keys, labels):
         if ZONE in known:

@@ -41,7 +41,7 @@ def _pause(seconds: float) -> None:
 
 
 class ScsiDisks:
-    """Blocking; devices announce themselves to nobody we hear, so they are looked for again and again."""
+    """Blocking; there is no notification of new devices, so they are polled for."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ScsiDisks:
         self._pause = pause
 
     def wait(self, find: Callable[[], T | None], seconds: float) -> T | None:
-        """Ask `find` until it has something to say."""
+        """Poll `find` until it returns something, for at most that long."""
         for left in range(max(1, int(seconds / _STEP)), 0, -1):
             found = find()
             if found or left == 1:
@@ -71,26 +71,26 @@ class ScsiDisks:
     # --- multipath ------------------------------------------------------------------------------
 
     def map_of(self, disk: str) -> str:
-        """The multipath device that combines all ways to this disk; empty when there is none."""
-        for way in self.sys.glob(f"block/dm-*/slaves/{disk}"):
-            mapped = way.parent.parent
+        """The multipath device that combines all paths to this disk; empty when there is none."""
+        for path in self.sys.glob(f"block/dm-*/slaves/{disk}"):
+            mapped = path.parent.parent
             if read_attribute(mapped / "dm/uuid").startswith("mpath-"):
                 return mapped.name
         return ""
 
     def combined(self, disks: Collection[str], seconds: float = 0.0) -> str:
-        """What is to be mounted: the multipath device, waited for that long, else the first disk."""
+        """The device to mount: the multipath device, waited for that long, else the first disk."""
         return self.wait(lambda: next(filter(None, map(self.map_of, disks)), None), seconds) or next(iter(disks))
 
-    def ways(self, disk: str) -> list[str]:
-        """The disks that a multipath device combines; a disk itself."""
+    def paths_of(self, disk: str) -> list[str]:
+        """The disks that a multipath device combines, or the disk itself."""
         below = self.sys / "block" / disk / "slaves"
-        return sorted(way.name for way in below.iterdir()) if disk.startswith("dm-") and below.is_dir() else [disk]
+        return sorted(path.name for path in below.iterdir()) if disk.startswith("dm-") and below.is_dir() else [disk]
 
     # --- the bus --------------------------------------------------------------------------------
 
     def rescan(self) -> None:
-        """Make every SCSI host look for new disks. Some hosts cannot; that is no reason to skip the others."""
+        """Make every SCSI host scan for new disks. A host that cannot does not keep the others from it."""
         for scan in self.sys.glob("class/scsi_host/*/scan"):
             try:
                 scan.write_text("- - -")
@@ -98,27 +98,27 @@ class ScsiDisks:
                 logger.debug("host not rescanned", extra={"host": scan.parent.name, "error": error.strerror})
 
     def scan_lun(self, host: str, target: int, lun: int) -> None:
-        """Look for one disk alone: others of the target are none of this node's business."""
+        """Scan for one disk only: others of the target are not for this node."""
         try:
             (self.sys / "class/scsi_host" / host / "scan").write_text(f"0 {target} {lun}")
         except OSError as error:
             raise VolumeProblem(f"cannot scan {host} for lun {lun}: {error.strerror}") from error
 
     def is_used(self, disk: str, besides: Collection[str] = ()) -> bool:
-        """Whether it, or a part of it, is mounted, swapped to, or held by another device than those."""
+        """Whether it or a partition of it is mounted, used for swap, or a part of another device than those."""
         top = self.sys / "block" / disk
         parts = [top, *(part.parent for part in top.glob("*/partition"))]
         numbers = {read_attribute(part / "dev") for part in parts} - {""}
-        held = {holder.name for part in parts for holder in part.glob("holders/*")}
-        if held - set(besides) or any(entry.device in numbers for entry in self._mounts.table()):
+        holders = {holder.name for part in parts for holder in part.glob("holders/*")}
+        if holders - set(besides) or any(entry.device in numbers for entry in self._mounts.table()):
             return True
-        return not held and _is_claimed(self.path(disk))
+        return not holders and _is_claimed(self.path(disk))
 
-    def take_away(self, disks: Collection[str]) -> bool:
-        """Flush the disks and their multipath devices and make the kernel forget them, so that nothing stale is left
-        when the number is used again. False when something else uses them: then they stay."""
+    def remove(self, disks: Collection[str]) -> bool:
+        """Flush the disks and their multipath devices and delete them from the kernel, so that nothing stale is left
+        when the lun is used again. False when something else uses them: then they stay."""
         maps = sorted({mapped for disk in disks if (mapped := disk if disk.startswith("dm-") else self.map_of(disk))})
-        disks = sorted({way for disk in (*disks, *maps) for way in self.ways(disk)} - set(maps))
+        disks = sorted({path for disk in (*disks, *maps) for path in self.paths_of(disk)} - set(maps))
         if busy := [name for name in (*maps, *disks) if self.is_used(name, maps)]:
             logger.warning("disks stay: others on this host use them", extra={"disks": busy})
             return False
@@ -137,7 +137,7 @@ class ScsiDisks:
     def _delete(self, disk: str) -> None:
         try:
             self._mounts.run("blockdev", "--flushbufs", self.path(disk), seconds=FLUSH_SECONDS)
-        except MountError as error:  # a disk that is gone already cannot be flushed
+        except MountError as error:  # a disk that was removed already cannot be flushed
             logger.warning("disk not flushed", extra={"disk": disk, "error": str(error)})
         try:
             with open(self.sys / "block" / disk / "device/delete", "r+b", buffering=0) as file:
@@ -149,7 +149,7 @@ class ScsiDisks:
 
 
 def _is_claimed(device: str) -> bool:
-    """Whether the kernel gave the device, or a part of it, to one user alone: a mount, swap, another device."""
+    """Whether the kernel has the device or a partition of it open exclusively: a mount, swap, another device."""
     try:
         os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
@@ -158,7 +158,7 @@ def _is_claimed(device: str) -> bool:
 
 
 def read_attribute(file: Path) -> str:
-    """What the kernel says in a file of /sys; empty when it says nothing."""
+    """Content of a file of /sys; empty when it cannot be read."""
     try:
         return file.read_text(errors="replace").strip()
     except OSError:
@@ -167,34 +167,33 @@ def read_attribute(file: Path) -> str:
 
 NOTE = "disk.json"
 BLOCK = "volumeDevices"
-"""Folder for disks that pods get as devices, beside those that are mounted."""
-GIVE_BACK_TRIES = 6
-"""How often a pod waits for its disk to be given back; with the reconciler's pauses about half a minute."""
-LOOK_SECONDS = 5.0
-"""How long a pod that goes waits for its turn at the disk: others that look or go need a moment. Only bringing a
-disk takes longer, and who brings it has noted that."""
+"""Folder for disks that are used as block devices, beside those that are mounted."""
+RELEASE_TRIES = 6
+"""How often a pod waits for its disk to be released; with the reconciler's back-off about half a minute."""
+LOCK_SECONDS = 5.0
+"""How long tear-down waits for the lock of a disk. Only set-up holds it for longer, and has a note of its own."""
 FSCK_UNCORRECTED = 4
 FSCK_FINE = frozenset(range(256)) - {0, FSCK_UNCORRECTED}
-"""All other ends of fsck are no reason to refuse a disk, as upstream has it: errors corrected, no checker for this
-filesystem, a device that cannot be checked. Whether it can be mounted the kernel says."""
+"""Exit codes that are no reason to refuse a disk, as upstream: errors corrected, no checker for this filesystem, a
+device that cannot be checked. The kernel decides whether it can be mounted."""
 
 
 Detach = Callable[[Path, str], bool]
-"""Take the disk of this place and record from the node; False when something else on this host uses it."""
+"""Detach the disk of this path and record from the node; False when something else on this host uses it."""
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """That a pod uses a disk of the node. Lies in the pod's folder from before the disk is there until it is given
-    back, so that every life of the agent knows who uses what."""
+    """Records that a pod uses a disk of the node. Is in the pod's folder from before the disk is attached until it is
+    released, so that after a restart the agent knows which pod uses what."""
 
     place: str
     """The disk's folder on the node."""
     record: str = ""
-    """What its kind needs to know to give it back."""
+    """What the plugin needs to detach it."""
 
 
 class DeviceMounts:
-    """Disks of one kind, each brought and mounted once on the node for all pods that have it."""
+    """Disks of one plugin, each attached and mounted once on the node for all pods that use it."""
 
     def __init__(
         self, *, mounts: Mounts, paths: VolumePaths, plugin: str, top: Path, depth: int = 1, record_file: str = ""
@@ -206,28 +205,28 @@ class DeviceMounts:
         self._depth = depth
         """Folders between `top` and what is mounted."""
         self._record_file = record_file
-        """Where the record lies in the disk's folder: under the mount, so it can be read only when that is gone."""
+        """Name of the record in the disk's folder: below the mount point, so it can be read only when unmounted."""
         self._locks = KeyedLocks()
         self._failures: Counter[Path] = Counter()
-        self._kept: set[Path] = set()
-        """Places whose disk could not be given back, or was found mounted with no pod that notes it."""
+        self._unclaimed: set[Path] = set()
+        """Paths whose disk could not be released, or was found mounted without a note of a pod."""
 
     def reconstruct(self) -> None:
-        """What an earlier life of the agent, or another agent, left on the node."""
+        """Find what an earlier run of the agent, or another agent, left on the node."""
         noted = {note.place for note in self.notes()}
         mounted = {entry.mount_point for entry in self._mounts.table()}
-        self._kept = {place for place in self.places() if str(place) in mounted - noted}
+        self._unclaimed = {place for place in self.places() if str(place) in mounted - noted}
 
-    def kept(self) -> tuple[Path, ...]:
-        """Places that the node still has although no pod answers for them."""
-        return tuple(self._kept)
+    def unclaimed(self) -> tuple[Path, ...]:
+        """Paths that are still on the node although no pod uses them."""
+        return tuple(self._unclaimed)
 
-    # --- a pod gets a disk ----------------------------------------------------------------------
+    # --- set-up ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def used(self, task: SetUp, note: Note) -> Iterator[None]:
-        """While a pod gets the disk: nobody else brings it or takes it away, and it is noted who uses it."""
-        with self._locks.held(note.place):
+        """Around set-up: locks the disk and notes that the pod uses it."""
+        with self._locks.acquire(note.place):
             file = self._note_file(task.uid, task.spec.folder)
             make_folder(file.parent)
             write_atomic(file, msgspec.json.encode(note), durable=False)  # of no use after a reboot
@@ -238,7 +237,7 @@ class DeviceMounts:
             yield
 
     def show(self, device: str, place: Path, task: SetUp, fs_type: str) -> None:
-        """Mount the device at `place` unless it is there already, and show that at the pod's folder."""
+        """Mount the device at `place` unless it is mounted already, and bind that to the pod's folder."""
         spec = task.spec
         if not self._is_mounted(place):
             make_folder(place)
@@ -246,13 +245,14 @@ class DeviceMounts:
             mount_filesystem(self._mounts, device, place, fs_type, options, read_only=spec.read_only)
         self._mounts.bind(place, task.path, read_only=spec.read_only)
 
-    # --- and gives it back ----------------------------------------------------------------------
+    # --- tear-down ------------------------------------------------------------------------------
 
-    def give_back(self, uid: str, folder: str, detach: Detach) -> None:
-        """After the pod's own mount is gone: if no other pod has the disk, unmount it and `detach` it, which is told
-        its place and record. Raises what went wrong with this disk, to be repeated; but a disk that cannot be given
-        back does not hold up the pod for ever. Such disks, and what killed agents left, are tried whenever another
-        one is given back."""
+    def release(self, uid: str, folder: str, detach: Detach) -> None:
+        """Call after the pod's own mount is gone: if no other pod uses the disk, unmount it and `detach` it.
+
+        Raises the error of this disk, to be retried; but after some tries a disk that cannot be released does not
+        delay the pod any more. Such disks, and those that killed agents left, are retried with every other release.
+        """
         file = self._note_file(uid, folder)
         own = self._read(file)
         if own is not None:
@@ -260,10 +260,10 @@ class DeviceMounts:
                 self._free(Path(own.place), own.record, detach, own=file)
             except (PykubeletError, OSError) as error:
                 self._failures[file] += 1
-                if self._failures[file] < GIVE_BACK_TRIES:
+                if self._failures[file] < RELEASE_TRIES:
                     raise
-                logger.error("a disk cannot be given back", extra={"place": own.place, "error": str(error)})
-                self._kept.add(Path(own.place))
+                logger.error("a disk cannot be released", extra={"place": own.place, "error": str(error)})
+                self._unclaimed.add(Path(own.place))
                 file.unlink(missing_ok=True)
             del self._failures[file]
         noted = {note.place for note in self.notes()}
@@ -274,15 +274,15 @@ class DeviceMounts:
                 self._free(place, "", detach)
             except (PykubeletError, OSError) as error:
                 if self._is_mounted(place):
-                    self._kept.add(place)
-                logger.warning("a disk that nobody uses stays", extra={"place": str(place), "error": str(error)})
+                    self._unclaimed.add(place)
+                logger.warning("an unused disk stays", extra={"place": str(place), "error": str(error)})
 
     def notes(self, besides: Path | None = None) -> list[Note]:
         files = self._paths.pods.glob(f"*/plugins/{self._plugin.replace('/', '~')}/*/{NOTE}")
         return [note for file in files if file != besides and (note := self._read(file)) is not None]
 
     def places(self) -> list[Path]:
-        """Folders of disks, mounted or not. Looks at names only: what is mounted may hang, or be a stranger's."""
+        """Folders of disks, mounted or not. Reads names only: a mounted filesystem may hang or contain anything."""
         found = _folders(self._top)
         block = [folder for folder in found if folder.name == BLOCK]
         plain = [folder for folder in found if folder.name != BLOCK]
@@ -293,23 +293,23 @@ class DeviceMounts:
         return plain + blocks
 
     def _free(self, place: Path, record: str, detach: Detach, own: Path | None = None) -> None:
-        """Give the disk back unless somebody uses it besides the one whose note is `own`, which goes with success."""
-        with self._locks.held(str(place), seconds=LOOK_SECONDS if own is not None else 0.0) as held:
-            if held and not self._is_used(place, own):  # else whoever has it will give it back
+        """Release the disk unless another pod than that of the note `own` uses it; then remove the note."""
+        with self._locks.acquire(str(place), seconds=LOCK_SECONDS if own is not None else 0.0) as locked:
+            if locked and not self._is_used(place, own):  # else its other user will release it
                 self._mounts.unmount(place)
                 if detach(place, record or self._recorded(place)):
                     self._forget(place)
                 else:
-                    self._kept.add(place)
+                    self._unclaimed.add(place)
             if own is not None:
-                # While it is this one's turn: of two pods that go at once one must see that the other's note is gone.
+                # With the lock held: of two pods torn down at once one must see that the other's note is gone.
                 own.unlink(missing_ok=True)
 
     def _forget(self, place: Path) -> None:
         for left in place.glob(f"*{self._record_file}*") if self._record_file else ():
-            left.unlink()  # also one that was being written when the agent was killed
+            left.unlink()  # also a temporary file of a killed agent
         remove_empty(place)
-        self._kept.discard(place)
+        self._unclaimed.discard(place)
 
     def _recorded(self, place: Path) -> str:
         try:
@@ -351,15 +351,15 @@ def _folders(top: Path) -> list[Path]:
 
 
 class KeyedLocks:
-    """A lock for each key, for threads; those that nobody holds or waits for are forgotten."""
+    """A lock per key, for threads; kept only while it is held or waited for."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextlib.contextmanager
-    def held(self, key: str, *, seconds: float = -1.0) -> Iterator[bool]:
-        """Gives whether it is held, which after so many seconds it may not be; less than none: wait for ever."""
+    def acquire(self, key: str, *, seconds: float = -1.0) -> Iterator[bool]:
+        """Yields whether the lock was acquired within that many seconds; negative: wait without limit."""
         with self._guard:
             lock, users = self._locks.get(key, (threading.Lock(), 0))
             self._locks[key] = (lock, users + 1)
@@ -380,33 +380,35 @@ class KeyedLocks:
 def mount_filesystem(
     mounts: Mounts, device: str, place: Path, fs_type: str, options: Sequence[str], *, read_only: bool
 ) -> None:
-    """Mount a disk as the type asked for, as upstream does even if it holds another: ext4 mounts ext3, too."""
-    held = prepare_filesystem(mounts, device, fs_type, read_only=read_only)
+    """Mount a disk as the requested type, as upstream does even if it has another: ext4 mounts ext3, too."""
+    existing = prepare_filesystem(mounts, device, fs_type, read_only=read_only)
     try:
-        # Without deadline, too: the kernel may have a long journal to replay.
+        # Without a deadline, too: the kernel may have a long journal to replay.
         mounts.by_tool(device, place, fs_type=fs_type, options=options or ("defaults",), seconds=None)
     except MountError as error:
-        if held == fs_type:
+        if existing == fs_type:
             raise
-        raise VolumeProblem(f"{device} holds {held}, but {fs_type} is asked for: {error}") from error
-    if held != fs_type:
-        logger.warning("a disk holds another filesystem", extra={"device": device, "holds": held, "asked": fs_type})
+        raise VolumeProblem(f"{device} holds {existing}, but {fs_type} is asked for: {error}") from error
+    if existing != fs_type:
+        logger.warning(
+            "a disk holds another filesystem", extra={"device": device, "holds": existing, "requested": fs_type}
+        )
 
 
 def prepare_filesystem(mounts: Mounts, device: str, fs_type: str, *, read_only: bool) -> str:
-    """Check what is on a device, and make a filesystem only if it is certain that there is nothing; what it holds.
+    """Format a device only if it is certainly blank, else check its filesystem; returns the filesystem's type.
 
-    `blkid` ends with 2 and says nothing for a blank device; anything it cannot decide is an error, not a reason
-    to format. What formats and repairs has no deadline: ended half-way it would leave a damaged filesystem, and the
-    next try would be ended as well.
+    For a blank device `blkid` exits with 2 and prints nothing; anything it cannot decide is an error, not a reason
+    to format. Formatting and repairing have no deadline: killed half-way they would leave a damaged filesystem, and
+    the next try would be killed as well.
     """
-    told = mounts.run("blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device, seconds=60, allow=(2,))
-    facts = dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
+    output = mounts.run("blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device, seconds=60, allow=(2,))
+    facts = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
     if "PTTYPE" in facts and "TYPE" not in facts:
         raise VolumeProblem(f"{device} holds a partition table and is not formatted")
     if "TYPE" not in facts:
-        if told.strip():
-            raise VolumeProblem(f"{device} is not formatted: cannot tell what it holds from {told.strip()[:200]!r}")
+        if output.strip():
+            raise VolumeProblem(f"{device} is not formatted: cannot tell what it holds from {output.strip()[:200]!r}")
         if read_only:
             raise VolumeProblem(f"{device} has no filesystem and is read-only")
         quiet = ("-F", "-m0") if fs_type.startswith("ext") else ("-f",) if fs_type == "xfs" else ()

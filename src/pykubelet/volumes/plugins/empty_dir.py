@@ -26,7 +26,7 @@ _PREFIX = "hugepages-"
 
 
 def memory_size(pod: Pod, source: EmptyDirVolumeSource, allocatable: int) -> int | None:
-    """Bytes a memory volume may hold: the least of what the node has, the pod may use, and the volume allows.
+    """Size of a memory volume in bytes: the least of allocatable memory, the pod's limit and the volume's sizeLimit.
 
     The pod's limit counts only when every container has one. None is no bound at all.
     """
@@ -46,25 +46,25 @@ def memory_size(pod: Pod, source: EmptyDirVolumeSource, allocatable: int) -> int
 
 
 def page_size(pod: Pod, medium: str) -> str:
-    """The page size of a huge page volume, from its medium or from what the pod or its containers ask for."""
-    asked: set[str] = set()
+    """The page size of a huge page volume, from its medium or from the requests of the pod and its containers."""
+    sizes: set[str] = set()
     containers = (*pod.spec.init_containers, *pod.spec.containers)
     for resources in (pod.spec.resources, *(each.resources for each in containers)):
         amounts = resources.requests if resources is not None else {}
-        asked.update(str(Quantity.parse(name.removeprefix(_PREFIX))) for name in amounts if name.startswith(_PREFIX))
+        sizes.update(str(Quantity.parse(name.removeprefix(_PREFIX))) for name in amounts if name.startswith(_PREFIX))
     if medium != HUGE_PAGES:
         wanted = str(Quantity.parse(medium.removeprefix(f"{HUGE_PAGES}-")))
-        if wanted not in asked:
+        if wanted not in sizes:
             raise VolumeProblem(f"medium {medium} needs a pod or container that requests hugepages-{wanted}")
         return wanted
-    if not asked:
+    if not sizes:
         raise VolumeProblem("medium HugePages needs a pod or container that requests huge pages")
-    if len(asked) > 1:
+    if len(sizes) > 1:
         raise VolumeProblem(
-            f"medium {HUGE_PAGES} is ambiguous, containers request pages of {', '.join(sorted(asked))}; "
-            f"name the size as in {HUGE_PAGES}-{min(asked)}"
+            f"medium {HUGE_PAGES} is ambiguous, containers request pages of {', '.join(sorted(sizes))}; "
+            f"name the size as in {HUGE_PAGES}-{min(sizes)}"
         )
-    return asked.pop()
+    return sizes.pop()
 
 
 class EmptyDir(PluginDefaults):
@@ -92,7 +92,7 @@ class EmptyDir(PluginDefaults):
         if marker.exists() and task.path.is_dir() and (not medium or self._mounts.is_mounted(task.path)):
             return
         self.make(task, task.path, medium)
-        # Root of the host could give its files another project number; root of a user namespace cannot.
+        # Root of the host could change the project id of its files; root of a user namespace cannot.
         if self._quotas is not None and not medium and task.pod.spec.host_users is False:
             self._quotas.begin(task.path, f"{task.uid}/{task.spec.folder}")
         ownership.give(task.path, task.fs_group, on_root_mismatch=task.on_root_mismatch)
@@ -100,7 +100,7 @@ class EmptyDir(PluginDefaults):
         marker.touch()
 
     def make(self, task: SetUp, path: Path, medium: str) -> None:
-        """The bare folder or mount, open to all, without owner and marker; also the ground of content volumes."""
+        """Make the folder or mount, accessible to all, without owner and marker; also the base of projected volumes."""
         make_folder(path)
         if medium and not self._mounts.is_mounted(path):
             source = task.spec.volume.empty_dir or EmptyDirVolumeSource()
@@ -111,7 +111,7 @@ class EmptyDir(PluginDefaults):
                 self._mounts.hugetlbfs(path, page_size=page_size(task.pod, medium), size_bytes=limit or None)
             else:
                 raise VolumeProblem(f"unknown storage medium {medium}")
-        # The kernel gives a tmpfs the sticky bit, and parts of the volume (subPath) are made with the same mode.
+        # The kernel sets the sticky bit on a tmpfs, and subPaths are made with the same mode.
         if os.stat(path).st_mode & 0o777 != OPEN_TO_ALL:
             os.chmod(path, OPEN_TO_ALL)
 
@@ -123,8 +123,8 @@ class EmptyDir(PluginDefaults):
         try:
             self._clear(path)
         except MountError:
-            # A container with Bidirectional propagation may leave mounts in it. The volume was the pod's alone, so
-            # they are ended; what they show is never touched.
+            # A container with Bidirectional propagation may leave mounts in it. Only the pod used the volume, so they
+            # are unmounted; what they contain is never touched.
             if not unmount_within(self._mounts, path):
                 raise
             self._clear(path)
@@ -136,7 +136,7 @@ class EmptyDir(PluginDefaults):
 
 
 def unmount_within(mounts: Mounts, folder: Path) -> bool:
-    """End the mounts below a folder, the newest first; False when there is none."""
+    """Unmount everything below a folder, the newest first; False when there is nothing."""
     below = [entry.mount_point for entry in mounts.table() if entry.mount_point.startswith(f"{folder}/")]
     for point in reversed(below):
         mounts.unmount(Path(point))

@@ -22,14 +22,14 @@ from pykubelet.volumes.spec import FC, VolumeSpec
 
 
 def unique_name(source: FCVolumeSource) -> str:
-    """What the control plane calls the disk in volumesAttached: Go's way to print lists."""
+    """The disk's name in volumesAttached, in Go's way to print lists."""
     if source.target_wwns and source.lun is not None:
         return f"[{' '.join(source.target_wwns)}]:{source.lun}"
     return f"[{' '.join(source.wwids)}]" if source.wwids else ""
 
 
 def global_name(source: FCVolumeSource) -> str:
-    """The disk's folder on the node; every part is a checked word."""
+    """The disk's folder on the node; every part is validated."""
     if source.target_wwns and source.lun is not None:
         names = [word(name, "fc.targetWWNs") for name in source.target_wwns]
         return word(f"{'-'.join(names)}-lun-{source.lun}", "fc.targetWWNs")
@@ -63,7 +63,7 @@ class FcVolume(MountedPlugin):
         self._devices.reconstruct()
 
     def in_use(self) -> Iterable[str]:
-        return [name for place in self._devices.kept() for name in names_by_place(FC, place.name)]
+        return [name for place in self._devices.unclaimed() for name in names_by_place(FC, place.name)]
 
     def using(self, task: SetUp) -> AbstractContextManager[None]:
         record = msgspec.json.encode(_source(task)).decode()
@@ -78,14 +78,14 @@ class FcVolume(MountedPlugin):
         return self._find(_source(task))
 
     def released(self, uid: str, folder: str) -> None:
-        self._devices.give_back(uid, folder, self._detach)
+        self._devices.release(uid, folder, self._detach)
 
     def _place(self, task: SetUp) -> Path:
         top = self._top / BLOCK if task.spec.block else self._top
         return top / global_name(_source(task))
 
     def _find(self, source: FCVolumeSource) -> str:
-        """The disk's device. Where multipath did not combine it, the bus is looked at again first."""
+        """The disk's device. If multipath did not combine it, the bus is rescanned first."""
         known = self._links(source)
         combined = self._disks.combined(known) if known else ""
         if not combined.startswith("dm-"):
@@ -94,7 +94,7 @@ class FcVolume(MountedPlugin):
             if not found:
                 text = f"fc disk {global_name(source)} did not appear as a device within {APPEAR_SECONDS:.0f} s"
                 raise VolumeProblem(text)
-            # Several ways that just came: multipath needs a moment to combine them.
+            # Several paths that just appeared: multipath needs a moment to combine them.
             patience = MAP_SECONDS if len(found) > 1 and set(found) != set(known) else 0.0
             combined = self._disks.combined(found, patience)
         return self._disks.path(combined)
@@ -107,7 +107,7 @@ class FcVolume(MountedPlugin):
 
     def _detach(self, place: Path, record: str) -> bool:
         if not record:
-            return True  # nobody wrote down which disk it was
+            return True  # it is not recorded which disk it was
         try:
             source = msgspec.json.decode(record, type=FCVolumeSource)
         except msgspec.MsgspecError as error:
@@ -115,8 +115,8 @@ class FcVolume(MountedPlugin):
         name = global_name(source)
         other = self._top / name if place.parent.name == BLOCK else self._top / BLOCK / name
         if any(note.place == str(other) for note in self._devices.notes()):
-            return True  # somebody has the same disk in the other form
-        return self._disks.take_away(self._links(source))
+            return True  # the same disk is used in the other form
+        return self._disks.remove(self._links(source))
 
 
 def _source(task: SetUp) -> FCVolumeSource:

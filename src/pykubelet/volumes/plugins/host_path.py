@@ -23,7 +23,7 @@ TYPES = {
 
 
 def check_type(path: str, kind: str) -> None:
-    """Make what the type allows to make, then insist that the path is what the type says."""
+    """Create the path if its type allows it, then check that it has the type."""
     if not kind:
         return
     if kind not in TYPES:
@@ -46,7 +46,7 @@ def _create(path: str, kind: str) -> None:
         if kind == "DirectoryOrCreate":
             os.makedirs(path, 0o755, exist_ok=True)
         else:
-            # Where a link that leads nowhere yet points to, as upstream makes it.
+            # At the target of a dangling link, as upstream.
             place = os.path.realpath(path)
             os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     except FileExistsError:
@@ -63,7 +63,7 @@ class HostPath(PluginDefaults):
         self._paths = paths
 
     def is_quick(self, spec: VolumeSpec) -> bool:
-        # A type check looks at a path of the host, which may lie on a file server that hangs.
+        # A type check stats a path of the host, which may be on a file server that hangs.
         return not (spec.volume.host_path and spec.volume.host_path.type)
 
     def mount_path(self, path: Path, spec: VolumeSpec) -> Path:
@@ -82,4 +82,4 @@ class HostPath(PluginDefaults):
         check_type(path, (source.type if source else "") or "")
 
     def tear_down(self, uid: str, folder: str) -> None:
-        """The host keeps what is its own."""
+        """Nothing to remove."""

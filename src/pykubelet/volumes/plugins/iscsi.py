@@ -63,7 +63,7 @@ _GO_NAMES = {
 
 
 class Target(Struct, frozen=True, kw_only=True, rename=_GO_NAMES):
-    """One disk of one target and the ways to it, in the form upstream writes into iscsi.json."""
+    """One disk of one target and its portals, in the form upstream writes into iscsi.json."""
 
     volume: str
     portals: tuple[str, ...]
@@ -73,7 +73,7 @@ class Target(Struct, frozen=True, kw_only=True, rename=_GO_NAMES):
     first_interface: str
     """As configured on the host."""
     interface: str
-    """The one used: a copy of the first when an initiator name is asked for."""
+    """The one used: a copy of the first when an initiator name is requested."""
     initiator: str = ""
 
     def shares(self, other: Target) -> bool:
@@ -102,13 +102,13 @@ class Session:
 
     @property
     def number(self) -> int:
-        """Of the target on its host; 0 for all but cards that do the protocol themselves."""
+        """Number of the target on its host; not 0 only for cards with their own initiator."""
         text = read_attribute(self.path / "iscsi_session" / self.path.name / "target_id")
         return int(text) if text.isdigit() else 0
 
 
 def portal_of(address: str, port: str) -> str:
-    """In one spelling, so that portals can be compared."""
+    """Normalized, so that portals can be compared."""
     bare = address.strip("[]")
     try:
         found = ipaddress.ip_address(bare)
@@ -125,7 +125,7 @@ def with_port(portal: str) -> str:
 
 
 class Sessions:
-    """Calls about one target come one after the other; see to that."""
+    """Callers must serialize calls about one target."""
 
     def __init__(self, *, mounts: Mounts, disks: ScsiDisks) -> None:
         self._mounts = mounts
@@ -135,7 +135,7 @@ class Sessions:
 
     def attach(self, target: Target, chap: Chap) -> str:
         """The device of the disk, with a session at every portal that answers."""
-        # Also proves that the interface, a word of the pod's author, is one of this host.
+        # Also proves that the interface, taken from the volume source, exists on this host.
         shown = self._admin("-m", "iface", "-I", target.first_interface, "-o", "show")
         if target.initiator:
             self._copy_interface(target, shown)
@@ -153,7 +153,7 @@ class Sessions:
             if len(found) == len(target.portals):
                 break
         if problems:
-            logger.warning("not all ways to a disk", extra={"target": target.iqn, "problems": problems})
+            logger.warning("not all paths to a disk", extra={"target": target.iqn, "problems": problems})
         several = MAP_SECONDS if len(target.portals) > 1 else 0.0
         return self._disks.path(self._disks.combined(list(dict.fromkeys(found.values())), several))
 
@@ -184,7 +184,7 @@ class Sessions:
             self._try(*discovery, "-o", "delete")
             raise
         node = ("-m", "node", "-p", portal, "-T", target.iqn, "-I", target.interface)
-        # Neither all disks of the target at once, nor a login by itself at the next boot. Older tools know not all.
+        # Neither attach all disks of the target, nor log in at the next boot. Older tools do not know all settings.
         self._try(*node, "-o", "update", "-n", "node.session.scan", "-v", "manual")
         self._try(*node, "-o", "update", "-n", "node.startup", "-v", "manual")
         if chap.session:
@@ -206,7 +206,7 @@ class Sessions:
                 raise VolumeProblem(f"iscsiadm refused the setting {name}") from None
 
     def _copy_interface(self, target: Target, shown: str) -> None:
-        """An interface of its own with the initiator name asked for, else as the first one is."""
+        """Make an interface with the requested initiator name, otherwise equal to the first one."""
         settings = {"iface.initiatorname": target.initiator}
         for text in shown.splitlines():
             name, _, value = text.partition(" = ")
@@ -229,19 +229,19 @@ class Sessions:
     # --- detach ---------------------------------------------------------------------------------
 
     def detach(self, target: Target, others: list[Target]) -> bool:
-        """Take the disk away and end the sessions that no other volume of this node has. To be repeated if it fails.
+        """Remove the disk and end the sessions that no other volume of this node uses. To be retried if it fails.
 
-        False when something else on this host uses the disk: then all stays.
+        False when something else on this host uses the disk: then everything stays.
         """
         sessions = [each for each in self._sessions(target.iqn) if each.interface in ("", target.interface)]
         if not any(other.shares(target) and other.lun == target.lun for other in others):
             disks = [disk for session in sessions for disk in session.disks(target.lun)]
-            if disks and not self._disks.take_away(disks):
+            if disks and not self._disks.remove(disks):
                 return False
         needed = {portal for other in others if other.shares(target) for portal in other.portals}
         for session in sessions:
             if any(self._disks.is_used(disk) for disk in session.disks()):
-                needed |= session.portals  # somebody else's, who logged in before us or by hand
+                needed |= session.portals  # of another user, who logged in before us or by hand
         for portal in target.portals:
             if portal not in needed:
                 try:
@@ -249,7 +249,7 @@ class Sessions:
                 except NoTool:
                     if sessions:
                         raise
-                    return True  # then nobody ever logged in
+                    return True  # without iscsiadm there was no login
         if not needed:
             self._drop_interface(target)
         return True
@@ -259,7 +259,7 @@ class Sessions:
         self._admin(*node, "--logout", allow=(NO_SESSION, NOTHING_FOUND))
         self._admin(*node, "-o", "delete", allow=(NO_SESSION, NOTHING_FOUND))
 
-    # --- what there is --------------------------------------------------------------------------
+    # --- sessions of this host ------------------------------------------------------------------
 
     def _session(self, portal: str, target: Target) -> Session | None:
         fits = (s for s in self._sessions(target.iqn) if portal in s.portals and s.interface in ("", target.interface))
@@ -279,16 +279,16 @@ class Sessions:
 
     # --- iscsiadm -------------------------------------------------------------------------------
 
-    def _admin(self, *words: str, allow: Container[int] = ()) -> str:
+    def _admin(self, *arguments: str, allow: Container[int] = ()) -> str:
         try:
-            return self._mounts.run("iscsiadm", *words, seconds=TOOL_SECONDS, allow=allow)
+            return self._mounts.run("iscsiadm", *arguments, seconds=TOOL_SECONDS, allow=allow)
         except ToolMissing as error:
             raise NoTool(f"iscsi volumes cannot be used: {error}") from error
 
-    def _try(self, *words: str) -> None:
-        """What need not succeed, because an older tool or an earlier try may be the reason."""
+    def _try(self, *arguments: str) -> None:
+        """Run what need not succeed, because an older tool or an earlier attempt may be the reason."""
         try:
-            self._admin(*words)
+            self._admin(*arguments)
         except MountError as error:
             logger.info("iscsiadm refused", extra={"error": str(error)})
 
@@ -300,7 +300,7 @@ MARKS = ("-iqn.", "-eui.", "-naa.")
 
 
 def target_of(spec: VolumeSpec) -> Target:
-    """The disk a volume names. Its words become words of iscsiadm and parts of paths, so each is checked."""
+    """The disk of a volume. Its fields become arguments of iscsiadm and parts of paths, so each is checked."""
     source = spec.volume.iscsi
     assert source is not None
     named = [portal for portal in (source.target_portal or "", *source.portals) if portal]
@@ -328,7 +328,7 @@ def place_of(top: Path, target: Target) -> Path:
 
 
 def target_at(place: Path) -> Target | None:
-    """What the name of a place tells: `iface-<interface>/<portal>-<iqn>-lun-<n>`."""
+    """Parse a disk's folder: `iface-<interface>/<portal>-<iqn>-lun-<n>`."""
     head, _, lun = place.name.rpartition("-lun-")
     for mark in MARKS:
         portal, found, rest = head.partition(mark)
@@ -365,7 +365,7 @@ class IscsiVolume(MountedPlugin):
         self._devices.reconstruct()
 
     def in_use(self) -> Iterable[str]:
-        return [name for place in self._devices.kept() for name in names_by_place(ISCSI, place.name)]
+        return [name for place in self._devices.unclaimed() for name in names_by_place(ISCSI, place.name)]
 
     async def gather(self, task: SetUp) -> Files | None:
         source = task.spec.volume.iscsi
@@ -394,7 +394,7 @@ class IscsiVolume(MountedPlugin):
         return self._attach(task, source, files)
 
     def released(self, uid: str, folder: str) -> None:
-        self._devices.give_back(uid, folder, self._detach)
+        self._devices.release(uid, folder, self._detach)
 
     def _place(self, spec: VolumeSpec) -> Path:
         return place_of(self._top / BLOCK if spec.block else self._top, target_of(spec))
@@ -407,14 +407,14 @@ class IscsiVolume(MountedPlugin):
             raise VolumeProblem("the secret for CHAP is no text") from None
         chap = Chap(discovery=bool(source.chap_auth_discovery), session=bool(source.chap_auth_session), secret=secret)
         # Not while the disk is formatted or checked: other disks of the target need not wait for that.
-        with self._targets.held(target.iqn):
+        with self._targets.acquire(target.iqn):
             return self._sessions.attach(target, chap)
 
     def _detach(self, place: Path, record: str) -> bool:
         target = _recorded(place, record)
         if target is None:
             raise VolumeProblem(f"{place} is not the folder of an iscsi volume")
-        with self._targets.held(target.iqn):
+        with self._targets.acquire(target.iqn):
             return self._sessions.detach(target, self._others(place))
 
     def _others(self, place: Path) -> list[Target]:
@@ -425,7 +425,7 @@ class IscsiVolume(MountedPlugin):
 
 
 def _recorded(place: Path, record: str) -> Target | None:
-    """What was written down of the disk, else what its folder is called; None when that tells nothing either."""
+    """From the record of the disk, else from its folder's name; None when neither can be parsed."""
     with contextlib.suppress(msgspec.MsgspecError):
         if record:
             return msgspec.json.decode(record, type=Target)

@@ -27,14 +27,14 @@ class MountedPlugin(PluginDefaults):
     owned = True
     """Whether fsGroup is applied to it."""
     first_pod_owns = False
-    """Whether only the first pod's fsGroup is applied, and the others are told."""
+    """Whether only the first pod's fsGroup is applied, and the others get an event."""
 
     def __init__(self, *, mounts: Mounts, paths: VolumePaths) -> None:
         self._mounts = mounts
         self._paths = paths
 
     def using(self, task: SetUp) -> AbstractContextManager[None]:
-        """Around all that brings the volume to the pod."""
+        """Entered around set-up."""
         return contextlib.nullcontext()
 
     def mount(self, task: SetUp, files: Files | None) -> None:
@@ -42,10 +42,10 @@ class MountedPlugin(PluginDefaults):
         raise NotImplementedError
 
     def released(self, uid: str, folder: str) -> None:
-        """A pod's mount is gone; if it was the last of its disk, the node lets go of it, too. Repeated if it fails."""
+        """Called when a pod's mount is gone, to release the disk with its last user. Repeated if it fails."""
 
     def device_of(self, task: SetUp, files: Files | None) -> str:
-        """The block device of a volume that is passed on as one."""
+        """The block device of a volume with volumeMode Block."""
         raise VolumeProblem(f"volumes of kind {self.name} cannot be used as block devices by this agent")
 
     def set_up(self, task: SetUp, files: Files | None) -> None:
@@ -86,7 +86,7 @@ class MountedPlugin(PluginDefaults):
         path = self._paths.volume(uid, self.name, folder)
         self.unmount(path)
         self.released(uid, folder)
-        # Last, so that the next life of the agent finds what this one could not give back.
+        # Last, so that the next run of the agent finds what this one could not release.
         with contextlib.suppress(FileNotFoundError):
             self._device_link(uid, folder).unlink()
         remove_empty(path)
@@ -99,7 +99,7 @@ class MountedPlugin(PluginDefaults):
         return any(entry.mount_point == str(path) for entry in self._mounts.table())
 
     def _is_first(self, task: SetUp) -> bool:
-        """Another pod that has the volume already chose its group; changing it under that pod would break it."""
+        """Whether no other pod uses the volume: changing the group under another pod would break it."""
         pods, tail = f"{self._paths.pods}/", f"/{self.name.replace('/', '~')}/{task.spec.folder}"
         others = (e.mount_point for e in self._mounts.table() if e.mount_point != str(task.path))
         return not any(point.startswith(pods) and point.endswith(tail) for point in others)
@@ -172,8 +172,8 @@ class LocalVolume(MountedPlugin):
         return str(source)
 
     def released(self, uid: str, folder: str) -> None:
-        # A disk of this node stays where it is.
-        self._devices.give_back(uid, folder, lambda place, record: True)
+        # A disk of this node is not detached.
+        self._devices.release(uid, folder, lambda place, record: True)
 
     def _place(self, task: SetUp) -> Path:
         return self._top / task.spec.persistent

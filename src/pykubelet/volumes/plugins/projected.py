@@ -40,20 +40,20 @@ TOKEN_SECONDS = 3600
 
 
 class ContentPlugin(PluginDefaults):
-    """What the four kinds share; each knows only how to gather its files."""
+    """What the four kinds share; each one gathers its own files."""
 
     name = ""
     medium = "Memory"
     requires_remount = True
 
     def __init__(
-        self, *, mounts: Mounts, paths: VolumePaths, clock: Clock, objects: VolumeObjects, ground: EmptyDir
+        self, *, mounts: Mounts, paths: VolumePaths, clock: Clock, objects: VolumeObjects, empty_dir: EmptyDir
     ) -> None:
         self._mounts = mounts
         self._paths = paths
         self._clock = clock
         self._objects = objects
-        self._ground = ground
+        self._empty_dir = empty_dir
 
     def is_read_only(self, spec: VolumeSpec) -> bool:
         return True
@@ -61,7 +61,7 @@ class ContentPlugin(PluginDefaults):
     def set_up(self, task: SetUp, files: Files | None) -> None:
         assert files is not None
         atomic_writer.check_paths(files)
-        self._ground.make(task, task.path, self.medium)
+        self._empty_dir.make(task, task.path, self.medium)
         for nested in task.nested:
             _make_nested(task.path, nested, {path.split("/", 1)[0] for path in files})
         if task.fs_group is not None:
@@ -76,7 +76,7 @@ class ContentPlugin(PluginDefaults):
         self._mounts.unmount(path)
         self._mounts.remove_tree(path)
 
-    # --- one gathering a source, used by single volumes and projections -------------------------
+    # --- sources of both single and projected volumes -------------------------------------------
 
     async def _config_map(
         self, task: SetUp, name: str, items: Sequence[KeyToPath], mode: int, optional: bool
@@ -104,7 +104,7 @@ class ContentPlugin(PluginDefaults):
 
 
 def _make_nested(volume: Path, nested: str, shown: set[str]) -> None:
-    """Folders on which other volumes will be mounted; those that content brings itself are left to it."""
+    """Make a folder on which another volume will be mounted, unless the content has it."""
     first = nested.split("/", 1)[0]
     if first in shown or ".." in nested.split("/"):
         return
@@ -154,7 +154,7 @@ class ProjectedVolume(ContentPlugin):
         mode = _mode(source.default_mode)
         parts = await gather_all(*[self._part(task, index, part, mode) for index, part in enumerate(source.sources)])
         files: dict[str, FileContent] = {}
-        for part in parts:  # of files with one path the last one counts
+        for part in parts:  # of several files with the same path the last one counts
             files |= part
         return files
 
@@ -266,7 +266,7 @@ def downward_files(
 
 
 def private_file(data: bytes, *, mode: int, fs_user: int | None, fs_group: int | None) -> FileContent:
-    """A token or key: narrowed to its owner when the pod says who that is, else as the volume's mode says."""
+    """A token or key: mode 0600 if the pod defines a user or group, else the volume's mode."""
     if fs_user is None and fs_group is None:
         return FileContent(data=data, mode=mode)
     return FileContent(data=data, mode=PRIVATE_MODE, uid=fs_user)

@@ -22,10 +22,10 @@ def make_plugins(
     clock: Clock, *, mounts: Mounts, paths: VolumePaths, objects: VolumeObjects, rules: VolumeRules
 ) -> dict[str, VolumePlugin]:
     """All plugins but CSI, by name."""
-    ground = EmptyDir(mounts=mounts, paths=paths, allocatable_memory=rules.allocatable_memory, quotas=rules.quotas)
-    plugins: list[VolumePlugin] = [ground, HostPath(paths=paths), ImageVolume()]
+    empty_dir = EmptyDir(mounts=mounts, paths=paths, allocatable_memory=rules.allocatable_memory, quotas=rules.quotas)
+    plugins: list[VolumePlugin] = [empty_dir, HostPath(paths=paths), ImageVolume()]
     for kind in (ConfigMapVolume, SecretVolume, DownwardVolume, ProjectedVolume):
-        plugins.append(kind(mounts=mounts, paths=paths, clock=clock, objects=objects, ground=ground))
+        plugins.append(kind(mounts=mounts, paths=paths, clock=clock, objects=objects, empty_dir=empty_dir))
     plugins += [
         LocalVolume(mounts=mounts, paths=paths),
         NfsVolume(mounts=mounts, paths=paths),
@@ -49,13 +49,15 @@ class ImageVolume(PluginDefaults):
         return True
 
     def set_up(self, task: SetUp, files: Files | None) -> None:
-        """The runtime does it with the container."""
+        """The runtime mounts the image when it creates a container."""
 
     def tear_down(self, uid: str, folder: str) -> None:
-        """The runtime did it with the container."""
+        """The runtime unmounts the image with the container."""
 
 
 class Leftover(PluginDefaults):
+    """Volumes of an unknown plugin, found on disk: unmounted, but only empty folders are removed."""
+
     def __init__(self, name: str, *, mounts: Mounts, paths: VolumePaths) -> None:
         self.name = name
         self._mounts = mounts

@@ -18,7 +18,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_.:,-]*")
 
 
 def word(value: str | None, field: str, *, spaces: bool = False) -> str:
-    """One word that is also one part of a path; `spaces` allows blanks in it."""
+    """A value that is one argument and one component of a path; `spaces` allows blanks in it."""
     text = value or ""
     odd = _ODD.search(text.replace(" ", "") if spaces else text)
     if not text or text in (".", "..") or text.startswith("-") or "/" in text or odd or len(text) > LONGEST:
@@ -30,7 +30,7 @@ def word(value: str | None, field: str, *, spaces: bool = False) -> str:
 
 
 def host(value: str | None, field: str) -> str:
-    """The name or address of a server, as it may begin the source of a mount."""
+    """The name or address of a server, with which the source of a mount may begin."""
     text = word(value, field)
     if "=" in text:  # mount(8) takes LABEL=x and UUID=x for disks
         raise VolumeProblem(f"{field} {text!r} is not the name or address of a server")
@@ -38,14 +38,14 @@ def host(value: str | None, field: str) -> str:
 
 
 def line(value: str, field: str) -> str:
-    """A value that a program writes into a file of lines."""
+    """A value that a program writes as one line of a file."""
     if not value.isprintable():
         raise VolumeProblem(f"{field} has characters that cannot be printed")
     return value
 
 
 def fs_type(value: str | None, field: str) -> str:
-    """A filesystem on a disk; ext4 unless another is asked for.
+    """A filesystem on a disk; ext4 by default.
 
     It becomes part of a program's name (`mkfs.<type>`), and `mount -t fuse.<program>` would run that program.
     """
