@@ -34,6 +34,7 @@ from tests.fakes.fake_cgroups import FakeCgroups
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_kube import FakeKube
 from tests.fakes.fake_mounts import FakeMounts
+from tests.invariants import check_records
 from tests.spin_guard import note
 
 IMAGE = "busybox:1"
@@ -231,6 +232,11 @@ class NodeHarness:
             if self.clock.monotonic() - begun > within:
                 raise AssertionError(f"not within {within:g}s; running: {self.running()}, {self.explain()}")
             await self.clock.sleep(0.05)
+        self.check_records()
+
+    def check_records(self) -> None:
+        if self._node is not None:
+            check_records(self._node.table)
 
     async def until_running(self, *pods: Pod) -> None:
         def all_running() -> bool:
@@ -257,5 +263,6 @@ async def a_node(folder: Path, *flags: str, cluster: bool = False) -> AsyncItera
     await harness.start()
     try:
         yield harness
+        harness.check_records()
     finally:
         await harness.kill()

@@ -83,7 +83,7 @@ DURABLE = {
     "images/record_files.py": "called through host calls by records.py",
     "kit/files.py": "the writer itself",
     "cm/state.py": START,
-    "cm/allocation_state.py": "not synced",
+    "cm/allocation.py": "not synced",
     "cm/user_namespaces.py": "through host calls",
     "node/shutdown.py": "twice when the machine goes down",
     "volumes/csi/records.py": "called through host calls by plugin.py",

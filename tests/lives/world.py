@@ -22,6 +22,7 @@ from pykubelet.node.shutdown import REFUSED, two_periods
 from pykubelet.sync.evict import PodEvictor
 from tests.fakes.fake_cri_values import Behaviour, Exec, FakeContainer
 from tests.harness import IMAGE
+from tests.invariants import broken_invariants
 from tests.lives.held import mentions
 from tests.lives.history import FINALIZER, HERE, History, Spec, build
 from tests.lives.model import Model, all_statuses, tells_end
@@ -127,6 +128,7 @@ class World:
                 return
             act = getattr(self, "do_" + what.replace(" ", "_"))
             await act(*parameters)
+            self._check_records()
 
     async def settle(self) -> None:
         """All trouble is over: statuses must be right, and what is deleted must leave no trace."""
@@ -142,6 +144,7 @@ class World:
         excused = max((end for _, end in self.model.disturbed), default=now)
         await self.harness.clock.sleep(max(QUIET, excused + 10.0 - now))
         await self._until_none(self.untold, 20.0)
+        self._check_records()
         self.model.check_starts()
         longest = 0
         for name in list(self.static):
@@ -156,6 +159,11 @@ class World:
             await self.harness.clock.sleep(FORGETS)
             if found := mentions(self.harness.node, list(self.model.pods)):
                 self.model.fail(f"remembered: {'; '.join(found[:5])}")
+
+    def _check_records(self) -> None:
+        if self.running:
+            for text in broken_invariants(self.harness.node.table):
+                self.model.fail(f"record of {text}")
 
     async def _until_none(self, look: Callable[[], list[str]], within: float) -> None:
         end = self.harness.clock.monotonic() + within

@@ -14,9 +14,8 @@ import pytest
 from pykubelet.api.types import Pod, ResourceRequirements
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.host.cgroups import CgroupTree
-from pykubelet.cm.allocation_state import AllocationState
-from pykubelet.cm.cgroup_limits import CgroupRules
-from pykubelet.cm.cgroups import PodCgroups
+from pykubelet.cm.allocation import AllocationState
+from pykubelet.cm.cgroups import CgroupRules, PodCgroups
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry

@@ -21,8 +21,7 @@ from pykubelet.cli.local_socket import local_socket
 from pykubelet.clients.dbus.systemd import DbusSystemd, SystemdSlices
 from pykubelet.clients.host.cgroups import CgroupTree
 from pykubelet.clients.host.machine import read_machine
-from pykubelet.cm.cgroup_limits import CgroupRules
-from pykubelet.cm.cgroups import PodCgroups
+from pykubelet.cm.cgroups import CgroupRules, PodCgroups
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.cgroups import CgroupLimits
 from tests.bed.agent import BedAgent, bed_agent

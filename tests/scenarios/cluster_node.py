@@ -66,5 +66,6 @@ async def a_cluster_node(folder: Path, *flags: str) -> AsyncIterator[ClusterHarn
     await harness.start()
     try:
         yield harness
+        harness.check_records()
     finally:
         await harness.kill()

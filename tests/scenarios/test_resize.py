@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pykubelet.api.types import ContainerResizePolicy, Pod, PodCondition, ResourceRequirements
-from pykubelet.cm.allocation_state import decode
+from pykubelet.cm.allocation import decode
 from pykubelet.model.cgroups import CgroupLimits
 from pykubelet.model.errors import CriError, Unimplemented
 from tests.builders import a_container, a_sidecar

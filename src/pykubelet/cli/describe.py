@@ -205,10 +205,10 @@ def _volumes(pod: Pod) -> Iterator[str]:
 
 
 def probe_text(probe: Probe) -> str:
-    from pykubelet.explain.container_causes import asks
+    from pykubelet.explain.container_causes import probe_action
 
     return (
-        f"{asks(probe)} delay={probe.initial_delay_seconds or 0}s timeout={probe.timeout_seconds or 1}s "
+        f"{probe_action(probe)} delay={probe.initial_delay_seconds or 0}s timeout={probe.timeout_seconds or 1}s "
         f"period={probe.period_seconds or 10}s #success={probe.success_threshold or 1} "
         f"#failure={probe.failure_threshold or 3}"
     )

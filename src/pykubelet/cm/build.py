@@ -15,11 +15,9 @@ from pykubelet.cm import cpu_manager, memory_manager
 from pykubelet.cm.admission import NodeNow, PodAdmission
 from pykubelet.cm.allocation import AllocationManager
 from pykubelet.cm.capacity import NO_DEVICES, DeviceAmounts, kept_from_pods, machine_capacity
-from pykubelet.cm.cgroup_limits import add_protection_metrics, cgroup_rules
-from pykubelet.cm.cgroups import OwnGroup, PodCgroups
+from pykubelet.cm.cgroups import OwnGroup, PodCgroups, add_protection_metrics, cgroup_rules
 from pykubelet.cm.container_resources import AssignedResources, ContainerResourceSource
-from pykubelet.cm.cpu_manager import StaticCpuPolicy, reserved_cpus
-from pykubelet.cm.cpuset_reconciler import CpusetReconciler, running_containers
+from pykubelet.cm.cpu_manager import CPU_FIELD, StaticCpuPolicy, cpu_options, reserved_cpus
 from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.dra_drivers import ClaimObjects
 from pykubelet.cm.dra_manager import DraManager
@@ -29,11 +27,10 @@ from pykubelet.cm.metrics import ResourceManagerMetrics
 from pykubelet.cm.node_allocatable import NodeAllocatable, node_limits
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.cm.plugin_manager import PluginHandler, PluginManager
-from pykubelet.cm.policy_options import CPU_FIELD, cpu_options, topology_options
 from pykubelet.cm.resize import resize_rules
-from pykubelet.cm.resource_managers import ResourceManagers
+from pykubelet.cm.resource_managers import CpusetReconciler, ResourceManagers, running_containers
 from pykubelet.cm.state import CPU_STATE_FILE, MEMORY_STATE_FILE, CpuState, ManagerStates, MemoryState
-from pykubelet.cm.topology_manager import NONE, HintProvider, Merger, TopologyManager
+from pykubelet.cm.topology_manager import NONE, HintProvider, Merger, TopologyManager, topology_options
 from pykubelet.cm.user_namespaces import Handlers, PodUserNamespaces, pod_user_namespaces
 from pykubelet.context import Context
 from pykubelet.edges import Edges

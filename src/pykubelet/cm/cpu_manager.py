@@ -2,25 +2,26 @@
 
 Decides and records in the state (`state.py`), which is written before it is acted on. CPUs of an init container that
 has ended are used again by later containers of its pod, those of sidecars are not. A container that has its CPUs
-keeps them when it is admitted again, so a restarted agent never moves or rejects what runs. Telling the runtime is
-`reconcile.py`; which CPUs of the free ones is `accumulator.py`.
+keeps them when it is admitted again, so a restarted agent never moves or rejects what runs. Updating running
+containers is in `resource_managers.py`; which CPUs of the free ones is in `cpu_assignment.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
+
+from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
 from pykubelet.cm.cpu_assignment import take_distributed, take_packed
 from pykubelet.cm.errors import NothingShared, NotWholeCores, Refused, ResourceManagerError
 from pykubelet.cm.metrics import PHYSICAL_CPU, UNCORE_CACHE, ResourceManagerMetrics
-from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.requests import container_cpus, containers_of, is_run_to_end, pod_cpus
 from pykubelet.cm.state import CpuState
-from pykubelet.cm.topology_manager import Hint, Hints, Mask, masks, nodes_of
+from pykubelet.cm.topology_manager import SINGLE_NUMA_NODE, Hint, Hints, Mask, masks, nodes_of, option_value
 from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import CPU, has_pod_level_resources
 from pykubelet.model.topology import NO_CPUS, Cpus, Topology, format_cpu_list
@@ -28,6 +29,78 @@ from pykubelet.model.topology import NO_CPUS, Cpus, Topology, format_cpu_list
 STATIC: Final = "static"
 NO_CHOICE: Final[Hints] = {}
 IMPOSSIBLE: Final[Hints] = {CPU: ()}
+
+
+# --- options of the static policy -----------------------------------------------------------------------------
+# Which gate an option needs, which exclude each other, which this machine cannot have; the names were checked before.
+
+
+CPU_FIELD: Final = "cpuManagerPolicyOptions"
+FULL_CORES: Final = "full-pcpus-only"
+ACROSS_NUMA: Final = "distribute-cpus-across-numa"
+BY_SOCKET: Final = "align-by-socket"
+ACROSS_CORES: Final = "distribute-cpus-across-cores"
+STRICT_RESERVATION: Final = "strict-cpu-reservation"
+BY_CACHE: Final = "prefer-align-cpus-by-uncorecache"
+
+_GATES: Final = {
+    BY_SOCKET: "CPUManagerPolicyAlphaOptions",
+    ACROSS_CORES: "CPUManagerPolicyAlphaOptions",
+    ACROSS_NUMA: "CPUManagerPolicyBetaOptions",
+}
+_EXCLUDING: Final = (
+    (FULL_CORES, ACROSS_CORES),
+    (ACROSS_NUMA, ACROSS_CORES),
+    (BY_CACHE, ACROSS_CORES),
+    (BY_CACHE, ACROSS_NUMA),
+)
+
+
+class CpuOptions(Struct, frozen=True, kw_only=True):
+    full_cores: bool = False
+    """Only whole cores are allocated, so that no two containers share one."""
+    across_numa: bool = False
+    """A request too big for one NUMA node is spread evenly."""
+    by_socket: bool = False
+    """NUMA nodes of one socket count as one place."""
+    across_cores: bool = False
+    """Threads of different cores rather than whole cores."""
+    strict_reservation: bool = False
+    """Reserved CPUs are not in the shared pool either."""
+    by_cache: bool = False
+    """Where possible CPUs that share a cache."""
+
+
+def cpu_options(
+    given: Mapping[str, str], *, enabled: Callable[[str], bool], topology: Topology, topology_policy: str
+) -> CpuOptions:
+    """The options of the static policy; `enabled` is that of the feature gates."""
+    chosen = {name for name, text in given.items() if option_value(CPU_FIELD, name, text)}
+    for name in given:
+        gate = _GATES.get(name)
+        if gate is not None and not enabled(gate):
+            raise ResourceManagerError(f"{CPU_FIELD}: {name} needs the feature gate {gate}")
+    for one, other in _EXCLUDING:
+        if one in chosen and other in chosen:
+            raise ResourceManagerError(f"{CPU_FIELD}: {one} and {other} can not be used at the same time")
+    if BY_SOCKET in chosen:
+        if topology_policy == SINGLE_NUMA_NODE:
+            raise ResourceManagerError(f"{CPU_FIELD}: {BY_SOCKET} excludes topologyManagerPolicy {SINGLE_NUMA_NODE}")
+        if len(topology.groups("socket")) > len(topology.cpu_nodes):
+            raise ResourceManagerError(
+                f"{CPU_FIELD}: {BY_SOCKET} cannot be used where there are more sockets than NUMA nodes"
+            )
+    return CpuOptions(
+        full_cores=FULL_CORES in chosen,
+        across_numa=ACROSS_NUMA in chosen,
+        by_socket=BY_SOCKET in chosen,
+        across_cores=ACROSS_CORES in chosen,
+        strict_reservation=STRICT_RESERVATION in chosen,
+        by_cache=BY_CACHE in chosen,
+    )
+
+
+# --- the policy -----------------------------------------------------------------------------------------------
 
 
 class StaticCpuPolicy:
@@ -309,7 +382,7 @@ class StaticCpuPolicy:
         self._show()
         self.on_change()
 
-    # --- figures ----------------------------------------------------------------------------------------
+    # --- metrics ----------------------------------------------------------------------------------------
 
     def _given(self, cpus: Cpus, source: str = "node") -> None:
         if len(self._topology.spanned("cache", cpus)) <= 1:

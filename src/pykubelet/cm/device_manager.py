@@ -165,7 +165,7 @@ class DeviceManager:
 
     @cached_property
     def _masks(self) -> Sequence[int]:
-        """Only where a topology policy asks for hints, which bounds the number of nodes: there are 2^nodes."""
+        """Made only for a topology policy, which bounds the number of nodes: there are 2^nodes."""
         return list(masks(self._numa_nodes))
 
     def hints(self, pod: Pod, container: Container) -> Hints:

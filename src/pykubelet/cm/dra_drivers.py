@@ -118,7 +118,7 @@ class Instance:
 
 
 class DraDrivers:
-    """The plugin manager's handler. `on_health(driver, devices)` hears what drivers tell; None = it is gone."""
+    """The plugin manager's handler. `on_health(driver, devices)` gets what drivers report; None = it is gone."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class DraDrivers:
             except PluginError as error:
                 if error.code == "UNIMPLEMENTED":
                     return
-                logger.debug("health of devices not told", extra={"driver": instance.name, "problem": str(error)})
+                logger.debug("health of devices not reported", extra={"driver": instance.name, "problem": str(error)})
             except Exception:  # a defect that one driver brings out is no reason to lose the others
                 logger.error("health of devices not followed", extra={"driver": instance.name}, exc_info=True)
             if self._is_registered(instance):

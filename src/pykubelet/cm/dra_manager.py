@@ -1,4 +1,4 @@
-"""Dynamic resources: claims are prepared before the pod's first container and given back after its last.
+"""Dynamic resources: claims are prepared before the pod's first container and unprepared after its last.
 
 A pod waits with the reason while a driver is away or refuses, and delays no other. Claims that several pods share are
 prepared once and unprepared by the last of them; calls about one claim are serialized.

@@ -19,8 +19,7 @@ from pykubelet.api.pod_resources import HUGE_PAGES, is_huge_pages
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.clients.host.port import CgroupHost, Machine, Slices
 from pykubelet.cm.capacity import machine_capacity, quantities, reserved
-from pykubelet.cm.cgroup_limits import CgroupRules
-from pykubelet.cm.cgroups import NoSlices, lacks_root
+from pykubelet.cm.cgroups import CgroupRules, NoSlices, lacks_root
 from pykubelet.kit.clock import Clock
 from pykubelet.model.cgroups import CgroupLimits, class_parts, driver_path, milli_to_shares, named_path
 from pykubelet.model.errors import PykubeletError

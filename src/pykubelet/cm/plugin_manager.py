@@ -288,7 +288,9 @@ class PluginManager:
             await self._registrations.notify(plugin.socket, None)
         except PluginError as error:
             # It is in use all the same: only its own picture of that is missing.
-            logger.warning("plugin not told of its registration", extra={"plugin": info.name, "problem": str(error)})
+            logger.warning(
+                "plugin not notified of its registration", extra={"plugin": info.name, "problem": str(error)}
+            )
 
     async def _refused(self, plugin: _Plugin, problem: str) -> None:
         task = self._tasks.get(plugin.socket)
@@ -299,7 +301,7 @@ class PluginManager:
         try:
             await self._registrations.notify(plugin.socket, problem)
         except PluginError as silent:
-            logger.debug("refused plugin not told", extra={"socket": str(plugin.socket), "problem": str(silent)})
+            logger.debug("refused plugin not notified", extra={"socket": str(plugin.socket), "problem": str(silent)})
 
     async def _deregister(self, plugin: _Plugin) -> None:
         info, plugin.registered = plugin.info, None

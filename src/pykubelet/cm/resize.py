@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from pykubelet.api.quantity import ZERO
 from pykubelet.api.types import Container, Pod, PodCondition, ResourceRequirements
-from pykubelet.cm.cgroup_limits import swap_limit
+from pykubelet.cm.cgroups import swap_limit
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.metrics import Registry

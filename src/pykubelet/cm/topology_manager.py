@@ -15,12 +15,66 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from pykubelet.api.types import Container, Pod
-from pykubelet.cm.errors import NotAligned, Refused
+from pykubelet.cm.errors import NotAligned, Refused, ResourceManagerError
 from pykubelet.cm.metrics import NUMA_NODE, SCOPES, ResourceManagerMetrics
-from pykubelet.cm.policy_options import SINGLE_NUMA_NODE
 from pykubelet.cm.requests import containers_of
 from pykubelet.kit.clock import Clock
 from pykubelet.model.pod_resources import has_pod_level_resources
+from pykubelet.model.topology import Topology
+
+# --- options of the policy ------------------------------------------------------------------------------------
+# The names were checked with the rest of the configuration.
+
+
+TOPOLOGY_FIELD: Final = "topologyManagerPolicyOptions"
+CLOSEST: Final = "prefer-closest-numa-nodes"
+MAX_NODES: Final = "max-allowable-numa-nodes"
+DEFAULT_MAX_NODES: Final = 8
+SINGLE_NUMA_NODE: Final = "single-numa-node"
+# As upstream's language reads a boolean.
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
+
+
+class TopologyOptions(Struct, frozen=True, kw_only=True):
+    closest: bool = False
+    """Of equally many NUMA nodes those nearest to each other."""
+    max_nodes: int = DEFAULT_MAX_NODES
+
+
+def topology_options(given: Mapping[str, str], *, topology: Topology) -> TopologyOptions:
+    """The options of the topology policies, for a policy other than none."""
+    closest = CLOSEST in given and option_value(TOPOLOGY_FIELD, CLOSEST, given[CLOSEST])
+    most = DEFAULT_MAX_NODES
+    if MAX_NODES in given:
+        try:
+            most = int(given[MAX_NODES])
+        except ValueError as err:
+            raise ResourceManagerError(
+                f"{TOPOLOGY_FIELD}: {MAX_NODES}: {given[MAX_NODES][:40]!r} is not a number"
+            ) from err
+        if most < DEFAULT_MAX_NODES:
+            raise ResourceManagerError(f"{TOPOLOGY_FIELD}: {MAX_NODES} must be at least {DEFAULT_MAX_NODES}")
+    if len(topology.nodes) > most:
+        raise ResourceManagerError(
+            f"topologyManagerPolicy: this machine has {len(topology.nodes)} NUMA nodes, more than the {most} that "
+            f"are allowed; raise {MAX_NODES} in {TOPOLOGY_FIELD} to accept slow admission"
+        )
+    if closest and not all(node.distances for node in topology.nodes):
+        raise ResourceManagerError(
+            f"{TOPOLOGY_FIELD}: {CLOSEST}: this machine does not tell the distances of NUMA nodes"
+        )
+    return TopologyOptions(closest=closest, max_nodes=most)
+
+
+def option_value(field: str, name: str, text: str) -> bool:
+    value = _BOOLEANS.get(text)
+    if value is None:
+        raise ResourceManagerError(f"{field}: {name}: {text[:40]!r} must be true or false")
+    return value
+
 
 # --- hints: places as bit masks of NUMA nodes -----------------------------------------------------------------
 

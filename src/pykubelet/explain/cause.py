@@ -105,7 +105,7 @@ def waiting_findings(facts: PodFacts, *wanted: str) -> list[Finding]:
             continue
         values = {
             "image": container.spec.image or "",
-            "said": first_line(container.waiting_message),
+            "text": first_line(container.waiting_message),
             "reason": container.waiting_reason,
         }
         since = facts.failing_since(Step.CREATE, container.name) or facts.failing_since(Step.START, container.name)

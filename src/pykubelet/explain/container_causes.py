@@ -55,7 +55,7 @@ def config_missing(facts: PodFacts) -> Sequence[Finding]:
     id="config-error",
     title="The container's configuration cannot be made",
     state=State.STUCK,
-    chain=("{kind} {container} cannot start ({reason})", "{said}"),
+    chain=("{kind} {container} cannot start ({reason})", "{text}"),
     next="The agent tries again {when}.",
     advice=("correct what the message names in the manifest or in what it refers to",),
     shown="CreateContainerConfigError",
@@ -77,7 +77,7 @@ def _missing(facts: PodFacts, container: str) -> str:
     state=State.STUCK,
     chain=(
         "{kind} {container} cannot start",
-        "its command is not in image {image} or cannot be run: {said}",
+        "its command is not in image {image} or cannot be run: {text}",
     ),
     next="The agent tries again {when}.",
     advice=(
@@ -87,20 +87,20 @@ def _missing(facts: PodFacts, container: str) -> str:
     shown="RunContainerError, CrashLoopBackOff",
 )
 def command_missing(facts: PodFacts) -> Sequence[Finding]:
-    return [f for f in _creating(facts) if is_command_trouble(f.values["said"])]
+    return [f for f in _creating(facts) if is_command_trouble(f.values["text"])]
 
 
 @Cause(
     id="create-failed",
     title="The runtime cannot create or start the container",
     state=State.STUCK,
-    chain=("{kind} {container} cannot start ({reason})", "the runtime said: {said}"),
+    chain=("{kind} {container} cannot start ({reason})", "the runtime said: {text}"),
     next="The agent tries again {when}.",
     advice=("often a mount or a security setting the host cannot give", "the runtime's own log says more"),
     shown="CreateContainerError, RunContainerError",
 )
 def create_failed(facts: PodFacts) -> Sequence[Finding]:
-    return [f for f in _creating(facts) if not is_command_trouble(f.values["said"])]
+    return [f for f in _creating(facts) if not is_command_trouble(f.values["text"])]
 
 
 def _creating(facts: PodFacts) -> Sequence[Finding]:
@@ -111,7 +111,7 @@ def _creating(facts: PodFacts) -> Sequence[Finding]:
         known = container.is_running or any(each.subject == container.name for each in found)
         if not known and ended is not None and ended.reason in ("StartError", "ContainerCannotRun"):
             values = {
-                "said": first_line(ended.message or ""),
+                "text": first_line(ended.message or ""),
                 "image": container.spec.image or "",
                 "reason": container.waiting_reason or ended.reason,
             }
@@ -127,7 +127,7 @@ def _creating(facts: PodFacts) -> Sequence[Finding]:
     id="hook-failed",
     title="The postStart hook fails",
     state=State.RESTARTING,
-    chain=("{kind} {container} is stopped right after its start", "its postStart hook failed: {said}"),
+    chain=("{kind} {container} is stopped right after its start", "its postStart hook failed: {text}"),
     next="The agent starts it again {when}.",
     advice=("a hook runs beside the program, which may not be up yet: let it retry", "correct the hook"),
     shown="PostStartHookError, CrashLoopBackOff",
@@ -142,7 +142,7 @@ def hook_failed(facts: PodFacts) -> Sequence[Finding]:
         if entry.reason == "FailedPreStopHook":
             continue
         since = facts.failing_since(Step.HOOK, container.name)
-        values = {"said": first_line(entry.message)}
+        values = {"text": first_line(entry.message)}
         found.append(container_finding(container, values, since=since, next_in=facts.next_run_in))
     return found
 
@@ -297,8 +297,8 @@ def memory_child(facts: PodFacts) -> Sequence[Finding]:
     state=State.RESTARTING,
     chain=(
         "{kind} {container} {again}. {then}",
-        "its {probe} probe ({asks}) failed {threshold} times in a row, so the agent stopped it",
-        "the probe saw: {said}",
+        "its {probe} probe ({action}) failed {threshold} times in a row, so the agent stopped it",
+        "the probe saw: {text}",
     ),
     next="The agent starts it again {when} and probes it every {period}.",
     advice=(
@@ -307,7 +307,7 @@ def memory_child(facts: PodFacts) -> Sequence[Finding]:
         "the log before the restart: `pykubelet logs {name} -c {container} --previous`",
     ),
     shown="Running with restarts, CrashLoopBackOff",
-    brief="{kind} {container} is restarted because its {probe} probe ({asks}) fails",
+    brief="{kind} {container} is restarted because its {probe} probe ({action}) fails",
 )
 def probe_kills(facts: PodFacts) -> Sequence[Finding]:
     """Restarted because its liveness or startup probe failed."""
@@ -434,13 +434,13 @@ def failed_for_good(facts: PodFacts) -> Sequence[Finding]:
     state=State.NOT_READY,
     chain=(
         "{kind} {container} runs and does not count as started",
-        "its startup probe ({asks}) failed {failures}; after {threshold} failures in a row it is restarted",
-        "the probe saw: {said}",
+        "its startup probe ({action}) failed {failures}; after {threshold} failures in a row it is restarted",
+        "the probe saw: {text}",
     ),
     next="The agent probes again {when}.",
     advice=("raise failureThreshold × periodSeconds above the time the program needs to come up",),
     shown="Running, not ready",
-    brief="the startup probe of {kind} {container} ({asks}) has not passed yet",
+    brief="the startup probe of {kind} {container} ({action}) has not passed yet",
 )
 def probe_startup(facts: PodFacts) -> Sequence[Finding]:
     return _probing(facts, "startup", lambda c: c.is_running and not (c.status and c.status.started))
@@ -452,8 +452,8 @@ def probe_startup(facts: PodFacts) -> Sequence[Finding]:
     state=State.NOT_READY,
     chain=(
         "the pod is not ready: no traffic of services goes to it",
-        "the readiness probe of {kind} {container} ({asks}) failed {failures}",
-        "the probe saw: {said}",
+        "the readiness probe of {kind} {container} ({action}) failed {failures}",
+        "the probe saw: {text}",
     ),
     next="The agent probes again {when}; readiness never restarts a container.",
     advice=(
@@ -461,7 +461,7 @@ def probe_startup(facts: PodFacts) -> Sequence[Finding]:
         "check port and path of the probe, and that the program listens on all addresses, not only on 127.0.0.1",
     ),
     shown="Running, not ready",
-    brief="the readiness probe of {kind} {container} ({asks}) fails",
+    brief="the readiness probe of {kind} {container} ({action}) fails",
 )
 def probe_readiness(facts: PodFacts) -> Sequence[Finding]:
     return _probing(facts, "readiness", lambda c: c.is_running and not (c.status and c.status.ready))
@@ -473,13 +473,13 @@ def probe_readiness(facts: PodFacts) -> Sequence[Finding]:
     state=State.NOT_READY,
     chain=(
         "{kind} {container} will soon be restarted",
-        "its liveness probe ({asks}) failed {failures}; after {threshold} failures in a row it is restarted",
-        "the probe saw: {said}",
+        "its liveness probe ({action}) failed {failures}; after {threshold} failures in a row it is restarted",
+        "the probe saw: {text}",
     ),
     next="The agent probes again {when}.",
     advice=("see what it says: `pykubelet logs {name} -c {container}`",),
     shown="Running",
-    brief="the liveness probe of {kind} {container} ({asks}) fails",
+    brief="the liveness probe of {kind} {container} ({action}) fails",
 )
 def probe_liveness(facts: PodFacts) -> Sequence[Finding]:
     """Failing, and not yet often enough to be restarted."""
@@ -508,8 +508,8 @@ def _with_probe(facts: PodFacts, container: ContainerFacts, kind: str, base: Fin
     values = {
         **base.values,
         "probe": kind,
-        "asks": asks(probe),
-        "said": first_line(entry.message, 160) if entry is not None and entry.message else "no answer",
+        "action": probe_action(probe),
+        "text": first_line(entry.message, 160) if entry is not None and entry.message else "no answer",
         "failures": times(entry.repeats + 1) if entry is not None else "several times",
         "threshold": str(probe.failure_threshold or 3),
         "period": span(period),
@@ -521,7 +521,7 @@ def _with_probe(facts: PodFacts, container: ContainerFacts, kind: str, base: Fin
     return replace(found, runs=base.runs, calm=base.calm, restarts=base.restarts)
 
 
-def asks(probe: Probe) -> str:
+def probe_action(probe: Probe) -> str:
     """What a probe does."""
     if probe.http_get is not None:
         get = probe.http_get

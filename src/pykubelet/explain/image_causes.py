@@ -29,12 +29,12 @@ def _pulls(facts: PodFacts, kind: str) -> Iterator[Finding]:
             ),
             None,
         )
-        said = failed.message if failed is not None else container.waiting_message
+        text = failed.message if failed is not None else container.waiting_message
         silent = container.waiting_reason == reasons.REGISTRY_UNAVAILABLE
-        if ("unreachable" if silent else image_trouble(said)) != kind:
+        if ("unreachable" if silent else image_trouble(text)) != kind:
             continue
         since = min((e.at for e in facts.life if e.step is Step.PULL and e.subject == image), default=None)
-        values = {"image": image, "said": first_line(said), "reason": container.waiting_reason}
+        values = {"image": image, "text": first_line(text), "reason": container.waiting_reason}
         yield container_finding(container, values, since=since, next_in=facts.next_run_in)
 
 
@@ -45,7 +45,7 @@ def _pulls(facts: PodFacts, kind: str) -> Iterator[Finding]:
     chain=(
         "{kind} {container} cannot start ({reason})",
         "image {image} does not exist in its registry",
-        "it said: {said}",
+        "it said: {text}",
     ),
     next="The agent pulls again {when}; the wait doubles up to 5 minutes.",
     advice=(
@@ -65,7 +65,7 @@ def image_missing(facts: PodFacts) -> Sequence[Finding]:
     chain=(
         "{kind} {container} cannot start ({reason})",
         "the registry does not give out image {image}: not allowed, or no such image",
-        "it said: {said}",
+        "it said: {text}",
     ),
     next="The agent pulls again {when}; the wait doubles up to 5 minutes.",
     advice=(
@@ -85,7 +85,7 @@ def registry_denied(facts: PodFacts) -> Sequence[Finding]:
     chain=(
         "{kind} {container} cannot start ({reason})",
         "the registry of image {image} cannot be reached or does not answer properly",
-        "it said: {said}",
+        "it said: {text}",
     ),
     next="The agent pulls again {when}; the wait doubles up to 5 minutes.",
     advice=(
@@ -104,7 +104,7 @@ def registry_unreachable(facts: PodFacts) -> Sequence[Finding]:
     id="image-disk-full",
     title="There is no room for the image",
     state=State.STUCK,
-    chain=("{kind} {container} cannot start ({reason})", "the node has no room for image {image}: {said}"),
+    chain=("{kind} {container} cannot start ({reason})", "the node has no room for image {image}: {text}"),
     next="The agent pulls again {when}; unused images are removed when the disk passes its threshold.",
     advice=("free disk on the node: `pykubelet image ls`, `pykubelet image rm IMAGE`",),
     shown="ErrImagePull, ImagePullBackOff",
@@ -117,7 +117,7 @@ def image_disk(facts: PodFacts) -> Sequence[Finding]:
     id="image-pull-failed",
     title="The image cannot be pulled",
     state=State.STUCK,
-    chain=("{kind} {container} cannot start ({reason})", "image {image} cannot be pulled: {said}"),
+    chain=("{kind} {container} cannot start ({reason})", "image {image} cannot be pulled: {text}"),
     next="The agent pulls again {when}; the wait doubles up to 5 minutes.",
     advice=("try it by hand: `pykubelet image pull {image}`", "the runtime's own log says more"),
     shown="ErrImagePull, ImagePullBackOff",
@@ -149,7 +149,7 @@ def image_never(facts: PodFacts) -> Sequence[Finding]:
     id="image-name-invalid",
     title="The image's name is not a name",
     state=State.STUCK,
-    chain=("{kind} {container} cannot start ({reason})", "`{image}` is not the name of an image: {said}"),
+    chain=("{kind} {container} cannot start ({reason})", "`{image}` is not the name of an image: {text}"),
     next="Nothing until the manifest changes.",
     advice=("write it as [registry/]name[:tag][@digest], in lower case",),
     shown="InvalidImageName",
@@ -162,7 +162,7 @@ def image_name(facts: PodFacts) -> Sequence[Finding]:
     id="image-signature",
     title="The image's signature is not accepted",
     state=State.STUCK,
-    chain=("{kind} {container} cannot start ({reason})", "the runtime's policy refuses image {image}: {said}"),
+    chain=("{kind} {container} cannot start ({reason})", "the runtime's policy refuses image {image}: {text}"),
     next="The agent pulls again {when}.",
     advice=("use a signed image, or change the signature policy of the runtime",),
     shown="SignatureValidationFailed",

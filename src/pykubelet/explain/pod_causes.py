@@ -408,9 +408,9 @@ def stopping_volumes(facts: PodFacts) -> Sequence[Finding]:
 )
 def stopping_failed(facts: PodFacts) -> Sequence[Finding]:
     """Ending, and the last try to end it failed, or a driver is slow to take back what the pod claimed."""
-    asked = facts.under_way(Step.CLAIMS) if facts.is_ending else None
-    if asked is not None and facts.now - asked.at >= SLOW_STEP:
-        return [Finding(values={"problem": f"{asked.subject} has not answered"}, since=asked.at)]
+    slow = facts.under_way(Step.CLAIMS) if facts.is_ending else None
+    if slow is not None and facts.now - slow.at >= SLOW_STEP:
+        return [Finding(values={"problem": f"{slow.subject} has not answered"}, since=slow.at)]
     if not facts.is_ending or facts.worker is None or not facts.worker.last_error:
         return ()
     since = facts.failing_since(Step.SYNC)
@@ -494,10 +494,10 @@ def waits_for_turn(facts: PodFacts) -> Sequence[Finding]:
         or facts.newest(Step.CGROUP)
     ):
         return ()
-    seen = facts.newest(Step.SEEN)
-    if seen is None or facts.now - seen.at < SLOW_STEP:
+    first = facts.newest(Step.SEEN)
+    if first is None or facts.now - first.at < SLOW_STEP:
         return ()
-    return [Finding(since=seen.at)]
+    return [Finding(since=first.at)]
 
 
 # --- volumes --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Reading other programs' error texts: what kind of trouble a runtime, registry or network plugin talks about.
+"""Reading other programs' error texts: what kind of trouble a runtime, registry or network plugin reports.
 
-Data first: each kind is a list of signs, looked for in order, so that the special comes before the general. The texts
-are those of containerd, CRI-O, runc, registries and CNI plugins as seen in the wild. Pure.
+Data first: each kind is a list of signs, searched in order, so that the special comes before the general. The texts
+are those of containerd, CRI-O, runc, registries and CNI plugins. Pure.
 """
 
 from __future__ import annotations

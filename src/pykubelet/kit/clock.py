@@ -58,7 +58,7 @@ class LoopClock(SystemClock):
 
 
 class ThreadDeadline:
-    """So many real seconds from now, for work in a thread: loop time is not asked there, and does not jump it."""
+    """So many real seconds from now, for work in a thread: loop time is not readable there."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds

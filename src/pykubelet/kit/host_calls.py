@@ -3,7 +3,7 @@
 Each call runs in a thread, has a name, and its caller a deadline. Threads are started when none is idle, so that no
 call waits behind one that hangs, and they are daemons: a dead file server cannot keep the agent from leaving. A call
 that is not back at its deadline is stuck, and the same call for the same key (a volume, a file) is refused at once
-until it comes back: a hanging mount costs one thread, however often it is looked at.
+until it comes back: a hanging mount costs one thread, however often it is called.
 Does not cover: programs run on the loop (programs.py), and cancelling what the kernel does not give back.
 """
 
@@ -54,7 +54,7 @@ class HostCall(Generic[T]):
     """When a thread took it."""
     ended: bool = False
     given_up: bool = False
-    """Nobody waits for it any more; if it has not begun, it is not to begin."""
+    """No caller waits for it any more; if it has not begun, it must not begin."""
 
     def __call__(self) -> T:
         try:
@@ -85,7 +85,7 @@ class _Threads(Executor):
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._held: deque[_Job] = deque()
-        """Of pods, who have all the threads that are for them."""
+        """Calls of pods that use all the threads reserved for pods."""
         self._alive = self._idle = self._for_pods = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -166,7 +166,7 @@ class HostCalls:
     async def run(self, work: Callable[[], T], *, name: str, within: float, key: str = "", pod: str = "") -> T:
         """The work's result, or HostCallStuck after `within` seconds, or at once while the same call is stuck.
 
-        Neither the deadline nor a cancel stops work that has begun; only nobody waits for it any more.
+        Neither the deadline nor a cancel stops work that has begun; the caller only stops waiting.
         """
         call, future = self._begin(work, name, within, key, pod)
         try:
@@ -184,7 +184,7 @@ class HostCalls:
     def begin(
         self, work: Callable[[], T], *, name: str, within: float, key: str = "", pod: str = ""
     ) -> asyncio.Future[T]:
-        """As `run`, for those who wait in a way of their own; after `within` seconds it only counts as stuck."""
+        """As `run`, for callers that wait in their own way; after `within` seconds it only counts as stuck."""
         return self._begin(work, name, within, key, pod)[1]
 
     def stuck(self, pod: str | None = None) -> list[HostCall[Any]]:
@@ -217,9 +217,9 @@ class HostCalls:
             self._refuse(name, key)
         if pod:
             self._refuse_more(name, key)
-        # The lines the work logs are about whatever the caller's are about.
-        told = partial(contextvars.copy_context().run, work)
-        call = HostCall(work=told, name=name, key=key, pod=pod, within=within)
+        # Log lines of the work keep the caller's context.
+        in_context = partial(contextvars.copy_context().run, work)
+        call = HostCall(work=in_context, name=name, key=key, pod=pod, within=within)
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         if not future.done():
             self._calls.add(call)
@@ -228,9 +228,9 @@ class HostCalls:
 
     def _ended(self, call: HostCall[Any], future: asyncio.Future[Any]) -> None:
         if not future.cancelled():
-            future.exception()  # nobody may be waiting any more when work that hung fails at last
+            future.exception()  # retrieved: the caller may have left before work that hung fails
         elif call.began is not None and not call.ended:
-            return  # only nobody waits for it any more: its thread still does
+            return  # the caller stopped waiting, its thread goes on
         if call in self._calls:
             self._calls.remove(call)
             self._late[call.name] += call.began is not None and (call.given_up or call.took >= call.within)
@@ -248,7 +248,7 @@ class HostCalls:
             raise HostCallStuck(f"{name} of {key} was not begun: {MOST_FOR_PODS} calls hang on this host")
 
     def _under_way(self) -> list[HostCall[Any]]:
-        # One whose loop is closed by now is told by nobody that it ended.
+        # A call whose loop is closed by now cannot be notified.
         self._calls = {call for call in self._calls if not call.ended}
         return list(self._calls)
 

@@ -22,7 +22,7 @@ from pykubelet.kit.tasks import TaskSet
 K = TypeVar("K", bound=Hashable)
 
 WHEN_WOKEN = math.inf
-"""Returned by a run after which the key waits for a wake alone."""
+"""Returned by a run after which the key waits for a wake only."""
 
 
 class KeySnapshot(Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class KeySnapshot(Struct, frozen=True, kw_only=True):
     failures: int
     last_error: str
     next_run_in: float | None
-    """Seconds; None while it runs or waits for a wake alone."""
+    """Seconds; None while it runs or waits for a wake only."""
 
 
 class KeyState(Struct):
@@ -42,7 +42,7 @@ class KeyState(Struct):
     """When it runs next; None while it runs, or waits for a free slot."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     skips_backoff: bool = False
-    """Whether a wake asked for a run although the last one failed."""
+    """Whether a wake requested a run although the last one failed."""
     scope: asyncio.Timeout | None = None
     """Around the run in flight; expiring it cancels the run and nothing else."""
 

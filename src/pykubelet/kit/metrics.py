@@ -1,6 +1,6 @@
 """Counters, gauges and histograms with the Prometheus text exposition.
 
-A registry is made once and handed to whoever measures; there is no global one. Written here because
+A registry is made once and passed to its users; there is no global one. Written here because
 the usual client library costs 5 MiB and locks on every increment, and this agent runs on one loop
 (docs/decisions/003-own-metrics.md). Not covered: exemplars, summaries, push.
 """

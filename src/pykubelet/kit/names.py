@@ -1,7 +1,7 @@
-"""Names to addresses, in threads of their own: nobody's slow name server makes others wait.
+"""Resolves names in threads of their own, so that a slow name server delays only its own callers.
 
-The system's resolver cannot be told to stop. So a name is looked up once at a time, whoever asks meanwhile shares the
-answer, whoever cannot wait leaves, and only so many look-ups are under way in one set. Each set is apart from the
+The system's resolver cannot be stopped. So a name is looked up once at a time, concurrent callers share the answer,
+a caller that cannot wait leaves, and only so many look-ups are under way in one set. Each set is apart from the
 others, from the loop's own pool, and from files.
 """
 
@@ -68,7 +68,7 @@ class NameLookups:
         thread = threading.Thread(target=self._look_up, args=(name, future), name=f"look-up {name[:40]}", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no more processes on this host; who asks next tries again
+        except RuntimeError as error:  # no more processes on this host; the next call tries again
             del self._under_way[name]
             raise LookupFailed(f"lookup {name}: {error}") from error
         return future

@@ -24,7 +24,7 @@ class Finished(Struct, frozen=True, kw_only=True):
     err: bytes
 
     def complaint(self, limit: int = 500) -> str:
-        """The last words on stderr, or on stdout where there were none."""
+        """The end of stderr, or of stdout when stderr is empty."""
         return (self.err.strip() or self.out.strip()).decode(errors="replace")[-limit:]
 
 
@@ -56,7 +56,7 @@ async def run_program(
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            # One that hangs in the kernel dies when its call returns; nobody waits for that.
+            # One that hangs in the kernel dies when its call returns; that is not waited for.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DIES_WITHIN):
                     await process.wait()

@@ -34,7 +34,7 @@ class Service(Protocol):
 
 @dataclass(slots=True)
 class Services:
-    """Services by the order in which they start; they stop in reverse, so that the last news still reach the sinks."""
+    """Services by the order in which they start; they stop in reverse, so the last changes reach the sinks."""
 
     sinks: list[Service] = field(default_factory=list)
     """Keep and send what others find out."""
@@ -210,7 +210,8 @@ class Beginner(Protocol):
 async def beside() -> AsyncIterator[Beginner]:
     """Work beside a block that ends with it: leaving cancels and awaits what is still under way.
 
-    The block's own error passes as it is; one of the work reaches whoever awaits it, at the latest the block's end.
+    The block's own error passes as it is; an error of the work is raised where it is awaited, or
+    at the block's end.
     """
     tasks: list[asyncio.Task[Any]] = []
 
@@ -234,7 +235,7 @@ async def beside() -> AsyncIterator[Beginner]:
 class Ending:
     """The end of something that has no callback for it, as an event for any number of waiters.
 
-    `work` must end by itself when its owner closes; whatever it raises only means the end.
+    `work` must end by itself when its owner closes; an error it raises only means the end.
     """
 
     def __init__(self, work: Coroutine[Any, Any, Any], *, name: str) -> None:

@@ -17,7 +17,7 @@ def fnv1a_32(text: str) -> int:
 
 
 def grpc_code(name: str) -> str:
-    """A status by its name in the protocol, such as DEADLINE_EXCEEDED, as Go says it."""
+    """A status by its name in the protocol, such as DEADLINE_EXCEEDED, as Go prints it."""
     if name in ("OK", "CANCELLED"):
         return {"OK": "OK", "CANCELLED": "Canceled"}[name]
     return "".join(word.capitalize() for word in name.split("_"))
@@ -33,5 +33,5 @@ def go_list(items: Iterable[Any] | None) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, or its first `most` characters with a word on how many are missing."""
+    """The text, or its first `most` characters and how many are missing."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters)"

@@ -10,7 +10,7 @@ LARGEST: Final = HEADER + 16 * 1024 + 2048
 
 
 class Records:
-    """Bytes in any pieces to whole records. Their content is nobody's business here."""
+    """Joins bytes in any pieces to whole records, without reading their content."""
 
     def __init__(self, data: bytes = b"") -> None:
         self._data = bytearray(data)

@@ -1,4 +1,4 @@
-"""The port through which components record events, in the words of client-go's EventRecorder.
+"""The port through which components record events, named after client-go's EventRecorder.
 
 Where events go (memory, log, API server) is decided in `events/`. For containers an event names the field path that
 upstream uses.

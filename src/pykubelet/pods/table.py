@@ -71,10 +71,6 @@ class PodTable:
         self._desired[record.uid] = record
         self._names[full_name(pod)] = record
 
-    def put_all(self, pods: Iterable[Pod]) -> None:
-        for pod in pods:
-            self.put(pod)
-
     def remove(self, pod: Pod) -> None:
         """Forget a desired pod or mirror. Unknown ones are fine; a newer pod of the same name stays."""
         if is_mirror(pod):

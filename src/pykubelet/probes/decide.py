@@ -37,7 +37,7 @@ class Act(enum.Enum):
 class Step(Struct, frozen=True):
     act: Act
     delay: float = 0.0
-    """With WAIT: seconds until a probe makes sense; 0 = only a change can tell."""
+    """With WAIT: seconds until a probe makes sense; 0 = when something changes."""
 
 
 _WAIT: Final = Step(Act.WAIT)
@@ -88,7 +88,7 @@ def first_outcome(kind: ProbeKind, reported: ContainerStatus, *, sidecar: bool, 
     if kind is ProbeKind.LIVENESS:
         return INITIAL[kind]
     if kind is ProbeKind.STARTUP and reported.started and sidecar:
-        # A sidecar that had started tells the plan that the pod is initialised; without a result it would not.
+        # By a sidecar's result the plan knows that the pod is initialised.
         return ProbeOutcome.SUCCESS
     stands = reported.ready if kind is ProbeKind.READINESS else reported.started
     return None if stands or older else INITIAL[kind]

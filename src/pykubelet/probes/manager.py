@@ -69,12 +69,12 @@ class ProbeManager:
     # --- pods -------------------------------------------------------------------------------------
 
     def add_pod(self, pod: Pod) -> None:
-        """Make the workers the pod lacks and hand the others its newest version. Safe to repeat."""
+        """Make the workers the pod lacks and give the others its newest version. Safe to repeat."""
         uid = uid_of(pod)
         workers = self._pods.get(uid, {})
         for container_kind, container in _probed(pod):
-            for word, probe in probes_of(container).items():
-                key = (container.name or "", ProbeKind(word))
+            for kind, probe in probes_of(container).items():
+                key = (container.name or "", ProbeKind(kind))
                 if key not in workers:
                     workers[key] = ProbeWorker(
                         tools=self._tools,

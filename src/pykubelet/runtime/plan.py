@@ -207,7 +207,7 @@ def _plan_stopped(draft: Draft, container: Container, status: ContainerStatus | 
 
 def _plan_running(draft: Draft, container: Container, status: ContainerStatus) -> bool:
     """Whether the running container is kept as it is."""
-    # Restart rules look at exit codes, and a running container has none: only the policies count here.
+    # Restart rules are about exit codes, and a running container has none: only the policies count here.
     restart = effective_restart_policy(draft.inputs.pod, container) != "Never"
     if definition_changed(container, status):
         restart = True
@@ -267,7 +267,7 @@ def plan_init_containers(draft: Draft) -> bool:
     if not containers:
         return True
     initialised = any_regular_alive(pod, runtime)
-    # True from the first container with a trace on: everything before it had its turn already.
+    # True from the first container with a trace on: everything before it has been started already.
     passed = initialised
     for index in range(len(containers) - 1, -1, -1):
         container = containers[index]

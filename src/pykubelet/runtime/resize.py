@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, QuantityValue, ResourceRequirements
 from pykubelet.clients.cri.port import CriClient
-from pykubelet.cm.allocation_state import AllocationState
+from pykubelet.cm.allocation import AllocationState
 from pykubelet.cm.cgroups import PodCgroups
 from pykubelet.cm.container_resources import ContainerResources
 from pykubelet.cm.node_spec import NodeSpec

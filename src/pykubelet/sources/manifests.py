@@ -103,7 +103,7 @@ class ManifestFiles:
     # -- what is there
 
     def list_names(self) -> list[str] | None:
-        """Names of the files that are there, sorted; None when that cannot be told (reported)."""
+        """Names of the files that are there, sorted; None when the folder cannot be listed (reported)."""
         try:
             names = self._list()
         except OSError as error:
@@ -253,7 +253,7 @@ class ManifestFiles:
         self._conflicts = conflicts
 
     def next_deadline(self, now: float) -> float | None:
-        """When `pods` must be asked again although nothing happened; None when never."""
+        """When `pods` must be called again although nothing happened; None when never."""
         ends = [file.leaving for file in self._files.values() if file.leaving is not None]
         names: dict[str, float] = {}
         for file in self._files.values():

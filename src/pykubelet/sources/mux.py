@@ -48,7 +48,7 @@ Deliver = Callable[[Source, Sequence[Pod]], None]
 
 
 class _Known(Struct):
-    """A pod of a source: what we hand out, and the very object it was made from."""
+    """A pod of a source: the pod passed on, and the very object it was made from."""
 
     pod: Pod
     delivered: Pod
@@ -71,7 +71,7 @@ class PodMux:
         clock: Clock,
         filtered: Callable[[Pod], Pod] | None = None,
     ) -> None:
-        """`filtered` takes out of each pod what this node does not look at."""
+        """`filtered` removes from each pod the fields this node ignores."""
         self._sources = frozenset(sources)
         self._filtered = filtered
         self._events = events
@@ -100,7 +100,7 @@ class PodMux:
     # -- the sync loop
 
     async def next_changes(self) -> list[PodsChanged]:
-        """Wait for a delivery, then return what changed; may be empty when a set held no news."""
+        """Wait for a delivery, then return what changed; may be empty when a set held no change."""
         await self._filled.wait()
         return self.take_nowait()
 
@@ -121,7 +121,7 @@ class PodMux:
         return source in self._known
 
     def all_ready(self) -> bool:
-        """Every configured source was heard and handled. Before that nothing may be cleaned up."""
+        """Every configured source has delivered and was handled. Before that nothing may be cleaned up."""
         return all(source in self._ready and source in self._known for source in self._sources)
 
     def snapshot(self) -> tuple[SourceSnapshot, ...]:
@@ -208,7 +208,7 @@ def _emission(source: Source, found: dict[Operation, list[Pod]], first: bool) ->
         if found[op]:
             changes.append(PodsChanged(op=op, pods=tuple(found[op]), source=source))
     if first and not changes:
-        # Nothing to say, yet the loop must learn that this source has spoken.
+        # No pod, yet the loop must learn that this source has delivered.
         changes.append(PodsChanged(op=Operation.ADD, pods=(), source=source))
     if found[Operation.RECONCILE]:
         changes.append(PodsChanged(op=Operation.RECONCILE, pods=tuple(found[Operation.RECONCILE]), source=source))

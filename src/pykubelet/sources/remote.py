@@ -128,14 +128,14 @@ class UrlSource:
         if len(answer.body) > MAX_BYTES:
             raise BadAnswer(f"answered with more than {MAX_BYTES // 1024 // 1024} MiB")
         if not answer.body:
-            # Forget the body: the same pods coming back afterwards are news.
+            # Forget the body: the same pods coming back afterwards are a change.
             self._body = None
             self._hand_over(())
             raise BadAnswer("answered with an empty body")
         return answer.body
 
     async def _accept(self, body: bytes) -> None:
-        # Kept even if it turns out bad: reading the same bad body again would only say so again.
+        # Kept even if it turns out bad: reading the same bad body again would fail again.
         self._body, self._body_problem = body, ""
         try:
             work = partial(self._load, body, self._url)

@@ -148,7 +148,7 @@ class StaticSource:
         return hidden and self._files.has_links()
 
     async def handle(self, events: Sequence[FileEvent]) -> None:
-        """Apply a batch of events, and whatever has become due meanwhile, and deliver the outcome."""
+        """Apply a batch of events and what has become due meanwhile, and deliver the outcome."""
         if self._delivered is None:
             await self.rescan()  # the folder could not be listed yet: single files are not the whole set
             return
@@ -278,6 +278,6 @@ class MergedSets:
             self._deliver_set(source, [pod for part in self._parts for pod in part or ()])
 
     def close(self) -> None:
-        """Take all pods away for good, whatever the files say: they are stopped by their grace period."""
+        """Take all pods away for good, in spite of the files: they are stopped by their grace period."""
         self._closed = True
         self._deliver_set(Source.FILE, [])

@@ -35,7 +35,7 @@ class Happened(enum.Enum):
     MOVED_AWAY = "moved away"
     DELETED = "deleted"
     RESCAN = "rescan"
-    """Something was missed or is not about a single file: look at everything."""
+    """Something was missed or is not about a single file: scan everything."""
     REOPEN = "reopen"
     """The watch does not cover the path any more: open a new one."""
 

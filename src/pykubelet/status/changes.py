@@ -154,7 +154,7 @@ def terminate_statuses(pod: Pod, status: PodStatus) -> PodStatus:
 
 
 def has_initialised(pod: Pod, status: PodStatus) -> bool:
-    """Whether the status shows that all init containers of the pod had their turn."""
+    """Whether the status shows that all init containers of the pod have run."""
     if not pod.spec.init_containers:
         return True
     if any(_was_begun(each) for each in status.container_statuses):
@@ -188,7 +188,7 @@ def _end(status: ContainerStatus) -> ContainerStatus:
 
 
 def with_container_ready(pod: Pod, status: PodStatus, container: str, ready: bool, now: float) -> PodStatus | None:
-    """The status after a readiness outcome for the container with this bare id; None if it says so already."""
+    """The status after a readiness outcome for the container with this bare id; None if it shows that already."""
     changed = _with_flags(status, container, ready=ready)
     if changed is None:
         return None
@@ -204,7 +204,7 @@ def with_container_ready(pod: Pod, status: PodStatus, container: str, ready: boo
 
 
 def with_container_started(status: PodStatus, container: str, started: bool) -> PodStatus | None:
-    """The status after a startup outcome for the container with this bare id; None if it says so already."""
+    """The status after a startup outcome for the container with this bare id; None if it shows that already."""
     return _with_flags(status, container, started=started)
 
 

@@ -48,7 +48,7 @@ def generate_pod_status(inputs: StatusInputs) -> PodStatus:
         resource_claim_statuses=pod.status.resource_claim_statuses,
         extended_resource_claim_status=pod.status.extended_resource_claim_status,
     )
-    # Readiness first: the phase asks whether sidecars have started.
+    # Readiness first: the phase depends on whether sidecars have started.
     set_readiness(inputs, status)
     _set_phase(inputs, status)
     status.conditions = _conditions_of_others(inputs)
@@ -66,7 +66,7 @@ def _set_phase(inputs: StatusInputs, status: PodStatus) -> None:
         terminal=inputs.terminal,
         initialised=any_regular_in_active_sandbox(pod, inputs.runtime),
     )
-    # A pod that has ended stays as it ended, whatever its containers look like later: one that was evicted has failed,
+    # A pod that has ended stays as it ended, even if its containers change later: one that was evicted has failed,
     # although its program may have ended well on its signal.
     phase = next((was for was in (old.phase, pod.status.phase) if was and is_terminal_phase(was)), phase)
     status.phase = phase

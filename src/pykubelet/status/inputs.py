@@ -64,7 +64,7 @@ class StatusInputs(Struct, frozen=True, kw_only=True):
 
     @property
     def reported_containers(self) -> PodStatus:
-        """Where to look whether a running container had started or was ready."""
+        """The statuses that show whether a running container had started or was ready."""
         return self.old if self.keeps_reported or self.previous is not None else PodStatus()
 
     @property

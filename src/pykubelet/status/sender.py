@@ -2,7 +2,7 @@
 
 One request per pod at a time and a few pods at once; what changes meanwhile is sent next, so intermediate states
 never queue up. The patch is made against the pod as our own watch or our last answer shows it, which saves reading it
-first; its UID is a precondition. Also deletes pods that were asked to go and have nothing left here.
+first; its UID is a precondition. Also deletes pods whose deletion was requested and that have nothing left here.
 Does not cover how a status is made (generate.py) nor which part of it is sent (changes.py).
 """
 
@@ -42,8 +42,8 @@ AT_ONCE = 8
 FULL_PASS = 10.0
 FIRST_RETRY, LONGEST_RETRY = 0.2, 5.0
 REFUSED_RETRY = 10.0
-"""Seconds until a status is sent again that the server refused: an admission webhook or policy may have said so, and
-may think otherwise by then."""
+"""Seconds until a status is sent again that the server refused: an admission webhook or policy may have
+refused it, and may accept it by then."""
 ANSWER_HOLDS = 60.0
 """Seconds for which our last answer counts although the watch shows a lower version. A watch is not behind for longer;
 versions that stay lower come from an API server whose data was restored from a backup."""
@@ -61,9 +61,9 @@ class _Record(Struct):
     """The pod as the server answered to our last write."""
     answered_at: float = 0.0
     refused: bool = False
-    """The server said no to the newest status; another one may be sent at once."""
+    """The server refused the newest status; another one may be sent at once."""
     held: bool = False
-    """The end of the pod was held back; must be looked at again."""
+    """The end of the pod was held back; must be sent later."""
     changed_at: float | None = None
 
 
@@ -103,7 +103,7 @@ class StatusSender:
             "Seconds from a change of a pod's status until the API server has it.",
         )
 
-    # -- news
+    # -- changes
 
     def changed(self, uid: str) -> None:
         """A status has changed; for PodStatusChanged."""
@@ -153,7 +153,7 @@ class StatusSender:
                 logger.warning("the last statuses could not all be sent in time")
 
     def _wake_unsettled(self) -> None:
-        """Find what differs although no news said so."""
+        """Find what differs although no change was noticed."""
         for uid, reported in self._table.reports():
             record = self._records.get(uid)
             there = self._api_pod(name_of(reported.pod), namespace_of(reported.pod))
@@ -175,7 +175,7 @@ class StatusSender:
         return REFUSED_RETRY if refused else delay
 
     async def _flush(self) -> None:
-        """The last news before we leave; what the server does not take in time is found again at the next start."""
+        """Send the last changes; what the server does not take in time is found again at the next start."""
         late = [uid for uid, reported in self._table.reports() if self._record(uid).sent < reported.version]
         for start in range(0, len(late), AT_ONCE):
             await gather_all(*(self._try_once(uid) for uid in late[start : start + AT_ONCE]))
@@ -199,7 +199,7 @@ class StatusSender:
             reported = self._table.reported(uid)
             there = self._there(reported.pod, record) if reported is not None else None
             if reported is None or there is None:
-                # Gone, re-created under its name, or a static pod without mirror: the watch tells when that changes.
+                # Gone, re-created under its name, or a static pod without mirror: the watch shows when that changes.
                 record.answer = None
                 return
             version, since = reported.version, record.changed_at
@@ -233,7 +233,7 @@ class StatusSender:
             status = merged_status(there.status, reported.status, could_run=could_run)
             record.held = could_run and ends_pod(there.status, reported.status)
             patch = self._make_patch(there, status)
-            # Another writer may have come between: then the answer differs from what we say, in another way than
+            # Another writer may have come between: then the answer differs from what we report, in another way than
             # before. What the server refuses to take differs in the same way, for ever.
             if patch is None or patch == sent:
                 record.sent, record.answer = reported.version, there
@@ -289,7 +289,7 @@ def belongs(api_pod: Pod, pod: Pod) -> bool:
 
 
 def may_be_deleted(api_pod: Pod) -> bool:
-    """Whether the API object waits only for the node's word that nothing runs any more."""
+    """Whether the API object only waits for the node to confirm that nothing runs any more."""
     return deletion_requested(api_pod) and not is_mirror(api_pod) and is_terminal_phase(api_pod.status.phase)
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pykubelet.api.types import Container, Pod, ResourceRequirements
-from pykubelet.cm.cpu_manager import StaticCpuPolicy
+from pykubelet.cm.cpu_manager import CpuOptions, StaticCpuPolicy
 from pykubelet.cm.metrics import ResourceManagerMetrics
-from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.state import CpuState
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.types import ResourceRequirements
-from pykubelet.cm.allocation_state import AllocationState, checksum, decode, encode
+from pykubelet.cm.allocation import AllocationState, checksum, decode, encode
 from pykubelet.model.pod_resources import PodResourceInfo
 
 HELD = PodResourceInfo(

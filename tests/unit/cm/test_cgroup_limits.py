@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import Pod, ResourceRequirements
-from pykubelet.cm.cgroup_limits import CgroupRules, class_limits, pod_limits, share_of
+from pykubelet.cm.cgroups import CgroupRules, class_limits, pod_limits, share_of
 from pykubelet.model.cgroups import CgroupLimits, driver_path, pod_parts, uid_from_name
 from pykubelet.model.pod import QosClass
 from tests.builders import a_container, a_pod, a_sidecar

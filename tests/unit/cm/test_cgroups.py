@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from pykubelet.api.types import Pod, ResourceRequirements
-from pykubelet.cm.cgroup_limits import CgroupRules
-from pykubelet.cm.cgroups import PodCgroups
+from pykubelet.cm.cgroups import CgroupRules, PodCgroups
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.cgroups import CgroupLimits

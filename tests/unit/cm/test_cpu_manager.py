@@ -8,11 +8,10 @@ import pytest
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod, ResourceRequirements
-from pykubelet.cm.cpu_manager import reserved_cpus
+from pykubelet.cm.cpu_manager import CpuOptions, cpu_options, reserved_cpus
 from pykubelet.cm.errors import NotEnoughCpus, NothingShared, NotWholeCores, ResourceManagerError
-from pykubelet.cm.policy_options import CpuOptions, cpu_options, topology_options
 from pykubelet.cm.requests import containers_of
-from pykubelet.cm.topology_manager import NO_HINT, Hint, mask_of
+from pykubelet.cm.topology_manager import NO_HINT, Hint, mask_of, topology_options
 from tests.builders import a_container, a_pod, a_sidecar
 from tests.unit.cm.machines import BIG, a_machine, cpus, guaranteed, owner, static_cpus, whole
 

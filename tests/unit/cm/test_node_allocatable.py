@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from pykubelet.cm.cgroup_limits import CgroupRules
+from pykubelet.cm.cgroups import CgroupRules
 from pykubelet.cm.node_allocatable import NodeAllocatable, NodeLimits, ReservedGroup, apart
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
 from pykubelet.cm.cpu_assignment import take_distributed, take_packed
-from pykubelet.cm.cpu_manager import StaticCpuPolicy, choose_cpus, reserved_cpus
+from pykubelet.cm.cpu_manager import CpuOptions, StaticCpuPolicy, choose_cpus, reserved_cpus
 from pykubelet.cm.errors import NotAligned, NotEnoughCpus, Refused
 from pykubelet.cm.metrics import ResourceManagerMetrics
-from pykubelet.cm.policy_options import CpuOptions
 from pykubelet.cm.requests import containers_of
 from pykubelet.cm.state import CpuState
 from pykubelet.cm.topology_manager import Hint, Merger, TopologyManager, masks, nodes_of

@@ -13,13 +13,11 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, Pod
 from pykubelet.cm.admission import NodeNow, PodAdmission
 from pykubelet.cm.container_resources import AssignedResources, ContainerResourceSource
-from pykubelet.cm.cpu_manager import StaticCpuPolicy
-from pykubelet.cm.cpuset_reconciler import CpusetReconciler, RunningContainer
+from pykubelet.cm.cpu_manager import CpuOptions, StaticCpuPolicy
 from pykubelet.cm.errors import NotWritten, Refused, ResourceManagerError
 from pykubelet.cm.memory_manager import StaticMemoryPolicy
 from pykubelet.cm.metrics import ResourceManagerMetrics
-from pykubelet.cm.policy_options import CpuOptions
-from pykubelet.cm.resource_managers import ResourceManagers
+from pykubelet.cm.resource_managers import CpusetReconciler, ResourceManagers, RunningContainer
 from pykubelet.cm.state import CpuState, ManagerStates, MemoryState
 from pykubelet.cm.topology_manager import Hint, HintProvider, Hints, Merger, TopologyManager, mask_of
 from pykubelet.kit.metrics import Registry

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.cm.policy_options import SINGLE_NUMA_NODE
-from pykubelet.cm.topology_manager import Hint, Hints, Merger, mask_of, masks, nodes_of
+from pykubelet.cm.topology_manager import SINGLE_NUMA_NODE, Hint, Hints, Merger, mask_of, masks, nodes_of
 from tests.unit.cm.machines import a_machine
 
 P, N = True, False

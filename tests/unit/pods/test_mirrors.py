@@ -34,7 +34,8 @@ class Bed:
     def _pair(self, pods: Any) -> None:
         for gone in self.table.mirrors():
             self.table.remove(gone)
-        self.table.put_all(pods)
+        for pod in pods:
+            self.table.put(pod)
 
     def running(self) -> Any:
         return running(self.api_pods, self.mirrors)

@@ -22,7 +22,8 @@ def _mirror(name: str, uid: str = "", hash_: str = "") -> Pod:
 
 def _table(*pods: Pod) -> PodTable:
     table = PodTable()
-    table.put_all(pods)
+    for pod in pods:
+        table.put(pod)
     return table
 
 

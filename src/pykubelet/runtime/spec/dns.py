@@ -181,7 +181,7 @@ class HostResolver:
             return None
         try:
             info = os.stat(self._path)
-            # Managers of this file replace it by rename or write it in place: inode, size and time tell both.
+            # Managers of this file replace it by rename or write it in place: inode, size and time show both.
             mark = (info.st_ino, info.st_size, info.st_mtime_ns)
             if mark != self._seen:
                 with open(self._path, encoding="utf-8", errors="replace") as file:

@@ -13,7 +13,7 @@ from typing import Final
 from pykubelet.api.pod_resources import HUGE_PAGES, aggregate_limits, aggregate_requests, is_huge_pages, is_pod_level
 from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.api.types import Pod, QuantityValue, ResourceRequirements
-from pykubelet.cm.cgroup_limits import swap_limit
+from pykubelet.cm.cgroups import swap_limit
 from pykubelet.cm.container_resources import NO_RESOURCES, ContainerResources
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.model.pod import AnyContainer, QosClass, is_node_critical, is_sidecar, qos_class
