@@ -1,9 +1,9 @@
-"""What figures cost: CPU per scrape of each endpoint with many pods, and as a share of a core at a scrape every 10 s.
+"""What stats cost: CPU per scrape of each endpoint with many pods, and as a share of a core at a scrape every 10 s.
 
     python -m bench.stats_cost [pods]
 
 Pods are cgroups without processes, really made on this host (needs root), so that the kernel's part is real; the
-runtime's answers are canned. Network figures are read from this process, once per pod.
+runtime's answers are canned. Network stats are read from this process, once per pod.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from pykubelet.wire import cri_pb2
 
 ROUNDS = 12
 SCRAPE_EVERY = 10.0
-LOOK = "eviction look"
+CHECK = "eviction check"
 LIMITS = "disk limits of all pods"
 WATCH_BUDGET = 0.5
 """Percent of a core, with 100 pods."""
@@ -191,7 +191,7 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     guard = GuardEdges(cgroups=cgroups, host=host, kernel_log=DeviceKernelLog())
     provider = StatsProvider(guard, cri=many, table=many, paths=paths, clock=clock, settings=settings)
     machine = read_machine()
-    volumes = VolumeStatsCalculator(meter=Nobody(), table=many, clock=clock, metrics=Registry())
+    volumes = VolumeStatsCalculator(meter=NoEvictor(), table=many, clock=clock, metrics=Registry())
     stats = Stats(provider=provider, volumes=volumes, cgroups=names, services=Services())
     source = NodeStatsSource(
         provider=provider,
@@ -212,7 +212,7 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     async def zipped() -> bytes:
         return gzip.compress((await source.cadvisor()).encode(), compresslevel=1)
 
-    await source.cadvisor()  # first look: finds cgroups, counts descriptors
+    await source.cadvisor()  # first snapshot: finds cgroups, counts descriptors
     costs = {}
     costs["metrics/resource"], _ = await measured(source.resource)
     costs["stats/summary"], _ = await measured(summary)
@@ -220,13 +220,13 @@ async def measure(count: int, root: str, folder: Path) -> dict[str, float]:
     costs["metrics/cadvisor gzip"], _ = await measured(zipped)
     costs["eviction signals"], _ = await measured(signals.node)
     costs["eviction ranking"], _ = await measured(lambda: signals.pods(disks=True))
-    costs[LOOK], _ = await measured(_watcher(many, stats, signals, clock).synchronize)
+    costs[CHECK], _ = await measured(_watcher(many, stats, signals, clock).synchronize)
     costs[LIMITS], _ = await measured(lambda: signals.files([status.uid for status in many.runtime_statuses()]))
     print(f"{count} pods, {len(text.splitlines())} cadvisor lines, {len(text) / 1e6:.1f} MB")
     return costs
 
 
-class Nobody:
+class NoEvictor:
     """No volumes, and no pod that would be evicted."""
 
     def __init__(self, many: ManyPods | None = None) -> None:
@@ -259,7 +259,7 @@ def _watcher(many: ManyPods, stats: Stats, signals: EvictionStats, clock: System
         ctx,
         stats=signals,
         storage=StorageLimits(volumes=stats.volumes, stats=signals, clock=clock, period=0.0),
-        evictor=Nobody(many),
+        evictor=NoEvictor(many),
         reclaimers={},
         conditions=NodeConditions(ctx.signals),
         alarms=KernelMemoryAlarms(),
@@ -278,8 +278,8 @@ def main() -> None:
         tree.remove(within=60.0)
     for what, milliseconds in costs.items():
         print(f"{what:24s} {milliseconds:8.2f} ms  {milliseconds / SCRAPE_EVERY / 10:6.3f} % of a core")
-    watching = (costs[LOOK] / SHORTEST + costs[LIMITS] / SCRAPE_EVERY) / 10
-    print(f"watching at its busiest (a look every {SHORTEST:g} s, disk limits every 10 s): {watching:.3f} % of a core")
+    watching = (costs[CHECK] / SHORTEST + costs[LIMITS] / SCRAPE_EVERY) / 10
+    print(f"watching at its busiest (a check every {SHORTEST:g} s, disk limits every 10 s): {watching:.3f} % of a core")
     if watching > WATCH_BUDGET:
         raise SystemExit(f"more than {WATCH_BUDGET:g} % of a core")
 

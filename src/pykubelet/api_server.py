@@ -216,7 +216,7 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable, local: LocalNode
         clock=clock,
         on_change=lambda change: signals.publish(ApiPodObserved(change)),
     )
-    mirrors = MirrorPods(client=client, table=table, api_pods=api_pods, node=own, clock=clock)
+    mirrors = MirrorPods(client=client, table=table, api_pod=api_pods.get, node=own, clock=clock)
     services = ServiceLister(Reflector(client=client, query=Query(kind=Service), clock=clock))
     objects = ReferenceWatcher(
         kube=client,

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import Change
-from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.model.pod import ProbeKind, ProbeOutcome
 
 logger = logging.getLogger(__name__)
 

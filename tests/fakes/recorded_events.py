@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pykubelet.api.types import PersistentVolumeClaim, Pod
 
@@ -14,7 +14,9 @@ class RecordedEvents:
         self.node: list[tuple[str, str]] = []
         """Reason and message of every event about the node."""
         self.claims: list[tuple[str, str, str]] = []
+        """Name of the claim, reason and message."""
         self.paths: set[str] = set()
+        self.on_event: Callable[[], None] = lambda: None
 
     def pod_event(
         self,
@@ -28,12 +30,13 @@ class RecordedEvents:
     ) -> None:
         self.seen.append((kind, reason, message))
         self.paths.add(field_path)
+        self.on_event()
 
     def node_event(self, kind: str, reason: str, message: str) -> None:
         self.node.append((reason, message))
 
     def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None:
-        self.claims.append((kind, reason, message))
+        self.claims.append((claim.metadata.name or "", reason, message))
 
     @property
     def pods(self) -> list[tuple[str, str]]:

@@ -13,18 +13,17 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.plugins.disks import ScsiDisks
-from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import Node, pod_with
+from tests.unit.volumes.builders import VolumeNode, bound, pod_with
 
 pytestmark = pytest.mark.node
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path, mounts=HostMounts(), clock=SystemClock(), rules=VolumeRules(wait_seconds=5.0))
+def node(tmp_path: Path) -> VolumeNode:
+    return VolumeNode(tmp_path, mounts=HostMounts(), clock=SystemClock(), rules=VolumeRules(wait_seconds=5.0))
 
 
-async def test_a_disk_with_an_older_filesystem_is_mounted_as_the_newer(node: Node, blank_disk: Path) -> None:
+async def test_a_disk_with_an_older_filesystem_is_mounted_as_the_newer(node: VolumeNode, blank_disk: Path) -> None:
     node.mounts.run("mkfs.ext3", "-q", str(blank_disk), seconds=60)
     pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk))))
     async with node.running() as manager:
@@ -34,7 +33,7 @@ async def test_a_disk_with_an_older_filesystem_is_mounted_as_the_newer(node: Nod
     assert "TYPE=ext3" in node.mounts.run("blkid", "-p", "-o", "export", str(blank_disk), seconds=60)
 
 
-async def test_a_disk_that_is_no_filesystem_of_the_type_asked_for(node: Node, blank_disk: Path) -> None:
+async def test_a_disk_that_is_no_filesystem_of_the_type_asked_for(node: VolumeNode, blank_disk: Path) -> None:
     node.mounts.run("mkfs.ext4", "-q", str(blank_disk), seconds=60)
     pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk), fs_type="xfs")))
     async with node.running() as manager:

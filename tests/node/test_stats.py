@@ -1,4 +1,4 @@
-"""Figures of real pods on a real containerd: what a pod does is what its figures say."""
+"""Stats of real pods on a real containerd: what a pod does is what its stats show."""
 
 from __future__ import annotations
 
@@ -247,5 +247,5 @@ async def test_signals_of_the_machine(agent: BedAgent, containerd: BedContainerd
     async with looking(agent, containerd) as look:
         found = await look.signals.node()
         assert found.memory is not None and 0 < found.memory.available < found.memory.capacity
-        assert found.node_fs is not None and found.image_fs is not None and found.pids_available
+        assert found.node_fs is not None and found.image_fs is not None and found.tasks
         assert found.node_fs.available > 0 and found.image_fs.inodes_free > 0

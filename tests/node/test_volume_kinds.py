@@ -20,7 +20,7 @@ from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.plugins import fc
 from tests.builders import a_container
-from tests.unit.volumes.making import Node, a_volume, empty_dir, pod_with
+from tests.unit.volumes.builders import VolumeNode, a_volume, empty_dir, pod_with
 
 pytestmark = pytest.mark.node
 
@@ -28,11 +28,11 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path, mounts=HostMounts(), clock=SystemClock(), rules=VolumeRules(wait_seconds=5.0))
+def node(tmp_path: Path) -> VolumeNode:
+    return VolumeNode(tmp_path, mounts=HostMounts(), clock=SystemClock(), rules=VolumeRules(wait_seconds=5.0))
 
 
-async def test_huge_pages(node: Node) -> None:
+async def test_huge_pages(node: VolumeNode) -> None:
     container = a_container(resources=ResourceRequirements(requests={"hugepages-2Mi": "2Mi"}))
     volume = empty_dir("huge", medium="HugePages", size_limit="4Mi")
     pod = pod_with(volume, containers=[container])
@@ -65,7 +65,7 @@ async def test_huge_pages(node: Node) -> None:
     ],
 )
 async def test_remote_disks_that_cannot_be_had(
-    node: Node, monkeypatch: pytest.MonkeyPatch, program: str, source: dict[str, Any], text: str
+    node: VolumeNode, monkeypatch: pytest.MonkeyPatch, program: str, source: dict[str, Any], text: str
 ) -> None:
     if program and shutil.which(program):
         pytest.skip(f"this host has {program}")
@@ -74,7 +74,7 @@ async def test_remote_disks_that_cannot_be_had(
     async with node.running() as manager:
         with pytest.raises(VolumesNotReady, match=text):
             await manager.wait_mounted(pod)
-        assert any(reason == "FailedMount" for reason, _ in node.told.events)
+        assert any(reason == "FailedMount" for reason, _ in node.events.pods)
         await manager.wait_unmounted(pod)
     assert [each for each in (node.root / "pods").rglob("*") if not each.is_dir()] == []
 

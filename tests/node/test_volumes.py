@@ -36,16 +36,16 @@ from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.kit.clock import SystemClock
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.manager import VolumeManager
-from pykubelet.volumes.subpath import show_subpath
+from pykubelet.volumes.subpath import mount_subpath
 from pykubelet.wire import cri_pb2 as cri
 from tests.bed.pods import DEADLINE, BarePod, bare_pod
 from tests.bed.runtime import BUSYBOX, BedContainerd
 from tests.builders import a_container
-from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import (
-    Node,
+from tests.unit.volumes.builders import (
+    VolumeNode,
     a_config,
     a_secret,
+    bound,
     config_volume,
     empty_dir,
     host_path,
@@ -59,9 +59,9 @@ GROUP, USER = 4242, 1234
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path) -> Iterator[VolumeNode]:
     mounts = HostMounts()
-    yield Node(tmp_path, mounts=mounts, clock=SystemClock())
+    yield VolumeNode(tmp_path, mounts=mounts, clock=SystemClock())
     left = [entry.mount_point for entry in mounts.table() if entry.mount_point.startswith(str(tmp_path))]
     for point in reversed(left):
         mounts.unmount(Path(point))
@@ -78,7 +78,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-async def test_every_local_kind_with_fs_group(node: Node, tmp_path: Path) -> None:
+async def test_every_local_kind_with_fs_group(node: VolumeNode, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     (disk / "data").write_text("keep")
@@ -115,7 +115,7 @@ async def test_every_local_kind_with_fs_group(node: Node, tmp_path: Path) -> Non
     assert [p for p in (node.root / "pods/uid-web").rglob("*") if p.is_file() or p.is_symlink()] == []
 
 
-async def test_limits_and_usage(node: Node) -> None:
+async def test_limits_and_usage(node: VolumeNode) -> None:
     pod = pod_with(empty_dir(size_limit="1Mi"), empty_dir("mem", medium="Memory", size_limit="2Mi"))
     async with node.running() as manager:
         await manager.wait_mounted(pod)
@@ -130,7 +130,7 @@ async def test_limits_and_usage(node: Node) -> None:
         await manager.wait_unmounted(pod)
 
 
-async def test_a_disk_is_formatted_once_and_shared_by_pods(node: Node, blank_disk: Path) -> None:
+async def test_a_disk_is_formatted_once_and_shared_by_pods(node: VolumeNode, blank_disk: Path) -> None:
     volume = bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk)))
     first, second = pod_with(volume, name="first"), pod_with(volume, name="second")
     for _ in range(2):
@@ -152,7 +152,7 @@ async def test_a_disk_is_formatted_once_and_shared_by_pods(node: Node, blank_dis
     pytest.fail("the disk lost its data")
 
 
-async def test_the_nodes_mount_left_by_a_killed_agent_goes(node: Node, blank_disk: Path) -> None:
+async def test_the_nodes_mount_left_by_a_killed_agent_goes(node: VolumeNode, blank_disk: Path) -> None:
     pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(blank_disk))))
     async with node.running() as manager:
         await manager.wait_mounted(pod)
@@ -163,7 +163,7 @@ async def test_the_nodes_mount_left_by_a_killed_agent_goes(node: Node, blank_dis
 
 
 async def test_a_block_volume_in_a_container(
-    containerd: BedContainerd, node: Node, blank_disk: Path, tmp_path: Path
+    containerd: BedContainerd, node: VolumeNode, blank_disk: Path, tmp_path: Path
 ) -> None:
     blank_disk.write_bytes(b"raw data")
     volume = bound(node.objects, "raw", local=LocalVolumeSource(path=str(blank_disk)), volume_mode="Block")
@@ -193,7 +193,7 @@ async def test_a_block_volume_in_a_container(
         ("..", "trap"),
     ],
 )
-async def test_a_planted_link_never_leads_out(node: Node, link: str, subpath: str) -> None:
+async def test_a_planted_link_never_leads_out(node: VolumeNode, link: str, subpath: str) -> None:
     mount = VolumeMount(name="scratch", mount_path="/data", sub_path=subpath)
     pod = pod_with(empty_dir(), containers=[a_container(volume_mounts=[mount])])
     async with node.running() as manager:
@@ -206,7 +206,7 @@ async def test_a_planted_link_never_leads_out(node: Node, link: str, subpath: st
     assert Path("/etc/passwd").exists()
 
 
-async def test_subpaths_show_files_and_make_folders(node: Node) -> None:
+async def test_subpaths_show_files_and_make_folders(node: VolumeNode) -> None:
     node.objects.config_maps["default", "web"] = a_config(a="1")
     mounts = [
         VolumeMount(name="scratch", mount_path="/new", sub_path="deep/er"),
@@ -265,7 +265,7 @@ def test_a_race_between_folder_and_link_never_leads_out(tmp_path: Path) -> None:
         for turn in range(400):
             mounts.unmount(place)
             try:
-                show_subpath(mounts, volume, f"spot/inner-{turn % 7}", place)
+                mount_subpath(mounts, volume, f"spot/inner-{turn % 7}", place)
                 outcomes["shown"] += 1
                 assert not (place / "flag").exists() and os.path.realpath(place) == str(place)
             except VolumeProblem:
@@ -280,7 +280,7 @@ def test_a_race_between_folder_and_link_never_leads_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("medium", [None, "Memory"])
 async def test_mounts_spread_between_host_and_container(
-    containerd: BedContainerd, node: Node, tmp_path: Path, medium: str | None
+    containerd: BedContainerd, node: VolumeNode, tmp_path: Path, medium: str | None
 ) -> None:
     """In a volume of the pod's own, on whatever the root folder lies; nothing of it is left."""
     volume = empty_dir(medium=medium) if medium else empty_dir()
@@ -309,7 +309,7 @@ async def test_mounts_spread_between_host_and_container(
             assert not scratch.exists()
 
 
-async def test_clean_up_follows_no_link_and_enters_no_mount(node: Node, tmp_path: Path) -> None:
+async def test_clean_up_follows_no_link_and_enters_no_mount(node: VolumeNode, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("data")
@@ -330,7 +330,7 @@ async def test_clean_up_follows_no_link_and_enters_no_mount(node: Node, tmp_path
 
 
 @pytest.mark.slow
-def test_killed_twenty_times_while_mounting_and_unmounting(node: Node, tmp_path: Path) -> None:
+def test_killed_twenty_times_while_mounting_and_unmounting(node: VolumeNode, tmp_path: Path) -> None:
     """An agent that mounts and unmounts without end is killed at any moment; the next one cleans up after it."""
     root, disk = tmp_path / "kubelet", tmp_path / "disk"
     root.mkdir()
@@ -390,7 +390,7 @@ def shell(pod: BarePod, container: str, script: str) -> str:
     return pod.exec(container, "sh", "-c", f"{script} 2>&1").strip()
 
 
-async def test_seen_from_a_container(containerd: BedContainerd, node: Node, tmp_path: Path) -> None:
+async def test_seen_from_a_container(containerd: BedContainerd, node: VolumeNode, tmp_path: Path) -> None:
     host = tmp_path / "host"
     host.mkdir()
     (host / "file").write_text("of the host")

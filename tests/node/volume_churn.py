@@ -10,11 +10,11 @@ from pykubelet.api.types import LocalVolumeSource, Pod, VolumeMount
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.kit.clock import SystemClock
 from tests.builders import a_container
-from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import (
-    Node,
+from tests.unit.volumes.builders import (
+    VolumeNode,
     a_config,
     a_secret,
+    bound,
     config_volume,
     empty_dir,
     host_path,
@@ -23,7 +23,7 @@ from tests.unit.volumes.making import (
 )
 
 
-def the_pods(node: Node, disk: Path) -> list[Pod]:
+def the_pods(node: VolumeNode, disk: Path) -> list[Pod]:
     volumes = [
         empty_dir(),
         empty_dir("mem", medium="Memory"),
@@ -41,7 +41,7 @@ def the_pods(node: Node, disk: Path) -> list[Pod]:
 
 
 async def main(root: Path, disk: Path, what: str) -> None:
-    node = Node(root, mounts=HostMounts(), clock=SystemClock())
+    node = VolumeNode(root, mounts=HostMounts(), clock=SystemClock())
     node.objects.secrets["default", "web"] = a_secret(key="k")
     node.objects.config_maps["default", "web"] = a_config(a="1")
     pods = the_pods(node, disk)

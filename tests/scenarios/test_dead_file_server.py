@@ -1,4 +1,4 @@
-"""A volume whose file server is dead, on real threads: it has no figures, and the node goes on defending itself."""
+"""A volume whose file server is dead, on real threads: it has no stats, and eviction goes on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes import usage
 from tests.builders import a_context
 from tests.unit.eviction.test_local_storage import Used
-from tests.unit.volumes.making import Node, empty_dir, pod_with
+from tests.unit.volumes.builders import VolumeNode, empty_dir, pod_with
 
 KIB = 1 << 10
 
@@ -146,18 +146,18 @@ async def test_pods_over_a_limit_whose_volumes_hang_do_not_add_up() -> None:
 @pytest.mark.real_loop
 async def test_eviction_goes_on_while_a_pods_volume_hangs(tmp_path: Path, doomed: Pod, dead: DeadServer) -> None:
     clock = SystemClock()
-    node = Node(tmp_path, clock=clock)
+    node = VolumeNode(tmp_path, clock=clock)
     greedy = pod_with(empty_dir("data", size_limit="64Ki"), name="greedy")
     pods, machine = Pods(doomed, greedy), Machine()
     async with node.running() as volumes, asyncio.timeout(30):
         for pod in pods.pods():
             await volumes.wait_mounted(pod)
         Path(volumes.path_of(greedy, "data") or "", "file").write_bytes(b"x" * 256 * KIB)
-        figures = VolumeStatsCalculator(
+        stats = VolumeStatsCalculator(
             meter=volumes, table=pods, clock=clock, metrics=Registry(), period=60, is_limited=limits_disk
         )
-        eviction = a_manager(machine, figures, pods, clock)
-        async with running(figures):
+        eviction = a_manager(machine, stats, pods, clock)
+        async with running(stats):
             while not machine.evicted:
                 await eviction.synchronize()
                 await asyncio.sleep(0.01)
@@ -168,7 +168,7 @@ async def test_eviction_goes_on_while_a_pods_volume_hangs(tmp_path: Path, doomed
                 await asyncio.sleep(0.01)
             began = clock.monotonic()
             for _ in range(5):
-                await figures.renew(within=10)
+                await stats.renew(within=10)
             assert clock.monotonic() - began < 5, "what is known to hang is not waited for"
             assert dead.asked == 1, "one thread, however often it is looked at"
             assert [str(call) for call in host_calls.stuck(uid_of(doomed))] == [

@@ -1,4 +1,4 @@
-"""A node that runs short, on the whole wiring: who goes, what goes first, what everybody is told, and when not."""
+"""A node that runs short, on the whole agent: which pod is evicted, what is reclaimed first, and what is reported."""
 
 from __future__ import annotations
 

@@ -17,7 +17,15 @@ from pykubelet.volumes.csi.records import read_record
 from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.objects import VolumeRules
 from tests.fakes.fake_mounts import FakeMounts
-from tests.unit.volumes.making import Node, a_config, a_secret, config_volume, empty_dir, pod_with, secret_volume
+from tests.unit.volumes.builders import (
+    VolumeNode,
+    a_config,
+    a_secret,
+    config_volume,
+    empty_dir,
+    pod_with,
+    secret_volume,
+)
 from tests.unit.volumes.test_csi import Bed
 
 
@@ -43,7 +51,7 @@ def hanging() -> Iterator[HangingMounts]:
 
 @pytest.mark.real_loop
 async def test_a_hundred_hanging_volumes_delay_nobody(tmp_path: Path, hanging: HangingMounts) -> None:
-    node = Node(tmp_path, mounts=hanging, clock=SystemClock(), rules=VolumeRules(wait_seconds=1.0))
+    node = VolumeNode(tmp_path, mounts=hanging, clock=SystemClock(), rules=VolumeRules(wait_seconds=1.0))
     stuck = [pod_with(empty_dir(f"hang-{i}", medium="Memory"), name=f"stuck-{i}") for i in range(100)]
     good = pod_with(empty_dir("mem", medium="Memory"), secret_volume(), name="good")
     node.objects.secrets["default", "web"] = a_secret(k="v")
@@ -65,7 +73,7 @@ async def test_a_hundred_hanging_volumes_delay_nobody(tmp_path: Path, hanging: H
 async def test_a_pod_deleted_while_its_mount_hangs_is_cleaned_up_when_it_returns(
     tmp_path: Path, hanging: HangingMounts
 ) -> None:
-    node = Node(tmp_path, mounts=hanging, clock=SystemClock(), rules=VolumeRules(wait_seconds=0.1))
+    node = VolumeNode(tmp_path, mounts=hanging, clock=SystemClock(), rules=VolumeRules(wait_seconds=0.1))
     pod = pod_with(empty_dir("hang", medium="Memory"))
     async with node.running() as manager:
         with pytest.raises(VolumesNotReady):
@@ -81,7 +89,7 @@ async def test_a_pod_deleted_while_its_mount_hangs_is_cleaned_up_when_it_returns
 
 @pytest.mark.real_loop
 async def test_the_agent_leaves_although_a_mount_hangs(tmp_path: Path, hanging: HangingMounts) -> None:
-    node = Node(tmp_path, mounts=hanging, clock=SystemClock(), rules=VolumeRules(wait_seconds=0.05))
+    node = VolumeNode(tmp_path, mounts=hanging, clock=SystemClock(), rules=VolumeRules(wait_seconds=0.05))
     async with asyncio.timeout(5):
         async with node.running() as manager:
             with pytest.raises(VolumesNotReady):
@@ -126,7 +134,7 @@ async def test_folders_of_a_csi_volume_that_hang_are_waited_for(
 
 
 async def test_a_burst_of_news_is_few_writes(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     node.objects.config_maps["default", "web"] = a_config(n="0")
     pod = pod_with(config_volume())
     async with node.running() as manager:
@@ -136,11 +144,11 @@ async def test_a_burst_of_news_is_few_writes(tmp_path: Path) -> None:
             manager.object_changed("ConfigMap", "default", "web")
         await node.clock.sleep(0.1)
         assert Path(manager.path_of(pod, "cfg") or "", "n").read_text() == "100"
-        assert len(node.objects.asked) <= 3
+        assert len(node.objects.reads) <= 3
 
 
 async def test_news_that_come_while_content_is_fetched_are_not_lost(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     answers = [a_config(n="old"), a_config(n="new")]
 
     async def slowly(namespace: str, name: str) -> ConfigMap | None:
@@ -160,20 +168,20 @@ async def test_news_that_come_while_content_is_fetched_are_not_lost(tmp_path: Pa
 
 
 async def test_cancelling_a_wait_leaves_the_volume_to_its_own_task(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     pod = pod_with(config_volume())
     async with node.running() as manager, TaskSet("test") as tasks:
         for _ in range(10):
             task = tasks.spawn(manager.wait_mounted(pod), name="wait")
             await node.clock.sleep(0.3)
             await cancel_and_wait(task)
-        assert len(node.objects.asked) == 3  # at 0, 0.5 and 1.5 s: cancelling neither adds tries nor loses them
+        assert len(node.objects.reads) == 3  # at 0, 0.5 and 1.5 s: cancelling neither adds tries nor loses them
 
 
 @pytest.mark.parametrize("verb", ["tmpfs", "unmount", "remove"])
 async def test_an_agent_that_broke_is_followed_by_one_that_cleans_up(tmp_path: Path, verb: str) -> None:
     """In the first life one call to the host fails for ever; what it left goes when its pod is not there any more."""
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     node.objects.secrets["default", "web"] = a_secret(k="v")
     pod = pod_with(empty_dir("mem", medium="Memory"), secret_volume(), empty_dir())
     node.mounts.fail(verb, "", "broken", times=99)

@@ -107,7 +107,7 @@ class Bootstrap:
             await self._clock.sleep(jittered(backoff.next(), 0.1))
 
     async def _wait_healthy(self) -> None:
-        """Give a starting server a minute; after that the request itself will tell what is wrong."""
+        """Give a starting server a minute; after that the request itself shows what is wrong."""
         until = self._clock.monotonic() + HEALTHY_WITHIN
         while not await self._kube.is_healthy() and self._clock.monotonic() < until:
             await self._clock.sleep(2.0)

@@ -24,7 +24,7 @@ SERVING_PREFIX = "kubelet-server"
 """Of the files that hold pairs from the signer."""
 ADDRESS_KINDS = ("InternalIP", "ExternalIP", "Hostname")
 NAME_KINDS = ("Hostname", "InternalDNS", "ExternalDNS")
-"""A host name may be an address: it is asked for as what it is."""
+"""A host name may be an address: it is requested as what it is."""
 
 
 class Certificates(Struct, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ def read_pair(certificate: bytes, key: bytes) -> Pair:
 
 
 def public_key_of(key: bytes) -> bytes:
-    """The public half, to tell keys apart."""
+    """The public half, which identifies the key."""
     from cryptography.hazmat.primitives import serialization
 
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -123,7 +123,7 @@ def split_pem(data: bytes) -> tuple[bytes, bytes]:
 
 
 def self_signed(host: str, ips: Sequence[str], now: float) -> tuple[bytes, bytes]:
-    """Certificate and key for a server nobody vouches for, good for a year."""
+    """A self-signed certificate and its key for a server, valid for a year."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 

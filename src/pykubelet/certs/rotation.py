@@ -221,7 +221,7 @@ class CertificateRotation:
         on_new: Callable[[Pair], Awaitable[None]],
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
-        """`wanted` is None while nothing can be asked for, e.g. addresses are not known; `poke()` when it changes.
+        """`wanted` is None while nothing can be requested, e.g. addresses are not known; `poke()` when it changes.
         `on_lost` is called with the reason when a certificate is gone for good."""
         role = "client" if signer == CLIENT_SIGNER else "server"
         self.name = f"{role}-certificate"
@@ -282,7 +282,7 @@ class CertificateRotation:
                 await self._changed.wait(at_most=jittered(backoff.next(), 0.1, self.source))
 
     def _due_in(self, wanted: Wanted) -> float:
-        """Seconds until a new certificate must be asked for."""
+        """Seconds until a new certificate must be requested."""
         if self._pair is None or not self._pair.facts.is_for(wanted):
             return 0.0
         return self._deadline - self._clock.now()

@@ -28,8 +28,8 @@ def ensure_self_signed(folder: Path, host: str, ips: Sequence[str]) -> tuple[Pat
         command = [sys.executable, "-m", __name__, str(folder), host, *ips]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
         if done.returncode != 0:
-            said = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
-            raise PykubeletError(f"the serving certificate {certificate} could not be made: {said[0]}")
+            lines = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+            raise PykubeletError(f"the serving certificate {certificate} could not be made: {lines[0]}")
     return certificate, key
 
 

@@ -17,8 +17,8 @@ from pykubelet.clients.plugins.port import AllocateResponse
 from pykubelet.cm.device_manager import DeviceManager
 from pykubelet.cm.dra_manager import DraManager
 from pykubelet.cm.resource_managers import ResourceManagers
-from pykubelet.model.assigned import ClaimShare, DeviceShare
 from pykubelet.model.pod import AnyContainer
+from pykubelet.model.topology import ClaimShare, DeviceShare
 from pykubelet.wire import cri_pb2
 
 logger = logging.getLogger(__name__)

@@ -186,7 +186,7 @@ class StaticCpuPolicy:
         wanted = self._wanted(pod, container)
         if not wanted:
             return NO_CHOICE
-        owned = self._state.owned(uid_of(pod), container.name or "")
+        owned = self._state.owned(uid_of(pod), container.name)
         if owned is not None:
             return {CPU: self._places(owned, NO_CPUS, wanted)} if len(owned) == wanted else IMPOSSIBLE
         return {CPU: self._places(self.available, self._reusable_of(pod), wanted)}
@@ -203,7 +203,7 @@ class StaticCpuPolicy:
             return IMPOSSIBLE
         allocated = NO_CPUS
         for each in containers_of(pod):
-            owned = self._state.owned(uid, each.name or "")
+            owned = self._state.owned(uid, each.name)
             if owned is not None and len(owned) != self._wanted(pod, each):
                 return IMPOSSIBLE
             allocated |= owned or NO_CPUS
@@ -244,7 +244,7 @@ class StaticCpuPolicy:
         wanted = self._wanted(pod, container)
         if not wanted:
             return
-        uid, name = uid_of(pod), container.name or ""
+        uid, name = uid_of(pod), container.name
         self._metrics.cpu_requests.inc()
         owned = self._state.owned(uid, name)
         if owned is None:
@@ -286,7 +286,7 @@ class StaticCpuPolicy:
         uid, pool = uid_of(pod), whole
         chosen: dict[str, Cpus] = {}
         for each in containers_of(pod):
-            wanted, name = self._wanted(pod, each), each.name or ""
+            wanted, name = self._wanted(pod, each), each.name
             if wanted:
                 self._metrics.cpu_requests.inc()
                 chosen[name] = self._choose(pool, wanted)
@@ -298,7 +298,7 @@ class StaticCpuPolicy:
                 chosen[name] = pool
                 self._metrics.containers.inc(CPU, "pod_shared")
         for each in containers_of(pod):
-            name = each.name or ""
+            name = each.name
             if name not in chosen:
                 self._metrics.containers.inc(CPU, "pod_shared")
             self._state.own(uid, name, chosen.get(name, pool))
@@ -368,7 +368,7 @@ class StaticCpuPolicy:
 
     def lacks(self, pod: Pod, container: Container) -> bool:
         """Whether the container should own CPUs and does not."""
-        return self._wanted(pod, container) > 0 and self._state.owned(uid_of(pod), container.name or "") is None
+        return self._wanted(pod, container) > 0 and self._state.owned(uid_of(pod), container.name) is None
 
     def holders(self) -> frozenset[str]:
         return frozenset(self._state.entries) | frozenset(self._state.pods)

@@ -30,10 +30,10 @@ from pykubelet.cm.topology_manager import Hint, Hints, masks
 from pykubelet.context import Context
 from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.tasks import Wakeup
-from pykubelet.model.assigned import DeviceShare
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
 from pykubelet.model.pod_resources import served_by_claims
+from pykubelet.model.topology import DeviceShare
 from pykubelet.recorder import LifeEntry, Step
 from pykubelet.signals import DeviceHealthChanged, NodeStatusChanged
 
@@ -172,7 +172,7 @@ class DeviceManager:
         """For each resource of ours that the container requests, where it could be allocated."""
         found: dict[str, Sequence[Hint] | None] = {}
         for resource, count in self._requested(pod, container).items():
-            allocation = self._state.get(uid_of(pod), container.name or "", resource)
+            allocation = self._state.get(uid_of(pod), container.name, resource)
             if allocation is not None and len(allocation.ids) == count:
                 found[resource] = self._state.hints(resource, count, reusable=allocation.ids, masks=self._masks)
                 continue
@@ -204,7 +204,7 @@ class DeviceManager:
 
     def allocate(self, pod: Pod, container: Container, place: Hint) -> None:
         """Reserve devices for the container; DevicesRefused when there are not enough. Repeating changes nothing."""
-        uid, name = uid_of(pod), container.name or ""
+        uid, name = uid_of(pod), container.name
         for resource, count in self._requested(pod, container).items():
             allocation = self._state.get(uid, name, resource)
             if allocation is not None and len(allocation.ids) == count:
@@ -244,7 +244,7 @@ class DeviceManager:
             resource: Quantity.parse(amount).value()
             for resource, amount in limits.items()
             if self._is_ours(resource)
-            and (container.name or "", resource) not in claimed
+            and (container.name, resource) not in claimed
             and Quantity.parse(amount).value() > 0
         }
 
@@ -261,7 +261,7 @@ class DeviceManager:
         ended: set[str] = set()
         lasting: set[str] = set()
         for each in (*pod.spec.init_containers, *pod.spec.containers):
-            allocation = self._state.get(uid, each.name or "", resource)
+            allocation = self._state.get(uid, each.name, resource)
             if each is container or each.name == container.name or allocation is None:
                 continue
             is_init = each in pod.spec.init_containers
@@ -272,7 +272,7 @@ class DeviceManager:
 
     async def response(self, pod: Pod, container: AnyContainer) -> list[AllocateResponse]:
         """What plugins add to the container, calling Allocate if that was not done before. PykubeletError to wait."""
-        uid, name = uid_of(pod), container.name or ""
+        uid, name = uid_of(pod), container.name
         found = []
         for resource, count in self._requested(pod, container).items():
             if self._state.get(uid, name, resource) is None:
@@ -306,7 +306,7 @@ class DeviceManager:
         """Reallocate devices that became unhealthy before Allocate."""
         if allocation.ids <= self._state.resources[resource].healthy:
             return allocation
-        uid, name = uid_of(pod), container.name or ""
+        uid, name = uid_of(pod), container.name
         reusable = allocation.ids | self._reusable(pod, container, resource)
         self._state.allocate(uid, name, resource, self._state.choose(resource, len(allocation.ids), reusable=reusable))
         return self._state.of_container(uid, name)[resource]

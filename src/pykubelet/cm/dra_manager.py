@@ -28,10 +28,10 @@ from pykubelet.cm.dra_drivers import ClaimObjects, DraDrivers, DraTimes
 from pykubelet.context import Context
 from pykubelet.kit.sharing import KeyedLock
 from pykubelet.kit.tasks import gather_all
-from pykubelet.model.assigned import ClaimedDevice, ClaimShare
 from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.model.pod import AnyContainer, all_containers, namespace_of, uid_of
 from pykubelet.model.reasons import WARNING
+from pykubelet.model.topology import ClaimedDevice, ClaimShare
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import Step
 from pykubelet.signals import DeviceHealthChanged, DraDriverRegistered

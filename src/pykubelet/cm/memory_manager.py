@@ -219,7 +219,7 @@ class StaticMemoryPolicy:
         wanted = self._wanted(pod, container)
         if not wanted or self._has_ended(pod, container):
             return NO_CHOICE
-        blocks = self._state.blocks(uid_of(pod), container.name or "")
+        blocks = self._state.blocks(uid_of(pod), container.name)
         if blocks is not None:
             return _regenerated(blocks, wanted)
         return self._places(self._state.machine, pod, wanted)
@@ -234,7 +234,7 @@ class StaticMemoryPolicy:
         if has_pod_level_resources(pod) and self._shared_problem(pod, wanted):
             return {name: () for name in wanted}
         for each in containers_of(pod):
-            blocks = self._state.blocks(uid_of(pod), each.name or "")
+            blocks = self._state.blocks(uid_of(pod), each.name)
             if blocks is not None:
                 # Where one container is, the others are as well.
                 nodes = {block.type: mask_of(block.nodes) for block in blocks}
@@ -269,7 +269,7 @@ class StaticMemoryPolicy:
         wanted = self._wanted(pod, container)
         if not wanted or self._has_ended(pod, container):
             return
-        uid, name = uid_of(pod), container.name or ""
+        uid, name = uid_of(pod), container.name
         self._metrics.memory_requests.inc()
         blocks = self._state.blocks(uid, name)
         if blocks is not None:
@@ -317,7 +317,7 @@ class StaticMemoryPolicy:
         uid, pool = uid_of(pod), dict(whole)
         chosen: dict[str, Blocks] = {}
         for each in containers_of(pod):
-            own, name = self._wanted(pod, each), each.name or ""
+            own, name = self._wanted(pod, each), each.name
             if own:
                 chosen[name] = _blocks(nodes, own)
                 self._metrics.containers.inc(MEMORY, "pod_exclusive")
@@ -327,7 +327,7 @@ class StaticMemoryPolicy:
                 chosen[name] = _blocks(nodes, pool)
                 self._metrics.containers.inc(MEMORY, "pod_shared")
         for each in containers_of(pod):
-            name = each.name or ""
+            name = each.name
             if name not in chosen:
                 self._metrics.containers.inc(MEMORY, "pod_shared")
             self._state.own(uid, name, chosen[name] if name in chosen else _blocks(nodes, pool))
@@ -422,7 +422,7 @@ class StaticMemoryPolicy:
             for earlier in pod.spec.init_containers:
                 if earlier.name == container.name or left == 0:
                     break
-                assigned = self._state.blocks(uid, earlier.name or "")
+                assigned = self._state.blocks(uid, earlier.name)
                 if is_sidecar(earlier) or not assigned:
                     continue
                 kept: list[MemoryBlock] = []
@@ -430,7 +430,7 @@ class StaticMemoryPolicy:
                     part = min(left, each.size) if (each.type, each.nodes) == (block.type, block.nodes) else 0
                     left -= part
                     kept.append(MemoryBlock(nodes=each.nodes, type=each.type, size=each.size - part))
-                self._state.own(uid, earlier.name or "", tuple(kept))
+                self._state.own(uid, earlier.name, tuple(kept))
 
     # --- giving back ------------------------------------------------------------------------------------
 
@@ -444,12 +444,12 @@ class StaticMemoryPolicy:
             if earlier.name == container:
                 break
             if not is_sidecar(earlier):
-                freed = self._release_container(uid, earlier.name or "") or freed
+                freed = self._release_container(uid, earlier.name) or freed
         return freed
 
     def lacks(self, pod: Pod, container: Container) -> bool:
         """Whether the container should have memory of its own and has not."""
-        served = self._state.blocks(uid_of(pod), container.name or "") is not None or self._has_ended(pod, container)
+        served = self._state.blocks(uid_of(pod), container.name) is not None or self._has_ended(pod, container)
         return not served and bool(self._wanted(pod, container))
 
     def holders(self) -> frozenset[str]:

@@ -23,11 +23,10 @@ from pykubelet.cm.state import Blocks, ManagerStates
 from pykubelet.cm.topology_manager import TopologyManager
 from pykubelet.kit.limits import Once
 from pykubelet.kit.tasks import TaskSet, Wakeup
-from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
 from pykubelet.model.pod import AnyContainer, uid_of
 from pykubelet.model.pod_resources import has_pod_level_resources
-from pykubelet.model.topology import NO_CPUS, Cpus, format_cpu_list
+from pykubelet.model.topology import NO_CPUS, Cpus, MemoryShare, format_cpu_list
 from pykubelet.pods.table import PodTable
 from pykubelet.wire import cri_pb2
 

@@ -75,8 +75,8 @@ class Breach(Struct, frozen=True, kw_only=True):
 
 
 def breach(pod: Pod, volumes: Sequence[VolumeUsage], use: PodUse | None, *, layers_apart: bool) -> Breach | None:
-    """The first limit the pod is over. `layers_apart`: writable layers are on another disk and do not count for
-    their container. Without `use` only volumes are judged."""
+    """Return the first limit the pod exceeds. `layers_apart`: writable layers are on another disk and do not count for
+    their container. Without `use` only volumes are checked."""
     over = _empty_dirs(pod, volumes)
     if over is None and use is not None:
         over = _total(pod, volumes, use) or _containers(pod, use, layers_apart=layers_apart)

@@ -146,7 +146,7 @@ def _larger(kind: str, name: str, usage: str, request: str, resource: str) -> st
 
 def _offenders(resource: str, pod: Pod, use: PodUse) -> list[tuple[str, str, str]]:
     """Return (container, usage, request) of those that use more than they request; ephemeral ones cannot request."""
-    specs: dict[str, Container] = {each.name or "": each for each in (*pod.spec.containers, *pod.spec.init_containers)}
+    specs: dict[str, Container] = {each.name: each for each in (*pod.spec.containers, *pod.spec.init_containers)}
     found = []
     for name, each in use.containers.items():
         amount = _container_use(resource, each)

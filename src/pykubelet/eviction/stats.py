@@ -53,10 +53,6 @@ class NodeSignals(Measurement, frozen=True, kw_only=True):
     tasks: TaskCounts | None = None
 
     @property
-    def pids_available(self) -> int | None:
-        return self.tasks.limit - self.tasks.tasks if self.tasks is not None else None
-
-    @property
     def has_own_image_fs(self) -> bool:
         return self._apart(self.image_fs)
 

@@ -53,7 +53,7 @@ class ContainerFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        return self.spec.name or ""
+        return self.spec.name
 
     @property
     def waiting(self) -> ContainerStateWaiting | None:

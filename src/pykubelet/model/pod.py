@@ -1,4 +1,4 @@
-"""The Pod object: names, annotations, QoS classes, restart rules, changes that sources deliver.
+"""The Pod object: names, annotations, QoS classes, restart rules, probes, changes that sources deliver.
 
 Pure questions over the API types. A pod object is never changed once it is shared; a changed pod is
 a new object with the same UID. Runtime state is in `runtime_status.py`, status in `status/`.
@@ -241,3 +241,26 @@ class PodsChanged(Struct, frozen=True, kw_only=True):
     op: Operation
     pods: tuple[Pod, ...]
     source: Source
+
+
+class ProbeKind(enum.Enum):
+    """As in `probes_of`."""
+
+    LIVENESS = "liveness"
+    READINESS = "readiness"
+    STARTUP = "startup"
+
+    @property
+    def title(self) -> str:
+        """As events write it: `Readiness probe failed`."""
+        return self.value.capitalize()
+
+
+class ProbeOutcome(enum.Enum):
+    SUCCESS = "success"
+    FAILURE = "failure"
+    UNKNOWN = "unknown"
+
+
+ProbeKey = tuple[ProbeKind, str]
+"""The probe of one kind of the container with this bare id."""

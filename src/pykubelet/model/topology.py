@@ -2,7 +2,8 @@
 
 Values only, read by `clients/host/machine.py` and used by the CPU, memory and topology managers. CPUs that are
 offline are not in it. Sets of CPUs are plain frozensets of their numbers; as text they are lists such as `0-3,8,10-11`,
-the form the kernel and the configuration use.
+the form the kernel and the configuration use. What single containers have of the machine is here as the podresources
+service reports it.
 """
 
 from __future__ import annotations
@@ -140,3 +141,37 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
         else:
             runs.append([cpu, cpu])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+class DeviceShare(Struct, frozen=True, kw_only=True):
+    """Devices of one resource that sit on the same NUMA nodes."""
+
+    resource: str
+    ids: tuple[str, ...]
+    numa: tuple[int, ...] = ()
+    """Empty when the plugin does not say."""
+
+
+class MemoryShare(Struct, frozen=True, kw_only=True):
+    """Memory of one kind (memory, hugepages-2Mi, ...) on some NUMA nodes."""
+
+    kind: str
+    size: int
+    numa: tuple[int, ...]
+
+
+class ClaimedDevice(Struct, frozen=True, kw_only=True):
+    driver: str
+    pool: str
+    device: str
+    cdi: tuple[str, ...] = ()
+    """Names in the container device interface."""
+    share_id: str = ""
+
+
+class ClaimShare(Struct, frozen=True, kw_only=True):
+    """What one resource claim gives a container."""
+
+    namespace: str
+    name: str
+    devices: tuple[ClaimedDevice, ...]

@@ -1,8 +1,7 @@
 """Which addresses the Node shows.
 
 The choice is made from the node IPs given, the host name, name resolution and the interface of the default route,
-in upstream's order. Only the questions to the host wait; the choices are pure functions.
-Does not cover reading interfaces and routes (the `HostNetwork` seam).
+in upstream's order. Reading interfaces and routes is in `HostNetwork`; the choices are pure functions.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class AddressFinder:
 
     @property
     def fixed(self) -> tuple[IPAddress, ...]:
-        """The addresses the operator chose; those that only name a family are none."""
+        """The configured addresses, without those that only select a family."""
         return tuple(ip for ip in self._node_ips if not ip.is_unspecified)
 
     async def find(self, old: Sequence[NodeAddress]) -> list[NodeAddress]:
@@ -67,7 +66,7 @@ class AddressFinder:
 
     async def _search(self, local: frozenset[IPAddress]) -> IPAddress:
         if self._found is not None and self._found in local:
-            return self._found  # a name server that is slow or changes its mind must not move the node
+            return self._found  # a slow or changing name server must not change the node's address
         prefer = self._node_ips[0].version if self._node_ips else 4
         literal = parsed_address(self._hostname)
         if literal is not None:
@@ -135,7 +134,7 @@ def _wrong_kind(ip: IPAddress) -> str:
 
 
 def provided_node_ip(fixed: Sequence[IPAddress]) -> str:
-    """The annotation by which a cloud controller learns the operator's choice."""
+    """Return the annotation that gives a cloud controller the configured addresses."""
     return ",".join(map(str, fixed))
 
 
@@ -144,7 +143,7 @@ def internal_ips(addresses: Iterable[NodeAddress]) -> tuple[str, ...]:
 
 
 def parsed_address(text: str) -> IPAddress | None:
-    """The address that the text is; None for a name."""
+    """Return the text as an address; None for a name."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:

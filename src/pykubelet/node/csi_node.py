@@ -1,8 +1,8 @@
 """The CSINode object: which storage drivers this node has, under which ids, with which limits.
 
-Made when the node is known; a node without it is not Ready, because the scheduler would guess. Drivers are added as
-they register and taken off as they leave; the ids stand in an annotation of the Node, too, and the driver's topology
-in its labels.
+Created when the Node is known; without it the node is not Ready, because the scheduler would not know the limits.
+Drivers are added as they register and removed as they leave; their ids are in an annotation of the Node, too, and
+their topology in its labels.
 """
 
 from __future__ import annotations

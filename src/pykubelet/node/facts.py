@@ -153,7 +153,7 @@ class FactsGatherer:
             return self._images.last
 
     def _complain(self, about: str, text: str) -> bool:
-        """Warn when this is news; True if it was."""
+        """Warn unless the same was logged last; return whether it was new."""
         if self._complaints.get(about) == text:
             return False
         self._complaints[about] = text

@@ -2,7 +2,7 @@
 
 A pod and the Node come by two watches. A label that was put on the Node just before a pod was sent here may not be
 known yet, so such a pod is judged once more by the Node as the API server has it then. Upstream's loop waits for that
-answer; here the pod waits, and nobody else.
+answer; here only the pod waits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The node's heartbeat: a Lease that is renewed at a quarter of its duration.
 
-Renewing starts from the object of last time, so that one request is enough; when that fails for good the lease is
-read or created anew, with growing pauses while the API server is away. Created only when the Node is known, because
-it must go when the Node goes.
+Renewing starts from the last known object, so that one request is enough; when that fails the lease is read or created
+again, with growing pauses while the API server is away. Created only when the Node is known, because the Node owns it.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class LeaseKeeper:
             await self._clock.sleep(backoff.next())
 
     async def _update(self) -> bool:
-        """Up to five tries from the object of last time; False when it takes more than that."""
+        """Try up to five times from the last known object; return whether it succeeded."""
         for _ in range(TRIES):
             assert self._lease is not None
             try:

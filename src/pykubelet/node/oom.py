@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 REASON: Final = "OOMKilling"
 SYSTEM_REASON: Final = "SystemOOM"
 REPORT_AFTER: Final = 0.3
-"""Seconds until it shows whether the container outlived the process."""
+"""Seconds until it is known whether the container outlived the process."""
 COUNT_PERIOD: Final = 10.0
 COUNT_WITHIN: Final = 60.0
 QUIET: Final = 5.0
@@ -223,7 +223,7 @@ class OomWatcher:
             return None
 
     def _count(self) -> None:
-        """In a thread. The first sight of a container is where counting begins."""
+        """Count kills, in a thread; those before a container was first counted are not reported."""
         self._new_kills = []
         counts: dict[str, int] = {}
         for victim, group in self._running_groups():
@@ -259,7 +259,7 @@ def find_victim(group: str, table: PodTable) -> Victim | None:
 
 
 def whose_limit(kill: Kill, victim: Victim) -> str:
-    """What was out: the container's own memory, that of something above it, or the machine's."""
+    """Return whose limit was hit: the container's, the pod's, that of all pods, or the machine's."""
     if kill.limit == "/":
         return "the machine was out of memory"
     if victim.id in kill.limit:

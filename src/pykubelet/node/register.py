@@ -1,4 +1,4 @@
-"""The Node object this agent creates, and how one that exists already is brought in line. Pure.
+"""The Node object this agent creates, and how an existing one is aligned. Pure.
 
 An existing Node keeps everything operators and controllers wrote; only the well-known labels, one annotation and
 the amounts this agent owns are aligned. Does not cover talking to the API server (status.py).
@@ -96,7 +96,7 @@ def adopt(existing: Node, identity: NodeIdentity, *, reset_extended: bool) -> No
     labels = dict(existing.metadata.labels)
     for key in ALIGNED_LABELS:
         if key not in wanted:
-            continue  # zones and the like are a cloud controller's unless --node-labels names them
+            continue  # zones and the like belong to a cloud controller unless --node-labels has them
         labels[key] = wanted[key]
         if not labels[key]:
             del labels[key]

@@ -62,7 +62,7 @@ class NodeFacts:
 
 
 def node_status(old: NodeStatus, facts: NodeFacts) -> NodeStatus:
-    """The status as this node would have it; fields of others stay as they are."""
+    """Return the new status; fields that others own stay."""
     capacity = with_devices(
         _parsed(old.capacity), facts.capacity, facts.devices.capacity, removed=facts.devices.removed
     )
@@ -140,7 +140,7 @@ class Transition:
 
 
 def transitions(name: str, old: NodeStatus, new: NodeStatus) -> list[Transition]:
-    """The events of going from `old` to `new`. A first Ready condition is no news, a first pressure one is."""
+    """Return the events of the change. A first Ready condition causes none, a first pressure condition does."""
     found = []
     boot = old.node_info.boot_id if old.node_info is not None else ""
     booted = new.node_info.boot_id if new.node_info is not None else ""

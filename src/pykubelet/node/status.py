@@ -176,7 +176,7 @@ class NodeReporter:
                 level = logging.WARNING if self._failures.failures == 0 and attempt == 0 else logging.DEBUG
                 logger.log(level, "the node's status cannot be updated, will retry", extra={"error": str(error)})
                 if isinstance(error, (ApiDown, ApiNotFound)):
-                    return False  # the same would happen at once again
+                    return False  # an immediate retry would fail the same way
         return False
 
     async def _update_from(self, base: Node) -> None:
@@ -221,7 +221,7 @@ class NodeReporter:
         self._sources.attachments.reported(answer.status.volumes_in_use)
 
     async def _note_spec(self, node: Node) -> None:
-        """What others wrote into the Node's spec and this agent must know."""
+        """React to changes of the Node's spec: unschedulable and the pod CIDR."""
         unschedulable = bool(node.spec.unschedulable)
         if unschedulable != self._unschedulable:
             self._unschedulable = unschedulable
@@ -246,7 +246,7 @@ class NodeReporter:
 
 
 def updated_node(base: Node, identity: NodeIdentity, facts: NodeFacts) -> Node:
-    """The Node with the status of the moment, and the labels and annotations that must not drift."""
+    """Return the Node with its new status and with our labels and annotations restored."""
     metadata = msgspec.structs.replace(
         base.metadata,
         labels=with_platform_labels(base.metadata.labels, identity),
@@ -296,7 +296,7 @@ class StartupTimes:
             self._attempted = self._clock.now()
 
     def registered(self) -> None:
-        """This agent made the Node."""
+        """This agent created the Node."""
         if self._attempted is None or self._registered is not None:
             return
         self._registered = self._clock.now()

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 TRIAL = 2.0
 """A stream that says nothing counts as working after so many seconds: opening one is not acknowledged."""
 UNOFFERED_PAUSE = 60.0
-"""Seconds until a runtime that offers no stream at all is asked again; it may have been upgraded."""
+"""Seconds until a runtime that offers no stream at all is tried again; it may have been upgraded."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 

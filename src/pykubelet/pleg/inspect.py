@@ -43,7 +43,7 @@ class RuntimeReader(Protocol):
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """What the listings said about one pod; `started` is the monotonic time before they were asked."""
+    """What the listings said about one pod; `started` is the monotonic time before they were requested."""
 
     started: float
     sandboxes: tuple[SandboxRecord, ...] = ()

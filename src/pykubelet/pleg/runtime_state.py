@@ -1,7 +1,7 @@
-"""Whether the runtime answers and its network works, requested every few seconds.
+"""Whether the runtime answers and its network works, checked every few seconds.
 
-While it is away it is asked again after 100 ms, doubling to 5 s, and those who wait are woken the moment it is
-back. It is called down only after answers have failed for a while; a single slow call is not an outage.
+While it is away it is checked again after 100 ms, doubling to 5 s, and tasks that wait are woken the moment it is
+back. It counts as down only after answers have failed for a while; a single slow call is not an outage.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pykubelet.signals import RuntimeChanged
 
 logger = logging.getLogger(__name__)
 
-ASK_EVERY = 5.0
-ASK_UNTIL_READY = 0.5
-"""Seconds between questions while something is not ready: a node that comes up should not wait for a tick."""
+CHECK_EVERY = 5.0
+CHECK_UNTIL_READY = 0.5
+"""Seconds between checks while something is not ready: a node that comes up should not wait for a tick."""
 DOWN_AFTER = 30.0
 ANSWER_WITHIN = 10.0
 
@@ -42,16 +42,16 @@ class RuntimeState:
         self._error = "the runtime has not answered yet"
 
     async def run(self) -> None:
-        backoff = Backoff(initial=0.1, maximum=ASK_EVERY)
+        backoff = Backoff(initial=0.1, maximum=CHECK_EVERY)
         while True:
-            if await self.ask():
+            if await self.check():
                 backoff.reset()
-                await self._clock.sleep(ASK_EVERY if self._all_ready() else ASK_UNTIL_READY)
+                await self._clock.sleep(CHECK_EVERY if self._all_ready() else CHECK_UNTIL_READY)
             else:
                 await self._clock.sleep(backoff.next())
 
-    async def ask(self) -> bool:
-        """Ask once; True when the runtime answered."""
+    async def check(self) -> bool:
+        """Request the status once; True when the runtime answered."""
         before = self._conditions.conditions
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
@@ -97,7 +97,7 @@ class RuntimeState:
         )
 
     def runtime_problem(self) -> str:
-        """Why the node must be called not ready on account of the runtime; empty when it need not."""
+        """Why the node is not ready because of the runtime; empty when it is."""
         if self._last_good is None:
             return "container runtime status check may not have completed yet"
         if self._clock.monotonic() - self._last_good > DOWN_AFTER:

@@ -48,7 +48,7 @@ class Rejection(Struct, frozen=True, kw_only=True):
 
     @property
     def status_message(self) -> str:
-        """What the status of the rejected pod says."""
+        """The message in the status of the rejected pod."""
         return f"Pod was rejected: {self.message}"
 
     @property
@@ -89,7 +89,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     victims: tuple[Pod, ...] = ()
     """Pods to stop first; only ever for an admitted critical pod."""
     short_of: str = ""
-    """The resource for want of which; the first when there are several."""
+    """The first resource that was insufficient, for which the victims are stopped."""
 
     @property
     def admitted(self) -> bool:
@@ -97,7 +97,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 def check_size(pod: Pod, _context: AdmissionContext) -> Rejection | None:
-    """Ours alone: every look at a pod costs its number of containers, and all other pods wait meanwhile."""
+    """Not in upstream: every pass over a pod costs its number of containers, and all other pods wait meanwhile."""
     spec = pod.spec
     count = len(spec.containers) + len(spec.init_containers) + len(spec.ephemeral_containers)
     if count <= MOST_CONTAINERS:

@@ -1,6 +1,6 @@
 """Fields of pods whose feature gate is off: taken out where pods enter, as an API server with that gate off does.
 
-Everybody behind that sees a pod without them, so no decision asks for these gates. Pure.
+Everything behind that works with a pod without them, so no decision depends on these gates. Pure.
 """
 
 from __future__ import annotations

@@ -7,17 +7,17 @@ server is away or the Node is not known yet. Does not cover statuses, which go t
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct, field
 
 from pykubelet.api.types import ObjectMeta, OwnerReference, Pod, PodStatus
 from pykubelet.clients.kube.port import KubeClient
-from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.tasks import Wakeup
+from pykubelet.kit.keyed import KeyedTasks, KeyState
 from pykubelet.model.errors import ApiAlreadyExists, ApiConflict, ApiDown, ApiError, ApiNotFound
 from pykubelet.model.pod import (
     HASH_ANNOTATION,
@@ -46,15 +46,8 @@ class NodeOwner(Protocol):
         ...
 
 
-class ApiPods(Protocol):
-    """The pods of this node as a watch shows them."""
-
-    def get(self, name: str, namespace: str = "") -> Pod | None: ...
-
-
-class _Try(Struct):
-    not_before: float = 0.0
-    backoff: Backoff = field(default_factory=lambda: Backoff(initial=FIRST_RETRY, maximum=LONGEST_RETRY))
+class NotYet(ApiError):
+    """The mirror cannot be made now; the next try may succeed."""
 
 
 class MirrorPods:
@@ -65,22 +58,28 @@ class MirrorPods:
         *,
         client: KubeClient,
         table: PodTable,
-        api_pods: ApiPods,
+        api_pod: Callable[[str, str], Pod | None],
         node: NodeOwner,
         clock: Clock,
     ) -> None:
+        """`api_pod(name, namespace)`: the pod of that name as a watch shows it."""
         self._client = client
         self._table = table
-        self._api_pods = api_pods
+        self._api_pod = api_pod
         self._node = node
-        self._clock = clock
-        self._queue: dict[str, _Try] = {}
-        self._wake = Wakeup()
+        self._tasks = KeyedTasks(
+            self.name,
+            self._make_equal,
+            clock=clock,
+            first_retry=FIRST_RETRY,
+            last_retry=LONGEST_RETRY,
+            on_error=self._failed,
+            at_once=1,
+        )
 
     async def reconcile(self, pod: Pod) -> None:
         """The static pod's mirror is to be as the pod is. Returns at once."""
-        self._queue.setdefault(full_name(pod), _Try())
-        self._wake.set()
+        self._tasks.wake(full_name(pod), skip_backoff=False)
 
     async def remove_orphans(self) -> None:
         """Delete mirrors whose static pod is gone; a chore of housekeeping."""
@@ -88,73 +87,55 @@ class MirrorPods:
             if not self._table.is_busy(full_name(mirror)):
                 await self._delete(mirror)
 
-    # -- the service
-
     async def run(self) -> None:
         await self._node.wait_known()
         for pod in self._table.static_pods():
-            self._queue.setdefault(full_name(pod), _Try())
-        while True:
-            wait = await self._work_through()
-            await self._wake.wait(at_most=wait)
+            await self.reconcile(pod)
+        async with self._tasks:
+            await asyncio.Event().wait()
 
-    async def _work_through(self) -> float | None:
-        """Do what is due; seconds until the next retry, None when there is none."""
-        waits = []
-        for name, attempt in list(self._queue.items()):
-            left = attempt.not_before - self._clock.monotonic()
-            if left <= 0:
-                del self._queue[name]  # before the work, so that a wish that comes meanwhile is not lost
-                retry = await self._try(name, attempt)
-                if retry is None:
-                    continue
-                left = retry
-                self._queue[name] = attempt
-            waits.append(left)
-        return min(waits, default=None)
+    def _failed(self, name: str, error: Exception, state: KeyState) -> float:
+        """Log why the mirror is not as it should be; the seconds until the next try."""
+        delay = state.backoff.next()
+        if isinstance(error, NotYet):
+            return delay
+        level = logging.WARNING if state.backoff.failures == 1 else logging.DEBUG
+        logger.log(
+            level,
+            "mirror pod: will retry",
+            extra={"static_pod": name, "error": str(error)},
+            exc_info=not isinstance(error, ApiError),
+        )
+        return min(delay, LONGEST_WHILE_DOWN) if isinstance(error, ApiDown) else delay
 
-    async def _try(self, name: str, attempt: _Try) -> float | None:
-        """Seconds until the next try; None when nothing is left to do."""
-        longest = LONGEST_RETRY
-        try:
-            if await self._make_equal(name):
-                return None
-        except ApiError as error:
-            level = logging.WARNING if attempt.backoff.failures == 0 else logging.DEBUG
-            logger.log(level, "mirror pod: will retry", extra={"static_pod": name, "error": str(error)})
-            longest = LONGEST_WHILE_DOWN if isinstance(error, ApiDown) else LONGEST_RETRY
-        delay = min(attempt.backoff.next(), longest)
-        attempt.not_before = self._clock.monotonic() + delay
-        return delay
-
-    async def _make_equal(self, name: str) -> bool:
-        """True when nothing is left to do for this name."""
+    async def _make_equal(self, name: str) -> None:
         pod = self._table.by_full_name(name)
         if pod is None or not is_static(pod) or deletion_requested(pod):
-            return True
-        found = self._api_pods.get(name_of(pod), namespace_of(pod))
+            return
+        found = self._api_pod(name_of(pod), namespace_of(pod))
         if found is not None and not is_mirror(found):
             logger.warning("a pod of the API has the name of a static pod", extra={"pod": readable(pod)})
-            return True
+            return
         if found is not None:
             if is_mirror_of(found, pod) and not deletion_requested(found):
-                return True
+                return
             logger.info("replacing the mirror pod", extra={"pod": readable(pod), "mirror": uid_of(found)})
             await self._delete(found)
-        return await self._create(pod)
+        await self._create(pod)
 
-    async def _create(self, pod: Pod) -> bool:
+    async def _create(self, pod: Pod) -> None:
         owner = self._node.owner(controller=True)
         if owner is None:
-            return False
+            raise NotYet("the Node is not known")
         try:
             await self._client.create(mirror_for(pod, owner))
         except ApiAlreadyExists:
             there = await self._read(pod)
             # The watch may be behind: what is there can be the right one already.
-            return there is not None and is_mirror_of(there, pod)
-        logger.info("mirror pod created", extra={"pod": readable(pod)})
-        return True
+            if there is None or not is_mirror_of(there, pod):
+                raise NotYet("another pod has the name") from None
+        else:
+            logger.info("mirror pod created", extra={"pod": readable(pod)})
 
     async def _read(self, pod: Pod) -> Pod | None:
         try:
@@ -166,7 +147,7 @@ class MirrorPods:
         try:
             await self._client.delete(Pod, name_of(mirror), namespace_of(mirror), grace_seconds=0, uid=uid_of(mirror))
         except (ApiNotFound, ApiConflict):
-            return  # gone already, or somebody else's by now
+            return  # gone already, or another pod has the name by now
         logger.info("mirror pod deleted", extra={"pod": readable(mirror), "mirror": uid_of(mirror)})
 
 

@@ -1,7 +1,7 @@
 """Whether a pod fits this node: resources, labels and affinity, name, host ports, taints.
 
-The same questions the scheduler asks, asked again because static pods never met it and the node may have
-changed. Pure: a list of failures, each with upstream's name and words. What a failure leads to (rejection,
+The scheduler's checks once more, because static pods are not scheduled and the node may have changed. Pure: a list of
+failures, each with upstream's name and text. What a failure leads to (rejection,
 preemption) is in admission.py and preemption.py.
 """
 
@@ -154,7 +154,7 @@ def insufficient_resources(
 def _wanted(pod: Pod, node: NodeInfo, pod_level: bool) -> dict[str, int]:
     requests = pod_requests(_without_claimed(pod), pod_level=pod_level)
     wanted = {name: in_units(name, amount) for name, amount in requests.items() if is_counted(name)}
-    # A vendor's resource that the node has never heard of is for others to judge (device manager, drivers).
+    # A vendor's resource that the node does not list is checked by others (device manager, drivers).
     return {
         name: units
         for name, units in wanted.items()

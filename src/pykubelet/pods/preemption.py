@@ -1,4 +1,4 @@
-"""Whom to stop so that a critical pod gets the resources it lacks.
+"""Which pods to stop so that a critical pod gets the resources it lacks.
 
 Fewest Guaranteed pods first, then fewest Burstable, then BestEffort; within a class the pod that covers most
 of what is missing, the smaller one when two cover the same. Pure: stopping them is the sync loop's work.
@@ -74,7 +74,7 @@ def _nearest(pods: Iterable[Pod], missing: Missing) -> list[Pod]:
 
 
 def _distance(pod: Pod, missing: Missing) -> float:
-    """How far the pod is from covering everything; each resource counts alike, whatever its magnitude."""
+    """How far the pod is from covering everything; each resource counts alike."""
     total = 0.0
     for name, amount in missing.items():
         rest = amount - requested_units(pod, name)

@@ -16,9 +16,8 @@ from msgspec import Struct, field
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import CriError, IllegalMove
-from pykubelet.model.pod import PodUID
+from pykubelet.model.pod import PodUID, ProbeKey, ProbeOutcome
 from pykubelet.model.problems import ContainerProblem
-from pykubelet.model.results import ProbeKey, ProbeOutcome
 from pykubelet.model.runtime_status import Life, PodRuntimeStatus
 
 HISTORY_LENGTH = 12

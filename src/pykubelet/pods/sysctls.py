@@ -54,7 +54,7 @@ class BadSysctlPattern(PykubeletError):
 
 
 def kernel_version(release: str) -> tuple[int, int] | None:
-    """(major, minor) of a kernel release such as 6.1.0-13-amd64; None when it cannot be told."""
+    """(major, minor) of a kernel release such as 6.1.0-13-amd64; None when it cannot be read."""
     match = _VERSION.match(release.strip())
     return (int(match[1]), int(match[2])) if match else None
 
@@ -104,7 +104,7 @@ class SysctlAllowList(Struct, frozen=True, kw_only=True):
         return SysctlAllowList.of((*safe_sysctls(release), *allowed_unsafe))
 
     def complaint(self, name: str, *, host_network: bool, host_ipc: bool) -> str | None:
-        """Why a pod may not set the parameter, in upstream's words."""
+        """Why a pod may not set the parameter, as upstream puts it."""
         name = normalized(name)
         namespace = self.names.get(name)
         if namespace is None:

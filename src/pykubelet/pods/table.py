@@ -1,4 +1,4 @@
-"""The table of all pods: one record per UID, indexes by name, and the questions asked about pods.
+"""The table of all pods: one record per UID, indexes by name, and what others need to know about pods.
 
 A record is there while any of its parts is. Mirror pods are API objects that stand for a static pod, with UIDs of
 their own: they are kept beside the records, paired by name. Until the first housekeeping pass (`mark_synced`) not
@@ -12,9 +12,18 @@ from types import MappingProxyType
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.model.errors import CriError
-from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, PodUID, full_name, is_mirror, is_static, uid_of
+from pykubelet.model.pod import (
+    HASH_ANNOTATION,
+    MIRROR_ANNOTATION,
+    PodUID,
+    ProbeKey,
+    ProbeOutcome,
+    full_name,
+    is_mirror,
+    is_static,
+    uid_of,
+)
 from pykubelet.model.problems import ContainerProblem
-from pykubelet.model.results import ProbeKey, ProbeOutcome
 from pykubelet.model.runtime_status import Life, PodRuntimeStatus
 from pykubelet.pods.record import NEVER, ObservedRuntime, Orphan, PodRecord, PodWorker, ReportedStatus, WorkerState
 
@@ -241,21 +250,21 @@ class PodTable:
 
     def observe(self, status: PodRuntimeStatus, listed: Mapping[str, Life]) -> bool:
         """Store the result of an inspection; False when a newer one is there."""
-        seen = self._observed(status.uid)
-        if status.observed_at < seen.status.observed_at:
+        observed = self._observed(status.uid)
+        if status.observed_at < observed.status.observed_at:
             return False
-        seen.status, seen.listed = status, listed
-        if status.observed_at >= seen.at:
-            seen.error = None
-            self._inspected(seen, status.observed_at)
+        observed.status, observed.listed = status, listed
+        if status.observed_at >= observed.at:
+            observed.error = None
+            self._inspected(observed, status.observed_at)
         return True
 
     def observe_failure(self, uid: str, error: CriError, *, started: float) -> None:
         """Note that an inspection failed; the last good status stays readable."""
-        seen = self._observed(uid)
-        if started >= seen.at:
-            seen.error = error
-            self._inspected(seen, started)
+        observed = self._observed(uid)
+        if started >= observed.at:
+            observed.error = error
+            self._inspected(observed, started)
 
     def relisted(self, started: float, *, changed: Iterable[str], up: Collection[str] = ()) -> None:
         """A full listing that was started at `started` has ended; `changed` pods are yet to be inspected.
@@ -266,8 +275,8 @@ class PodTable:
         for uid in changed:
             self._observed(uid).stale_since = started
         for record in self:
-            seen = record.runtime
-            if seen is not None and seen.at <= started and seen.stale_since is None and seen.is_empty:
+            observed = record.runtime
+            if observed is not None and observed.at <= started and observed.stale_since is None and observed.is_empty:
                 record.runtime = None  # the listing says the same about it as about any unknown pod
                 self._drop_if_empty(record)
 
@@ -277,11 +286,11 @@ class PodTable:
             record.runtime = ObservedRuntime(PodRuntimeStatus(uid=uid, observed_at=NEVER))
         return record.runtime
 
-    def _inspected(self, seen: ObservedRuntime, at: float) -> None:
-        seen.at = at
-        # An inspection begun before the relist may not have seen what the relist saw.
-        if seen.stale_since is not None and at >= seen.stale_since:
-            seen.stale_since = None
+    def _inspected(self, observed: ObservedRuntime, at: float) -> None:
+        observed.at = at
+        # An inspection begun before the relist may have missed what the relist found.
+        if observed.stale_since is not None and at >= observed.stale_since:
+            observed.stale_since = None
 
     def observed(self, uid: str) -> ObservedRuntime | None:
         record = self._records.get(uid)
@@ -289,8 +298,8 @@ class PodTable:
 
     def runtime_status(self, uid: str) -> PodRuntimeStatus:
         """The newest status that could be read; empty for a pod that the runtime does not know."""
-        seen = self.observed(uid)
-        return seen.status if seen is not None else PodRuntimeStatus(uid=uid, observed_at=self._listed_at)
+        observed = self.observed(uid)
+        return observed.status if observed is not None else PodRuntimeStatus(uid=uid, observed_at=self._listed_at)
 
     def runtime_statuses(self) -> list[PodRuntimeStatus]:
         """Of all pods of which the runtime knows, or lately knew, something."""
@@ -298,16 +307,16 @@ class PodTable:
 
     def observed_at(self, uid: str) -> float:
         """The monotonic time at which the pod was last known to be as the record says."""
-        seen = self.observed(uid)
-        if seen is None:
+        observed = self.observed(uid)
+        if observed is None:
             return self._listed_at
-        return seen.at if seen.stale_since is not None else max(seen.at, self._listed_at)
+        return observed.at if observed.stale_since is not None else max(observed.at, self._listed_at)
 
     def is_down(self, uid: str) -> bool:
         """Whether nothing of the pod runs, as far as is known; False before the first listing."""
-        seen = self.observed(uid)
-        if seen is not None and seen.error is None and seen.stale_since is None:
-            return not (seen.status.running() or seen.status.ready_sandboxes())
+        observed = self.observed(uid)
+        if observed is not None and observed.error is None and observed.stale_since is None:
+            return not (observed.status.running() or observed.status.ready_sandboxes())
         return self._listed_at != NEVER and uid not in self._listed_up
 
     def orphans(self) -> list[Orphan]:

@@ -12,9 +12,15 @@ from typing import Final
 from msgspec import Struct
 
 from pykubelet.api.types import ContainerStatus, Pod, PodStatus, Probe
-from pykubelet.model.pod import AnyContainer, deletion_requested, is_terminal_phase, restarts_on_exit
+from pykubelet.model.pod import (
+    AnyContainer,
+    ProbeKind,
+    ProbeOutcome,
+    deletion_requested,
+    is_terminal_phase,
+    restarts_on_exit,
+)
 from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING
-from pykubelet.model.results import ProbeKind, ProbeOutcome
 
 INITIAL: Final = {
     ProbeKind.READINESS: ProbeOutcome.FAILURE,

@@ -17,8 +17,7 @@ from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.http.port import PodNetwork
 from pykubelet.context import Context
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.model.pod import AnyContainer, ContainerKind, is_sidecar, probes_of, uid_of
-from pykubelet.model.results import ProbeKind
+from pykubelet.model.pod import AnyContainer, ContainerKind, ProbeKind, is_sidecar, probes_of, uid_of
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.executors import ProbeExecutor
 from pykubelet.probes.worker import ProbeMetrics, ProbeTools, ProbeWorker, WorkerSnapshot

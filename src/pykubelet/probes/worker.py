@@ -20,9 +20,19 @@ from pykubelet.api.types import ContainerStatus, Pod, PodStatus, Probe
 from pykubelet.context import Context
 from pykubelet.kit.log import current_pod
 from pykubelet.kit.metrics import Counter, Histogram
-from pykubelet.model.pod import AnyContainer, ContainerKind, PodUID, name_of, namespace_of, readable, uid_of
+from pykubelet.model.pod import (
+    AnyContainer,
+    ContainerKind,
+    PodUID,
+    ProbeKey,
+    ProbeKind,
+    ProbeOutcome,
+    name_of,
+    namespace_of,
+    readable,
+    uid_of,
+)
 from pykubelet.model.reasons import WARNING
-from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.pods.table import PodTable
 from pykubelet.probes.decide import Act, Tally, container_status, ends_all, first_outcome, holds_after, next_step
 from pykubelet.probes.executors import Answer, ProbeErrored, ProbeExecutor, Result, Target
@@ -72,13 +82,13 @@ class ProbeMetrics:
         )
 
     def count(self, kind: ProbeKind, pod: Pod, container: AnyContainer, outcome: ProbeOutcome, seconds: float) -> None:
-        name, pod_name, namespace = container.name or "", name_of(pod), namespace_of(pod)
+        name, pod_name, namespace = container.name, name_of(pod), namespace_of(pod)
         self.total.inc(kind.title, RESULT_LABELS[outcome], name, pod_name, namespace, uid_of(pod))
         if outcome is not ProbeOutcome.FAILURE:  # as upstream: failures often only measure the timeout
             self.duration.observe(seconds, kind.title, name, pod_name, namespace)
 
     def forget(self, kind: ProbeKind, pod: Pod, container: AnyContainer) -> None:
-        name, pod_name, namespace = container.name or "", name_of(pod), namespace_of(pod)
+        name, pod_name, namespace = container.name, name_of(pod), namespace_of(pod)
         for label in RESULT_LABELS.values():
             self.total.forget(kind.title, label, name, pod_name, namespace, uid_of(pod))
         self.duration.forget(kind.title, name, pod_name, namespace)
@@ -186,7 +196,7 @@ class ProbeWorker:
             return self._wait(self.period)
         if ends_all(status):
             return self._end()
-        reported = container_status(status, self._container.name or "")
+        reported = container_status(status, self._container.name)
         if reported is None:
             return self._wait(self.period)
         self._adopt(reported)
@@ -228,7 +238,7 @@ class ProbeWorker:
 
     def snapshot(self) -> WorkerSnapshot:
         return WorkerSnapshot(
-            container=self._container.name or "",
+            container=self._container.name,
             kind=self.kind.value,
             container_id=self._container_id,
             on_hold=self._on_hold,
@@ -397,5 +407,5 @@ class ProbeWorker:
         return f"{self._container.name}/{self.kind.value}"
 
     def _record_event(self, reason: str, message: str) -> None:
-        path = self._container_kind.field_path(self._container.name or "")
+        path = self._container_kind.field_path(self._container.name)
         self._tools.ctx.events.pod_event(self.pod, WARNING, reason, message, field_path=path)

@@ -45,7 +45,7 @@ class CrashBackoff:
         delay = self._table.delay(key)
         if not self._table.is_quiet(key, finished) and now - finished < delay:
             return CrashLoop(
-                container=container.name or "",
+                container=container.name,
                 pod=log_form(pod),
                 delay=delay,
                 exit_code=newest_exited.exit_code,
@@ -69,5 +69,5 @@ class CrashBackoff:
 def backoff_key(pod: Pod, container: AnyContainer) -> str:
     """Names the container and what it runs, so that a changed image or changed resources start afresh."""
     resources = msgspec.json.encode(container.resources, order="sorted").decode()
-    parts = (name_of(pod), namespace_of(pod), uid_of(pod), container.name or "", container.image or "", resources)
+    parts = (name_of(pod), namespace_of(pod), uid_of(pod), container.name, container.image or "", resources)
     return "/".join(parts)

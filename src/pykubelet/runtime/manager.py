@@ -227,11 +227,11 @@ class RuntimeManager:
                     return
             except NotFound as gone:
                 # The sandbox vanished meanwhile; the next sync makes a new one.
-                name = container.name or ""
+                name = container.name
                 outcome.problems.append(CreateFailed(container=name, reason=CREATE_POD_SANDBOX_ERROR, text=str(gone)))
                 return
             else:
-                outcome.started.append(container.name or "")
+                outcome.started.append(container.name)
                 stepped.set()
 
 

@@ -14,10 +14,16 @@ from msgspec import Struct, field
 from pykubelet.api.types import Container, EphemeralContainer, Pod, ResourceRequirements
 from pykubelet.model.container_keys import definition_changed
 from pykubelet.model.lifecycle import any_regular_alive, any_regular_created, init_failed, judge_sandbox, should_start
-from pykubelet.model.pod import effective_restart_policy, is_sidecar, restarts_all_on_exit
+from pykubelet.model.pod import (
+    ProbeKey,
+    ProbeKind,
+    ProbeOutcome,
+    effective_restart_policy,
+    is_sidecar,
+    restarts_all_on_exit,
+)
 from pykubelet.model.pod_resources import differing, effective_resources
 from pykubelet.model.problems import KillCause
-from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, PodRuntimeStatus
 
 
@@ -136,7 +142,7 @@ def plan_pod(inputs: PlanInputs) -> PodPlan:
 
     draft = Draft(inputs)
     # Ephemeral containers are for inspecting a pod, so they need not wait until it is initialised.
-    ephemeral = tuple(c for c in pod.spec.ephemeral_containers if runtime.container(c.name or "") is None)
+    ephemeral = tuple(c for c in pod.spec.ephemeral_containers if runtime.container(c.name) is None)
     if plan_init_containers(draft) and not draft.kill_pod:
         _plan_regular_containers(draft)
     return PodPlan(
@@ -175,7 +181,7 @@ def _plan_new_sandbox(pod: Pod, runtime: PodRuntimeStatus, sandbox_id: str, atte
 def _done_for_good(pod: Pod, container: Container, runtime: PodRuntimeStatus) -> bool:
     if effective_restart_policy(pod, container) != "OnFailure":
         return False
-    status = runtime.container(container.name or "")
+    status = runtime.container(container.name)
     return status is not None and status.state is ContainerState.EXITED and status.exit_code == 0
 
 
@@ -183,7 +189,7 @@ def _plan_regular_containers(draft: Draft) -> None:
     pod, runtime = draft.inputs.pod, draft.inputs.runtime
     kept = 0
     for container in pod.spec.containers:
-        status = runtime.container(container.name or "")
+        status = runtime.container(container.name)
         if status is not None and status.state is ContainerState.RUNNING:
             kept += _plan_running(draft, container, status)
         else:
@@ -271,7 +277,7 @@ def plan_init_containers(draft: Draft) -> bool:
     passed = initialised
     for index in range(len(containers) - 1, -1, -1):
         container = containers[index]
-        status = runtime.container(container.name or "")
+        status = runtime.container(container.name)
         if status is None:
             if passed and is_sidecar(container):
                 draft.start_init.append(container)
@@ -372,7 +378,7 @@ def judge_resize(container: Container, status: ContainerStatus, draft: Draft) ->
     """The change a running container needs, if any."""
     if draft.inputs.actuated is None or status.state is not ContainerState.RUNNING:
         return None
-    actuated = draft.inputs.actuated.get(container.name or "")
+    actuated = draft.inputs.actuated.get(container.name)
     if actuated is None:
         # No record of what was put into force: a guess could restart a healthy container.
         return None

@@ -102,7 +102,7 @@ class PodResizer:
     def starting(self, pod: Pod, container: AnyContainer) -> None:
         """The container is about to be started with what the pod's spec says."""
         resources = effective_resources(pod.spec.resources, container)
-        self._record.put_container(uid_of(pod), container.name or "", resources)
+        self._record.put_container(uid_of(pod), container.name, resources)
 
     def is_due(self, pod: Pod, plan: PodPlan) -> bool:
         """Whether `resize` has anything to do for this plan."""
@@ -118,7 +118,7 @@ class PodResizer:
         if in_force.pod is not None and differing(pod.spec.resources, in_force.pod):
             return True
         for container in (*plan.start_init, *plan.start_regular):
-            own = in_force.containers.get(container.name or "")
+            own = in_force.containers.get(container.name)
             if own is not None and differing(effective_resources(pod.spec.resources, container), own):
                 return True
         return False

@@ -113,7 +113,7 @@ class ContainerStarter:
         observed: PodRuntimeStatus,
     ) -> str:
         """Start the container; its id. Raises StartError, or RuntimeDown."""
-        name = container.name or ""
+        name = container.name
         ended = (c for c in observed.runs_of(name) if c.state is ContainerState.EXITED)
         crashed = self._backoff.check(pod, container, next(ended, None), self._clock.now())
         if crashed is not None:
@@ -142,13 +142,13 @@ class ContainerStarter:
     async def _image(
         self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: cri_pb2.PodSandboxConfig
     ) -> str:
-        path = kind.field_path(container.name or "")
+        path = kind.field_path(container.name)
         return await self._images.ensure_image(
             pod, container.image or "", container.image_pull_policy, sandbox_config=sandbox, field_path=path
         )
 
     async def _found_image(self, pod: Pod, kind: ContainerKind, container: AnyContainer, sandbox: SandboxInUse) -> str:
-        name = container.name or ""
+        name = container.name
         begun = sandbox.images.pop(name, None)
         try:
             found = await (begun or self._image(pod, kind, container, sandbox.config))
@@ -168,7 +168,7 @@ class ContainerStarter:
         sandbox: SandboxInUse,
         request: ContainerRequest,
     ) -> str:
-        name = container.name or ""
+        name = container.name
         with self._recorder.step(uid_of(pod), Step.CREATE, name):
             try:
                 config = await self._specs.container(pod, kind, container, request)
@@ -201,7 +201,7 @@ class ContainerStarter:
         hook = container.lifecycle.post_start if container.lifecycle is not None else None
         if hook is None:
             return
-        name = container.name or ""
+        name = container.name
         try:
             with self._recorder.step(uid_of(pod), Step.HOOK, name):
                 await self._stopper.hooks.run(pod, container, container_id, hook)
@@ -233,7 +233,7 @@ class ContainerStarter:
         target = observed.container(wanted)
         if target is None:
             error = ConfigProblem(f"unable to find target container {wanted}")
-            raise self._failed(pod, kind, container.name or "", CREATE_CONTAINER_CONFIG_ERROR, error)
+            raise self._failed(pod, kind, container.name, CREATE_CONTAINER_CONFIG_ERROR, error)
         return target.id
 
     def _restart_count(self, pod: Pod, name: str, newest: ContainerStatus | None) -> int:
@@ -312,9 +312,9 @@ class SandboxStarter:
         # comes. Without a sandbox all this is given up, so it is not begun with every try.
         uid = uid_of(pod)
         images = {
-            container.name or "": begin(self._containers.find_image(pod, kind, container, config))
+            container.name: begin(self._containers.find_image(pod, kind, container, config))
             for kind, container in starts(plan)
-            if observed.container(container.name or "") is None and uid not in self._without_sandbox
+            if observed.container(container.name) is None and uid not in self._without_sandbox
         }
         self._without_sandbox.add(uid)
         made, _ = await both(self._make(pod, config, stepped), self._find_volume_images(pod, config))

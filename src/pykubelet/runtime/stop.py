@@ -59,7 +59,7 @@ class StopOrder:
 
     def __init__(self, pod: Pod, stopping: Sequence[Stopping]) -> None:
         self._gone = {one.status.name: asyncio.Event() for one in stopping}
-        names = [c.name or "" for c in sidecars(pod)]
+        names = [c.name for c in sidecars(pod)]
         regular = [name for name in self._gone if name not in names]
         self._before: dict[str, list[str]] = {
             name: regular + [later for later in names[index + 1 :] if later in self._gone]

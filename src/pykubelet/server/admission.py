@@ -1,9 +1,9 @@
-"""Who gets a place when there are too many callers: bookkeeping only, no sockets.
+"""Limits on connections and requests when there are too many: bookkeeping only, no sockets.
 
-`Strangers` are connections nobody has vouched for: when there are too many, the address with the most of them loses
-its oldest, so one address never keeps out another. `Shares` are the requests under way of callers who are known: a
-namespace may have as many as are still free, so it leaves room for the next one however many it asks for. `Turns`
-lets addresses take turns at work that only few can do at once. Does not cover: closing idle connections (http.py).
+`PendingConnections` are not authenticated yet: when there are too many, the address with the most of them loses its
+oldest, so one address never keeps out another. `Shares` are the requests under way of known callers: a namespace may
+have as many as are still free, so it leaves room for the next one however many it sends. `FairSlots` serves addresses
+in rotation at work that only few can do at once. Does not cover: closing idle connections (http.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAPPED = "::ffff:"
 
 
 def address_of(peer: Any) -> str:
-    """Whom a connection counts for: the IPv4 address, the IPv6 network of one customer (/64), or the local socket."""
+    """What a connection is counted by: the IPv4 address, the IPv6 network of a customer (/64), or the local socket."""
     if not isinstance(peer, tuple):
         return "local"
     host = str(peer[0])
@@ -36,8 +36,8 @@ def _nothing() -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Stranger:
-    """A connection before anybody vouched for it."""
+class PendingConnection:
+    """A connection whose caller is not authenticated yet."""
 
     address: str
     drop: Callable[[], Any] = field(default=_nothing)
@@ -46,30 +46,30 @@ class Stranger:
     """Its socket belongs to a transport."""
 
 
-class Strangers:
+class PendingConnections:
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._by_address: dict[str, dict[Stranger, None]] = {}
+        self._by_address: dict[str, dict[PendingConnection, None]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def enter(self, stranger: Stranger) -> bool:
+    def enter(self, pending: PendingConnection) -> bool:
         """Takes a place. False when none was free and another one lost its own."""
-        self._by_address.setdefault(stranger.address, {})[stranger] = None
+        self._by_address.setdefault(pending.address, {})[pending] = None
         self._count += 1
         return self._count <= self._limit or not self.drop_one()
 
-    def leave(self, stranger: Stranger) -> None:
-        """It is known now, or gone. Leaving twice does no harm."""
-        of_address = self._by_address.get(stranger.address)
-        if of_address is None or stranger not in of_address:
+    def leave(self, pending: PendingConnection) -> None:
+        """It is authenticated now, or gone. Leaving twice does no harm."""
+        of_address = self._by_address.get(pending.address)
+        if of_address is None or pending not in of_address:
             return
-        del of_address[stranger]
+        del of_address[pending]
         self._count -= 1
         if not of_address:
-            del self._by_address[stranger.address]
+            del self._by_address[pending.address]
 
     def drop_one(self) -> bool:
         """The oldest of the address that has the most; False when there is none."""
@@ -83,7 +83,7 @@ class Strangers:
 
 
 class Shares:
-    """Requests under way. Everybody may have as many as are still free: one alone gets half, and half stays free."""
+    """Requests under way. Each key may have as many as are still free: a single one gets half, and half stays free."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -104,15 +104,15 @@ class Shares:
             del self._taken[key]
 
 
-class Turns:
-    """A few at a time; who waits is served by address in turn, so a crowd at one address costs others one turn."""
+class FairSlots:
+    """A few at a time; waiters are served by address in rotation: a crowd at one address delays others by one slot."""
 
     def __init__(self, places: int = 1) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._free = places
 
     @asynccontextmanager
-    async def turn(self, address: str) -> AsyncIterator[None]:
+    async def slot(self, address: str) -> AsyncIterator[None]:
         if self._free:
             self._free -= 1
         else:
@@ -129,7 +129,7 @@ class Turns:
             await waiter
         except asyncio.CancelledError:
             if not waiter.cancelled():
-                self._pass_on()  # the turn had come just before
+                self._pass_on()  # the slot had come just before
             elif (queue := self._waiting.get(address)) and waiter in queue:
                 queue.remove(waiter)
                 if not queue:

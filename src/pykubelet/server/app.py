@@ -21,7 +21,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
-from pykubelet.server.admission import Strangers
+from pykubelet.server.admission import PendingConnections
 from pykubelet.server.auth import Authenticator, Authorizer, PeerCertificate, User
 from pykubelet.server.introspection import PING, HealthRoutes
 from pykubelet.server.listeners import Address, Limits, Listener, LocalAddress, TcpAddress
@@ -103,7 +103,7 @@ class App:
 
 
 def _tenant(match: Match, user: User) -> str:
-    """Whose share of the requests under way this one takes. The API server calls for everybody, as one user."""
+    """The share of the requests under way this one counts against. The API server calls as one user for all."""
     namespace = (match.params or {}).get("namespace")
     return f"namespace {namespace}" if namespace else f"user {user.name}"
 
@@ -179,14 +179,14 @@ class NodeServer:
         tls: TlsFiles | None = None,
     ) -> None:
         app = App(router=Router(routes), gate=gate, metrics=self._metrics, server_type=kind, clock=self._clock)
-        strangers = Strangers(self._limits.strangers)
+        pending_connections = PendingConnections(self._limits.pending_connections)
 
         def make_server(http: type[HttpServer]) -> HttpServer:
             return http(
                 app=app,
                 clock=self._clock,
                 limits=self._limits,
-                strangers=strangers,
+                pending_connections=pending_connections,
                 stream_idle=self._settings.streaming_connection_idle_timeout,
                 tls=tls,
                 trusted=isinstance(address, LocalAddress),
@@ -200,7 +200,7 @@ class NodeServer:
                 tls=tls,
                 clock=self._clock,
                 limits=self._limits,
-                strangers=strangers,
+                pending_connections=pending_connections,
             )
         )
 

@@ -35,7 +35,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.limits import Recent
 from pykubelet.kit.sharing import SingleFlight
 from pykubelet.model.errors import ApiDown, ApiError, ApiServerError, PykubeletError, TooManyRequests
-from pykubelet.server.admission import Turns
+from pykubelet.server.admission import FairSlots
 from pykubelet.server.requests import Refused, Request
 from pykubelet.settings.schema_server import Authentication, Authorization
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 AUTHENTICATED = "system:authenticated"
 UNAUTHENTICATED = "system:unauthenticated"
 REVIEWS_AT_ONCE = 4
-"""Strangers can make up tokens without end, and each is a question to the API server, which the node has to share."""
+"""Unauthenticated callers can make up any number of tokens, and each costs a request to the API server."""
 WEBSOCKET_BEARER = "base64url.bearer.authorization.k8s.io."
 
 
@@ -137,11 +137,11 @@ class Authenticator:
         self._anonymous = settings.anonymous.enabled
         self._clock = clock
         ttl = settings.webhook.cache_ttl
-        self._turns = Turns(REVIEWS_AT_ONCE)
+        self._slots = FairSlots(REVIEWS_AT_ONCE)
         self._tokens: ReviewCache[User | None] = ReviewCache(clock=clock, keep=lambda _: ttl)
 
     async def identify(self, request: Request, certificate: PeerCertificate | None) -> User:
-        """Raises Refused 401 for wrong or missing credentials, and when nobody could be asked."""
+        """Raises Refused 401 for wrong or missing credentials, and when the API server could not be asked."""
         if certificate is not None:
             if certificate.common_name and certificate.expires > self._clock.now():
                 return User(
@@ -162,14 +162,14 @@ class Authenticator:
 
     async def _by_token(self, reviewer: Reviewer, token: str, address: str) -> User | None:
         async def ask() -> User | None:
-            async with self._turns.turn(address):
+            async with self._slots.slot(address):
                 return user_of(await reviewer.token_review(token))
 
         try:
             # The token itself is not kept in memory longer than its request.
             key = hashlib.sha256(token.encode()).digest()
         except UnicodeEncodeError:
-            return None  # bytes that are no text: nobody's token, and nothing that could be asked about
+            return None  # bytes that are no text cannot be a token
         try:
             return await self._tokens.get(key, ask)
         except ApiError as error:

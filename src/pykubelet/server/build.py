@@ -177,8 +177,8 @@ def _about(ctx: Context, edges: Edges, runtime: RuntimeState) -> Callable[[], di
 
 def servable(settings: ServerSettings, *, alone: bool) -> ServerSettings:
     """The settings without an HTTPS server that could let no caller in."""
-    asks = settings.authentication.webhook.enabled or settings.authorization.mode == "Webhook"
-    if not (alone and asks and settings.enable_server):
+    needs_api_server = settings.authentication.webhook.enabled or settings.authorization.mode == "Webhook"
+    if not (alone and needs_api_server and settings.enable_server):
         return settings
     logger.warning(
         "the HTTPS server stays off: without an API server tokens and rights cannot be checked; to have it, set "
@@ -207,7 +207,7 @@ def serving_files(settings: Settings, host: str, ips: Sequence[str]) -> FindServ
 
 
 def flag_values(flags: NodeFlags) -> Mapping[str, str]:
-    """What the command line said, for /flagz."""
+    """The command line's flags, for /flagz."""
     return {field.name.replace("_", "-"): str(getattr(flags, field.name)) for field in fields(flags)}
 
 

@@ -22,7 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from pykubelet.kit.clock import Clock
-from pykubelet.server.admission import Shares, Stranger, Strangers
+from pykubelet.server.admission import PendingConnection, PendingConnections, Shares
 from pykubelet.server.app import App
 from pykubelet.server.auth import PeerCertificate, peer_certificate
 from pykubelet.server.listeners import Limits
@@ -34,14 +34,14 @@ from pykubelet.server.tls import TlsFiles
 logger = logging.getLogger(__name__)
 
 LINGERING = 2.0
-"""Seconds a body nobody wants is read and thrown away, so that the caller sees the answer."""
+"""Seconds an unused body is read and thrown away, so that the caller sees the response."""
 READ_BUFFER = 64 * 1024
 LARGE = 64 * 1024
 MAX_PATH = 16 * 1024
-"""Of the path alone: taking it apart costs time before anybody knows who asks."""
+"""Of the path alone: parsing it costs time before the caller is known."""
 MAX_PARAMETERS = 10_000
 PAUSE_AFTER_REFUSALS = 1.0
-"""Seconds a stranger waits for each refusal after its first on a connection: guessing tokens costs it time, not us."""
+"""Seconds before each 401 after the first on a connection: guessing tokens costs the caller time, not us."""
 HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 35\r\n"
     b"Connection: close\r\n\r\n431 Request Header Fields Too Large"
@@ -53,8 +53,8 @@ class Connection:
     transport: asyncio.Transport
     generation: int
     address: str
-    stranger: Stranger | None
-    """None as soon as somebody vouched for the caller."""
+    pending: PendingConnection | None
+    """None as soon as the caller is authenticated."""
     certificate: PeerCertificate | None = None
     busy: bool = False
     body: StreamReader | None = None
@@ -66,11 +66,11 @@ class Connection:
     """Of a request that has not begun to be served."""
     head_timer: asyncio.TimerHandle | None = None
     more: bool = False
-    """The last bytes went on after a request's headers; whether they were its body or the next request, who knows."""
+    """The last bytes went on after a request's headers: its body or the next request."""
 
 
 class _Log:
-    """What aiohttp has to say: strangers' garbage is worth a debug line, our own mistakes an error."""
+    """aiohttp's log: garbage from callers is worth a debug line, our own mistakes an error."""
 
     def exception(self, message: str, *words: object, exc_info: BaseException | None = None) -> None:
         if isinstance(exc_info, HttpProcessingError | ConnectionError):
@@ -88,12 +88,12 @@ class _Log:
 class _Handler(RequestHandler):
     """The library's protocol, with an eye on headers that do not come to an end."""
 
-    __slots__ = ("connection", "server", "stranger")
+    __slots__ = ("connection", "pending", "server")
 
-    def __init__(self, server: HttpServer, stranger: Stranger, **options: Any) -> None:
+    def __init__(self, server: HttpServer, pending: PendingConnection, **options: Any) -> None:
         super().__init__(server, **options)
         self.server = server
-        self.stranger = stranger
+        self.pending = pending
         self.connection: Connection | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -107,7 +107,7 @@ class _Handler(RequestHandler):
 
 
 class HttpServer(web.Server):
-    """Makes a protocol for each connection; also the place where connections are counted and judged."""
+    """Makes a protocol for each connection, and keeps the connections within their limits."""
 
     def __init__(
         self,
@@ -115,12 +115,12 @@ class HttpServer(web.Server):
         app: App,
         clock: Clock,
         limits: Limits,
-        strangers: Strangers,
+        pending_connections: PendingConnections,
         stream_idle: float,
         tls: TlsFiles | None = None,
         trusted: bool = False,
     ) -> None:
-        """`trusted`: whoever gets here is known, as on the local socket."""
+        """`trusted`: every caller is known, as on the local socket."""
         super().__init__(cast(Any, self._serve), handler_cancellation=True)
         self._options: dict[str, Any] = {
             "keepalive_timeout": limits.idle,
@@ -136,7 +136,7 @@ class HttpServer(web.Server):
         self._app = app
         self._clock = clock
         self._limits = limits
-        self._strangers = strangers
+        self._pending = pending_connections
         self._shares = Shares(limits.requests)
         self._stream_idle = stream_idle
         self._tls = tls
@@ -153,17 +153,17 @@ class HttpServer(web.Server):
     def __len__(self) -> int:
         return len(self._open)
 
-    def handler(self, stranger: Stranger) -> RequestHandler:
-        return _Handler(self, stranger, loop=asyncio.get_running_loop(), **self._options)
+    def handler(self, pending: PendingConnection) -> RequestHandler:
+        return _Handler(self, pending, loop=asyncio.get_running_loop(), **self._options)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         assert isinstance(handler, _Handler)
         self._renew()
         handler.connection = connection = Connection(
-            transport, self._generation, handler.stranger.address, handler.stranger
+            transport, self._generation, handler.pending.address, handler.pending
         )
-        handler.stranger.drop = transport.abort
+        handler.pending.drop = transport.abort
         secured = transport.get_extra_info("ssl_object")
         if secured is not None:
             connection.certificate = peer_certificate(secured.getpeercert(), ssl.cert_time_to_seconds)
@@ -182,13 +182,13 @@ class HttpServer(web.Server):
             return
         self._idle.pop(connection, None)
         self._head_complete(connection)
-        if connection.stranger is not None:
-            self._strangers.leave(connection.stranger)
+        if connection.pending is not None:
+            self._pending.leave(connection.pending)
 
     def _make_known(self, connection: Connection) -> None:
-        if connection.stranger is not None:
-            self._strangers.leave(connection.stranger)
-            connection.stranger = None
+        if connection.pending is not None:
+            self._pending.leave(connection.pending)
+            connection.pending = None
 
     def _rest(self, connection: Connection) -> None:
         """A known caller has nothing to ask for now."""
@@ -197,7 +197,7 @@ class HttpServer(web.Server):
             self.drop_longest_idle()
 
     def _renew(self) -> None:
-        """Callers whose certificates were judged by an older CA bundle have to connect again."""
+        """Callers whose certificates were verified with an older CA bundle have to connect again."""
         if self._tls is None:
             return
         self._tls.context()  # looks at the files
@@ -239,15 +239,15 @@ class HttpServer(web.Server):
     def may_go_on(self, connection: Connection, data: bytes) -> bool:
         """Bytes came. False when they can only be headers and are too many for one request."""
         if connection.upgraded or (connection.body is not None and not connection.body.is_eof()):
-            return True  # a body has its own bounds: reading stops while nobody takes it
+            return True  # a body has its own bounds: reading stops while it is not consumed
         connection.head_bytes += len(data)
         self._heads += len(data)
         connection.more = not data.endswith(b"\r\n\r\n")
         if not connection.busy:
             self._expect_head(connection)
         if self._heads > self._limits.heads_bytes:
-            # The largest, a stranger's before that of a caller who is known.
-            chosen = max(self._open.values(), key=lambda c: (c.stranger is not None and c.head_bytes > 0, c.head_bytes))
+            # The largest, a pending connection's before that of an authenticated caller.
+            chosen = max(self._open.values(), key=lambda c: (c.pending is not None and c.head_bytes > 0, c.head_bytes))
             chosen.transport.abort()
         return connection.head_bytes <= self._limits.head_bytes
 
@@ -273,7 +273,7 @@ class HttpServer(web.Server):
         try:
             request = _request(incoming, connection.address)
             reply = await self._app.handle(request, connection.certificate, admit)
-            if connection.stranger is not None and isinstance(reply, Response) and reply.status == 401:
+            if connection.pending is not None and isinstance(reply, Response) and reply.status == 401:
                 connection.refusals += 1
                 if connection.refusals > 1:
                     await self._clock.sleep(PAUSE_AFTER_REFUSALS)
@@ -299,7 +299,7 @@ class HttpServer(web.Server):
             return
         if connection.head_bytes or connection.more:
             self._expect_head(connection)  # the next request may have begun already
-        if connection.stranger is None:
+        if connection.pending is None:
             self._rest(connection)
 
     async def _send(self, incoming: web.BaseRequest, request: Request, reply: Reply) -> web.StreamResponse:
@@ -338,7 +338,7 @@ class HttpServer(web.Server):
 
 
 class _Query(Sequence[tuple[str, str]]):
-    """The parameters, taken apart when somebody asks for them: strangers are sent away before that."""
+    """The parameters, parsed at first use: unauthenticated callers are refused before that."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -410,7 +410,7 @@ def _whole(response: Response) -> web.Response:
 
 
 def _in_pieces(response: Response) -> Stream:
-    """A large answer is sent as it is taken, so that one nobody takes is noticed; a small one waits in the kernel."""
+    """A large response is sent as it is read, so that a stalled caller is noticed; a small one waits in the kernel."""
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         for at in range(0, len(response.body), LARGE):
@@ -450,7 +450,7 @@ async def _send_stream(incoming: web.BaseRequest, stream: Stream, stalled_after:
         except (OSError, Refused) as error:
             if not isinstance(error, ConnectionError):
                 logger.warning("an answer broke off", extra={"path": incoming.path[:200], "error": str(error)})
-            # The headers said success: only a connection that breaks can say otherwise now.
+            # The headers were sent with success: only breaking the connection can still signal the failure.
             raise ConnectionResetError(str(error)) from error
     if stream.length is not None and sent != stream.length:
         raise ConnectionResetError("the file became shorter while it was sent")
@@ -517,7 +517,7 @@ async def taken_over(incoming: web.BaseRequest) -> AsyncIterator[tuple[asyncio.S
     try:
         yield reader, writer
     finally:
-        handler.close()  # whatever still arrives is no HTTP
+        handler.close()  # further bytes are no HTTP
         if protocol.lost:
             # Later, so that the library does not cancel the very task that is finishing here.
             loop.call_soon(handler.connection_lost, protocol.error)

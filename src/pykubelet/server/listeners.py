@@ -28,7 +28,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import TaskSet, finish
 from pykubelet.model.errors import PykubeletError
-from pykubelet.server.admission import Stranger, Strangers, address_of
+from pykubelet.server.admission import PendingConnection, PendingConnections, address_of
 from pykubelet.server.tls import Handshakes, TlsFiles, hand_over
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 512
 ACCEPT_AT_ONCE = 32
-"""Between two turns of everybody else on the loop. Not one: a crowd would keep others in the kernel's queue."""
+"""Connections accepted in one step of the loop. Not one: a crowd would keep others in the kernel's queue."""
 KEEPALIVE_IDLE, KEEPALIVE_EVERY, KEEPALIVE_PROBES = 15, 15, 9
 """Upstream's: a caller whose machine vanished is noticed by the kernel after two and a half minutes. Unlike pings of
 our own these are answered by a caller that is alive and does not read."""
@@ -75,12 +75,12 @@ Address = TcpAddress | LocalAddress
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    strangers: int = 256
-    """Connections nobody has vouched for yet; beyond, the address with the most loses its oldest."""
+    pending_connections: int = 256
+    """Not authenticated yet; beyond, the address with the most loses its oldest."""
     connections: int = 1000
-    """Callers who are known and ask nothing at the moment; beyond, the one that idled longest is closed."""
+    """Of known callers without a request under way; beyond, the one idle for longest is closed."""
     requests: int = 2000
-    """Under way for callers who are known, streams among them; a namespace may have as many as are still free."""
+    """Under way for known callers, streams included; a namespace may have as many as are still free."""
     handshake: float = 5.0
     """Seconds from connecting until TLS must be set up."""
     head: float = 15.0
@@ -139,12 +139,12 @@ def _open_tcp(family: socket.AddressFamily, host: str, port: int) -> socket.sock
 
 
 def _open_local(path: Path) -> socket.socket:
-    """The caller holds the lock, so whatever is there was left by an agent that was killed."""
+    """The caller holds the lock, so an existing socket was left by an agent that was killed."""
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         path.unlink()
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        # The file gets the mode the socket has; the process' mask is everybody's, other threads make files meanwhile.
+        # The file gets the socket's mode; the umask is of the whole process, and other threads make files meanwhile.
         os.fchmod(found.fileno(), 0o600)
         found.bind(str(path))
         found.listen(BACKLOG)
@@ -210,7 +210,7 @@ class Listener:
         tls: TlsFiles | None,
         clock: Clock,
         limits: Limits,
-        strangers: Strangers,
+        pending_connections: PendingConnections,
     ) -> None:
         """`make_server` builds the HTTP side from its class, which is loaded when the first caller comes; both count
         the same `strangers`."""
@@ -224,7 +224,7 @@ class Listener:
         self._lock: int | None = None
         """Held for a local socket: a second agent would take its place."""
         self._server: HttpServer | None = None
-        self._strangers = strangers
+        self._pending = pending_connections
         self._tell_again = 0.0
         self._handshakes = Handshakes()
 
@@ -234,7 +234,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The real one, also when 0 was asked for."""
+        """The real one, also when 0 was configured."""
         assert self._socket is not None
         return int(self._socket.getsockname()[1])
 
@@ -304,52 +304,52 @@ class Listener:
                 raise
             logger.error("no more connections can be accepted for now", extra={"error": error.strerror})
             is_full = error.errno in OUT_OF_FILES
-            if is_full and not self._strangers.drop_one() and self._server is not None:
+            if is_full and not self._pending.drop_one() and self._server is not None:
                 self._server.drop_longest_idle()
             return False
         return True
 
     def _greet(self, tasks: TaskSet, connection: socket.socket, address: str) -> None:
-        stranger = Stranger(address)
-        task = tasks.spawn(self._welcome(connection, stranger), name=f"{self.name} handshake")
+        pending = PendingConnection(address)
+        task = tasks.spawn(self._welcome(connection, pending), name=f"{self.name} handshake")
 
         def ended(_: asyncio.Task[None]) -> None:
             # Here and not in the task: it may be dropped before its first step.
-            if not stranger.met:
-                self._strangers.leave(stranger)
+            if not pending.met:
+                self._pending.leave(pending)
                 connection.close()
 
         task.add_done_callback(ended)
-        stranger.drop = task.cancel
-        if not self._strangers.enter(stranger) and self._clock.monotonic() >= self._tell_again:
+        pending.drop = task.cancel
+        if not self._pending.enter(pending) and self._clock.monotonic() >= self._tell_again:
             self._tell_again = self._clock.monotonic() + TELL_EVERY
-            logger.warning("callers are sent away: too many nobody vouched for", extra={"server": self.name})
+            logger.warning("callers are refused: too many unauthenticated connections", extra={"server": self.name})
 
-    async def _welcome(self, connection: socket.socket, stranger: Stranger) -> None:
+    async def _welcome(self, connection: socket.socket, pending: PendingConnection) -> None:
         server = await self._loaded_server()
         if not self._may_enter(connection):
             return
         context = self._tls.context() if self._tls is not None else None
         if self._tls is not None and context is None:
-            logger.info("a caller was sent away: no serving certificate available for the kubelet")
+            logger.info("a caller was refused: no serving certificate available for the kubelet")
             return
         try:
             async with asyncio.timeout(self._limits.handshake):
                 if context is not None:
-                    hand_over(await self._handshakes.shake(connection, context, stranger.address))
-                await self._connect(server, connection, context, stranger)
+                    hand_over(await self._handshakes.shake(connection, context, pending.address))
+                await self._connect(server, connection, context, pending)
         except (OSError, TimeoutError) as error:  # SSLError is an OSError
             logger.debug("a handshake failed", extra={"server": self.name, "error": str(error)})
 
     async def _connect(
-        self, server: HttpServer, connection: socket.socket, context: ssl.SSLContext | None, stranger: Stranger
+        self, server: HttpServer, connection: socket.socket, context: ssl.SSLContext | None, pending: PendingConnection
     ) -> None:
-        stranger.met = True
-        make = partial(server.handler, stranger)
+        pending.met = True
+        make = partial(server.handler, pending)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(make, connection, ssl=context)
         except BaseException:
-            self._strangers.leave(stranger)
+            self._pending.leave(pending)
             raise
 
     def _may_enter(self, connection: socket.socket) -> bool:
@@ -363,7 +363,7 @@ class Listener:
 
     async def _loaded_server(self) -> HttpServer:
         if self._server is None:
-            # Some 20 MiB that a node whose server nobody calls does not pay; in a thread, for it takes a while.
+            # Some 20 MiB that a node whose server is never called does not need; in a thread, for it takes a while.
             module = await host_calls.run(
                 partial(importlib.import_module, "pykubelet.server.http"), name="loading the server", within=120.0
             )

@@ -71,8 +71,8 @@ class InPlaceRestart:
             raise CannotRestart(404, f"pod {readable(pod)} has no container {container}")
         if _is_ending(self._table, uid_of(pod)):
             raise CannotRestart(409, f"pod {readable(pod)} is ending")
-        seen = await self._pleg.inspect(uid_of(pod), requested=False)
-        chosen = [one for run in seen.running() if (one := _stopping(pod, run, container)) is not None]
+        observed = await self._pleg.inspect(uid_of(pod), requested=False)
+        chosen = [one for run in observed.running() if (one := _stopping(pod, run, container)) is not None]
         if not chosen:
             what = f"container {container} of pod {readable(pod)} does not run"
             raise CannotRestart(409, what if container else f"nothing of pod {readable(pod)} runs")

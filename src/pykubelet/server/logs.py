@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from pykubelet.api.times import parse_nano_time
-from pykubelet.api.types import ContainerStatus as ToldContainer
+from pykubelet.api.types import ContainerStatus as ReportedContainer
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.clients.cri.port import CriContainers
 from pykubelet.kit.clock import Clock
@@ -203,18 +203,18 @@ class ContainerLogs:
 
 def wanted_container(pod: Pod, status: PodStatus, name: str, *, previous: bool) -> str:
     """The id of the container whose log is meant. Raises Refused 400 when there is none."""
-    told = _told(status, name)
-    if told is None:
+    container = _status_of(status, name)
+    if container is None:
         raise Refused(400, f'container "{name}" in pod "{name_of(pod)}" is not available')
-    state, last = told.state, told.last_state
+    state, last = container.state, container.last_state
     ended = last.terminated if last is not None else None
     last_id = bare_id(ended.container_id) if ended is not None else ""
     if previous:
         if not last_id:
             raise Refused(400, f'previous terminated container "{name}" in pod "{name_of(pod)}" not found')
         return last_id
-    if state is not None and state.running is not None and told.container_id:
-        return bare_id(told.container_id)
+    if state is not None and state.running is not None and container.container_id:
+        return bare_id(container.container_id)
     if state is not None and state.terminated is not None:
         # A container that could not be created has ended without an id; what ran before it still has a log.
         if current := bare_id(state.terminated.container_id):
@@ -225,13 +225,13 @@ def wanted_container(pod: Pod, status: PodStatus, name: str, *, previous: bool) 
     if last_id:
         return last_id
     reason = (state.waiting.reason if state is not None and state.waiting is not None else "") or ""
-    said = PULL_PROBLEMS.get(reason, reason)
-    raise Refused(400, f'container "{name}" in pod "{name_of(pod)}" is waiting to start: {said}')
+    text = PULL_PROBLEMS.get(reason, reason)
+    raise Refused(400, f'container "{name}" in pod "{name_of(pod)}" is waiting to start: {text}')
 
 
-def _told(status: PodStatus, name: str) -> ToldContainer | None:
+def _status_of(status: PodStatus, name: str) -> ReportedContainer | None:
     groups = (status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses)
-    return next((told for group in groups for told in group if told.name == name), None)
+    return next((each for group in groups for each in group if each.name == name), None)
 
 
 def bare_id(text: str | None) -> str:

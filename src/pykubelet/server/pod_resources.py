@@ -19,8 +19,8 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import finish
-from pykubelet.model.assigned import ClaimShare, DeviceShare, MemoryShare
 from pykubelet.model.pod import AnyContainer, is_sidecar, name_of, namespace_of, uid_of
+from pykubelet.model.topology import ClaimShare, DeviceShare, MemoryShare
 from pykubelet.wire import podresources_v1_pb2 as v1
 from pykubelet.wire import podresources_v1alpha1_pb2 as v1alpha1
 
@@ -80,7 +80,7 @@ class PodResources:
         return v1.PodResources(
             name=name_of(pod),
             namespace=namespace_of(pod),
-            containers=[self._container(uid, each.name or "") for each in shown_containers(pod)],
+            containers=[self._container(uid, each.name) for each in shown_containers(pod)],
         )
 
     def _container(self, uid: str, name: str) -> v1.ContainerResources:
@@ -94,7 +94,7 @@ class PodResources:
         )
 
     def _devices_alpha(self, uid: str, container: AnyContainer) -> v1alpha1.ContainerResources:
-        name = container.name or ""
+        name = container.name
         shares = self._assigned.devices_of(uid, name)
         devices = [v1alpha1.ContainerDevices(resource_name=share.resource, device_ids=share.ids) for share in shares]
         return v1alpha1.ContainerResources(name=name, devices=devices)

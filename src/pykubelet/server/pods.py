@@ -1,7 +1,7 @@
 """Pods as this node sees them, and short orders to their containers: /pods, /runningpods, /run, /checkpoint.
 
-/pods is what the sources want, with the newest statuses; /runningpods is what the runtime runs, whoever asked
-for it. Does not cover: logs (logs.py) and everything that streams (streams.py).
+/pods is what the sources want, with the newest statuses; /runningpods is what the runtime runs, from any
+source. Does not cover: logs (logs.py) and everything that streams (streams.py).
 """
 
 from __future__ import annotations

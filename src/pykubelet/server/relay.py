@@ -39,7 +39,7 @@ DIAL_TIMEOUT = 10.0
 ANSWER_TIMEOUT = 60.0
 """The runtime answers an upgrade at once, but an attach may wait for the container's lock."""
 LINGER = 10.0
-"""Seconds the runtime gets to say its last words after the caller has gone."""
+"""Seconds the runtime gets to send its last bytes after the caller has gone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,7 +157,7 @@ async def relay(
     *,
     idle: Idle,
 ) -> None:
-    """Until the runtime has said all, the caller is gone, or nothing moved for too long. Closes the runtime's side."""
+    """Run until the runtime has sent all, the caller is gone, or both are idle too long. Closes the runtime's side."""
     try:
         async with TaskSet("relay", on_error=_log_broken) as tasks:
             up = tasks.spawn(pump(client[0], runtime[1], idle.touch), name="relay to the runtime")
@@ -175,7 +175,7 @@ async def relay(
 
 
 async def _flush(writer: asyncio.StreamWriter, idle: Idle) -> None:
-    """Wait until the last bytes are handed to the kernel: closing gives a slow reader too little time."""
+    """Wait until the last bytes are in the kernel: closing gives a slow reader too little time."""
     with contextlib.suppress(OSError, RuntimeError, TimeoutError):
         async with asyncio.timeout(idle.seconds or None):
             # Not 0: the TLS transport would call an empty buffer full.
@@ -207,7 +207,7 @@ async def _runtime(url: str, protocol: str) -> RuntimeStream:
 
 
 def _socket(protocol: str) -> web.WebSocketResponse:
-    # No pings of our own: while one side waits for the other nobody reads the answers, and a patient caller would be
+    # No pings of our own: while one side waits for the other the answers are not read, and a patient caller would be
     # cut off. Who vanished without a word is noticed by the kernel (listeners.py).
     return web.WebSocketResponse(protocols=(protocol,), compress=False, max_msg_size=MAX_MESSAGE, autoping=True)
 

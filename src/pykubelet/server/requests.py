@@ -187,7 +187,7 @@ class Router:
             raise BadRoute(f"route {route.pattern} names no right that a caller needs")
         unknown = set(route.access) - SUBRESOURCES
         if unknown:
-            raise BadRoute(f"route {route.pattern} asks for unknown subresource {', '.join(sorted(unknown))}")
+            raise BadRoute(f"route {route.pattern} names the unknown subresource {', '.join(sorted(unknown))}")
         if not route.pattern.startswith("/") or not route.methods:
             raise BadRoute(f"route {route.pattern!r} needs a path and a method")
         parts = tuple(route.pattern[1:].split("/"))

@@ -85,7 +85,7 @@ def main_routes(handlers: Handlers, offers: Offers) -> list[Route]:
 
 
 def read_only_routes(handlers: Handlers) -> list[Route]:
-    """The server without authentication: figures and pods, nothing that acts."""
+    """The server without authentication: stats and pods, nothing that acts."""
     return [*health_routes(handlers.health), *_plain(handlers), *_disabled()]
 
 

@@ -150,9 +150,9 @@ def forwarded_ports(request: Request) -> list[int]:
     return ports
 
 
-async def _url(asked: Awaitable[str]) -> str:
+async def _url(request: Awaitable[str]) -> str:
     try:
-        return await asked
+        return await request
     except NotFound as error:
         raise Refused(404, f"rpc error: code = NotFound desc = {error}") from error
     except Exhausted as error:

@@ -2,11 +2,11 @@
 
 A context is made from the files and made anew when one of them changed; connections take the newest. Files are
 looked at on each connection, which costs three stat calls and no timer. A broken new file is logged once and the
-old context stays. Client certificates are asked for but not demanded; a wrong one fails the handshake.
+old context stays. Client certificates are requested but not required; a wrong one fails the handshake.
 
 Handshakes are computed in a thread of their own, by address in turn: an unknown caller can cause one as often as it
 connects, which on the loop would delay pods, probes and the lease. The bytes are read and written on the loop, and the
-finished connection is handed to the loop's own TLS transport, which finds its handshake done.
+finished connection is passed to the loop's own TLS transport, which finds its handshake done.
 Does not cover: obtaining certificates (certs/), what a certificate's names mean (auth.py), limits (admission.py).
 """
 
@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from pykubelet.kit.tls_records import Records
 from pykubelet.model.errors import PykubeletError
-from pykubelet.server.admission import Turns
+from pykubelet.server.admission import FairSlots
 from pykubelet.settings.schema_server import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -340,7 +340,7 @@ class FinishedTls:
 
 
 class ServingContext(ssl.SSLContext):
-    """A context whose transports take over the session that was handed to them, if one was."""
+    """A context whose transports take over a session that was passed to them."""
 
     def wrap_bio(
         self,
@@ -364,7 +364,7 @@ def hand_over(finished: FinishedTls) -> None:
 
 class Handshakes:
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._slots = FairSlots()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="handshake")
 
     def close(self) -> None:
@@ -381,7 +381,7 @@ class Handshakes:
                 raise ConnectionResetError("the caller left during the handshake")
             incoming.write(received)
             try:
-                async with self._turns.turn(address):
+                async with self._slots.slot(address):
                     await loop.run_in_executor(self._thread, session.do_handshake)
             except ssl.SSLWantReadError:
                 await loop.sock_sendall(connection, outgoing.read())

@@ -30,7 +30,7 @@ BASE_LABELS = ("container", "id", "image", "name", "namespace", "pod")
 
 
 class Row(Measurement, frozen=True, kw_only=True):
-    """One cgroup of the exposition with its labels made up."""
+    """One cgroup of the exposition with its rendered labels."""
 
     labels: str
     """Without the braces."""
@@ -63,7 +63,7 @@ def _seconds(nanoseconds: int | None) -> float | None:
 
 
 def _throttle(pick: Callable[[CgroupDetail], Number | None]) -> Getter:
-    """Only where there is a quota: elsewhere the counters stand still and mislead."""
+    """Only with a quota: without one the counters never change and mislead."""
     return lambda row: (
         pick(row.detail)
         if row.detail is not None and row.group.bounds is not None and row.group.bounds.quota_us is not None

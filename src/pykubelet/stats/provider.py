@@ -151,7 +151,7 @@ class StatsProvider:
                     raise
         bounds_due = self._is_due("bounds", settings.bounds_every)
         processes_due = full and self._is_due("processes", settings.processes_every)
-        # To its end even when the caller goes: the thread works on what this object remembers.
+        # To its end even when the caller is cancelled: the thread works on this object's state.
         reading = await finish(self._reading(inventory, full, bounds_due, processes_due), within=READ_WITHIN)
         snapshot = self._assemble(inventory, reading, full)
         self._last[full] = (started, snapshot)
@@ -383,6 +383,12 @@ LONGEST_NS = 10_000_000_000
 
 
 class CpuRates:
+    """CPU in use, from two readings of a counter that only grows.
+
+    Readings closer together than a second are too short to divide by; the last rate stands then. After ten seconds a
+    reading becomes the new base, so the rate is of the last one to ten seconds, or since the reading before that.
+    """
+
     def __init__(self) -> None:
         self._bases: dict[str, tuple[int, int]] = {}
         self._rates: dict[str, int] = {}
@@ -390,7 +396,7 @@ class CpuRates:
     def update(self, key: str, time_ns: int, cpu_ns: int) -> int | None:
         """Nanoseconds of CPU per second; None after only one reading."""
         base = self._bases.get(key)
-        if base is None or time_ns < base[0] or cpu_ns < base[1]:  # new, or the group was made anew
+        if base is None or time_ns < base[0] or cpu_ns < base[1]:  # new, or the cgroup was created again
             self._bases[key] = (time_ns, cpu_ns)
             self._rates.pop(key, None)
             return None

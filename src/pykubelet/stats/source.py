@@ -142,7 +142,7 @@ FAMILIES = (
 
 
 def render_resource(snapshot: Snapshot | None) -> str:
-    """Without a snapshot only the news that there is none."""
+    """Without a snapshot only the scrape error is shown."""
     lines: dict[str, list[str]] = {name: [] for name, _, _ in FAMILIES}
     lines["resource_scrape_error"].append(f"resource_scrape_error {0 if snapshot is not None else 1}")
     if snapshot is not None:

@@ -410,7 +410,7 @@ def _volume(volume: VolumeUsage, time_ns: int, pod: PodItem) -> VolumeStats:
 
 
 def _room(whole: FsUsage | None) -> dict[str, int]:
-    """What there is on the filesystem that something lies on."""
+    """Return capacity and free space of the filesystem."""
     if whole is None:
         return {}
     return {

@@ -25,9 +25,8 @@ from pykubelet.api.types import (
 )
 from pykubelet.kit.clock import utc
 from pykubelet.model.lifecycle import could_restart_all
-from pykubelet.model.pod import is_sidecar, is_static, is_terminal_phase, restarts_on_exit
+from pykubelet.model.pod import ProbeKey, ProbeKind, is_sidecar, is_static, is_terminal_phase, restarts_on_exit
 from pykubelet.model.reasons import CONTAINERS_READY, POD_READY
-from pykubelet.model.results import ProbeKey, ProbeKind
 from pykubelet.status.conditions import (
     FAILED,
     OWNED,

@@ -114,9 +114,9 @@ def containers_ready_condition(pod: Pod, statuses: Sequence[ContainerStatus], ph
     for container in (*filter(is_sidecar, pod.spec.init_containers), *pod.spec.containers):
         status = known.get(container.name)
         if status is None:
-            unknown.append(container.name or "")
+            unknown.append(container.name)
         elif not status.ready:
-            unready.append(container.name or "")
+            unready.append(container.name)
     if phase == FAILED or (phase == SUCCEEDED and not unknown):
         return PodCondition(type=CONTAINERS_READY, status="False", reason=_END_REASONS[phase])
     if unknown or unready:
@@ -156,9 +156,9 @@ def initialized_condition(
     for container in pod.spec.init_containers:
         status = known.get(container.name)
         if status is None:
-            unknown.append(container.name or "")
+            unknown.append(container.name)
         elif not (status.started if is_sidecar(container) else status.ready):
-            incomplete.append(container.name or "")
+            incomplete.append(container.name)
     if phase == SUCCEEDED and not unknown:
         return PodCondition(type=POD_INITIALIZED, status="True", reason=POD_COMPLETED)
     if _any_regular_started(pod, known) or not (unknown or incomplete) or was_initialised:

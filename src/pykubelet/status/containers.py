@@ -36,9 +36,8 @@ from pykubelet.model.lifecycle import (
     should_start,
     wants_restart_all,
 )
-from pykubelet.model.pod import AnyContainer, deletion_requested, is_sidecar
+from pykubelet.model.pod import AnyContainer, ProbeKind, ProbeOutcome, deletion_requested, is_sidecar
 from pykubelet.model.reasons import COMPLETED, CONTAINER_CREATING, CONTAINER_STATUS_UNKNOWN, POD_INITIALIZING
-from pykubelet.model.results import ProbeKind, ProbeOutcome
 from pykubelet.status.inputs import StatusInputs
 
 GONE_EXIT_CODE = 137
@@ -88,7 +87,7 @@ class _Conversion:
         return made if self._init else sorted(made, key=lambda status: status.name or "")
 
     def _one(self, container: AnyContainer) -> ContainerStatus:
-        name = container.name or ""
+        name = container.name
         default = self._default(container)
         runs = self._inputs.runtime.runs_of(name)[:2]
         if runs:
@@ -114,7 +113,7 @@ class _Conversion:
 
     def _without_run(self, container: AnyContainer, status: ContainerStatus) -> ContainerStatus:
         """The runtime has no trace of the container: go by what was reported before."""
-        old = self._old.get(container.name or "")
+        old = self._old.get(container.name)
         if old is not None:
             status = self._carry_over(old, status)
         waiting = status.state is not None and status.state.waiting is not None
@@ -212,13 +211,13 @@ class _Conversion:
     def _show_start_failure(self, container: AnyContainer, status: ContainerStatus) -> ContainerStatus:
         """A container that ought to run and cannot waits, and its waiting reason says why."""
         runtime = self._inputs.runtime
-        run = runtime.container(container.name or "")
+        run = runtime.container(container.name)
         if self._init:
             if run is not None and run.state is rt.ContainerState.EXITED and run.exit_code == 0:
                 return status
             if run is None and not is_sidecar(container) and _is_lost_init(status):
                 return status
-        failure = self._inputs.failures.get(container.name or "")
+        failure = self._inputs.failures.get(container.name)
         if failure is None or not should_start(self._inputs.pod, container, runtime):
             return status
         if status.state is not None and status.state.terminated is not None:

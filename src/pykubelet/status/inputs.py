@@ -12,8 +12,8 @@ from msgspec import Struct, field
 
 from pykubelet.api.types import Pod, PodCondition, PodStatus, ResourceRequirements
 from pykubelet.kit.clock import utc
+from pykubelet.model.pod import ProbeKey, ProbeOutcome
 from pykubelet.model.problems import ContainerProblem
-from pykubelet.model.results import ProbeKey, ProbeOutcome
 from pykubelet.model.runtime_status import PodRuntimeStatus
 
 

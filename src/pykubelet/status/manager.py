@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from pykubelet.api.types import Pod, PodStatus
 from pykubelet.context import Context
-from pykubelet.model.pod import deletion_requested, is_static, uid_of
-from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.model.pod import ProbeKind, ProbeOutcome, deletion_requested, is_static, uid_of
 from pykubelet.pods.record import ReportedStatus
 from pykubelet.pods.table import PodTable
 from pykubelet.signals import PodStatusChanged

@@ -154,7 +154,7 @@ class _Measures:
         for static in ("", "true"):
             self.restarted.inc(static, by=0)
         self.orphaned = metrics.counter(
-            "kubelet_orphaned_runtime_pods_total", "Pods found in the runtime that nobody here wanted."
+            "kubelet_orphaned_runtime_pods_total", "Pods found in the runtime that no source wanted."
         )
         self.cleaned = metrics.gauge(
             "kubelet_orphan_pod_cleaned_volumes", "Pods without an owner whose folders the last sweep was to remove."

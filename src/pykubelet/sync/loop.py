@@ -23,6 +23,8 @@ from pykubelet.model.pod import (
     Operation,
     PodsChanged,
     PodUID,
+    ProbeKind,
+    ProbeOutcome,
     compute_qos,
     deletion_requested,
     is_mirror,
@@ -33,7 +35,6 @@ from pykubelet.model.pod import (
     uid_of,
 )
 from pykubelet.model.reasons import WARNING
-from pykubelet.model.results import ProbeKind, ProbeOutcome
 from pykubelet.node.fresh_node import FreshNode
 from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.admission import Rejection, Verdict

@@ -116,7 +116,7 @@ class PodMetrics:
             "kubelet_run_podsandbox_duration_seconds", "Making sandboxes.", ("runtime_handler",)
         )
 
-    # --- counted when asked ---------------------------------------------------------------------
+    # --- counted when scraped -------------------------------------------------------------------
 
     def _count(self) -> None:
         desired = self._table.pods()
@@ -127,9 +127,9 @@ class PodMetrics:
         self._mirrors.set(len(self._table.mirrors()))
         self._working.replace({key: float(n) for key, n in Counting(map(self._work_of, workers)).items()})
         self._ephemeral.set(sum(len(pod.spec.ephemeral_containers) for pod in desired))
-        seen = self._table.runtime_statuses()
-        self._running_pods.set(sum(bool(status.ready_sandboxes()) for status in seen))
-        found = Counting(each.state for status in seen for each in status.containers)
+        observed = self._table.runtime_statuses()
+        self._running_pods.set(sum(bool(status.ready_sandboxes()) for status in observed))
+        found = Counting(each.state for status in observed for each in status.containers)
         self._containers.replace({(state.name.lower(),): float(found[state]) for state in ContainerState})
 
     def _work_of(self, worker: PodWorker) -> tuple[str, str, str]:
@@ -138,7 +138,7 @@ class PodMetrics:
         config = "runtime_only" if worker.pod is None else desired
         return LIFECYCLES.get(worker.state, "terminated"), config, static
 
-    # --- heard ----------------------------------------------------------------------------------
+    # --- followed -------------------------------------------------------------------------------
 
     def container_died(self, died: ContainerDied) -> None:
         if died.sandbox:
@@ -213,12 +213,12 @@ class PodMetrics:
         if wanted <= started:
             return  # a restart
         started.add(name)
-        seen = next((entry.at for entry in life.entries if entry.step is Step.SEEN), None)
-        if not wanted <= started or seen is None:
+        first = next((entry.at for entry in life.entries if entry.step is Step.SEEN), None)
+        if not wanted <= started or first is None:
             return
         self._apart.discard(uid)
         now = self._clock.now()
-        self._start.observe(now - seen)
+        self._start.observe(now - first)
         created = pod.metadata.creation_timestamp
         if created is not None and not is_static(pod):
             total = max(0.0, now - created.timestamp())

@@ -99,7 +99,7 @@ class PodWorkers:
         self._signals = ctx.signals
         self._sync_frequency = ctx.settings.config.sources.sync_frequency
         self._chance = chance or random.Random()
-        self._turns = StaticTurns(table)
+        self._queue = StaticQueue(table)
         self._restarts: set[PodUID] = set()
         self._measure = _Measures(ctx.metrics)
         self._tasks = TaskSet("pod workers")
@@ -209,7 +209,7 @@ class PodWorkers:
             worker.deleted = deletion_requested(pod)
             worker.move(WorkerState.TERMINATED, "already ended when first seen")
         if is_static(pod):
-            self._turns.queue(worker)
+            self._queue.add(worker)
         self._begin(worker, readable(pod))
         return worker
 
@@ -257,14 +257,14 @@ class PodWorkers:
             worker.next_run = worker.runtime_status = worker.hurried = None
         finally:
             worker.stopped()
-            for uid in self._turns.leave(worker):
+            for uid in self._queue.leave(worker):
                 self.sync_now(uid)
         self._signals.publish(PodFinished(worker.uid))
 
     async def _run_once(self, worker: PodWorker) -> float | None:
-        """Run the step of the current state once; seconds until the next run, None to wait for news."""
+        """Run the step of the current state once; seconds until the next run, None to wait for a wake."""
         if not worker.started:
-            if self._turns.has_turn(worker):
+            if self._queue.is_first(worker):
                 # Also when it is to end: an earlier life of this agent may have started it.
                 worker.started = True
             elif worker.is_ending:
@@ -279,7 +279,7 @@ class PodWorkers:
                 result = await self._step(worker)
         except TimeoutError as error:
             if scope.expired():
-                return 0  # interrupted by news: run again at once with it
+                return 0  # interrupted by a change: run again at once with it
             return self._after_error(worker, error)
         except Exception as error:
             return self._after_error(worker, error)
@@ -319,11 +319,11 @@ class PodWorkers:
         """This pod's trouble, never the node's: log it, keep it for `explain`, try again later."""
         worker.failures += 1
         text = str(error) or type(error).__name__
-        news = text != worker.last_error
+        is_new = text != worker.last_error
         worker.last_error = text
         self._recorder.fail(worker.uid, Step.SYNC, reason=type(error).__name__, message=text)
         logger.log(
-            logging.WARNING if news else logging.DEBUG,
+            logging.WARNING if is_new else logging.DEBUG,
             "pod sync failed, will retry",
             extra={"phase": worker.state.value, "failures": worker.failures, "error": text},
             exc_info=not isinstance(error, PykubeletError),
@@ -334,14 +334,14 @@ class PodWorkers:
         return jittered(base, source=self._chance)
 
     async def _step(self, worker: PodWorker) -> SyncResult:
-        """Do what the state asks for."""
+        """Do what the state requires."""
         if worker.orphan is not None:
             with self._measure.step("kill", self._clock):
                 await self._steps.terminating_orphan(worker.orphan)
             worker.orphan = None
             if worker.pod is None:
                 worker.move(WorkerState.FINISHED, "orphan stopped")
-            else:  # its source spoke up meanwhile
+            else:  # its source has sent it meanwhile
                 worker.move(WorkerState.TERMINATED, "nothing runs any more")
             return SyncResult()
         if worker.room is not None and worker.state is WorkerState.SYNCING:
@@ -406,22 +406,22 @@ def end_reason(pod: Pod, kind: UpdateKind, kill: KillRequest | None) -> str:
     return ""
 
 
-class StaticTurns:
+class StaticQueue:
     """Static pods of one name run one at a time, in the order they came."""
 
     def __init__(self, table: PodTable) -> None:
         self._table = table
         self._queues: dict[str, list[PodUID]] = {}
 
-    def queue(self, worker: PodWorker) -> None:
+    def add(self, worker: PodWorker) -> None:
         self._queues.setdefault(worker.full_name, []).append(worker.uid)
 
-    def has_turn(self, worker: PodWorker) -> bool:
+    def is_first(self, worker: PodWorker) -> bool:
         """Whether no pod of the same name is before it; always so for a pod that never queued."""
-        turns = self._queues.get(worker.full_name)
-        if turns is None or worker.uid not in turns:
+        queue = self._queues.get(worker.full_name)
+        if queue is None or worker.uid not in queue:
             return True
-        for uid in turns:
+        for uid in queue:
             if uid == worker.uid:
                 return True
             other = self._table.worker(uid)
@@ -431,13 +431,13 @@ class StaticTurns:
 
     def leave(self, worker: PodWorker) -> list[PodUID]:
         """The pod is done; returns those of its name that have yet to start."""
-        turns = self._queues.get(worker.full_name)
-        if turns is None or worker.uid not in turns:
+        queue = self._queues.get(worker.full_name)
+        if queue is None or worker.uid not in queue:
             return []
-        turns.remove(worker.uid)
-        if not turns:
+        queue.remove(worker.uid)
+        if not queue:
             del self._queues[worker.full_name]
-        waiting = (self._table.worker(uid) for uid in turns)
+        waiting = (self._table.worker(uid) for uid in queue)
         return [other.uid for other in waiting if other is not None and not other.started]
 
 

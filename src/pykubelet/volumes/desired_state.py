@@ -51,11 +51,11 @@ def desired_volumes(pod: Pod) -> dict[str, Use]:
     mounted: set[str] = set()
     mapped: set[str] = set()
     for _, container in all_containers(pod):
-        mounted.update(mount.name or "" for mount in container.volume_mounts)
+        mounted.update(mount.name for mount in container.volume_mounts)
         mapped.update(device.name or "" for device in container.volume_devices)
     found = {}
     for volume in pod.spec.volumes:
-        name = volume.name or ""
+        name = volume.name
         if name in mounted or name in mapped:
             found[name] = Use(volume, name in mounted, name in mapped)
     return found
@@ -181,7 +181,7 @@ def _check_volume(claim: PersistentVolumeClaim, volume: PersistentVolume) -> Non
 
 
 def _spec(use: Use, namespace: str, claim: str, volume: PersistentVolume, *, migrated: bool) -> VolumeSpec:
-    name, source = use.volume.name or "", volume.spec
+    name, source = use.volume.name, volume.spec
     mode = source.volume_mode or "Filesystem"
     if use.mounted and mode != "Filesystem":
         raise ClaimProblem(f"volume {name} has volumeMode {mode}, but is specified in volumeMounts")

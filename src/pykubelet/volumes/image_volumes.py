@@ -27,7 +27,7 @@ class ImageVolumes:
 
         Raises only RuntimeDown.
         """
-        wanted = {volume.name or "": volume.image for volume in pod.spec.volumes if volume.image is not None}
+        wanted = {volume.name: volume.image for volume in pod.spec.volumes if volume.image is not None}
         if not wanted:
             return
         found: dict[str, cri_pb2.ImageSpec | PykubeletError] = {}
@@ -53,7 +53,7 @@ class ImageVolumes:
     def problems(self, pod: Pod, container: AnyContainer) -> list[PykubeletError]:
         """Why images of volumes that the container mounts could not be pulled, in the order of its mounts."""
         found = self._found.get(uid_of(pod), {})
-        images = (found.get(mount.name or "") for mount in container.volume_mounts)
+        images = (found.get(mount.name) for mount in container.volume_mounts)
         return [each for each in images if isinstance(each, PykubeletError)]
 
     def image_of(self, pod: Pod, volume: str) -> cri_pb2.ImageSpec | None:

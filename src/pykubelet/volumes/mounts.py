@@ -100,7 +100,7 @@ class MountBuilder:
     async def mounts_for(self, pod: Pod, container: AnyContainer, env: Mapping[str, str]) -> Sequence[cri_pb2.Mount]:
         found = []
         for index, mount in enumerate(container.volume_mounts):
-            entry = self._mounted(pod, mount.name or "", f'mount into container "{container.name}"')
+            entry = self._mounted(pod, mount.name, f'mount into container "{container.name}"')
             assert entry.spec is not None
             plugin = self._plugins[entry.spec.plugin]
             built = cri_pb2.Mount(
@@ -181,7 +181,7 @@ class MountBuilder:
     async def _subpath_mount(
         self, pod: Pod, container: AnyContainer, index: int, spec: VolumeSpec, mount: VolumeMount, subpath: str
     ) -> str:
-        place = mount_point_of(self._paths, uid_of(pod), spec.folder, container.name or "", index)
+        place = mount_point_of(self._paths, uid_of(pod), spec.folder, container.name, index)
         work = partial(mount_subpath, self._mounts, self._mount_path(pod, spec), subpath, place)
         try:
             await host_calls.run(

@@ -113,7 +113,7 @@ def is_claimed(volume: Volume) -> bool:
 
 def spec_of(volume: Volume, *, namespace: str = "", block: bool = False) -> VolumeSpec:
     """The spec of a volume without a claim; refuses unsupported kinds. `namespace` is the pod's."""
-    name, kind = volume.name or "", kind_of(volume)
+    name, kind = volume.name, kind_of(volume)
     if (stands_for_it := migrated_inline(volume, namespace)) is not None:
         return VolumeSpec(
             name=name,

@@ -148,7 +148,7 @@ class UsageMeter:
         sizes = {usage.name: usage for usage in await self.measure(pod)}
         found = []
         for volume in pod.spec.volumes:
-            usage = sizes.get(volume.name or "")
+            usage = sizes.get(volume.name)
             if volume.empty_dir is None or usage is None:
                 continue
             limit = volume.empty_dir.size_limit

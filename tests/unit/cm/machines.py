@@ -1,4 +1,4 @@
-"""Machines and pods for tests of pinning: sockets, NUMA nodes, cores, threads and caches by number."""
+"""Machines and pods for tests of the resource managers: sockets, NUMA nodes, cores, threads and caches by number."""
 
 from __future__ import annotations
 

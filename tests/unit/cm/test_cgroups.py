@@ -1,13 +1,15 @@
-"""The cgroups of pods and classes over a pod's life, an agent's restart and what strangers left."""
+"""Cgroups of pods, of the QoS classes and of the agent: made, limited, removed."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 
 import pytest
 
 from pykubelet.api.types import Pod, ResourceRequirements
-from pykubelet.cm.cgroups import CgroupRules, PodCgroups
+from pykubelet.cm.cgroups import CgroupRules, OwnGroup, PodCgroups
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.cgroups import CgroupLimits
@@ -169,3 +171,31 @@ async def test_systemd_names_are_used_for_its_driver() -> None:
     path = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid_a.slice"
     assert bench.host.groups[path].memory_bytes == 64 * MIB
     assert bench.cgroups.uids() == {"uid-a"}
+
+
+# --- the agent's own group ------------------------------------------------------------------------------------
+
+
+class Stubborn(FakeCgroups):
+    def join(self, path: str, pid: int) -> None:
+        raise OSError(errno.EACCES, "Permission denied", path)
+
+
+@pytest.mark.parametrize(
+    ("group", "driver", "path"),
+    [("/kube", "cgroupfs", "/kube"), ("kube.slice", "systemd", "/kube.slice"), ("", "cgroupfs", None)],
+)
+async def test_the_agent_is_kept_in_its_group(group: str, driver: str, path: str | None) -> None:
+    host = FakeCgroups()
+    async with running(OwnGroup(host=host, group=group, driver=driver, clock=LoopClock())):
+        await asyncio.sleep(1)
+        assert host.members == ({path: {os.getpid()}} if path else {})
+        host.members.clear()
+        await asyncio.sleep(61)
+        assert host.members == ({path: {os.getpid()}} if path else {})
+
+
+async def test_a_host_that_refuses_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(OwnGroup(host=Stubborn(), group="/kube", driver="cgroupfs", clock=LoopClock())):
+        await asyncio.sleep(600)
+    assert caplog.text.count("kubeletCgroups") == 1

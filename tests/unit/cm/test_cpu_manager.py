@@ -1,4 +1,4 @@
-"""The static CPU policy: who gets CPUs, where, reuse within a pod, options, refusals, the books at start."""
+"""The static CPU policy: who gets CPUs, where, reuse within a pod, options, refusals, the state at start."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def test_init_containers_are_used_again_and_sidecars_are_not(tmp_path: Path) -> 
         containers=[owner("app", 2), owner("other", 1)],
     )
     give(policy, pod)
-    held = state.entries["uid-web"]
-    assert held["first"] == cpus("1-2")
-    assert held["side"] == cpus("1"), "the init container before it has ended by then"
-    assert not held["side"] & (held["second"] | held["app"] | held["other"])
-    assert not held["app"] & held["other"]
-    assert held["app"] | held["other"] <= held["first"] | held["second"]
+    owned = state.entries["uid-web"]
+    assert owned["first"] == cpus("1-2")
+    assert owned["side"] == cpus("1"), "the init container before it has ended by then"
+    assert not owned["side"] & (owned["second"] | owned["app"] | owned["other"])
+    assert not owned["app"] & owned["other"]
+    assert owned["app"] | owned["other"] <= owned["first"] | owned["second"]
     assert len(cpus("0-7") - state.shared) == 4
     policy.release("uid-web")
     assert state.shared == cpus("0-7")
@@ -200,11 +200,11 @@ def test_pod_level_amounts_are_shared_out(tmp_path: Path) -> None:
         resources=whole(5, "4Gi"),
     )
     policy.allocate_pod(pod, Hint(None, True))
-    held = state.entries["uid-web"]
+    owned = state.entries["uid-web"]
     assert state.pods == {"uid-web": cpus("1-5")}
-    assert held["setup"] == cpus("1-5")
-    assert (len(held["side"]), len(held["app"])) == (1, 2)
-    assert held["helper"] == held["other"] == cpus("1-5") - held["side"] - held["app"]
+    assert owned["setup"] == cpus("1-5")
+    assert (len(owned["side"]), len(owned["app"])) == (1, 2)
+    assert owned["helper"] == owned["other"] == cpus("1-5") - owned["side"] - owned["app"]
     assert state.shared == cpus("0,6-7")
     policy.release("uid-web")
     assert (state.shared, state.entries, state.pods) == (cpus("0-7"), {}, {})
@@ -260,14 +260,14 @@ def test_reservations_that_cannot_be(named: str, kept: str, told: str) -> None:
         reserved_cpus(BIG, cpus(named), Quantity.parse(kept), CpuOptions())
 
 
-def test_books_are_taken_over_and_continued(tmp_path: Path) -> None:
+def test_the_state_is_taken_over_and_continued(tmp_path: Path) -> None:
     policy, state = static_cpus(tmp_path, FOUR)
     give(policy, guaranteed("a", 2))
     state.save()
-    again, books = static_cpus(tmp_path, FOUR)
-    assert books.entries == {"uid-a": {"app": cpus("1-2")}}
+    again, state_again = static_cpus(tmp_path, FOUR)
+    assert state_again.entries == {"uid-a": {"app": cpus("1-2")}}
     give(again, guaranteed("b", 1))
-    assert books.owned("uid-b", "app") == cpus("3")
+    assert state_again.owned("uid-b", "app") == cpus("3")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_books_are_taken_over_and_continued(tmp_path: Path) -> None:
         ("0", CpuOptions(), 6, 'current set of available CPUs "0-5" doesn\'t match with CPUs in state "0-3"'),
     ],
 )
-def test_books_that_do_not_fit_stop_the_agent(
+def test_a_state_that_does_not_fit_stops_the_agent(
     tmp_path: Path, reserved: str, options: CpuOptions, cores: int, told: str
 ) -> None:
     policy, state = static_cpus(tmp_path, FOUR)

@@ -35,7 +35,7 @@ from tests.builders import a_container, a_context, a_pod, a_sidecar
 from tests.fakes.fake_devices import FakeDevicePlugin, a_device
 
 R = "example.com/gpu"
-WISH = DeviceRegistration(version="v1beta1", endpoint="gpu.sock", resource=R)
+REGISTRATION = DeviceRegistration(version="v1beta1", endpoint="gpu.sock", resource=R)
 
 
 def wanting(count: int, name: str = "app") -> Container:
@@ -74,7 +74,7 @@ class Bed:
         async with running(manager):
             await asyncio.sleep(0)
             if registers:
-                await manager.take(WISH)
+                await manager.take(REGISTRATION)
                 await asyncio.sleep(0.01)
             yield manager
 
@@ -97,7 +97,7 @@ def test_names(name: str, good: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "wish, text",
+    "registration, text",
     [
         (
             DeviceRegistration(version="v2", endpoint="e", resource=R),
@@ -110,10 +110,10 @@ def test_names(name: str, good: bool) -> None:
         ),
     ],
 )
-async def test_who_may_not_register(tmp_path: Path, wish: DeviceRegistration, text: str) -> None:
+async def test_who_may_not_register(tmp_path: Path, registration: DeviceRegistration, text: str) -> None:
     async with Bed(tmp_path).life(registers=False) as manager:
         with pytest.raises(RegistrationRefused) as caught:
-            await manager.take(wish)
+            await manager.take(registration)
         assert str(caught.value) == text
 
 
@@ -134,7 +134,7 @@ async def test_two_pods_get_different_devices_and_a_third_none(tmp_path: Path) -
         assert manager.devices_of("uid-three", "app")[0].ids == ("a",)
 
 
-async def test_the_plugin_is_asked_once_and_told_before_each_start(tmp_path: Path) -> None:
+async def test_allocate_is_called_once_and_pre_start_before_each_start(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
     bed.plugin.can = DeviceOptions(pre_start=True)
     async with bed.life() as manager:
@@ -193,7 +193,7 @@ async def test_a_plugin_gone_and_back(tmp_path: Path) -> None:
         with pytest.raises(DevicesRefused, match="no healthy devices present"):
             manager.allocate(other, other.spec.containers[0], NO_HINT)
         bed.plugin = FakeDevicePlugin([a_device("a"), a_device("b")])
-        await manager.take(WISH)
+        await manager.take(REGISTRATION)
         await asyncio.sleep(1)
         assert manager.allocatable() == {R: 2}
         assert manager.health_of("uid-web", "app") == {R: {"a": "Healthy"}}
@@ -244,7 +244,7 @@ async def test_the_next_life_knows_who_holds_what(tmp_path: Path) -> None:
         other = pod("other")
         with pytest.raises(DevicesRefused):
             manager.allocate(other, other.spec.containers[0], NO_HINT)
-        await manager.take(WISH)
+        await manager.take(REGISTRATION)
         await asyncio.sleep(1)
         manager.allocate(other, other.spec.containers[0], NO_HINT)
         assert manager.devices_of("uid-other", "app")[0].ids == ("b",)
@@ -291,7 +291,7 @@ async def test_a_plugin_that_leaves_again_has_its_five_minutes_again(tmp_path: P
         bed.plugin.leave()
         await asyncio.sleep(10)
         bed.plugin = FakeDevicePlugin([a_device("a")])
-        await manager.take(WISH)
+        await manager.take(REGISTRATION)
         await asyncio.sleep(280)
         bed.plugin.leave()
         await asyncio.sleep(60)
@@ -304,7 +304,7 @@ async def test_a_plugin_that_is_replaced_is_let_go(tmp_path: Path) -> None:
     bed = Bed(tmp_path)
     async with bed.life() as manager:
         old, bed.plugin = bed.plugin, FakeDevicePlugin([a_device("c")])
-        await manager.take(WISH)
+        await manager.take(REGISTRATION)
         await asyncio.sleep(0.1)
         assert old.closed
         assert manager.capacity() == {R: 1}
@@ -442,7 +442,7 @@ async def test_a_container_whose_plugin_must_see_each_start_waits_for_it(tmp_pat
         with pytest.raises(PluginAbsent):
             await manager.response(made, made.spec.containers[0])
         bed.plugin = FakeDevicePlugin([a_device("a")], can=DeviceOptions(pre_start=True))
-        await manager.take(WISH)
+        await manager.take(REGISTRATION)
         await asyncio.sleep(0.1)
         await manager.response(made, made.spec.containers[0])
         assert bed.plugin.calls == [("pre_start", ("a",))]

@@ -39,7 +39,7 @@ from pykubelet.pods.table import PodTable
 from pykubelet.signals import DeviceHealthChanged, DraDriverRegistered
 from tests.builders import a_container, a_context, a_pod
 from tests.fakes.fake_dra import FakeClaimObjects, FakeDraDriver
-from tests.unit.volumes.making import Told
+from tests.fakes.recorded_events import RecordedEvents
 
 ENDPOINT = Path("/d.sock")
 CODES = ("OK", "Unavailable")
@@ -73,7 +73,7 @@ class Bed:
     root: Path
     driver: FakeDraDriver = field(default_factory=FakeDraDriver)
     objects: FakeClaimObjects = field(default_factory=FakeClaimObjects)
-    told: Told = field(default_factory=Told)
+    events: RecordedEvents = field(default_factory=RecordedEvents)
     synced: list[str] = field(default_factory=list)
     retried: list[str] = field(default_factory=list)
     registers: bool = True
@@ -85,7 +85,7 @@ class Bed:
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[DraManager]:
-        ctx = a_context(events=self.told, metrics=self.metrics)
+        ctx = a_context(events=self.events, metrics=self.metrics)
         manager = DraManager(
             ctx,
             root=self.root,
@@ -155,7 +155,7 @@ async def test_claims_a_pod_may_not_or_cannot_use(tmp_path: Path, change: dict[s
     async with bed.life() as manager:
         with pytest.raises(ClaimProblem):
             await manager.prepare(using("web", "a"))
-        assert bed.told.events == [
+        assert bed.events.pods == [
             (
                 "FailedPrepareDynamicResources",
                 f"Failed to prepare dynamic resources: prepare dynamic resources: {text}",
@@ -354,7 +354,7 @@ async def test_a_damaged_state_file_is_not_used(tmp_path: Path) -> None:
 
 
 async def test_a_pod_with_its_sandbox_needs_neither_the_driver_nor_the_api_server(tmp_path: Path) -> None:
-    """As upstream: claims are prepared for a sandbox; what runs in it is restarted whoever is away."""
+    """As upstream: claims are prepared for a sandbox; what runs in it is restarted also while a driver is away."""
     bed = Bed(tmp_path)
     bed.claim("a", "web")
     pod = using("web", "a")

@@ -1,4 +1,4 @@
-"""The static memory policy: blocks on NUMA nodes, groups of nodes, init containers, reservations, the books."""
+"""The static memory policy: blocks on NUMA nodes, groups of nodes, init containers, reservations, the state."""
 
 from __future__ import annotations
 
@@ -108,19 +108,19 @@ def test_init_containers_hand_their_memory_on(tmp_path: Path) -> None:
         containers=[owner("app", 1, "5Gi")],
     )
     give(policy, pod)
-    held = {name: sum(block.size for block in blocks) // GIB for name, blocks in state.entries["uid-web"].items()}
-    assert held == {"first": 0, "side": 1, "app": 5}
+    owned = {name: sum(block.size for block in blocks) // GIB for name, blocks in state.entries["uid-web"].items()}
+    assert owned == {"first": 0, "side": 1, "app": 5}
     assert free(state)[0] == 9 - 6
     assert policy.created(pod, "app") and "first" not in state.entries["uid-web"]
     assert not policy.created(pod, "app")
     assert free(state)[0] == 9 - 6
     # The agent restarts: the init container is not served a second time.
     state.save()
-    again, books = static_memory(tmp_path)
+    again, state_again = static_memory(tmp_path)
     give(again, pod)
-    assert "first" not in books.entries["uid-web"] and free(books)[0] == 9 - 6
+    assert "first" not in state_again.entries["uid-web"] and free(state_again)[0] == 9 - 6
     again.release("uid-web")
-    assert free(books) == [9, 9]
+    assert free(state_again) == [9, 9]
 
 
 def test_pods_of_other_classes_ask_for_nothing(tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_pod_level_amounts_are_shared_out(tmp_path: Path) -> None:
     assert sizes == {"setup": [5], "app": [2], "rest": [3]}
     assert free(state) == [9, 4]
     state.save()
-    again, books = static_memory(tmp_path, pod_level=True)
+    again, state_again = static_memory(tmp_path, pod_level=True)
     policy.allocate_pod(pod, NO_HINT)
     again.release("uid-web")
-    assert free(books) == [9, 9] and (books.entries, books.pods) == ({}, {})
+    assert free(state_again) == [9, 9] and (state_again.entries, state_again.pods) == ({}, {})
     with pytest.raises(NothingShared, match="leaving no memory for shared containers"):
         again.allocate_pod(
             a_pod(containers=[owner("app", 1, "2Gi"), a_container("rest")], resources=whole(2, "2Gi")), NO_HINT
@@ -185,15 +185,15 @@ def test_reservations_that_cannot_be(given: list[MemoryReservation], expected: s
         kept_memory(TWO, given, {"memory": Quantity.parse(expected), "cpu": Quantity.parse("1")})
 
 
-def test_books_are_taken_over_and_continued(tmp_path: Path) -> None:
+def test_the_state_is_taken_over_and_continued(tmp_path: Path) -> None:
     policy, state = static_memory(tmp_path)
     give(policy, guaranteed("a", 1, "12Gi"))
     state.save()
-    again, books = static_memory(tmp_path)
+    again, state_again = static_memory(tmp_path)
     give(again, guaranteed("a", 1, "12Gi"))
-    assert free(books) == [0, 6]
+    assert free(state_again) == [0, 6]
     give(again, guaranteed("b", 1, "6Gi"))
-    assert free(books) == [0, 0]
+    assert free(state_again) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_books_are_taken_over_and_continued(tmp_path: Path) -> None:
         (a_machine(sockets=1, memory=10 * GIB), KEPT, "does not exist"),
     ],
 )
-def test_books_that_do_not_fit_stop_the_agent(tmp_path: Path, machine: Topology, kept: Kept, told: str) -> None:
+def test_a_state_that_does_not_fit_stops_the_agent(tmp_path: Path, machine: Topology, kept: Kept, told: str) -> None:
     policy, state = static_memory(tmp_path)
     give(policy, guaranteed("a", 1, "12Gi"))
     state.save()

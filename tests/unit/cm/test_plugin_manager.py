@@ -1,16 +1,19 @@
-"""Plugins on fakes with jumping time: who is registered, who is told what, who waits for whom."""
+"""Plugins by their sockets: found, registered, refused, replaced and gone."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from pykubelet.clients.plugins.port import PluginInfo
-from pykubelet.cm.plugin_manager import Identity, PluginManager, PluginRefused, Sockets
+from pykubelet.cm.plugin_manager import Identity, PluginManager, PluginRefused, Sockets, open_tree_watch
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Wakeup, running
@@ -236,3 +239,62 @@ async def test_a_handler_that_breaks_is_that_plugins_trouble_alone() -> None:
             ("deregister", "two", str(B)),
             ("register", "two", str(B)),
         ]
+
+
+# --- sockets --------------------------------------------------------------------------------------------------
+
+
+def a_socket(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.real_loop
+async def test_sockets_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
+    root = tmp_path / "registry"
+    watch = open_tree_watch(root)
+    try:
+        assert watch.sockets() == {}
+        a_socket(root / "one.sock")
+        a_socket(root / "deep" / "er" / "two.sock")
+        a_socket(root / ".hidden.sock")
+        a_socket(root / ".folder" / "three.sock")
+        (root / "file").write_text("")
+        (root / "link").symlink_to(root / "one.sock")
+        assert set(watch.sockets()) == {root / "one.sock", root / "deep" / "er" / "two.sock"}
+    finally:
+        watch.close()
+
+
+@pytest.mark.real_loop
+async def test_a_change_in_a_nested_folder_wakes(tmp_path: Path) -> None:
+    watch = open_tree_watch(tmp_path)
+    try:
+        (tmp_path / "nested").mkdir()
+        watch.sockets()
+        await watch.wait(0.001)
+        a_socket(tmp_path / "nested" / "one.sock")
+        await watch.wait(30)
+        first = watch.sockets()
+        assert set(first) == {tmp_path / "nested" / "one.sock"}
+        (tmp_path / "nested" / "one.sock").unlink()
+        a_socket(tmp_path / "nested" / "one.sock")
+        await watch.wait(30)
+        again = watch.sockets()
+        assert again.keys() == first.keys()
+        assert again != first
+    finally:
+        watch.close()
+
+
+@pytest.mark.real_loop
+async def test_a_socket_whose_rights_change_is_still_the_same(tmp_path: Path) -> None:
+    watch = open_tree_watch(tmp_path)
+    try:
+        a_socket(tmp_path / "one.sock")
+        before = watch.sockets()
+        (tmp_path / "one.sock").chmod(0o600)
+        assert watch.sockets() == before
+    finally:
+        watch.close()

@@ -1,4 +1,4 @@
-"""Random machines with pods that own memory, coming and going: the books always add up and survive a restart."""
+"""Random machines with pods that own memory, coming and going: the state always adds up and survives a restart."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Node:
         self.there: list[Pod] = []
 
     def restarted(self) -> StaticMemoryPolicy:
-        """Another agent on the same books: its start checks them."""
+        """Another agent on the same state: its start checks it."""
         memory = StaticMemoryPolicy(topology=self.machine, kept=self.kept, state=self.state, metrics=self.metrics)
         memory.start()
         return memory
@@ -92,10 +92,10 @@ class Node:
             for member in memory.cells:
                 assert groups.setdefault(member, memory.cells) == memory.cells, "a node is in two groups"
             assert node in memory.cells
-        promised = [b for each in self.state.entries.values() for blocks in each.values() for b in blocks]
-        for name in {block.type for block in promised}:
+        assigned = [b for each in self.state.entries.values() for blocks in each.values() for b in blocks]
+        for name in {block.type for block in assigned}:
             taken = sum(each.tables[name].reserved for each in self.state.machine.values() if name in each.tables)
-            assert taken == sum(block.size for block in promised if block.type == name)
+            assert taken == sum(block.size for block in assigned if block.type == name)
         self.restarted()
 
 

@@ -47,7 +47,7 @@ RESTARTS = [ContainerResizePolicy(resource_name="memory", restart_policy="Restar
 
 
 @pytest.mark.parametrize(
-    ("wish", "promised", "rules", "expected"),
+    ("requested", "allocated", "rules", "expected"),
     [
         pytest.param(asking("2"), asking("1"), ResizeRules(), None, id="allowed"),
         pytest.param(asking("2"), asking("1"), ResizeRules(pinned_cpus=True), "CPU Manager", id="pinned cpus"),
@@ -72,8 +72,8 @@ RESTARTS = [ContainerResizePolicy(resource_name="memory", restart_policy="Restar
         ),
     ],
 )
-def test_what_can_never_happen(wish: Pod, promised: Pod, rules: ResizeRules, expected: str | None) -> None:
-    answer = refusal(wish, promised, rules)
+def test_what_can_never_happen(requested: Pod, allocated: Pod, rules: ResizeRules, expected: str | None) -> None:
+    answer = refusal(requested, allocated, rules)
     assert (answer is None) if expected is None else (answer is not None and expected in answer.message)
 
 
@@ -166,7 +166,7 @@ def test_a_record_without_pod_level_amounts_keeps_the_specs() -> None:
     assert with_resources(pod, PodResourceInfo()) is pod
 
 
-def test_init_containers_are_promised_nothing_apart_when_they_cannot_be_resized() -> None:
+def test_init_containers_are_allocated_nothing_apart_when_they_cannot_be_resized() -> None:
     pod = a_pod(init=[a_container("setup"), a_sidecar("s")])
     assert set(allocation_of(pod, init_containers=False).containers) == {"s", "app"}
     assert set(allocation_of(pod).containers) == {"setup", "s", "app"}

@@ -22,9 +22,8 @@ from pykubelet.cm.state import CpuState, ManagerStates, MemoryState
 from pykubelet.cm.topology_manager import Hint, HintProvider, Hints, Merger, TopologyManager, mask_of
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.assigned import MemoryShare
 from pykubelet.model.errors import CriError, CriNotFound, RuntimeDown
-from pykubelet.model.topology import Topology
+from pykubelet.model.topology import MemoryShare, Topology
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.settings.gates import Gates
@@ -296,7 +295,7 @@ def test_other_providers_have_a_say(tmp_path: Path) -> None:
     assert bench.cpu_state.owned("uid-a", "app") == cpus("4-5")
 
 
-def test_others_are_told_who_holds_what(tmp_path: Path) -> None:
+def test_the_podresources_service_gets_what_containers_have(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     assert bench.admit(guaranteed("a", 2, "4Gi")) == ""
     view = AssignedResources(bench.manager, None, None)
@@ -374,7 +373,7 @@ async def test_containers_are_moved_when_the_pool_changes(tmp_path: Path) -> Non
     assert bench.runtime.told[1:] == [("id-other", "0-7")]
 
 
-async def test_after_a_restart_every_container_is_told_once(tmp_path: Path) -> None:
+async def test_after_a_restart_every_container_is_updated_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.containers = list(ran("x", "y"))
     await bench.reconciler.bring_up_to_date()

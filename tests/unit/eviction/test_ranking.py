@@ -188,14 +188,14 @@ def test_containers_that_use_more_than_they_ask_for() -> None:
     names = {"a": 100, "b": 50, "c": 30, "i": 5, "debug": 900}
     use = PodUse(memory=GIB, containers={name: ContainerUse(memory=size * MIB) for name, size in names.items()})
     (chosen,) = rank("memory.available", [pod], {"uid-web": use}, Layout.ONE)
-    told = pod_message("memory", chosen, [HARD], SHORT)
-    assert told.message == (
+    text = pod_message("memory", chosen, [HARD], SHORT)
+    assert text.message == (
         "The node was low on resource: memory. Threshold quantity: 1Gi, available: 512Mi. "
         "Container a was using 100Mi, request is 64Mi, has larger consumption of memory. "
         "Container b was using 50Mi, request is 0, has larger consumption of memory. "
         "Container i was using 5Mi, request is 0, has larger consumption of memory. "
     )
-    assert told.annotations == {
+    assert text.annotations == {
         "offending_containers": "a,b,i",
         "offending_containers_usage": "100Mi,50Mi,5Mi",
         "starved_resource": "memory",
@@ -205,19 +205,19 @@ def test_containers_that_use_more_than_they_ask_for() -> None:
 def test_a_pod_with_resources_of_its_own() -> None:
     pod = a_pod("big", resources=ResourceRequirements(requests={"memory": "128Mi"}))
     (chosen,) = rank("memory.available", [pod], {"uid-big": a_use(GIB)}, Layout.ONE)
-    told = pod_message("memory", chosen, [HARD], SHORT)
+    text = pod_message("memory", chosen, [HARD], SHORT)
     assert (
-        "available: 512Mi. Pod big was using 1Gi, request is 128Mi, has larger consumption of memory. " in told.message
+        "available: 512Mi. Pod big was using 1Gi, request is 128Mi, has larger consumption of memory. " in text.message
     )
-    assert (told.annotations["offending_pod"], told.annotations["offending_pod_usage"]) == ("big", "1Gi")
+    assert (text.annotations["offending_pod"], text.annotations["offending_pod_usage"]) == ("big", "1Gi")
 
 
 def test_disk_and_percentages() -> None:
     threshold = a_threshold("nodefs.available", "10%")
     now = seen(nodefs_available=5 * GIB)
     (chosen,) = rank("nodefs.available", [a_pod()], {"uid-web": a_use(logs=GIB, layer=GIB)}, Layout.ONE)
-    told = pod_message("ephemeral-storage", chosen, [HARD, threshold], {**SHORT, **now})
-    assert told.message == (
+    text = pod_message("ephemeral-storage", chosen, [HARD, threshold], {**SHORT, **now})
+    assert text.message == (
         "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 5Gi. "
         "Container app was using 2Gi, request is 0, has larger consumption of ephemeral-storage. "
     )
@@ -227,9 +227,9 @@ def test_inodes_and_a_pod_without_figures() -> None:
     threshold = a_threshold("nodefs.inodesFree", "5%")
     now = {**seen(capacity=1000, nodefs_inodesFree=10)}
     (chosen,) = rank("nodefs.inodesFree", [a_pod()], {}, Layout.ONE)
-    told = pod_message("inodes", chosen, [threshold], now)
-    assert told.message == "The node was low on resource: inodes. Threshold quantity: 50, available: 10. "
-    assert told.annotations == {}
+    text = pod_message("inodes", chosen, [threshold], now)
+    assert text.message == "The node was low on resource: inodes. Threshold quantity: 50, available: 10. "
+    assert text.annotations == {}
 
 
 def test_why_this_one() -> None:

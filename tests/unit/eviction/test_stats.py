@@ -1,4 +1,4 @@
-"""What eviction is told."""
+"""What eviction measures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_node_signals(version: int, tmp_path: Path) -> None:
     assert found.memory is not None and found.memory.available == 1_000_000 - 497_000
     assert found.allocatable_memory is not None
     assert (found.allocatable_memory.capacity, found.allocatable_memory.available) == (65_536, 65_536 - 17_000)
-    assert found.pids_available == 10_000 - 250
+    assert found.tasks is not None and found.tasks.limit - found.tasks.tasks == 10_000 - 250
     assert found.node_fs is not None and found.node_fs.device == os.stat(tmp_path).st_dev
     assert found.image_fs is not None and not found.has_own_image_fs and not found.has_own_container_fs
 
@@ -88,7 +88,7 @@ def test_filesystems_apart() -> None:
 
     split = NodeSignals(node_fs=fs(1), image_fs=fs(2), container_fs=fs(1))
     assert split.has_own_image_fs and not split.has_own_container_fs
-    assert NodeSignals().pids_available is None and not NodeSignals().has_own_image_fs
+    assert NodeSignals().tasks is None and not NodeSignals().has_own_image_fs
 
 
 async def test_files_of_some_pods(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
-"""The checkpoint of every manager: what is saved is loaded, and the one rule for damage."""
+"""The checkpoint of every manager: what is saved is loaded, the rule for damage, and writing off the loop."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pykubelet.kit.files import Checkpoint, CheckpointDamaged, Envelope
+from pykubelet.kit import files
+from pykubelet.kit.files import Checkpoint, CheckpointDamaged, Envelope, write_atomic
 
 
 @pytest.mark.parametrize(
@@ -55,3 +60,87 @@ def test_what_is_no_file_at_all_counts_as_damaged(tmp_path: Path) -> None:
     checkpoint.save_now(b"new")
     assert checkpoint.load() == b"new"
     assert (tmp_path / "state.damaged").is_dir()
+
+
+# --- written off the loop -------------------------------------------------------------------------------------
+
+
+class SlowDisk:
+    """Writes wait until the test lets them."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.written: list[bytes] = []
+        self.fails = False
+        self.on_loop = False
+        self._loop_thread = threading.get_ident()
+
+    def write(self, path: Path, data: bytes, **options: Any) -> None:
+        self.on_loop = self.on_loop or threading.get_ident() == self._loop_thread
+        self.begun.release()
+        assert self.gate.wait(30)
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        self.written.append(data)
+        write_atomic(path, data, **options)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    made = SlowDisk()
+    monkeypatch.setattr(files, "write_atomic", made.write)
+    yield made
+    made.gate.set()
+
+
+@pytest.mark.real_loop
+async def test_the_loop_goes_on_and_the_newest_content_is_last(tmp_path: Path, disk: SlowDisk) -> None:
+    file = Checkpoint(tmp_path / "state", encode=bytes, decode=bytes)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        file.put(b"1")
+        first = group.create_task(file.flush())
+        while not disk.begun.acquire(blocking=False):  # noqa: ASYNC110 - the loop is free meanwhile
+            await asyncio.sleep(0.005)
+        file.put(b"2")
+        second = group.create_task(file.flush())
+        file.put(b"3")
+        third = group.create_task(file.flush())
+        await asyncio.sleep(0.02)
+        assert not first.done() and not second.done() and not third.done(), "nobody acts on what is not on disk"
+        disk.gate.set()
+    assert disk.written == [b"1", b"3"] and file.path.read_bytes() == b"3" and not disk.on_loop
+    await file.flush()
+    assert len(disk.written) == 2
+
+
+@pytest.mark.real_loop
+async def test_a_cancelled_writer_lets_nobody_pass(tmp_path: Path, disk: SlowDisk) -> None:
+    file = Checkpoint(tmp_path / "state", encode=bytes, decode=bytes)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        file.put(b"1")
+        first = group.create_task(file.flush())
+        while not disk.begun.acquire(blocking=False):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        file.put(b"2")
+        second = group.create_task(file.flush())
+        first.cancel()
+        await asyncio.sleep(0.02)
+        assert not first.done() and not disk.begun.acquire(blocking=False), "one write at a time"
+        disk.gate.set()
+        await second
+    assert first.cancelled() and disk.written == [b"1", b"2"]
+
+
+@pytest.mark.real_loop
+async def test_a_refused_write_is_told_and_tried_again(tmp_path: Path, disk: SlowDisk) -> None:
+    file = Checkpoint(tmp_path / "state", encode=bytes, decode=bytes)
+    disk.gate.set()
+    disk.fails = True
+    file.put(b"1")
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            await file.flush()
+    disk.fails = False
+    await file.flush()
+    assert file.path.read_bytes() == b"1"

@@ -16,7 +16,7 @@ from pykubelet.kit.backoff import Backoff, BackoffTable
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.files import write_atomic
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import ServiceStopped, TaskSet, Wakeup, both, finish, gather_all, running
+from pykubelet.kit.tasks import Chore, ServiceStopped, TaskSet, Wakeup, both, finish, gather_all, running
 
 
 class _Service:
@@ -107,6 +107,28 @@ async def test_both_gives_two_results_and_waits_for_the_second_when_the_first_fa
     with pytest.raises(ValueError, match="broken"):
         await both(broken(), word())
     assert ended == ["word", "word"]
+
+
+async def test_a_chore_runs_beside_once_for_many_requests_and_survives_expected_failures(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runs: list[int] = []
+
+    async def work() -> None:
+        runs.append(len(runs))
+        await asyncio.sleep(10)
+        raise OSError("the disk is full")
+
+    chore = Chore("sweep", work, may_raise=(OSError,))
+    async with running(chore):
+        for _ in range(3):
+            await chore.soon()
+        await asyncio.sleep(1)
+        assert runs == [0]
+        await chore.soon()
+        await asyncio.sleep(11)
+        assert runs == [0, 1]
+    assert [each.message for each in caplog.records] == ["a clean-up chore failed, will retry"]
 
 
 async def test_a_signal_set_before_the_wait_is_not_lost_and_wakes_once() -> None:

@@ -128,6 +128,6 @@ async def test_drivers_that_come_at_once_do_not_overwrite_each_other() -> None:
                 tasks.spawn(keeper.add_driver(name, CsiNodeInfo(node_id=f"n-{name}")), name=name)
             await asyncio.sleep(30)
         node = await kube.get(Node, "here")
-        told = node.metadata.annotations["csi.volume.kubernetes.io/nodeid"]
-        assert told == '{"a": "n-a", "b": "n-b", "c": "n-c"}'
+        ids = node.metadata.annotations["csi.volume.kubernetes.io/nodeid"]
+        assert ids == '{"a": "n-a", "b": "n-b", "c": "n-c"}'
         assert {each.name for each in (await kube.get(CSINode, "here")).spec.drivers} == {"a", "b", "c"}

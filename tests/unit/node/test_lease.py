@@ -50,7 +50,7 @@ async def test_it_is_renewed_at_a_quarter_of_its_duration_with_one_request() -> 
     bed = Bed()
     bed.node_appears()
     async with running(bed.keeper):
-        await bed.clock.sleep(56)  # five periods of 10 s and whatever is added by chance, not six
+        await bed.clock.sleep(56)  # five periods of 10 s and the jitter, not six
     assert len(bed.kube.calls_of("update", Lease)) == 5
     assert len(bed.kube.calls_of("get", Lease)) == 1
     assert len(bed.kube.calls_of("create", Lease)) == 1
@@ -139,10 +139,10 @@ async def test_a_request_that_hangs_is_given_up() -> None:
 async def test_silence_is_told_so_that_other_connections_are_left_too() -> None:
     bed = Bed()
     bed.node_appears()
-    told: list[float] = []
+    silent: list[float] = []
 
     async def heard() -> None:
-        told.append(bed.clock.monotonic())
+        silent.append(bed.clock.monotonic())
 
     class Hanging(FakeKube):
         async def update(self, obj: Any, *, subresource: str = "") -> Any:
@@ -155,4 +155,4 @@ async def test_silence_is_told_so_that_other_connections_are_left_too() -> None:
     began = bed.clock.monotonic()
     async with running(keeper):
         await bed.clock.sleep(25)
-    assert [round(at - began) for at in told] == [10, 20]
+    assert [round(at - began) for at in silent] == [10, 20]

@@ -66,7 +66,7 @@ class Bed:
             f"task_memcg={group},task={name},pid={pid},uid=0"
         )
 
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         return [event.message for event in self.events.all() if event.reason == "OOMKilling"]
 
 
@@ -77,11 +77,11 @@ async def test_floods_are_counted() -> None:
         for pid in range(100, 150):
             bed.kill(pid)
         await bed.clock.sleep(1)
-        assert len(bed.told()) == 1 and "pid 100" in bed.told()[0]
+        assert len(bed.reported()) == 1 and "pid 100" in bed.reported()[0]
         await bed.clock.sleep(6)
         bed.kill(200)
         await bed.clock.sleep(1)
-        assert len(bed.told()) == 2 and bed.told()[1].endswith("; 49 more were killed since the last event")
+        assert len(bed.reported()) == 2 and bed.reported()[1].endswith("; 49 more were killed since the last event")
 
 
 async def test_a_container_that_ends_with_it() -> None:
@@ -91,7 +91,7 @@ async def test_a_container_that_ends_with_it() -> None:
         bed.groups.alive = False
         bed.kill(1)
         await bed.clock.sleep(1)
-    assert "which ends with it" in bed.told()[0]
+    assert "which ends with it" in bed.reported()[0]
 
 
 async def test_an_agent_that_may_not_protect_itself_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +101,7 @@ async def test_an_agent_that_may_not_protect_itself_goes_on(caplog: pytest.LogCa
         await bed.clock.sleep(0.1)
         bed.kill(1)
         await bed.clock.sleep(1)
-    assert len([r for r in caplog.records if "oomScoreAdj" in r.message]) == 1 and bed.told()
+    assert len([r for r in caplog.records if "oomScoreAdj" in r.message]) == 1 and bed.reported()
 
 
 async def test_others_processes_are_no_pods_business() -> None:

@@ -112,26 +112,26 @@ def test_a_first_status_tells_the_pressures_but_not_readiness() -> None:
 def test_transitions_are_told_once_with_upstreams_words() -> None:
     old = node_status(NodeStatus(), facts(problems=["x"]))
     new = node_status(old, facts(pressures=frozenset({"MemoryPressure"})))
-    told = transitions("box", old, new)
-    assert [(each.kind, each.reason) for each in told] == [
+    events = transitions("box", old, new)
+    assert [(each.kind, each.reason) for each in events] == [
         ("Normal", "NodeHasInsufficientMemory"),
         ("Normal", "NodeReady"),
     ]
-    assert told[1].message == "Node box status is now: NodeReady"
+    assert events[1].message == "Node box status is now: NodeReady"
     assert transitions("box", new, new) == []
     assert [each.reason for each in transitions("box", new, old)] == ["NodeHasSufficientMemory", "NodeNotReady"]
 
 
 def test_another_boot_id_is_a_reboot() -> None:
     old, new = NodeStatus(node_info=NodeSystemInfo(boot_id="a")), NodeStatus(node_info=NodeSystemInfo(boot_id="b"))
-    told = transitions("box", old, new)
-    assert [(each.kind, each.reason, each.message) for each in told] == [
+    events = transitions("box", old, new)
+    assert [(each.kind, each.reason, each.message) for each in events] == [
         ("Warning", "Rebooted", "Node box has been rebooted, boot id: b")
     ]
     assert transitions("box", NodeStatus(), new) == []
 
 
-@pytest.mark.parametrize(("told", "shown"), [(None, None), (False, False), (True, True)])
-def test_features_of_the_runtime_are_shown_as_it_tells_them(told: bool | None, shown: bool | None) -> None:
-    features = node_status(NodeStatus(), facts(supplemental_groups_policy=told)).features
+@pytest.mark.parametrize(("reported", "shown"), [(None, None), (False, False), (True, True)])
+def test_features_of_the_runtime_are_shown_as_it_reports_them(reported: bool | None, shown: bool | None) -> None:
+    features = node_status(NodeStatus(), facts(supplemental_groups_policy=reported)).features
     assert (features.supplemental_groups_policy if features is not None else None) is shown

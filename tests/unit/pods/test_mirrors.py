@@ -26,7 +26,7 @@ class Bed:
         self.mirrors = MirrorPods(
             client=self.kube,
             table=self.table,
-            api_pods=self.api_pods,
+            api_pod=self.api_pods.get,
             node=self.own,
             clock=self.clock,
         )

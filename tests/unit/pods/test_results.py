@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pykubelet.model.pod import ProbeKind, ProbeOutcome
 from pykubelet.model.problems import PullFailed
-from pykubelet.model.results import ProbeKind, ProbeOutcome
 from pykubelet.pods.table import PodTable
 from tests.unit.pods.making import a_pod
 

@@ -16,8 +16,7 @@ from pykubelet.api.types import (
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.http import HttpAnswer, HttpRequest
-from pykubelet.model.pod import uid_of
-from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.model.pod import ProbeKind, ProbeOutcome, uid_of
 from pykubelet.model.runtime_status import ExecResult
 from pykubelet.pods.record import ReportedStatus
 from pykubelet.pods.table import PodTable

@@ -18,7 +18,7 @@ from pykubelet.api.types import (
     PodStatus,
     Probe,
 )
-from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.model.pod import ProbeKind, ProbeOutcome
 from pykubelet.probes.decide import (
     Act,
     Step,

@@ -7,7 +7,7 @@ from typing import Any
 from pykubelet.api.types import Container, ExecAction, PodStatus, Probe
 from pykubelet.kit.log import current_pod
 from pykubelet.model.errors import CriError
-from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.model.pod import ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ExecResult
 from pykubelet.recorder import Outcome
 from tests.builders import a_container, a_pod, a_sidecar

@@ -14,8 +14,8 @@ from pykubelet.api.types import (
     Pod,
     ResourceRequirements,
 )
+from pykubelet.model.pod import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.problems import KillCause
-from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus, NamespaceMode, PodRuntimeStatus
 from pykubelet.runtime.plan import ContainerReset, PlanInputs, PodPlan, plan_pod
 from tests.builders import (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pykubelet.api.types import ContainerResizePolicy, Pod, Probe, ResourceRequirements
+from pykubelet.model.pod import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.problems import KillCause
-from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ContainerState, ContainerStatus
 from pykubelet.runtime.plan import PlanInputs, PodPlan, plan_pod
 from tests.builders import a_container, a_container_status, a_pod, a_runtime_status, a_sidecar

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.server.admission import Shares, Stranger, Strangers, Turns, address_of
+from pykubelet.server.admission import FairSlots, PendingConnection, PendingConnections, Shares, address_of
 
 
 @pytest.mark.parametrize(
@@ -27,27 +27,27 @@ def test_whom_a_connection_counts_for(peer: Any, address: str) -> None:
 
 def test_the_address_with_the_most_loses_its_oldest() -> None:
     dropped: list[str] = []
-    strangers = Strangers(4)
+    pending_connections = PendingConnections(4)
 
-    def arrive(address: str, name: str) -> Stranger:
-        stranger = Stranger(address, drop=lambda: dropped.append(name))
-        strangers.enter(stranger)
-        return stranger
+    def arrive(address: str, name: str) -> PendingConnection:
+        pending = PendingConnection(address, drop=lambda: dropped.append(name))
+        pending_connections.enter(pending)
+        return pending
 
     good = arrive("10.0.0.1", "good")
     for number in range(10):
         arrive("10.0.0.2", f"bad {number}")
     assert dropped == [f"bad {number}" for number in range(7)]
-    assert len(strangers) == 4
-    strangers.leave(good)
-    strangers.leave(good)
-    assert len(strangers) == 3
+    assert len(pending_connections) == 4
+    pending_connections.leave(good)
+    pending_connections.leave(good)
+    assert len(pending_connections) == 3
     arrive("10.0.0.3", "other")
-    assert strangers.drop_one()
+    assert pending_connections.drop_one()
     assert dropped[-1] == "bad 7"
     for _ in range(3):
-        assert strangers.drop_one()
-    assert not strangers.drop_one()
+        assert pending_connections.drop_one()
+    assert not pending_connections.drop_one()
 
 
 def test_everybody_may_have_as_many_requests_as_are_free() -> None:
@@ -61,10 +61,10 @@ def test_everybody_may_have_as_many_requests_as_are_free() -> None:
 
 
 async def test_addresses_take_turns() -> None:
-    turns, order = Turns(), list[str]()
+    turns, order = FairSlots(), list[str]()
 
     async def work(address: str, name: str) -> None:
-        async with turns.turn(address):
+        async with turns.slot(address):
             order.append(name)
             await asyncio.sleep(0)
 
@@ -76,11 +76,11 @@ async def test_addresses_take_turns() -> None:
 
 
 async def test_who_gives_up_waiting_takes_no_turn() -> None:
-    turns, done = Turns(), list[int]()
+    turns, done = FairSlots(), list[int]()
     tasks: list[asyncio.Task[None]] = []
 
     async def work(number: int) -> None:
-        async with turns.turn("x"):
+        async with turns.slot("x"):
             done.append(number)
             await asyncio.sleep(1)
         if number == 0:
@@ -91,6 +91,6 @@ async def test_who_gives_up_waiting_takes_no_turn() -> None:
     tasks[1].cancel()
     await asyncio.wait(tasks)
     assert done == [0, 3]
-    async with asyncio.timeout(1), turns.turn("y"):
+    async with asyncio.timeout(1), turns.slot("y"):
         done.append(9)
     assert done == [0, 3, 9]

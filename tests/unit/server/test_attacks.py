@@ -79,7 +79,7 @@ async def test_a_thousand_callers_who_say_nothing(world: World) -> None:
 
 
 async def test_a_crowd_that_is_through_with_its_handshakes(world: World) -> None:
-    world.limits = Limits(strangers=30)
+    world.limits = Limits(pending_connections=30)
     async with serving(world.server()) as port, contextlib.AsyncExitStack() as crowd:
         for number in range(100):
             client = await crowd.enter_async_context(from_bad(port, world.client_context()))

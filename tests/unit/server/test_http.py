@@ -57,10 +57,10 @@ async def test_who_gets_in(world: World) -> None:
 async def test_a_certificate_of_a_stranger_is_refused(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()
-    stranger = world.client_context(Authority(folder, "other").issue("ada"))
+    pending = world.client_context(Authority(folder, "other").issue("ada"))
     async with serving(world.server()) as port:
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-            await get(port, "/pods", stranger)
+            await get(port, "/pods", pending)
 
 
 async def test_without_rights_every_route_is_forbidden(world: World) -> None:
@@ -201,7 +201,7 @@ async def test_a_ca_that_was_taken_away_is_forgotten_on_open_connections(world: 
 
 async def test_slow_callers_are_cut_and_make_room(world: World) -> None:
     world.reviewer.everything = {"ada"}
-    world.limits = Limits(strangers=20, head=0.3)
+    world.limits = Limits(pending_connections=20, head=0.3)
     nobody, ada = world.client_context(), world.client_context(world.ca.issue("ada"))
     async with serving(world.server()) as port:
         slow = []

@@ -16,7 +16,7 @@ from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.assigned import (
+from pykubelet.model.topology import (
     ClaimedDevice,
     ClaimShare,
     DeviceShare,

@@ -84,7 +84,9 @@ def a_status(
     )
 
 
-def told(container: str, *, used: int = 8192, mountpoint: str = "", cpu_ns: int = 3) -> cri_pb2.ContainerStats:
+def container_stats(
+    container: str, *, used: int = 8192, mountpoint: str = "", cpu_ns: int = 3
+) -> cri_pb2.ContainerStats:
     return cri_pb2.ContainerStats(
         attributes=cri_pb2.ContainerAttributes(id=container),
         cpu=cri_pb2.CpuUsage(timestamp=CREATED, usage_core_nano_seconds=cri_pb2.UInt64Value(value=cpu_ns)),
@@ -205,7 +207,7 @@ class Bed:
         """A best-effort pod with one running container `app`; its cgroup path."""
         self.known.append(a_pod(name))
         self.statuses[f"uid-{name}"] = a_status(name, a_container("app", f"con-{name}"), network=network)
-        self.runtime.stats.append(told(f"con-{name}", mountpoint=self.runtime.mountpoint))
+        self.runtime.stats.append(container_stats(f"con-{name}", mountpoint=self.runtime.mountpoint))
         path = f"/kubepods/besteffort/poduid-{name}"
         if groups:
             for each in ("/kubepods", path, f"{path}/box-{name}", f"{path}/con-{name}"):

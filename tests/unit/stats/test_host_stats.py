@@ -1,4 +1,4 @@
-"""Figures read from folders that look like cgroup trees and /proc."""
+"""Stats read from folders that look like cgroup trees and /proc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOTH = pytest.mark.parametrize("version", [1, 2])
 POD = "/kubepods/podx"
 
 
-def figures(version: int, tmp_path: Path) -> CgroupStats:
+def stats_of(version: int, tmp_path: Path) -> CgroupStats:
     cgroups, proc = machine(version, tmp_path)
     write(cgroups, group(version, POD))
     return CgroupStats(root=cgroups, proc=proc, hugepage_sizes=(2 << 20,))
@@ -26,7 +26,7 @@ def figures(version: int, tmp_path: Path) -> CgroupStats:
 
 @BOTH
 def test_usage_of_a_group(version: int, tmp_path: Path) -> None:
-    found = figures(version, tmp_path)
+    found = stats_of(version, tmp_path)
     assert found.version == version
     usage = found.usage(POD, 77)
     assert usage is not None and usage.memory is not None
@@ -39,7 +39,7 @@ def test_usage_of_a_group(version: int, tmp_path: Path) -> None:
 
 @BOTH
 def test_details_of_a_group(version: int, tmp_path: Path) -> None:
-    found = figures(version, tmp_path)
+    found = stats_of(version, tmp_path)
     bounds = found.bounds(POD)
     detail = found.detail(POD, bounds, leaf=True)
     assert (detail.user_ns, detail.system_ns) == (3_000_000_000, 2_000_000_000)
@@ -57,7 +57,7 @@ def test_details_of_a_group(version: int, tmp_path: Path) -> None:
 @BOTH
 def test_bounds_of_a_group(version: int, tmp_path: Path) -> None:
     shares = 512 if version == 1 else weight_to_shares(20)
-    assert figures(version, tmp_path).bounds(POD) == CgroupBounds(
+    assert stats_of(version, tmp_path).bounds(POD) == CgroupBounds(
         shares=shares,
         quota_us=50_000,
         period_us=100_000,
@@ -70,7 +70,7 @@ def test_bounds_of_a_group(version: int, tmp_path: Path) -> None:
 
 @BOTH
 def test_no_limit_is_none(version: int, tmp_path: Path) -> None:
-    found = figures(version, tmp_path)
+    found = stats_of(version, tmp_path)
     if version == 1:
         files = {
             "cpu/a/cpu.cfs_quota_us": "-1",
@@ -86,7 +86,7 @@ def test_no_limit_is_none(version: int, tmp_path: Path) -> None:
 
 @BOTH
 def test_the_root_is_the_machine(version: int, tmp_path: Path) -> None:
-    found = figures(version, tmp_path)
+    found = stats_of(version, tmp_path)
     usage = found.usage("/", 1)
     assert usage is not None and usage.memory is not None
     assert usage.cpu_ns == 90_000_000_000
@@ -98,7 +98,7 @@ def test_the_root_is_the_machine(version: int, tmp_path: Path) -> None:
 
 @BOTH
 def test_a_group_that_is_gone(version: int, tmp_path: Path) -> None:
-    found = figures(version, tmp_path)
+    found = stats_of(version, tmp_path)
     assert found.usage("/kubepods/gone", 1) is None
     assert found.bounds("/kubepods/gone") == CgroupBounds()
     assert found.processes("/kubepods/gone") == ()
@@ -111,7 +111,7 @@ def test_a_group_that_is_gone(version: int, tmp_path: Path) -> None:
 @BOTH
 @pytest.mark.parametrize("name", ["c1", "cri-containerd-c1.scope", "crio-c1.scope"])
 def test_containers_are_found_by_any_name(version: int, name: str, tmp_path: Path) -> None:
-    found = figures(version, tmp_path)
+    found = stats_of(version, tmp_path)
     write(tmp_path / "cgroup", group(version, f"{POD}/{name}"))
     assert found.locate(POD, "c1") == f"{POD}/{name}"
     assert found.processes(f"{POD}/{name}") == (41, 42)

@@ -52,22 +52,22 @@ async def test_a_quick_look_asks_the_runtime_nothing(version: int, tmp_path: Pat
     assert snapshot.pods[0].network is None and bed.runtime.calls == 0
 
 
-async def test_looks_that_fall_together_are_one(tmp_path: Path) -> None:
+async def test_snapshots_that_fall_together_are_one(tmp_path: Path) -> None:
     bed = Bed(1, tmp_path)
     bed.add("web")
-    looks: list[Snapshot] = await asyncio.gather(*[bed.provider.snapshot(full=True) for _ in range(5)])
-    assert all(look is looks[0] for look in looks) and bed.runtime.calls == 1
-    assert await bed.provider.snapshot(full=False) is looks[0]
-    assert await bed.provider.snapshot(full=False, at_most=0.0) is looks[0]  # no time has passed at all
+    snapshots: list[Snapshot] = await asyncio.gather(*[bed.provider.snapshot(full=True) for _ in range(5)])
+    assert all(each is snapshots[0] for each in snapshots) and bed.runtime.calls == 1
+    assert await bed.provider.snapshot(full=False) is snapshots[0]
+    assert await bed.provider.snapshot(full=False, at_most=0.0) is snapshots[0]  # no time has passed at all
     await bed.clock.sleep(1.5)
-    assert await bed.provider.snapshot(full=True) is not looks[0]
+    assert await bed.provider.snapshot(full=True) is not snapshots[0]
     assert bed.runtime.calls == 1  # disks are read every ten seconds only
     await bed.clock.sleep(10)
     await bed.provider.snapshot(full=True)
     assert bed.runtime.calls == 2
 
 
-async def test_cpu_rate_from_two_looks(tmp_path: Path) -> None:
+async def test_cpu_rate_from_two_snapshots(tmp_path: Path) -> None:
     bed = Bed(2, tmp_path)
     path = bed.add("web")
     first = await bed.provider.snapshot(full=False)
@@ -105,7 +105,7 @@ async def test_containers_without_a_cgroup_have_the_runtimes_figures(tmp_path: P
     bed.runtime.calls = 0
     await bed.clock.sleep(11)
     await bed.provider.snapshot(full=False)
-    assert bed.runtime.calls == 1  # also a quick look needs them now
+    assert bed.runtime.calls == 1  # also a quick snapshot needs them now
 
 
 async def test_pods_on_the_hosts_network_have_no_network_of_their_own(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_a_caller_that_goes_spoils_nothing(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
             await bed.provider.snapshot(full=False)
-    assert len(reads) == 1  # it was read to the end before anybody else may
+    assert len(reads) == 1  # it was read to the end before the next may begin
     assert len((await bed.provider.snapshot(full=False)).pods) == 1
 
 

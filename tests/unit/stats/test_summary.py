@@ -201,7 +201,7 @@ async def test_an_unexpected_error_about_one_pod_does_not_end_the_measuring() ->
     class Odd(FakeMeter):
         async def usage(self, pod: Pod) -> Sequence[Use]:
             if pod.metadata.name == "odd":
-                raise ValueError("a figure of nobody's")
+                raise ValueError("an unexpected value")
             return await super().usage(pod)
 
     clock = LoopClock()

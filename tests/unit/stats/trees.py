@@ -1,4 +1,4 @@
-"""Small machines in a folder: cgroup trees of both versions and the /proc files that figures come from."""
+"""Small machines in a folder: cgroup trees of both versions and the /proc files that stats come from."""
 
 from __future__ import annotations
 

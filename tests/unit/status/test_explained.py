@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pykubelet.api.types import ContainerStatus, Pod, PodCondition, PodStatus
-from pykubelet.model.pod import uid_of
-from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.model.pod import ProbeKind, ProbeOutcome, uid_of
 from pykubelet.pods.table import PodTable
 from pykubelet.status.manager import StatusManager
 from tests.builders import a_context, a_pod

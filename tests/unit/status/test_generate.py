@@ -23,7 +23,7 @@ from pykubelet.api.types import (
     ResourceRequirements,
 )
 from pykubelet.model import runtime_status as rt
-from pykubelet.model.results import ProbeKey, ProbeKind, ProbeOutcome
+from pykubelet.model.pod import ProbeKey, ProbeKind, ProbeOutcome
 from pykubelet.status.conditions import containers_ready_condition, find_condition, initialized_condition
 from pykubelet.status.generate import DEADLINE_EXCEEDED, StatusInputs, generate_pod_status
 from tests.builders import (

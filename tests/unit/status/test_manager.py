@@ -12,8 +12,7 @@ from pykubelet.api.types import (
     Pod,
     PodStatus,
 )
-from pykubelet.model.pod import uid_of
-from pykubelet.model.results import ProbeKind, ProbeOutcome
+from pykubelet.model.pod import ProbeKind, ProbeOutcome, uid_of
 from pykubelet.pods.table import PodTable
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.settings import Settings

@@ -26,18 +26,17 @@ from pykubelet.kit.tasks import TaskSet
 from pykubelet.volumes.desired_state import Use, resolve_claim
 from pykubelet.volumes.errors import VolumeProblem
 from tests.builders import NOW, a_pod, at
-from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import Node, Objects, host_path, pod_with, problem_texts
+from tests.unit.volumes.builders import ApiObjects, VolumeNode, bound, host_path, pod_with, problem_texts
 
 NFS = NFSVolumeSource(server="s", path="/p")
 
 
-def share(objects: Objects) -> Use:
+def share(objects: ApiObjects) -> Use:
     return Use(bound(objects, "data", nfs=NFS), mounted=True, mapped=False)
 
 
 async def test_a_bound_claim(tmp_path: Path) -> None:
-    objects = Objects()
+    objects = ApiObjects()
     volume = bound(objects, "data", nfs=NFS, mount_options=["soft"], access_modes=["ReadWriteOnce"], read_only=True)
     objects.volumes["pv-data"].metadata.annotations["pv.beta.kubernetes.io/gid"] = "77"
     spec = await resolve_claim(objects, a_pod(), Use(volume, mounted=True, mapped=False))
@@ -45,39 +44,39 @@ async def test_a_bound_claim(tmp_path: Path) -> None:
     assert (spec.read_only, spec.mount_options, spec.gid, spec.claim) == (True, ("soft",), 77, ("default", "data"))
 
 
-def _no_claim(objects: Objects) -> None:
+def _no_claim(objects: ApiObjects) -> None:
     objects.claims.clear()
 
 
-def _unbound(objects: Objects) -> None:
+def _unbound(objects: ApiObjects) -> None:
     objects.claims["default", "data"].status.phase = "Pending"
 
 
-def _nameless(objects: Objects) -> None:
+def _nameless(objects: ApiObjects) -> None:
     objects.claims["default", "data"].spec.volume_name = ""
 
 
-def _deleted(objects: Objects) -> None:
+def _deleted(objects: ApiObjects) -> None:
     objects.claims["default", "data"].metadata.deletion_timestamp = at(NOW)
 
 
-def _no_volume(objects: Objects) -> None:
+def _no_volume(objects: ApiObjects) -> None:
     objects.volumes.clear()
 
 
-def _unclaimed(objects: Objects) -> None:
+def _unclaimed(objects: ApiObjects) -> None:
     objects.volumes["pv-data"].spec.claim_ref = None
 
 
-def _stolen(objects: Objects) -> None:
+def _stolen(objects: ApiObjects) -> None:
     objects.volumes["pv-data"].spec.claim_ref = ObjectReference(uid="other")
 
 
-def _block(objects: Objects) -> None:
+def _block(objects: ApiObjects) -> None:
     objects.volumes["pv-data"].spec.volume_mode = "Block"
 
 
-def _rbd(objects: Objects) -> None:
+def _rbd(objects: ApiObjects) -> None:
     objects.volumes["pv-data"].spec.nfs = None
     objects.volumes["pv-data"].spec.rbd = RBDPersistentVolumeSource(image="i")
 
@@ -96,8 +95,8 @@ def _rbd(objects: Objects) -> None:
         (_rbd, "persistent volume pv-data of kind rbd is not supported by this agent"),
     ],
 )
-async def test_claims_that_cannot_be_used(change: Callable[[Objects], None], text: str) -> None:
-    objects = Objects()
+async def test_claims_that_cannot_be_used(change: Callable[[ApiObjects], None], text: str) -> None:
+    objects = ApiObjects()
     use = share(objects)
     change(objects)
     with pytest.raises(VolumeProblem, match=text):
@@ -105,7 +104,7 @@ async def test_claims_that_cannot_be_used(change: Callable[[Objects], None], tex
 
 
 async def test_node_affinity() -> None:
-    objects = Objects()
+    objects = ApiObjects()
     use = share(objects)
     objects.volumes["pv-data"].spec.node_affinity = VolumeNodeAffinity(required=NodeSelector())
     with pytest.raises(VolumeProblem, match="node affinity of persistent volume pv-data does not match"):
@@ -113,7 +112,7 @@ async def test_node_affinity() -> None:
 
 
 async def test_an_ephemeral_volumes_claim_must_belong_to_the_pod() -> None:
-    objects, pod = Objects(), a_pod()
+    objects, pod = ApiObjects(), a_pod()
     bound(objects, "web-tmp", nfs=NFS)
     use = Use(Volume(name="tmp", ephemeral=EphemeralVolumeSource()), mounted=True, mapped=False)
     with pytest.raises(VolumeProblem, match="not owned by pod"):
@@ -124,13 +123,13 @@ async def test_an_ephemeral_volumes_claim_must_belong_to_the_pod() -> None:
 
 
 async def test_the_event_and_the_wait_of_an_unbound_claim(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     pod = pod_with(bound(node.objects, "data", host_path=host_path("/srv").host_path))
     node.objects.claims["default", "data"].status.phase = "Pending"
     async with node.running() as manager, TaskSet("test") as tasks:
         waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
         await node.clock.sleep(30)
-        assert node.told.events[0] == (
+        assert node.events.pods[0] == (
             "FailedMount",
             "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], "
             "failed to process volumes=[data]: error processing PVC default/data: PVC is not bound",
@@ -143,7 +142,7 @@ async def test_the_event_and_the_wait_of_an_unbound_claim(tmp_path: Path) -> Non
 
 
 async def test_read_write_once_pod(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     source = host_path("/srv").host_path
     volume = bound(node.objects, "data", host_path=source, access_modes=["ReadWriteOncePod"])
     first, second = pod_with(volume, name="first"), pod_with(volume, name="second")
@@ -158,7 +157,7 @@ async def test_read_write_once_pod(tmp_path: Path) -> None:
 
 
 async def test_extra_groups(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     pod = pod_with(bound(node.objects, "data", host_path=host_path("/srv").host_path))
     node.objects.volumes["pv-data"].metadata.annotations["pv.beta.kubernetes.io/gid"] = "77"
     async with node.running() as manager:
@@ -178,7 +177,7 @@ async def test_extra_groups(tmp_path: Path) -> None:
 )
 async def test_read_only_is_what_the_claims_user_says(source: dict[str, Any]) -> None:
     for asked in (False, True):
-        objects = Objects()
+        objects = ApiObjects()
         volume = bound(objects, "data", read_only=asked, **source)
         spec = await resolve_claim(objects, a_pod(), Use(volume, mounted=True, mapped=False))
         assert spec.read_only == asked

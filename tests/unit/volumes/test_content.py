@@ -31,12 +31,20 @@ from pykubelet.volumes.desired_state import nested_folders
 from pykubelet.volumes.errors import VolumeProblem, VolumesNotReady
 from pykubelet.volumes.plugins.projected import private_file, select
 from tests.builders import a_container
-from tests.unit.volumes.making import Node, a_config, a_secret, config_volume, empty_dir, pod_with, secret_volume
+from tests.unit.volumes.builders import (
+    VolumeNode,
+    a_config,
+    a_secret,
+    config_volume,
+    empty_dir,
+    pod_with,
+    secret_volume,
+)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    node = Node(tmp_path)
+def node(tmp_path: Path) -> VolumeNode:
+    node = VolumeNode(tmp_path)
     node.objects.config_maps["default", "web"] = a_config(
         a="1", b="2", binary={"bin": base64.b64encode(b"\x00\xff").decode()}
     )
@@ -44,7 +52,7 @@ def node(tmp_path: Path) -> Node:
     return node
 
 
-async def files_of(node: Node, pod: Pod, name: str) -> dict[str, tuple[bytes, int]]:
+async def files_of(node: VolumeNode, pod: Pod, name: str) -> dict[str, tuple[bytes, int]]:
     """Content and mode of each file of a volume, once mounted."""
     async with node.running() as manager:
         await manager.wait_mounted(pod)
@@ -57,7 +65,7 @@ async def files_of(node: Node, pod: Pod, name: str) -> dict[str, tuple[bytes, in
         }
 
 
-async def test_config_map(node: Node) -> None:
+async def test_config_map(node: VolumeNode) -> None:
     assert await files_of(node, pod_with(config_volume()), "cfg") == {
         "a": (b"1", 0o644),
         "b": (b"2", 0o644),
@@ -66,7 +74,7 @@ async def test_config_map(node: Node) -> None:
     assert node.mounts.points() == [], "config maps lie on disk"
 
 
-async def test_items_and_modes(node: Node) -> None:
+async def test_items_and_modes(node: VolumeNode) -> None:
     items = [KeyToPath(key="key", path="deep/er/one", mode=0o400), KeyToPath(key="other", path="two")]
     pod = pod_with(secret_volume(items=items, default_mode=0o640))
     assert await files_of(node, pod, "sec") == {"deep/er/one": (b"k", 0o400), "two": (b"o", 0o640)}
@@ -86,13 +94,13 @@ async def test_items_and_modes(node: Node) -> None:
         (config_volume(items=[KeyToPath(key="a", path="../x")]), "must not contain '..'"),
     ],
 )
-async def test_what_is_missing_is_named(node: Node, volume: Volume, text: str) -> None:
+async def test_what_is_missing_is_named(node: VolumeNode, volume: Volume, text: str) -> None:
     async with node.running() as manager:
         with pytest.raises(VolumesNotReady, match=text):
             await manager.wait_mounted(pod_with(volume))
 
 
-async def test_optional(node: Node) -> None:
+async def test_optional(node: VolumeNode) -> None:
     pod = pod_with(config_volume(config="none", optional=True))
     assert await files_of(node, pod, "cfg") == {}
     items = [KeyToPath(key="no", path="x"), KeyToPath(key="a", path="y")]
@@ -100,7 +108,7 @@ async def test_optional(node: Node) -> None:
     assert await files_of(node, pod, "cfg") == {"y": (b"1", 0o644)}
 
 
-async def test_downward_fields(node: Node) -> None:
+async def test_downward_fields(node: VolumeNode) -> None:
     items = [
         DownwardAPIVolumeFile(path="labels", field_ref=ObjectFieldSelector(field_path="metadata.labels")),
         DownwardAPIVolumeFile(path="one", field_ref=ObjectFieldSelector(field_path="metadata.labels['app']")),
@@ -111,7 +119,7 @@ async def test_downward_fields(node: Node) -> None:
     assert found == {"labels": (b'app="web"\nb="q\\""', 0o644), "one": (b"web", 0o644), "cpu": (b"4", 0o400)}
 
 
-async def test_changed_labels_reach_the_files(node: Node) -> None:
+async def test_changed_labels_reach_the_files(node: VolumeNode) -> None:
     items = [DownwardAPIVolumeFile(path="app", field_ref=ObjectFieldSelector(field_path="metadata.labels['app']"))]
     volume = Volume(name="info", downward_api=DownwardAPIVolumeSource(items=items))
     async with node.running() as manager:
@@ -121,7 +129,7 @@ async def test_changed_labels_reach_the_files(node: Node) -> None:
         assert Path(manager.path_of(pod, "info") or "", "app").read_text() == "two"
 
 
-async def test_projected_with_every_source(node: Node) -> None:
+async def test_projected_with_every_source(node: VolumeNode) -> None:
     node.objects.bundles = {"ca": "PEM\n", "example.com/x:1": "X\n"}
     sources = [
         VolumeProjection(service_account_token=ServiceAccountTokenProjection(path="token", audience="vault")),
@@ -160,7 +168,7 @@ async def test_projected_with_every_source(node: Node) -> None:
         (ClusterTrustBundleProjection(signer_name="no", path="x"), "matched zero ClusterTrustBundles"),
     ],
 )
-async def test_missing_bundles(node: Node, source: ClusterTrustBundleProjection, text: str) -> None:
+async def test_missing_bundles(node: VolumeNode, source: ClusterTrustBundleProjection, text: str) -> None:
     part = VolumeProjection(cluster_trust_bundle=source)
     volume = Volume(name="all", projected=ProjectedVolumeSource(sources=[part]))
     async with node.running() as manager:
@@ -183,7 +191,7 @@ def test_a_missing_key_is_an_error_unless_optional() -> None:
         select({}, items, mode=0o644, optional=False, kind="config")
 
 
-async def test_folders_for_volumes_mounted_inside(node: Node) -> None:
+async def test_folders_for_volumes_mounted_inside(node: VolumeNode) -> None:
     mounts = [
         VolumeMount(name="cfg", mount_path="/etc/app"),
         VolumeMount(name="scratch", mount_path="/etc/app/cache/deep"),

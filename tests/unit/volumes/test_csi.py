@@ -39,8 +39,7 @@ from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from tests.builders import a_container
 from tests.fakes.fake_csi import FakeCsiDriver, FakeCsiObjects, NobodyToTell
-from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import Node, a_secret, pod_with, problem_texts
+from tests.unit.volumes.builders import VolumeNode, a_secret, bound, pod_with, problem_texts
 
 NO_ATTACH = CSIDriverSpec(attach_required=False)
 INLINE = CSIDriverSpec(attach_required=False, volume_lifecycle_modes=["Ephemeral"])
@@ -49,14 +48,14 @@ INLINE = CSIDriverSpec(attach_required=False, volume_lifecycle_modes=["Ephemeral
 @dataclass
 class Bed:
     root: Path
-    node: Node = field(init=False)
+    node: VolumeNode = field(init=False)
     driver: FakeCsiDriver = field(init=False)
     objects: FakeCsiObjects = field(init=False)
     registered: bool = True
     more_objects: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.node = Node(self.root)
+        self.node = VolumeNode(self.root)
         self.driver = FakeCsiDriver(self.node.mounts)
         self.objects = FakeCsiObjects(
             drivers={"d": NO_ATTACH}, claims=self.node.objects.claims, volumes=self.node.objects.volumes
@@ -229,7 +228,7 @@ async def test_inline_volumes_need_a_driver_that_does_them(
     async with bed.life() as manager, TaskSet("test") as tasks:
         tasks.spawn(manager.wait_mounted(pod_with(inline())), name="wait")
         await bed.node.clock.sleep(1)
-        assert text in bed.node.told.events[0][1]
+        assert text in bed.node.events.pods[0][1]
 
 
 async def test_a_driver_of_inline_volumes_alone_is_asked_for_no_other(tmp_path: Path) -> None:
@@ -239,7 +238,7 @@ async def test_a_driver_of_inline_volumes_alone_is_asked_for_no_other(tmp_path: 
         tasks.spawn(manager.wait_mounted(pod_with(bed.volume())), name="wait")
         await bed.node.clock.sleep(1)
         text = 'volume mode "Persistent" not supported by driver d (only supports ["Ephemeral"])'
-        assert text in bed.node.told.events[0][1]
+        assert text in bed.node.events.pods[0][1]
     assert bed.driver.order() == []
 
 
@@ -263,7 +262,7 @@ async def test_a_missing_secret_is_named(tmp_path: Path) -> None:
     async with bed.life() as manager, TaskSet("test") as tasks:
         tasks.spawn(manager.wait_mounted(pod_with(volume)), name="wait")
         await bed.node.clock.sleep(1)
-        assert "secret ns/s not found" in bed.node.told.events[0][1]
+        assert "secret ns/s not found" in bed.node.events.pods[0][1]
 
 
 async def test_a_driver_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -436,4 +435,4 @@ async def test_attached_volumes_are_told_to_the_node(tmp_path: Path) -> None:
         await bed.node.clock.sleep(1)
         assert manager.volumes_in_use() == ["kubernetes.io/csi/d^h-data"]
         name = attachment_name("h-data", "d", "here")
-        assert f"volume h-data has no VolumeAttachment {name} for this node" in bed.node.told.events[0][1]
+        assert f"volume h-data has no VolumeAttachment {name} for this node" in bed.node.events.pods[0][1]

@@ -10,7 +10,7 @@ import pytest
 
 from pykubelet.api.types import CSIDriverSpec, PodSecurityContext
 from pykubelet.volumes import ownership
-from tests.unit.volumes.making import pod_with
+from tests.unit.volumes.builders import pod_with
 from tests.unit.volumes.test_csi import Bed
 
 
@@ -78,13 +78,13 @@ async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pyte
         assert gate.wait(30)
 
     monkeypatch.setattr("pykubelet.volumes.ownership.give", give)
-    bed.node.told.on_event = lambda: gate.set() if len(bed.node.told.events) == 3 else None
+    bed.node.events.on_event = lambda: gate.set() if len(bed.node.events.pods) == 3 else None
     async with bed.life() as manager:
         await manager.wait_mounted(pod_with(bed.volume(), security_context=PodSecurityContext(fs_group=4321)))
     where = f"Setting volume ownership for {bed.paths.home('uid-web', 'pv-data')}"
     texts = [f"{where} is taking longer than expected, consider using OnRootMismatch"]
     texts += [f"{where}, processed 17 files."] * 2
-    assert bed.node.told.events == [("VolumePermissionChangeInProgress", text) for text in texts]
+    assert bed.node.events.pods == [("VolumePermissionChangeInProgress", text) for text in texts]
 
 
 async def test_a_driver_that_sets_the_group_itself_is_told_it(tmp_path: Path) -> None:

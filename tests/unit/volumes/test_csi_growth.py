@@ -19,7 +19,7 @@ from pykubelet.api.types import (
 )
 from pykubelet.volumes.csi.expand import NOT_REQUIRED, ExpandRequest, expand_request
 from pykubelet.volumes.manager import VolumeManager
-from tests.unit.volumes.making import pod_with
+from tests.unit.volumes.builders import pod_with
 from tests.unit.volumes.test_csi import Bed
 
 PENDING, IN_PROGRESS, INFEASIBLE = "NodeResizePending", "NodeResizeInProgress", "NodeResizeInfeasible"
@@ -111,8 +111,8 @@ async def test_growing(tmp_path: Path) -> None:
     assert bed.objects.written[-1].status.capacity == {"storage": "2Gi"}
     assert conditions(bed) == {"Own": None}, "what stood in the way is past"
     text = 'MountVolume.NodeExpandVolume succeeded for volume "pv-data" here'
-    assert bed.node.told.events == [("FileSystemResizeSuccessful", text)]
-    assert bed.node.told.of_claims == [("data", "FileSystemResizeSuccessful", text)]
+    assert bed.node.events.pods == [("FileSystemResizeSuccessful", text)]
+    assert bed.node.events.claims == [("data", "FileSystemResizeSuccessful", text)]
 
 
 async def test_what_the_controller_allocated_is_asked_for_when_it_is_the_nodes_turn(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_growing_that_can_never_be_is_not_tried_again(tmp_path: Path) -> N
         assert bed.driver.order().count("expand h-data") == 1
     assert states(bed) == [IN_PROGRESS, INFEASIBLE]
     assert "as planned" in (conditions(bed)["NodeResizeError"] or "")
-    ((reason, text),) = bed.node.told.events
+    ((reason, text),) = bed.node.events.pods
     assert reason == "FailedMount"
     assert text.startswith('MountVolume.Setup failed while expanding volume for volume "pv-data" : cannot grow volume')
 
@@ -165,7 +165,7 @@ async def test_a_running_pod_is_told_that_its_volume_did_not_grow(tmp_path: Path
         bed.node.objects.claims["default", "data"].status.allocated_resource_statuses = {"storage": PENDING}
         bed.driver.plans = [("expand", "INTERNAL", False), ("expand", "UNAVAILABLE", False)]
         await renew(bed, manager, volume)
-        ((reason, text),) = bed.node.told.events
+        ((reason, text),) = bed.node.events.pods
         assert reason == "VolumeResizeFailed"
         assert text.startswith('NodeExpandVolume.NodeExpandVolume failed for volume "pv-data" : cannot grow volume')
         assert (conditions(bed)["NodeResizeError"] or "").startswith("failed to expand pvc with ")
@@ -211,5 +211,5 @@ async def test_a_read_only_volume_does_not_grow_and_that_is_told_once(tmp_path: 
         await manager.wait_mounted(pod_with(volume))
         await renew(bed, manager, volume)
     text = 'MountVolume.NodeExpandVolume failed for volume "pv-data" requested read-only file system'
-    assert bed.node.told.of_claims == [("data", "FileSystemResizeFailed", text)]
+    assert bed.node.events.claims == [("data", "FileSystemResizeFailed", text)]
     assert bed.driver.grown == {} and bed.objects.written == []

@@ -22,7 +22,7 @@ from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.volumes.csi.drivers import LimitsKeeper
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
 from tests.fakes.fake_csi import FakeCsiDriver
-from tests.unit.volumes.making import pod_with, problem_texts
+from tests.unit.volumes.builders import pod_with, problem_texts
 from tests.unit.volumes.test_csi import Bed
 
 

@@ -22,7 +22,7 @@ from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_r
 from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.reconstruct import forget_attached, note_attached, scan
 from pykubelet.volumes.spec import FC, ISCSI, spec_of
-from tests.unit.volumes.making import Node, pod_with, problem_texts
+from tests.unit.volumes.builders import VolumeNode, pod_with, problem_texts
 from tests.unit.volumes.test_csi import Bed, inline
 
 UNIQUE = "kubernetes.io/csi/d^h-data"
@@ -52,7 +52,7 @@ def left_as_device(bed: Bed) -> None:
 
 
 async def test_nothing_is_said_before_the_disk_was_read(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     assert node.manager().volumes_in_use() is None
     async with node.running() as manager:
         await node.clock.sleep(0.1)
@@ -178,7 +178,7 @@ async def test_a_pod_that_wants_a_volume_again_while_it_is_being_unstaged(tmp_pa
         await manager.wait_unmounted(pod)
         before = bed.node.clock.monotonic()
         await manager.wait_mounted(pod)
-        assert bed.node.clock.monotonic() == before and bed.node.told.events == []
+        assert bed.node.clock.monotonic() == before and bed.node.events.pods == []
         assert manager.volumes_in_use() == [UNIQUE]
         await manager.wait_unmounted(pod)
         await bed.node.clock.sleep(5)
@@ -211,7 +211,7 @@ async def test_an_alone_volume_of_an_earlier_life_is_somebody_elses(tmp_path: Pa
 
 
 async def test_a_disk_that_was_attached_for_an_earlier_life(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     source = ISCSIVolumeSource(target_portal="10.0.0.1", iqn="iqn.2024-01.com.example:disk", lun=2)
     async with node.running() as manager:
         with pytest.raises(VolumesNotReady):  # half done: its tool is missing
@@ -228,7 +228,7 @@ async def test_a_disk_that_was_attached_for_an_earlier_life(tmp_path: Path) -> N
 
 def test_a_note_outlives_the_folder_of_its_volume(tmp_path: Path) -> None:
     """An agent that is killed after it took the pod's mount, and before the node's own."""
-    paths = Node(tmp_path).paths
+    paths = VolumeNode(tmp_path).paths
     spec = spec_of(Volume(name="disk", fc=FCVolumeSource(target_wwns=["5006"], lun=1)))
     note_attached(paths, "uid-a", spec, "kubernetes.io/fc/[5006]:1")
     (found,) = scan(paths)
@@ -255,7 +255,7 @@ def test_a_note_outlives_the_folder_of_its_volume(tmp_path: Path) -> None:
     ],
 )
 async def test_a_disk_that_another_agent_mounted(tmp_path: Path, plugin: str, place: str, names: list[str]) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     top, point = node.paths.plugins / plugin / place, node.paths.volume("uid-a", plugin, "pv")
     for folder in (top, point):
         folder.mkdir(parents=True)

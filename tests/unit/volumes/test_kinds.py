@@ -31,8 +31,7 @@ from pykubelet.volumes.selinux import mount_option
 from pykubelet.volumes.spec import FC, spec_of
 from pykubelet.volumes.subpath import mount_subpath
 from tests.builders import a_container, a_pod
-from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import Node, a_secret, empty_dir, pod_with
+from tests.unit.volumes.builders import VolumeNode, a_secret, bound, empty_dir, pod_with
 
 MI = 1 << 20
 
@@ -81,7 +80,7 @@ def test_page_size() -> None:
 
 
 async def test_memory_volume_is_bounded(tmp_path: Path) -> None:
-    node = Node(tmp_path, rules=VolumeRules(allocatable_memory=lambda: 64 * MI))
+    node = VolumeNode(tmp_path, rules=VolumeRules(allocatable_memory=lambda: 64 * MI))
     pod = pod_with(empty_dir("mem", medium="Memory"))
     async with node.running() as manager:
         await manager.wait_mounted(pod)
@@ -89,7 +88,7 @@ async def test_memory_volume_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_memory_volume_keeps_the_sticky_bit_and_gives_it_to_its_parts(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     pod = pod_with(empty_dir("mem", medium="Memory"))
     async with node.running() as manager:
         await manager.wait_mounted(pod)
@@ -100,7 +99,7 @@ async def test_a_memory_volume_keeps_the_sticky_bit_and_gives_it_to_its_parts(tm
 
 
 async def test_unknown_medium(tmp_path: Path) -> None:
-    async with Node(tmp_path).running() as manager:
+    async with VolumeNode(tmp_path).running() as manager:
         with pytest.raises(VolumesNotReady, match="unknown storage medium Tape"):
             await manager.wait_mounted(pod_with(empty_dir(medium="Tape")))
 
@@ -153,7 +152,7 @@ def test_a_file_is_made_where_a_link_leads(tmp_path: Path) -> None:
 
 
 async def test_a_host_path_has_no_mount_options(tmp_path: Path) -> None:
-    node = Node(tmp_path / "root")
+    node = VolumeNode(tmp_path / "root")
     source = HostPathVolumeSource(path=str(tmp_path))
     pod = pod_with(bound(node.objects, "host", host_path=source, mount_options=["noexec"]))
     async with node.running() as manager:
@@ -169,7 +168,7 @@ def test_git_repo_is_refused_in_upstreams_words() -> None:
 
 
 async def test_local_folder(tmp_path: Path) -> None:
-    node, disk = Node(tmp_path / "root"), tmp_path / "disk"
+    node, disk = VolumeNode(tmp_path / "root"), tmp_path / "disk"
     disk.mkdir()
     (disk / "data").write_text("keep")
     local = LocalVolumeSource(path=str(disk))
@@ -185,7 +184,7 @@ async def test_local_folder(tmp_path: Path) -> None:
 
 
 async def test_local_volume_found_after_a_restart_is_taken_over_by_its_claim(tmp_path: Path) -> None:
-    node, disk = Node(tmp_path / "root"), tmp_path / "disk"
+    node, disk = VolumeNode(tmp_path / "root"), tmp_path / "disk"
     disk.mkdir()
     pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))))
     async with node.running() as manager:
@@ -200,7 +199,7 @@ async def test_local_volume_found_after_a_restart_is_taken_over_by_its_claim(tmp
 
 
 async def test_a_mount_point_that_is_not_empty_is_never_emptied(tmp_path: Path) -> None:
-    node, disk = Node(tmp_path / "root"), tmp_path / "disk"
+    node, disk = VolumeNode(tmp_path / "root"), tmp_path / "disk"
     disk.mkdir()
     pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))))
     async with node.running() as manager:
@@ -214,7 +213,7 @@ async def test_a_mount_point_that_is_not_empty_is_never_emptied(tmp_path: Path) 
 
 
 async def test_nfs(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     source = NFSVolumeSource(server="fd00::1", path="/export")
     pod = pod_with(bound(node.objects, "share", nfs=source, mount_options=["vers=4.2"]))
     async with node.running() as manager:
@@ -234,7 +233,7 @@ async def test_nfs(tmp_path: Path) -> None:
 )
 async def test_an_nfs_server_must_be_a_server(tmp_path: Path, server: str) -> None:
     """`mount` would take a word that begins with `-` for an option, such as a table of mounts that a pod wrote."""
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     node.mounts.tools["mount.nfs"] = ""
     pod = pod_with(Volume(name="share", nfs=NFSVolumeSource(server=server, path="/fstab")))
     async with node.running() as manager:
@@ -262,7 +261,7 @@ def test_a_label_is_one_mount_option() -> None:
 
 
 async def test_iscsi_without_its_tool(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     source = ISCSIVolumeSource(target_portal="10.0.0.1", iqn="iqn.2024-01.com.example:disk", lun=2)
     pod = pod_with(Volume(name="disk", iscsi=source))
     async with node.running() as manager:
@@ -274,7 +273,7 @@ async def test_iscsi_without_its_tool(tmp_path: Path) -> None:
 
 
 async def test_chap_passwords_never_show(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     node.objects.secrets["default", "chap"] = a_secret(
         "chap", **{"node.session.auth.username": "me", "node.session.auth.password": "hunter2"}
     )
@@ -290,7 +289,7 @@ async def test_chap_passwords_never_show(tmp_path: Path) -> None:
         with pytest.raises(VolumesNotReady) as caught:
             await manager.wait_mounted(pod_with(Volume(name="disk", iscsi=source)))
     assert "iscsiadm refused the setting node.session.auth.password" in str(caught.value)
-    assert "hunter2" not in f"{caught.value}{node.told.events}"
+    assert "hunter2" not in f"{caught.value}{node.events.pods}"
     assert any(words[-4:] == ("-n", "node.session.auth.username", "-v", "me") for words in node.mounts.commands)
 
 
@@ -306,7 +305,7 @@ async def test_chap_passwords_never_show(tmp_path: Path) -> None:
 async def test_an_fc_disk_has_the_name_the_control_plane_writes(
     tmp_path: Path, fields: dict[str, Any], name: str
 ) -> None:
-    plugin = Node(tmp_path).manager()._plugins[FC]
+    plugin = VolumeNode(tmp_path).manager()._plugins[FC]
     assert plugin.unique_name(spec_of(Volume(name="disk", fc=FCVolumeSource(**fields)))) == name
 
 
@@ -341,7 +340,7 @@ def test_links_to_fc_disks(name: str, fits: bool) -> None:
 
 
 async def test_block_volume(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     volume = bound(node.objects, "raw", local=LocalVolumeSource(path="/dev/null"), volume_mode="Block")
     container = a_container(volume_devices=[VolumeDevice(name="raw", device_path="/dev/xvda")])
     pod = pod_with(volume, containers=[container])

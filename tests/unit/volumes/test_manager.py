@@ -14,8 +14,8 @@ from pykubelet.signals import VolumesMounted, VolumesUnmounted
 from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.manager import VolumeManager
 from tests.builders import a_container, a_pod
-from tests.unit.volumes.making import (
-    Node,
+from tests.unit.volumes.builders import (
+    VolumeNode,
     a_config,
     a_secret,
     a_volume,
@@ -29,8 +29,8 @@ from tests.unit.volumes.making import (
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(tmp_path: Path) -> VolumeNode:
+    return VolumeNode(tmp_path)
 
 
 def where(manager: VolumeManager, pod: Pod, name: str) -> Path:
@@ -39,7 +39,7 @@ def where(manager: VolumeManager, pod: Pod, name: str) -> Path:
     return Path(path)
 
 
-async def test_local_kinds_are_mounted_at_once_without_a_task(node: Node) -> None:
+async def test_local_kinds_are_mounted_at_once_without_a_task(node: VolumeNode) -> None:
     pod = pod_with(empty_dir(), host_path("/srv/data"))
     async with node.running() as manager:
         await manager.wait_unmounted(pod)  # gets past the start
@@ -54,14 +54,14 @@ async def test_local_kinds_are_mounted_at_once_without_a_task(node: Node) -> Non
         assert manager.has_mounts("uid-web")
 
 
-async def test_only_volumes_in_use_are_mounted(node: Node) -> None:
+async def test_only_volumes_in_use_are_mounted(node: VolumeNode) -> None:
     pod = a_pod(volumes=[empty_dir("idle"), config_volume("missing")], containers=[a_container()])
     async with node.running() as manager:
         await manager.wait_mounted(pod)
         assert not manager.has_mounts("uid-web")
 
 
-async def test_wait_ends_with_a_reason_a_person_can_read(node: Node) -> None:
+async def test_wait_ends_with_a_reason_a_person_can_read(node: VolumeNode) -> None:
     pod = pod_with(config_volume())
     async with node.running() as manager:
         with pytest.raises(VolumesNotReady) as caught:
@@ -70,24 +70,24 @@ async def test_wait_ends_with_a_reason_a_person_can_read(node: Node) -> None:
         assert str(caught.value) == (
             "cannot mount volumes: volume cfg: configmap default/web not found, 8th try, next in 4 s"
         )
-        assert node.told.events[0] == (
+        assert node.events.pods[0] == (
             "FailedMount",
             'MountVolume.SetUp failed for volume "cfg" : configmap default/web not found',
         )
         assert problem_texts(manager) == ["volume cfg: configmap default/web not found, 8th try, next in 4 s"]
 
 
-async def test_back_off_doubles_to_two_minutes_and_two_seconds(node: Node) -> None:
+async def test_back_off_doubles_to_two_minutes_and_two_seconds(node: VolumeNode) -> None:
     pod = pod_with(config_volume())
     async with node.running() as manager:
         for _ in range(5):
             with pytest.raises(VolumesNotReady):
                 await manager.wait_mounted(pod)
         # 0.5 + 1 + ... + 64 = 127.5, then every 122 s; what failed waits on while its pod is between two waits
-        assert len(node.objects.asked) == 8 + 1 + 1 + 1 + 1
+        assert len(node.objects.reads) == 8 + 1 + 1 + 1 + 1
 
 
-async def test_the_missing_object_wakes_the_pod(node: Node) -> None:
+async def test_the_missing_object_wakes_the_pod(node: VolumeNode) -> None:
     pod = pod_with(config_volume())
     async with node.running() as manager, TaskSet("test") as tasks:
         waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
@@ -100,7 +100,7 @@ async def test_the_missing_object_wakes_the_pod(node: Node) -> None:
         assert (where(manager, pod, "cfg") / "colour").read_text() == "blue"
 
 
-async def test_a_pod_nobody_waits_for_is_reported_when_ready(node: Node) -> None:
+async def test_a_pod_nobody_waits_for_is_reported_when_ready(node: VolumeNode) -> None:
     pod = pod_with(config_volume())
     async with node.running() as manager:
         ready: list[str] = []
@@ -113,7 +113,7 @@ async def test_a_pod_nobody_waits_for_is_reported_when_ready(node: Node) -> None
         assert ready == ["uid-web"]
 
 
-async def test_one_bad_volume_delays_neither_its_siblings_nor_other_pods(node: Node) -> None:
+async def test_one_bad_volume_delays_neither_its_siblings_nor_other_pods(node: VolumeNode) -> None:
     bad = pod_with(config_volume(), empty_dir(), secret_volume("tls", "tls"), name="bad")
     good = pod_with(secret_volume("tls", "tls"), name="good")
     node.objects.secrets["default", "tls"] = a_secret("tls", key="k")
@@ -125,7 +125,7 @@ async def test_one_bad_volume_delays_neither_its_siblings_nor_other_pods(node: N
         assert manager.path_of(bad, "cfg") is None
 
 
-async def test_unknown_kinds_are_named(node: Node) -> None:
+async def test_unknown_kinds_are_named(node: VolumeNode) -> None:
     from pykubelet.api.types import FlockerVolumeSource
 
     pod = pod_with(a_volume("old", flocker=FlockerVolumeSource(dataset_name="x")))
@@ -137,7 +137,7 @@ async def test_unknown_kinds_are_named(node: Node) -> None:
         await manager.wait_unmounted(pod)
 
 
-async def test_unmounting_removes_everything(node: Node) -> None:
+async def test_unmounting_removes_everything(node: VolumeNode) -> None:
     node.objects.secrets["default", "web"] = a_secret(key="k")
     node.objects.config_maps["default", "web"] = a_config(a="1")
     pod = pod_with(empty_dir(), empty_dir("mem", medium="Memory"), secret_volume(), config_volume())
@@ -160,7 +160,7 @@ def _leaves(top: Path) -> list[str]:
     return [str(path) for path in top.rglob("*") if path.is_file() or path.parent.parent == top]
 
 
-async def test_unmounting_retries_and_says_why(node: Node) -> None:
+async def test_unmounting_retries_and_says_why(node: VolumeNode) -> None:
     pod = pod_with(empty_dir("mem", medium="Memory"))
     async with node.running() as manager:
         await manager.wait_mounted(pod)
@@ -174,7 +174,7 @@ async def test_unmounting_retries_and_says_why(node: Node) -> None:
         assert manager.has_mounts("uid-web")
 
 
-async def test_deleting_a_pod_that_waits_for_an_object(node: Node) -> None:
+async def test_deleting_a_pod_that_waits_for_an_object(node: VolumeNode) -> None:
     pod = pod_with(config_volume(), empty_dir())
     async with node.running() as manager, TaskSet("test") as tasks:
         waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
@@ -185,7 +185,7 @@ async def test_deleting_a_pod_that_waits_for_an_object(node: Node) -> None:
         assert manager.snapshot() == []
 
 
-async def test_deleting_a_pod_while_the_api_server_hangs(node: Node) -> None:
+async def test_deleting_a_pod_while_the_api_server_hangs(node: VolumeNode) -> None:
     pod = pod_with(config_volume())
 
     async def never(namespace: str, name: str) -> None:
@@ -200,7 +200,7 @@ async def test_deleting_a_pod_while_the_api_server_hangs(node: Node) -> None:
         assert node.clock.monotonic() == pytest.approx(3)
 
 
-async def test_content_follows_its_object(node: Node) -> None:
+async def test_content_follows_its_object(node: VolumeNode) -> None:
     node.objects.config_maps["default", "web"] = a_config(a="1", b="2")
     pod = pod_with(config_volume())
     async with node.running() as manager:
@@ -213,17 +213,17 @@ async def test_content_follows_its_object(node: Node) -> None:
         assert sorted(os.listdir(folder)) == sorted(["..data", os.readlink(folder / "..data"), "a"])
 
 
-async def test_content_is_renewed_by_syncs_now_and_then(node: Node) -> None:
+async def test_content_is_renewed_by_syncs_now_and_then(node: VolumeNode) -> None:
     node.objects.config_maps["default", "web"] = a_config(a="1")
     pod = pod_with(config_volume())
     async with node.running() as manager:
         for _ in range(5):
             await manager.wait_mounted(pod)
             await node.clock.sleep(20)
-        assert len(node.objects.asked) == 2
+        assert len(node.objects.reads) == 2
 
 
-async def test_a_lost_object_keeps_the_old_content(node: Node) -> None:
+async def test_a_lost_object_keeps_the_old_content(node: VolumeNode) -> None:
     node.objects.config_maps["default", "web"] = a_config(a="1")
     pod = pod_with(config_volume())
     async with node.running() as manager:
@@ -236,7 +236,7 @@ async def test_a_lost_object_keeps_the_old_content(node: Node) -> None:
         assert "not found" in problem_texts(manager)[0]
 
 
-async def test_a_restart_keeps_what_is_wanted_and_drops_the_rest(node: Node) -> None:
+async def test_a_restart_keeps_what_is_wanted_and_drops_the_rest(node: VolumeNode) -> None:
     node.objects.secrets["default", "web"] = a_secret(key="k")
     stays, goes = (
         pod_with(secret_volume(), empty_dir(), name="stays"),
@@ -259,7 +259,7 @@ async def test_a_restart_keeps_what_is_wanted_and_drops_the_rest(node: Node) -> 
         assert len(later.mounts.points()) == 1
 
 
-async def test_a_volume_of_an_unknown_plugin_is_unmounted_and_kept_if_not_empty(node: Node) -> None:
+async def test_a_volume_of_an_unknown_plugin_is_unmounted_and_kept_if_not_empty(node: VolumeNode) -> None:
     strange = node.root / "pods/uid-x/volumes/example.com~thing/data"
     strange.mkdir(parents=True)
     empty = node.root / "pods/uid-x/volumes/example.com~thing/empty"
@@ -274,7 +274,7 @@ async def test_a_volume_of_an_unknown_plugin_is_unmounted_and_kept_if_not_empty(
         assert manager.has_mounts("uid-x")
 
 
-async def test_metrics(node: Node) -> None:
+async def test_metrics(node: VolumeNode) -> None:
     pod = pod_with(empty_dir(), config_volume())
     async with node.running() as manager, TaskSet("test") as tasks:
         tasks.spawn(manager.wait_mounted(pod), name="wait")
@@ -290,7 +290,7 @@ async def test_metrics(node: Node) -> None:
     assert f"storage_operation_duration_seconds_count{{{labels}}} 2" in text
 
 
-async def test_a_new_container_may_use_one_more_volume(node: Node) -> None:
+async def test_a_new_container_may_use_one_more_volume(node: VolumeNode) -> None:
     volumes: list[Volume] = [empty_dir("a"), empty_dir("b")]
     first = a_pod(volumes=volumes, containers=[a_container(volume_mounts=[VolumeMount(name="a", mount_path="/a")])])
     both = pod_with(*volumes)
@@ -302,7 +302,7 @@ async def test_a_new_container_may_use_one_more_volume(node: Node) -> None:
 
 
 @pytest.mark.parametrize("medium", ["", "Memory"])
-async def test_what_an_earlier_run_left_is_gone_before_the_volume_comes_again(node: Node, medium: str) -> None:
+async def test_what_an_earlier_run_left_is_gone_before_the_volume_comes_again(node: VolumeNode, medium: str) -> None:
     """A static pod that is taken away and put back has the same uid."""
     pod = pod_with(empty_dir("cache", medium=medium))
     async with node.running() as manager:

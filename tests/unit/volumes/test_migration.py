@@ -36,8 +36,7 @@ from pykubelet.volumes.csi import migration
 from pykubelet.volumes.csi.migration import aws_volume, gce_modes, gce_region, migrated_inline, migrated_volume
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.spec import spec_of
-from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import a_secret, pod_with
+from tests.unit.volumes.builders import a_secret, bound, pod_with
 from tests.unit.volumes.test_csi import Bed
 
 URI = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/disks/d1"

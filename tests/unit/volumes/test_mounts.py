@@ -13,8 +13,7 @@ from pykubelet.volumes.mounts import container_path, is_recursive_read_only, pro
 from pykubelet.volumes.objects import VolumeRules
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container
-from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import Node, a_config, config_volume, empty_dir, host_path, pod_with
+from tests.unit.volumes.builders import VolumeNode, a_config, bound, config_volume, empty_dir, host_path, pod_with
 
 
 @pytest.mark.parametrize("path, absolute", [("/a", "/a"), ("a/b", "/a/b"), ("/a//b/", "/a/b"), ("//a", "/a")])
@@ -73,7 +72,7 @@ def test_sub_path_expr_without_value(expression: str, name: str) -> None:
 
 
 async def test_mounts_come_in_the_order_of_the_spec(tmp_path: Path) -> None:
-    node = Node(tmp_path, rules=VolumeRules(selinux=True))
+    node = VolumeNode(tmp_path, rules=VolumeRules(selinux=True))
     node.objects.config_maps["default", "web"] = a_config(a="1")
     mounts = [
         VolumeMount(name="host", mount_path="/z", mount_propagation="HostToContainer"),
@@ -108,7 +107,7 @@ async def test_mounts_come_in_the_order_of_the_spec(tmp_path: Path) -> None:
 
 async def test_only_what_can_be_written_to_is_relabelled(tmp_path: Path) -> None:
     """A runtime that labels files of a read-only volume fails. Read-only in the container alone is no matter."""
-    node, disk = Node(tmp_path / "root", rules=VolumeRules(selinux=True)), tmp_path / "disk"
+    node, disk = VolumeNode(tmp_path / "root", rules=VolumeRules(selinux=True)), tmp_path / "disk"
     disk.mkdir()
     source = LocalVolumeSource(path=str(disk))
     volumes = [bound(node.objects, "ro", read_only=True, local=source), bound(node.objects, "rw", local=source)]
@@ -123,7 +122,7 @@ async def test_only_what_can_be_written_to_is_relabelled(tmp_path: Path) -> None
 
 async def test_a_volume_that_is_not_there_is_named(tmp_path: Path) -> None:
     pod = pod_with(empty_dir())
-    async with Node(tmp_path).running() as manager:
+    async with VolumeNode(tmp_path).running() as manager:
         with pytest.raises(VolumeProblem, match='cannot find volume "scratch" to mount into container "app"'):
             await manager.mounts_for(pod, pod.spec.containers[0], {})
 
@@ -131,7 +130,7 @@ async def test_a_volume_that_is_not_there_is_named(tmp_path: Path) -> None:
 async def test_a_bad_sub_path_names_mount_and_container(tmp_path: Path) -> None:
     mount = VolumeMount(name="scratch", mount_path="/a", sub_path="../x")
     pod = pod_with(empty_dir(), containers=[a_container(volume_mounts=[mount])])
-    async with Node(tmp_path).running() as manager:
+    async with VolumeNode(tmp_path).running() as manager:
         await manager.wait_mounted(pod)
         with pytest.raises(
             VolumeProblem, match='failed to prepare subPath for volumeMount "scratch" of container "app"'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
@@ -14,7 +13,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pykubelet.api.types import (
     Condition,
     ObjectMeta,
-    Pod,
     PodCertificateProjection,
     PodCertificateRequest,
     ServiceAccount,
@@ -24,19 +22,9 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.volumes.pod_certificates import PodCertificateKeeper, make_key
 from tests.builders import a_context, a_pod
 from tests.fakes.fake_kube import FakeKube
+from tests.fakes.recorded_events import RecordedEvents
 
 SOURCE = PodCertificateProjection(signer_name="example.com/s", key_type="ED25519", credential_bundle_path="c.pem")
-
-
-@dataclass
-class Told:
-    events: list[str] = field(default_factory=list)
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.events.append(f"{reason}: {message}")
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        self.events.append(f"{reason}: {message}")
 
 
 class Bed:
@@ -44,8 +32,8 @@ class Bed:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
         self.kube.add(ServiceAccount(metadata=ObjectMeta(name="default", namespace="default", uid="uid-sa")))
-        self.told = Told()
-        ctx = a_context(clock=self.clock, events=self.told, node_name="node-1")
+        self.events = RecordedEvents()
+        ctx = a_context(clock=self.clock, events=self.events, node_name="node-1")
         self.keeper = PodCertificateKeeper(ctx, kube=self.kube, node_uid=lambda: "uid-node")
 
     async def requests(self) -> list[PodCertificateRequest]:
@@ -100,7 +88,7 @@ async def test_a_refusal_is_final(kind: str) -> None:
     assert isinstance(results[0], CertificateError) and str(results[0]) == text
     with pytest.raises(CertificateError, match="refused"):
         await bed.keeper.credentials(pod, "v", 0, SOURCE)
-    assert len(await bed.requests()) == 1 and bed.told.events == [f"CertificateRequest{kind}: {text}"]
+    assert len(await bed.requests()) == 1 and bed.events.pods == [(f"CertificateRequest{kind}", text)]
     bed.keeper.forget(pod.metadata.uid or "")
     await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
 

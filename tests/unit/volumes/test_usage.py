@@ -9,7 +9,7 @@ import pytest
 
 from pykubelet.eviction.local_storage import breach
 from pykubelet.volumes import usage
-from tests.unit.volumes.making import Node, empty_dir, pod_with
+from tests.unit.volumes.builders import VolumeNode, empty_dir, pod_with
 from tests.unit.volumes.test_walk import big_file, dig
 
 MIB = 1 << 20
@@ -24,7 +24,7 @@ async def test_a_volume_of_many_files_is_counted_over_several_looks(
 ) -> None:
     monkeypatch.setattr(usage, "WALK_SECONDS", 0.0)
     pod = pod_with(empty_dir("data", size_limit="2Mi"))
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     async with node.running() as manager:
         await manager.wait_mounted(pod)
         folder = Path(manager.path_of(pod, "data") or "")
@@ -45,7 +45,7 @@ async def test_a_volume_of_many_files_is_counted_over_several_looks(
 
 async def test_data_far_down_counts_against_the_limit(tmp_path: Path) -> None:
     pod = pod_with(empty_dir("data", size_limit="512Ki"))
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     async with node.running() as manager:
         await manager.wait_mounted(pod)
         assert not over(pod, await manager.usage(pod))
@@ -56,7 +56,7 @@ async def test_data_far_down_counts_against_the_limit(tmp_path: Path) -> None:
 async def test_a_walk_under_way_ends_with_its_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "WALK_SECONDS", 0.0)
     pod, other = pod_with(empty_dir("data")), pod_with(empty_dir("data"), name="other")
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     async with node.running() as manager:
         for each in (pod, other):
             await manager.wait_mounted(each)

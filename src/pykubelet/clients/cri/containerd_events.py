@@ -29,10 +29,10 @@ SUBSCRIBE = Rpc("/containerd.services.events.v1.Events/Subscribe", "containerd_s
 _Ready = asyncio.Queue[ContainerEvent | BaseException]
 
 IsDown = Callable[[str], Awaitable[bool]]
-"""Whether the CRI says that this container or sandbox does not run."""
+"""Whether the CRI shows that this container or sandbox does not run."""
 
 _LOOKS = (0.01, 0.01, 0.01, 0.02, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5)
-"""Seconds between looks at a container that is said to have ended; after the last the event goes out anyway."""
+"""Seconds between checks of a container reported as ended; after the last the event is passed on anyway."""
 
 
 def _ended(value: bytes) -> str:
@@ -94,7 +94,7 @@ class _Settling:
                     break
                 await self._clock.sleep(pause)
         except CriError:
-            pass  # the event is a hint; whoever gets it looks too, and meets this error where it is handled
+            pass  # the event is a hint; its reader inspects the container too, and handles this error
         for event in self._held.pop(container_id):
             self._ready.put_nowait(event)
 
@@ -103,7 +103,7 @@ async def container_events(
     connection: Connection, *, clock: Clock, is_down: IsDown
 ) -> AsyncGenerator[ContainerEvent, None]:
     """Every event from now on; raises Unimplemented when the socket is not containerd's."""
-    # One queue for events and failures alike: whatever breaks inside reaches the reader.
+    # One queue for events and failures alike: every error inside reaches the reader.
     ready: _Ready = asyncio.Queue()
     tasks = TaskSet("containerd events", on_error=ready.put_nowait)
     await tasks.__aenter__()

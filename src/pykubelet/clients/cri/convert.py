@@ -61,17 +61,17 @@ def sandbox_state(state: int) -> SandboxState:
 
 
 def container_state(state: int) -> ContainerState:
-    """A state this agent does not know counts as unknown, like a runtime that cannot tell."""
+    """A state this agent does not know counts as unknown, like a runtime that does not know."""
     return _CONTAINER_STATES.get(state, ContainerState.UNKNOWN)  # type: ignore[call-overload,no-any-return]
 
 
 def sandbox_image(info: Mapping[str, str]) -> str:
     """What containerd and CRI-O say beside the status, in a text of their own."""
     try:
-        told = json.loads(info.get("info", ""))
+        details = json.loads(info.get("info", ""))
     except ValueError:
         return ""
-    image = told.get("image") if isinstance(told, dict) else None
+    image = details.get("image") if isinstance(details, dict) else None
     return image if isinstance(image, str) else ""
 
 

@@ -1,7 +1,7 @@
 """The container runtime as the rest of the agent sees it.
 
 One method for every RuntimeService and ImageService call. Results that travel are the frozen values of
-model/runtime_status.py; big request configs and the figures of stats and metrics are the generated CRI
+model/runtime_status.py; big request configs, stats and metrics are the generated CRI
 messages. Every method raises only CriError and its children (model/errors.py).
 Promises: verbs that take something away (stop, remove) are idempotent, something already gone is success.
 Does not cover: how the calls travel (client.py).
@@ -69,7 +69,7 @@ class CriSandboxes(Protocol):
     async def pod_sandbox_status(self, sandbox_id: str) -> SandboxStatus: ...
 
     async def sandbox_image(self, sandbox_id: str) -> str:
-        """The image of its pause process, where the runtime tells such things; else empty."""
+        """The image of its pause process, where the runtime shows it; else empty."""
         ...
 
     async def list_pod_sandboxes(

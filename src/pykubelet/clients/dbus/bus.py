@@ -49,7 +49,7 @@ class Bus:
             raw = MessageBus(bus_address=address or None, bus_type=BusType.SYSTEM, negotiate_unix_fd=True)
             async with asyncio.timeout(CONNECT_SECONDS):
                 return cls(await raw.connect())
-        except Exception as error:  # the library lets through whatever its socket and its parser raise
+        except Exception as error:  # the library lets through all errors of its socket and parser
             raise BusDown(f"the D-Bus system bus cannot be reached: {str(error) or type(error).__name__}") from error
 
     async def call(

@@ -68,11 +68,11 @@ class LogindSession(Protocol):
     """One connection. Every call may raise BusDown (then the session is over) or BusRefused."""
 
     async def max_delay(self) -> float:
-        """Seconds that logind lets anybody hold up a shutdown."""
+        """Seconds for which logind lets a process delay a shutdown."""
         ...
 
     async def raise_max_delay(self, seconds: float) -> None:
-        """Write our wish into logind's settings and have it read them. OSError when the file cannot be written."""
+        """Write the wanted delay into logind's settings and reload them. OSError when the file cannot be written."""
         ...
 
     async def is_shutting_down(self) -> bool:

@@ -42,7 +42,7 @@ class DbusSystemd:
         self._opening = asyncio.Lock()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._early: dict[str, str] = {}
-        """Results of jobs whose callers have not heard of them yet: a signal may outrun its reply."""
+        """Results of jobs whose callers do not have them yet: a signal may arrive before its reply."""
         self._awaited: dict[str, asyncio.Future[str]] = {}
         self._calls = 0
 
@@ -120,7 +120,7 @@ class DbusSystemd:
         job, result = str(body[1]), str(body[3])
         waiter = self._awaited.get(job)
         if waiter is None:
-            if self._calls:  # else it is nobody's business here
+            if self._calls:  # else no call waits for it
                 self._early[job] = result
         elif not waiter.done():
             waiter.set_result(result)

@@ -211,8 +211,8 @@ class V2Reader:
         self._root = root
         self._proc = proc
         self._pressure = os.path.exists(f"{proc}/pressure/cpu")
-        handed = b"hugetlb" in read_small(f"{root}/cgroup.controllers").split()
-        self._page_sizes = tuple(page_sizes) if handed else ()
+        has_hugetlb = b"hugetlb" in read_small(f"{root}/cgroup.controllers").split()
+        self._page_sizes = tuple(page_sizes) if has_hugetlb else ()
 
     def folder(self, path: str) -> str:
         return self._root + path

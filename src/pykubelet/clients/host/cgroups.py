@@ -2,7 +2,7 @@
 
 Paths are driver-neutral (`/kubepods/burstable/pod<uid>`) and mean the same place in every hierarchy. Only what
 was made through this class below the kubepods root is ever removed. When a group is made, a host that refuses a
-setting (no controller, no right) is told once and the rest is still applied; a change of limits must succeed.
+setting (no controller, no right) is logged once and the rest is still applied; a change of limits must succeed.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class CgroupTree:
                 )
 
     def _enable_down_to(self, path: str) -> None:
-        """On v2 a controller works in a group only if every ancestor hands it down."""
+        """On v2 a controller works in a group only if every ancestor enables it."""
         folder = self._root
         for part in (*path.strip("/").split("/")[:-1], None):
             self._hand_down(folder)
@@ -216,9 +216,9 @@ class CgroupTree:
 
     def _hand_down(self, folder: Path) -> None:
         available = (folder / "cgroup.controllers").read_text().split()
-        handed = (folder / "cgroup.subtree_control").read_text().split()
+        enabled = (folder / "cgroup.subtree_control").read_text().split()
         for name in V2_CONTROLLERS:
-            if name in available and name not in handed:
+            if name in available and name not in enabled:
                 self._try_write(folder / "cgroup.subtree_control", f"+{name}")
 
     def _remove(self, folder: Path) -> bool:

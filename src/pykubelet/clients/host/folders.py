@@ -30,7 +30,7 @@ def mount_id(descriptor: int) -> int:
         for line in info:
             if line.startswith("mnt_id:"):
                 return int(line[7:])
-    raise OSError(f"the kernel does not tell the mount of descriptor {descriptor}")
+    raise OSError(f"the kernel does not show the mount of descriptor {descriptor}")
 
 
 def remove_tree(folder: Path) -> None:
@@ -172,7 +172,7 @@ class DiskFolders:
         path = folder / secrets.token_hex(4)
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            os.fchmod(descriptor, 0o666)  # any user of the container may write, whatever our umask is
+            os.fchmod(descriptor, 0o666)  # any user of the container may write, regardless of our umask
         finally:
             os.close(descriptor)
         return path

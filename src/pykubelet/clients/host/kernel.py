@@ -226,9 +226,9 @@ class FileAlarm:
         happened = self._poll.poll(0)
         for descriptor, _ in happened:
             try:
-                os.pread(descriptor, 4096, 0)  # reading is what makes the kernel ready to tell the next change
+                os.pread(descriptor, 4096, 0)  # reading makes the kernel ready to notify the next change
             except OSError:
-                # The group was removed (ENODEV), of which the kernel would tell without end.
+                # The group was removed (ENODEV), which the kernel would signal without end.
                 self._poll.unregister(descriptor)
                 self.is_over = True
         if happened:

@@ -1,9 +1,9 @@
 """Facts about this machine, read once from /proc, /sys and /etc: CPUs, memory, topology, SELinux labels, sizes.
 
 Everything is read below a root folder, so that tests describe other machines with a few files. What a host does not
-tell (no DMI, no hugepages) is empty or zero, never an error. Topology numbers agree with those of upstream's kubelet
+show (no DMI, no hugepages) is empty or zero, never an error. Topology numbers agree with those of upstream's kubelet
 (which asks cAdvisor): checkpoints of the memory manager hold them. A kernel without NUMA gives one node for each
-socket; a host that tells nothing at all is one flat node.
+socket; a host that shows nothing at all is one flat node.
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ def _hugepages(root: Path) -> tuple[tuple[int, int], ...]:
 
 
 def _pids(root: Path) -> int:
-    told = [_first_line(root, f"proc/sys/kernel/{name}") for name in ("pid_max", "threads-max")]
-    return min((int(text) for text in told if text.isdigit()), default=0)
+    limits = [_first_line(root, f"proc/sys/kernel/{name}") for name in ("pid_max", "threads-max")]
+    return min((int(text) for text in limits if text.isdigit()), default=0)
 
 
 def _has_swap_controller(root: Path) -> bool:
-    """On v1 a file of the memory hierarchy tells; on v2 every group but the root has one."""
+    """On v1 a file of the memory hierarchy shows it; on v2 every group but the root has one."""
     v1 = root / "sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
     return v1.exists() or any(root.glob("sys/fs/cgroup/*/memory.swap.max"))
 
@@ -171,7 +171,7 @@ def read_topology(machine: Machine, root: Path = Path("/")) -> Topology:
 def _without_numa(cpu_root: Path, threads: list[_Thread], machine: Machine) -> Topology:
     sockets = sorted({each.socket for each in threads})
     cpus = [cpu for socket in sockets for cpu in _placed(cpu_root, [t for t in threads if t.socket == socket], socket)]
-    # Nothing tells where the memory is; with one socket there is only one place.
+    # Nothing shows where the memory is; with one socket there is only one place.
     alone = len(sockets) == 1
     nodes = tuple(
         NumaNode(

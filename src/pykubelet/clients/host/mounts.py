@@ -102,7 +102,7 @@ class HostMounts:
         self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
     ) -> None:
         if source.startswith("-"):
-            # `--` keeps `mount` from taking it for an option, but not the helper that `mount` hands it to.
+            # `--` keeps `mount` from taking it for an option, but not the helper that `mount` passes it to.
             raise MountError(f"cannot mount {source} at {target}: the source must not begin with '-'")
         if fs_type.startswith("nfs"):
             # `mount` itself would only say "bad option; for several filesystems you might need a helper".
@@ -135,11 +135,11 @@ class HostMounts:
         # Into memory of its own, not a pipe: a program that outlives the agent would die of the broken pipe.
         with open(os.memfd_create("output"), "rb") as output, open(os.memfd_create("errors"), "rb") as errors:
             code = _carry_out([program, *command[1:]], shown, output.fileno(), errors.fileno(), seconds)
-            said = _head(output)
+            printed = _head(output)
             if code and code not in allow:
-                text = " ".join((_head(errors) or said).split()) or "no output"
+                text = " ".join((_head(errors) or printed).split()) or "no output"
                 raise MountError(f"`{shown}` failed with {code}: {text[:MOST_SAID]}")
-            return said
+            return printed
 
     def remove_tree(self, folder: Path) -> None:
         try:

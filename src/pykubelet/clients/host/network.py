@@ -93,7 +93,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def interface_addresses() -> list[InterfaceAddress]:
-    """Every address of every interface, asked from the kernel."""
+    """Every address of every interface, as the kernel lists them."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         netlink.send(_HEADER.pack(_HEADER.size + len(body), _GET_ADDRESSES, _REQUEST_DUMP, 1, 0) + body)

@@ -184,7 +184,7 @@ class NodeStats:
         return None
 
     def cpu_layout(self) -> tuple[int, int]:
-        """(physical cores, sockets); zeros when the machine does not tell."""
+        """(physical cores, sockets); zeros when the machine does not show them."""
         cores: set[tuple[int, int]] = set()
         for folder in self._sys.glob("devices/system/cpu/cpu[0-9]*/topology"):
             package = number(str(folder / "physical_package_id"))

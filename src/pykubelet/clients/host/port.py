@@ -148,7 +148,7 @@ class Mounts(Protocol):
         ...
 
     def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
-        """Memory as a filesystem, open to everybody (1777), kept out of swap where the kernel can."""
+        """Memory as a filesystem, open to all users (1777), kept out of swap where the kernel can."""
         ...
 
     def hugetlbfs(self, target: Path, *, page_size: str, size_bytes: int | None) -> None: ...
@@ -158,7 +158,7 @@ class Mounts(Protocol):
         ...
 
     def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
-        """Show what an open descriptor stands for at `target`, whatever its path leads to by now."""
+        """Show what an open descriptor stands for at `target`, regardless of where its path leads by now."""
         ...
 
     def by_tool(
@@ -206,7 +206,7 @@ class Quotas(Protocol):
         ...
 
     def counted(self, folder: Path) -> Counted | None:
-        """None: nobody counts there."""
+        """None: nothing is counted there."""
         ...
 
 
@@ -232,15 +232,15 @@ class VolumePaths(Protocol):
     def subpaths(self, uid: str) -> Path: ...
 
 
-# --- what the kernel tells by itself (kernel.py) ----------------------------------------
+# --- notifications of the kernel (kernel.py) ----------------------------------------
 
 
 class AlarmRefused(PykubeletError):
-    """The kernel will not tell; the text says which file and why."""
+    """The kernel refuses the notification; the text says which file and why."""
 
 
 class MemoryAlarms(Protocol):
-    """Has the kernel tell when memory runs short, so that nobody needs to look all the time."""
+    """Has the kernel notify us when memory runs short, so that usage need not be polled."""
 
     @property
     def by_usage(self) -> bool:
@@ -249,7 +249,7 @@ class MemoryAlarms(Protocol):
 
     def watch(self, group: str, usage_bytes: int, wake: Callable[[], None]) -> MemoryAlarm:
         """Call `wake` on the loop when the group ('/' = the machine) may have crossed that usage. It may come for
-        other reasons, too: look again. cgroup v1 counts usage; v2 tells that memory is short, whatever the number.
+        other reasons, too: look again. cgroup v1 counts usage; v2 notifies that memory is short, at any usage.
         Raises AlarmRefused."""
         ...
 

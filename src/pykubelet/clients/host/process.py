@@ -18,7 +18,7 @@ from pykubelet.model.errors import PykubeletError
 
 
 def set_oom_score(score: int, proc: Path = Path("/proc")) -> None:
-    """How gladly the kernel kills the agent when memory is out. Raises AlarmRefused; lowering needs a right."""
+    """Set our oom_score_adj; lowering it needs CAP_SYS_RESOURCE. Raises AlarmRefused."""
     path = proc / "self" / "oom_score_adj"
     try:
         path.write_text(str(score))
@@ -89,9 +89,9 @@ class LockFile:
         self._watch: Inotify | None = None
 
     def acquire(self, *, watch: bool = False) -> None:
-        """Hold the lock until the process ends; waits for whoever holds it. Raises LockFailed.
+        """Hold the lock until the process ends; waits for the current holder. Raises LockFailed.
 
-        With `watch` everybody who opens the file from here on is noticed (`contended`).
+        With `watch` every opening of the file from here on is noticed (`contended`).
         """
         try:
             descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -107,7 +107,7 @@ class LockFile:
             raise LockFailed(f"--lock-file: {self.path}: {error.strerror}") from error
 
     async def contended(self) -> None:
-        """Returns when somebody else opened or removed the file since it was acquired with `watch`."""
+        """Returns when another process opened or removed the file since it was acquired with `watch`."""
         if self._watch is None:
             raise RuntimeError("the lock file is not watched")
         await self._watch.get()

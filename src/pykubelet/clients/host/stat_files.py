@@ -1,7 +1,7 @@
 """Reading the small files of /proc and /sys quickly, and the formats they share.
 
 Thousands are read per scrape, so this goes below `open()`: no buffers, no decoding, no path objects. A file that is
-not there, or goes while it is read, is empty: figures are about things that may end at any moment.
+not there, or goes while it is read, is empty: stats are about things that may end at any moment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pykubelet.model.stats import Pressure, PressureLine
 
 CHUNK = 16384
 WHOLE_BELOW = 2048
-"""The kernel hands out line files a page at a time; a read this short was the last one."""
+"""The kernel returns line files a page at a time; a read this short was the last one."""
 UNLIMITED = 1 << 62
 """cgroup v1 writes "no limit" as a number near 2^63."""
 

@@ -145,10 +145,10 @@ _SLOW_BODY: Final = "context deadline exceeded (Client.Timeout or context cancel
 
 
 class ShortCalls:
-    """Implements `PodNetwork`; holds nothing open, so one serves everybody."""
+    """Implements `PodNetwork`; holds nothing open, so one serves all callers."""
 
     def __init__(self, lookups: NameLookups | None = None, roots: ssl.SSLContext | None = None) -> None:
-        """`roots` verifies what `fetch` asks; without it the system's authorities do."""
+        """`roots` verifies servers of `fetch`; without it the system's authorities do."""
         self._lookups = lookups or NameLookups()
         self._roots = roots
 
@@ -258,7 +258,7 @@ def redirect_of(request: HttpRequest, answer: HttpAnswer) -> HttpRequest | None:
         raise HttpProblem(f'failed to parse Location header "{shortened(location, 200)}": {error}') from error
     following = _request_for(joined, request.headers)
     if following.address != request.address:
-        # A name asked for by hand belongs to the address it was asked at.
+        # A Host header given by hand belongs to its address.
         following = replace(following, headers=tuple(h for h in following.headers if h[0].lower() != "host"))
     return following
 

@@ -2,7 +2,7 @@
 
 Covers the status line, headers within limits, and bodies by length, in chunks or until the end, up to a cap; the
 answer to an upgrade, which leaves what follows it unread. Does not cover: keep-alive, trailers, compression (never
-asked for).
+requested).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ResponseReader:
             raise HttpProblem("net/http: too many 1xx informational responses")
         self.in_body = True
         try:
-            # One byte more than wanted tells whether there was more.
+            # One byte more than wanted shows whether there was more.
             body = b"" if status in (101, 204, 304) else await self.body(headers, max_body + 1)
         except (HttpProblem, OSError) as error:
             raise BodyProblem(error_text(error)) from error

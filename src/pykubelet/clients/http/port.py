@@ -46,7 +46,7 @@ class Fetched(Struct, frozen=True, kw_only=True):
 
 
 class FetchFailed(PykubeletError):
-    """The address could not be asked: no connection, no answer in time, too much answer."""
+    """The address could not be read: no connection, no answer in time, too much answer."""
 
 
 class Fetch(Protocol):

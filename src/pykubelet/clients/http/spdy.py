@@ -126,7 +126,7 @@ def frame_head(raw: bytes) -> FrameHead:
 
 
 class SpdyStream:
-    """One stream. Reading ends with an empty block when the other side has said all."""
+    """One stream. Reading ends with an empty block when the other side has ended it."""
 
     def __init__(self, connection: SpdyConnection, number: int) -> None:
         self._connection = connection
@@ -161,7 +161,7 @@ class SpdyStream:
 
 
 class SpdyConnection:
-    """The side that opens streams. `run` reads until the connection ends; somebody must be running it."""
+    """The side that opens streams. `run` reads until the connection ends and must be running."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -220,7 +220,7 @@ class SpdyConnection:
             case x if x == PING:
                 await self.send(control_frame(PING, payload))
             case x if x in (SYN_REPLY, HEADERS):
-                self._packer.unpack(payload[4:])  # must be followed even if nobody reads it
+                self._packer.unpack(payload[4:])  # keeps the compression state, also when it is unused
                 if head.flags & FIN and (stream := self._addressed(payload)) is not None:
                     self._end(stream)
             case x if x == RST_STREAM:

@@ -2,7 +2,7 @@
 
 No asyncio transports and streams: a probe is one write and one or two reads, and a socket alone costs half the
 CPU and a tenth of the memory of a stream pair. TLS is not verified into pods (probes never are) and sees the raw
-bytes, so that an answer in plain HTTP is told from any other broken handshake. Not covered: HTTP (client.py).
+bytes, so that an answer in plain HTTP is distinguished from any other broken handshake. Not covered: HTTP (client.py).
 """
 
 from __future__ import annotations
@@ -198,5 +198,5 @@ def unverified() -> ssl.SSLContext:
 
 @functools.cache
 def verified() -> ssl.SSLContext:
-    """For whoever gives the node orders: a certificate for that name, by one of the system's authorities."""
+    """For servers that give the node orders: a certificate for that name, by one of the system's authorities."""
     return ssl.create_default_context()

@@ -1,9 +1,8 @@
 """The KubeClient over HTTP: verbs to requests, answers to types.
 
 Bodies are JSON both ways. Every object is decoded once, straight into its type; events of a watch too. Sent objects
-always carry their apiVersion and kind. What cannot be read is counted and told (unreadable.py).
-Does not cover: decoding (reading.py), connections, retries, errors of the wire (transport.py), list and watch as one
-stream (watch.py).
+always carry their apiVersion and kind. What cannot be decoded is counted and logged (decoding.py).
+Does not cover: connections, retries, errors (transport.py), list and watch as one stream (reflector.py).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class RestKubeClient:
         await self._transport.renew()
 
     async def abandon(self) -> None:
-        """End all connections, since nothing is heard on them; watches start again by themselves."""
+        """End all connections, since the peer is silent; watches start again by themselves."""
         await self._transport.abandon()
 
     async def close(self) -> None:

@@ -48,7 +48,7 @@ class ExecPlugin:
         self._clock = clock
         self._what = f"kubeconfig {source}: exec plugin {entry.command}"
         self._known: ExecCredential | None = None
-        self._lock = asyncio.Lock()  # one run serves everybody who waits
+        self._lock = asyncio.Lock()  # one run serves all waiting callers
 
     async def credential(self, *, unless: ExecCredential | None = None) -> ExecCredential:
         """The credential in force; `unless` is one that the server refused, so a new one is fetched in its place."""
@@ -247,9 +247,9 @@ class Login:
         return await self._look(anyway=False)
 
     async def renewed(self, refused: Identity) -> Identity:
-        """The identity after the server refused one: files are read anew and a plugin is asked again."""
+        """The identity after the server refused one: files are read anew and a plugin is run again."""
         if self._known is not None and self._known != refused:
-            return self._known  # somebody else was quicker
+            return self._known  # another caller was quicker
         return await self._look(anyway=True)
 
     async def _look(self, *, anyway: bool) -> Identity:

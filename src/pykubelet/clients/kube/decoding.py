@@ -151,13 +151,13 @@ def _parts(data: bytes) -> tuple[ListMeta, list[bytes] | list[msgspec.Raw]]:
 
 
 def _unreadable(kind: type[K], data: bytes, why: str) -> Unreadable:
-    told, resource = loose_metadata(data), RESOURCES.get(kind)
+    metadata, resource = loose_metadata(data), RESOURCES.get(kind)
 
     def text(key: str) -> str:
-        value = told.get(key)
+        value = metadata.get(key)
         return value[:LONGEST_REASON] if isinstance(value, str) else ""
 
-    grace = told.get("deletionGracePeriodSeconds")
+    grace = metadata.get("deletionGracePeriodSeconds")
     return Unreadable(
         kind=kind.__name__,
         resource=resource.plural if resource is not None else kind.__name__.lower(),
@@ -165,7 +165,7 @@ def _unreadable(kind: type[K], data: bytes, why: str) -> Unreadable:
         namespace=text("namespace"),
         uid=text("uid"),
         resource_version=text("resourceVersion"),
-        deletion_timestamp=told.get("deletionTimestamp"),
+        deletion_timestamp=metadata.get("deletionTimestamp"),
         deletion_grace=grace if isinstance(grace, int) else None,
         why=why[:LONGEST_REASON],
     )
@@ -190,7 +190,7 @@ class UnreadableObjects:
         self._listeners.append(listener)
 
     def count(self, found: Unreadable) -> None:
-        """One came; who asks again and again for the same one fills no log."""
+        """Count one; the same one again is not logged again."""
         self._total.inc(found.resource)
         key = (found.resource, found.namespace, found.name, found.uid, found.why)
         if not self._logged.is_new(key):
@@ -203,7 +203,7 @@ class UnreadableObjects:
             listener(found)
 
     def hold(self, owner: object, found: Sequence[Unreadable]) -> None:
-        """What is missing or old in the copy of `owner` now, in place of what it said before."""
+        """What is missing or old in the copy of `owner` now, in place of what was held before."""
         if found:
             self._held[owner] = tuple(found)
         else:

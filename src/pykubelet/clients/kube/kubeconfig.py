@@ -61,7 +61,7 @@ class UserEntry(Struct, frozen=True, kw_only=True):
     password: str = ""
     exec: ExecEntry | None = None
     impersonate: tuple[tuple[str, str], ...] = ()
-    """Headers that ask to act as somebody else."""
+    """Impersonation headers."""
     rotated_file: Path | None = None
     """Certificate and key that we renew ourselves; they win over the kubeconfig's own as soon as they are there."""
 

@@ -2,7 +2,7 @@
 
 A verb takes the type of the object (`Pod`, `Lease`) and finds group, version and plural in `RESOURCES`. Every verb
 raises only ApiError and its children (model/errors.py). Returned objects are shared and must not be changed.
-Their types leave out managedFields: nobody here reads them, and the server keeps its own when an update has none.
+Their types leave out managedFields: they are not used here, and the server keeps its own when an update has none.
 An object that cannot be read fails a `get`, but never a list or a watch: there it is an `Unreadable` of its own.
 Does not cover: connections and credentials (transport.py), keeping a live copy of objects (reflector.py).
 """
@@ -134,7 +134,7 @@ class Change(Struct, Generic[K], frozen=True):
 
 
 class Unreadable(Struct, frozen=True, kw_only=True):
-    """An object that cannot be read, with what could be told of it all the same; any of it may be empty."""
+    """An object that cannot be read, with what could be decoded of it; any of it may be empty."""
 
     kind: str
     resource: str
@@ -161,7 +161,7 @@ class UnreadableChange(Struct, frozen=True):
 
 
 class Page(Struct, Generic[K], frozen=True, kw_only=True):
-    """One answer of a list; `continue_token` asks for the next page when it is not empty."""
+    """One answer of a list; `continue_token` gets the next page when it is not empty."""
 
     items: Sequence[K]
     unreadable: Sequence[Unreadable] = ()

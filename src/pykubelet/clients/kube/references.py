@@ -1,7 +1,7 @@
 """The secret and config map manager: objects that pods refer to, kept at hand while the pods live.
 
 Three ways, as configMapAndSecretChangeDetectionStrategy says: Watch follows each referenced object with a watch of
-its own (the only one a node may open), Cache keeps an answer for a while, Get asks every time. An absent object is
+its own (the only one a node may open), Cache keeps an answer for a while, Get reads every time. An absent object is
 None; other failures are errors. Objects behind volumes are followed for as long as the pod lives, since their files
 change with them; those behind variables and image pulls are read only when containers start.
 Does not cover: service account tokens (tokens.py), services (node/), which pods are registered when (sync/).
@@ -312,7 +312,7 @@ class ReferenceWatcher:
             task.cancel()
 
     def _stop_idle(self) -> None:
-        """Close watches of objects that only variables or pulls need and nobody read for long."""
+        """Close watches of objects that only variables or pulls need and that were not read for long."""
         now = self._clock.monotonic()
         for entry in self._entries.values():
             if entry.task is not None and not entry.followed and now - entry.last_read > self._idle_after:

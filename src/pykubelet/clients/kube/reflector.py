@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 PAGE_SIZE = 500
 FIRST_DELAY, LONGEST_DELAY, LONGEST_WHILE_DOWN = 0.8, 30.0, 4.0
 QUICK_DELAYS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-"""After a Forbidden: the server learns which objects a node may read from the pod we have just heard of, too."""
+"""After a Forbidden: the server learns from the pod, as we just did, which objects a node may read."""
 WATCH_MIN, WATCH_MAX = 300.0, 600.0
 """A watch lasts a random time between these, so that a cluster's watches do not all end together."""
 
@@ -213,7 +213,7 @@ class Reflector(Generic[K]):
 
     @property
     def synced(self) -> bool:
-        """Whether the full set was seen at least once."""
+        """Whether the full set was received at least once."""
         return self._synced.is_set()
 
     async def wait_synced(self, within: float | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Service account tokens: asked for once, shared, renewed before they end.
+"""Service account tokens: requested once, shared, renewed before they end.
 
 A token is renewed when it is older than 24 h or less than a fifth of its life is left, some seconds early at random.
 While renewing fails the old one serves until it is really over.
@@ -73,7 +73,7 @@ class TokenManager:
             try:
                 return await self._kube.create_token(namespace, service_account, request)
             except (Forbidden, NotFound):
-                # The server may not have heard yet, where it checks this, of the pod or that it is bound to our node.
+                # The server's check may not know the pod yet, or that it is bound to our node.
                 await self._clock.sleep(delay)
         return await self._kube.create_token(namespace, service_account, request)
 

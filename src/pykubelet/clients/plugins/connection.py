@@ -61,15 +61,18 @@ NOTIFY_SECONDS = 5.0
 
 
 class GrpcRegistrations:
-    """A new connection for each call: a plugin is asked once in its life, and its socket may be replaced."""
+    """A new connection for each call: a plugin registers once in its life, and its socket may be replaced."""
 
     async def info(self, socket: Path) -> PluginInfo:
         async with PluginConnection(socket) as plugin:
-            said = await plugin.call(
+            response = await plugin.call(
                 f"{SERVICE}/GetInfo", wire.InfoRequest(), wire.PluginInfo, seconds=CONNECT_SECONDS + INFO_SECONDS
             )
         return PluginInfo(
-            type=said.type, name=said.name, endpoint=said.endpoint, versions=tuple(said.supported_versions)
+            type=response.type,
+            name=response.name,
+            endpoint=response.endpoint,
+            versions=tuple(response.supported_versions),
         )
 
     async def notify(self, socket: Path, problem: str | None) -> None:

@@ -27,18 +27,18 @@ class GrpcCsiNode:
         self._observe = observe
 
     async def info(self) -> CsiNodeInfo:
-        said = await self._call("NodeGetInfo", wire.NodeGetInfoRequest(), wire.NodeGetInfoResponse)
-        topology = dict(said.accessible_topology.segments) if said.HasField("accessible_topology") else None
-        return CsiNodeInfo(node_id=said.node_id, max_volumes=said.max_volumes_per_node, topology=topology)
+        response = await self._call("NodeGetInfo", wire.NodeGetInfoRequest(), wire.NodeGetInfoResponse)
+        topology = dict(response.accessible_topology.segments) if response.HasField("accessible_topology") else None
+        return CsiNodeInfo(node_id=response.node_id, max_volumes=response.max_volumes_per_node, topology=topology)
 
     async def capabilities(self) -> frozenset[str]:
-        said = await self._call(
+        response = await self._call(
             "NodeGetCapabilities", wire.NodeGetCapabilitiesRequest(), wire.NodeGetCapabilitiesResponse
         )
         names = wire.NodeServiceCapability.RPC.Type
         # A number this list does not know is a capability from a later version of the protocol: no use to us.
         known = set(names.values())
-        return frozenset(names.Name(each.rpc.type) for each in said.capabilities if each.rpc.type in known)
+        return frozenset(names.Name(each.rpc.type) for each in response.capabilities if each.rpc.type in known)
 
     async def stage(self, volume: CsiVolume, staging: Path) -> None:
         request = wire.NodeStageVolumeRequest(
@@ -81,18 +81,18 @@ class GrpcCsiNode:
             volume_capability=capability_of(volume),
             secrets=volume.secrets,
         )
-        said = await self._call("NodeExpandVolume", request, wire.NodeExpandVolumeResponse)
-        return said.capacity_bytes
+        response = await self._call("NodeExpandVolume", request, wire.NodeExpandVolumeResponse)
+        return response.capacity_bytes
 
     async def usage(self, volume_id: str, path: Path, *, staging: Path | None) -> CsiUsage:
         request = wire.NodeGetVolumeStatsRequest(
             volume_id=volume_id, volume_path=str(path), staging_target_path=str(staging) if staging else ""
         )
-        said = await self._call("NodeGetVolumeStats", request, wire.NodeGetVolumeStatsResponse)
-        amounts = {each.unit: each for each in said.usage}
+        response = await self._call("NodeGetVolumeStats", request, wire.NodeGetVolumeStatsResponse)
+        amounts = {each.unit: each for each in response.usage}
         size = amounts.get(wire.VolumeUsage.BYTES, wire.VolumeUsage())
         inodes = amounts.get(wire.VolumeUsage.INODES, wire.VolumeUsage())
-        condition = said.volume_condition
+        condition = response.volume_condition
         return CsiUsage(
             used_bytes=size.used,
             total_bytes=size.total,

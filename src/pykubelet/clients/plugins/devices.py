@@ -37,7 +37,7 @@ SERVICE = "/v1beta1.DevicePlugin"
 HEALTHY = "Healthy"
 ANSWER_SECONDS = 10.0
 ALLOCATE_SECONDS = 60.0
-"""Upstream waits without end; nobody is helped by that."""
+"""Upstream waits without end."""
 PRE_START_SECONDS = 30.0
 STOP_WITHIN = 2.0
 SOCKET = "kubelet.sock"
@@ -59,39 +59,43 @@ class GrpcDevicePlugin:
     async def watch(self) -> AsyncGenerator[Sequence[Device], None]:
         stream = self._connection.stream(f"{SERVICE}/ListAndWatch", wire.Empty(), wire.ListAndWatchResponse)
         try:
-            async for said in stream:
+            async for response in stream:
                 yield [
                     Device(
                         id=each.ID,
                         healthy=each.health == HEALTHY,
                         numa=tuple(sorted({node.ID for node in each.topology.nodes})),
                     )
-                    for each in said.devices
+                    for each in response.devices
                 ]
         finally:
             await stream.aclose()
 
     async def preferred(self, available: Sequence[str], must_have: Sequence[str], count: int) -> Sequence[str]:
-        wish = wire.ContainerPreferredAllocationRequest(
+        request = wire.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must_have, allocation_size=count
         )
-        said = await self._connection.call(
+        response = await self._connection.call(
             f"{SERVICE}/GetPreferredAllocation",
-            wire.PreferredAllocationRequest(container_requests=[wish]),
+            wire.PreferredAllocationRequest(container_requests=[request]),
             wire.PreferredAllocationResponse,
             seconds=ANSWER_SECONDS,
         )
-        return list(said.container_responses[0].deviceIDs) if said.container_responses else []
+        return list(response.container_responses[0].deviceIDs) if response.container_responses else []
 
     async def allocate(self, ids: Sequence[str]) -> AllocateResponse:
-        wish = wire.ContainerAllocateRequest(devices_ids=ids)
-        said = await self._connection.call(
+        request = wire.ContainerAllocateRequest(devices_ids=ids)
+        response = await self._connection.call(
             f"{SERVICE}/Allocate",
-            wire.AllocateRequest(container_requests=[wish]),
+            wire.AllocateRequest(container_requests=[request]),
             wire.AllocateResponse,
             seconds=ALLOCATE_SECONDS,
         )
-        return allocate_response_of(said.container_responses[0]) if said.container_responses else AllocateResponse()
+        return (
+            allocate_response_of(response.container_responses[0])
+            if response.container_responses
+            else AllocateResponse()
+        )
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         await self._connection.call(
@@ -102,24 +106,24 @@ class GrpcDevicePlugin:
         )
 
 
-def options_of(said: wire.DevicePluginOptions) -> DeviceOptions:
-    return DeviceOptions(pre_start=said.pre_start_required, prefers=said.get_preferred_allocation_available)
+def options_of(response: wire.DevicePluginOptions) -> DeviceOptions:
+    return DeviceOptions(pre_start=response.pre_start_required, prefers=response.get_preferred_allocation_available)
 
 
-def allocate_response_of(said: wire.ContainerAllocateResponse) -> AllocateResponse:
+def allocate_response_of(response: wire.ContainerAllocateResponse) -> AllocateResponse:
     return AllocateResponse(
-        envs=dict(said.envs),
+        envs=dict(response.envs),
         mounts=tuple(
             AllocatedMount(container_path=each.container_path, host_path=each.host_path, read_only=each.read_only)
-            for each in said.mounts
+            for each in response.mounts
         ),
         devices=tuple(
             AllocatedDevice(container_path=each.container_path, host_path=each.host_path, permissions=each.permissions)
-            for each in said.devices
+            for each in response.devices
         ),
-        annotations=dict(said.annotations),
-        cdi_devices=tuple(each.name for each in said.cdi_devices),
-        wire=said.SerializeToString(),
+        annotations=dict(response.annotations),
+        cdi_devices=tuple(each.name for each in response.cdi_devices),
+        wire=response.SerializeToString(),
     )
 
 
@@ -162,7 +166,7 @@ class DeviceRegistry:
                 (self._folder / SOCKET).unlink(missing_ok=True)
 
     def _prepare(self) -> None:
-        """Sockets of an earlier life are removed: that tells plugins to register again."""
+        """Sockets of an earlier life are removed: plugins then register again."""
         self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         (self._folder / "DEPRECATION").touch()
         with os.scandir(self._folder) as entries:
@@ -171,15 +175,15 @@ class DeviceRegistry:
                     os.unlink(entry.path)
 
     async def _register(self, request: wire.RegisterRequest, context: Any) -> wire.Empty:
-        wish = DeviceRegistration(
+        registration = DeviceRegistration(
             version=request.version,
             endpoint=request.endpoint,
             resource=request.resource_name,
             options=options_of(request.options) if request.HasField("options") else None,
         )
         try:
-            await self._take(wish)
+            await self._take(registration)
         except PykubeletError as error:
-            logger.warning("device plugin refused", extra={"resource": wish.resource, "problem": str(error)})
+            logger.warning("device plugin refused", extra={"resource": registration.resource, "problem": str(error)})
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return wire.Empty()

@@ -31,30 +31,30 @@ class GrpcDraDriver:
 
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
         request = self._wire.NodePrepareResourcesRequest(claims=self._claims(claims))
-        said = await self._call("NodePrepareResources", request, self._wire.NodePrepareResourcesResponse)
-        return {uid: self._prepared(each) for uid, each in said.claims.items()}
+        response = await self._call("NodePrepareResources", request, self._wire.NodePrepareResourcesResponse)
+        return {uid: self._prepared(each) for uid, each in response.claims.items()}
 
     async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
         request = self._wire.NodeUnprepareResourcesRequest(claims=self._claims(claims))
-        said = await self._call("NodeUnprepareResources", request, self._wire.NodeUnprepareResourcesResponse)
-        return {uid: each.error for uid, each in said.claims.items()}
+        response = await self._call("NodeUnprepareResources", request, self._wire.NodeUnprepareResourcesResponse)
+        return {uid: each.error for uid, each in response.claims.items()}
 
     async def watch_health(self) -> AsyncGenerator[Sequence[ClaimedHealth], None]:
         async with PluginConnection(self._socket) as driver:
             request = health_wire.NodeWatchResourcesRequest()
             stream = driver.stream(HEALTH, request, health_wire.NodeWatchResourcesResponse)
             try:
-                async for said in stream:
-                    yield [_health(each) for each in said.devices]
+                async for response in stream:
+                    yield [_health(each) for each in response.devices]
             finally:
                 await stream.aclose()
 
     def _claims(self, claims: Sequence[ClaimRef]) -> list[Any]:
         return [self._wire.Claim(namespace=each.namespace, uid=each.uid, name=each.name) for each in claims]
 
-    def _prepared(self, said: Any) -> Prepared:
+    def _prepared(self, response: Any) -> Prepared:
         return Prepared(
-            error=said.error,
+            error=response.error,
             devices=tuple(
                 PreparedDevice(
                     pool=each.pool_name,
@@ -63,7 +63,7 @@ class GrpcDraDriver:
                     cdi_ids=tuple(each.cdi_device_ids),
                     share_id=getattr(each, "share_id", ""),
                 )
-                for each in said.devices
+                for each in response.devices
             ),
         )
 
@@ -73,12 +73,12 @@ class GrpcDraDriver:
                 return await driver.call(f"{self._service}/{name}", request, answer, seconds=SECONDS)
 
 
-def _health(said: health_wire.DeviceHealth) -> ClaimedHealth:
-    given = said.health_check_timeout_seconds
+def _health(response: health_wire.DeviceHealth) -> ClaimedHealth:
+    given = response.health_check_timeout_seconds
     return ClaimedHealth(
-        pool=said.device.pool_name,
-        device=said.device.device_name,
-        health=_STATES.get(said.health, "Unknown"),
+        pool=response.device.pool_name,
+        device=response.device.device_name,
+        health=_STATES.get(response.health, "Unknown"),
         stale_after=float(given) if given > 0 else 30.0,
-        message=said.message,
+        message=response.message,
     )

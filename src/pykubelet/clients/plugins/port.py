@@ -1,7 +1,7 @@
-"""What managers see of plugins: how one introduces itself, and what each kind can be asked.
+"""Plugins as managers see them: how one registers, and the calls of each kind.
 
 Plugins are programs of others that serve gRPC on a unix socket below our folders. Nothing they say is trusted:
-every call has a deadline, and an answer is only as good as the checks of whoever asked.
+every call has a deadline, and callers check the answers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CsiNodeInfo(Struct, frozen=True, kw_only=True):
 
 
 class CsiVolume(Struct, frozen=True, kw_only=True):
-    """What a driver is told of one volume, whichever call it is for."""
+    """One volume as every call of a driver describes it."""
 
     volume_id: str
     access_mode: str
@@ -86,7 +86,7 @@ class CsiVolume(Struct, frozen=True, kw_only=True):
 
 
 class CsiUsage(Struct, frozen=True, kw_only=True):
-    """Bytes and inodes, as far as the driver tells."""
+    """Bytes and inodes, as far as the driver reports them."""
 
     used_bytes: int = 0
     total_bytes: int = 0
@@ -133,7 +133,7 @@ class DeviceOptions(Struct, frozen=True, kw_only=True):
     pre_start: bool = False
     """PreStartContainer wants to be called."""
     prefers: bool = False
-    """GetPreferredAllocation can be asked."""
+    """GetPreferredAllocation can be called."""
 
 
 class Device(Struct, frozen=True, kw_only=True):
@@ -189,7 +189,7 @@ DeviceConnect = Callable[[Path], DevicePlugin]
 
 
 class DeviceRegistration(Struct, frozen=True, kw_only=True):
-    """A plugin asks to be used for a resource."""
+    """A plugin's registration for a resource."""
 
     version: str
     endpoint: str
@@ -199,7 +199,7 @@ class DeviceRegistration(Struct, frozen=True, kw_only=True):
 
 
 TakeDevicePlugin = Callable[[DeviceRegistration], Awaitable[None]]
-"""Raises a PykubeletError to refuse; the plugin is told the text."""
+"""Raises a PykubeletError to refuse; the plugin gets the text."""
 
 ReadAllocateResponse = Callable[[bytes], AllocateResponse]
 """A plugin's answer from a checkpoint."""
@@ -250,7 +250,7 @@ class DraDriver(Protocol):
         ...
 
     def watch_health(self) -> AsyncGenerator[Sequence[ClaimedHealth], None]:
-        """How devices are, as the driver tells; ends at once with PluginError when it never does."""
+        """The devices' health as the driver reports it; ends at once with PluginError when it never does."""
         ...
 
 

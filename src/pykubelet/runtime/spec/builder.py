@@ -184,7 +184,7 @@ class PodSpecBuilder:
     def _termination_log(self, pod: Pod, container: AnyContainer) -> str:
         if not container.termination_message_path:
             return ""
-        return str(self._folders.make_termination_log(uid_of(pod), container.name or ""))
+        return str(self._folders.make_termination_log(uid_of(pod), container.name))
 
 
 @contextmanager

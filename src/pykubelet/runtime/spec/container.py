@@ -58,7 +58,7 @@ def build_container_config(
 ) -> cri_pb2.ContainerConfig:
     """Raises ConfigProblem when the spec cannot be honoured."""
     check_non_root(pod, container, parts.image_user)
-    resources, name = parts.resources, container.name or ""
+    resources, name = parts.resources, container.name
     env = {**resources.envs, **parts.env}
     return cri_pb2.ContainerConfig(
         metadata=cri_pb2.ContainerMetadata(name=name, attempt=parts.restart_count),

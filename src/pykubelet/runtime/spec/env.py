@@ -89,7 +89,7 @@ def build_env(pod: Pod, container: AnyContainer, inputs: EnvInputs) -> dict[str,
         for name, value in _from_source(source, inputs, namespace_of(pod)).items():
             put(name, value)
     for variable in container.env:
-        name = variable.name or ""
+        name = variable.name
         if variable.value:
             try:
                 put(name, expand(variable.value, lookup, limit=MOST_EXPANDED - size))

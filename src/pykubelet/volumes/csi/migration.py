@@ -266,7 +266,7 @@ def migrated_inline(volume: Volume, namespace: str) -> PersistentVolume | None:
     if field is None:
         return None
     kind, source = _KINDS[field], getattr(volume, field)
-    written = _Written(name=volume.name or "", namespace=namespace, labels={}, annotations={}, inline=True)
+    written = _Written(name=volume.name, namespace=namespace, labels={}, annotations={}, inline=True)
     csi = _checked(field, kind.translate(source, written))
     return PersistentVolume(
         metadata=ObjectMeta(name=kind.folder(kind.driver, csi.volume_handle or "")),

@@ -25,8 +25,7 @@ from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.selinux import SelinuxMounts, file_label, mount_option
 from pykubelet.volumes.spec import FC, LOCAL, VolumeSpec
 from tests.builders import a_container
-from tests.unit.volumes.claiming import bound
-from tests.unit.volumes.making import Node, a_volume, empty_dir, pod_with
+from tests.unit.volumes.builders import VolumeNode, a_volume, bound, empty_dir, pod_with
 
 DEFAULT = "system_u:object_r:container_file_t:s0"
 ALONE = ("ReadWriteOncePod",)
@@ -95,7 +94,7 @@ class Counting:
 
 async def test_quotas_count_what_pods_in_user_namespaces_hold(tmp_path: Path) -> None:
     counting = Counting()
-    node = Node(tmp_path, rules=VolumeRules(quotas=counting))
+    node = VolumeNode(tmp_path, rules=VolumeRules(quotas=counting))
     async with node.running() as manager:
         plain = pod_with(empty_dir(), name="plain")
         await manager.wait_mounted(plain)
@@ -109,7 +108,7 @@ async def test_quotas_count_what_pods_in_user_namespaces_hold(tmp_path: Path) ->
 
 
 async def test_another_pods_group_is_not_changed_but_told(tmp_path: Path) -> None:
-    node = Node(tmp_path / "root")
+    node = VolumeNode(tmp_path / "root")
     disk = tmp_path / "disk"
     disk.mkdir()
     volume = bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk)))
@@ -118,7 +117,7 @@ async def test_another_pods_group_is_not_changed_but_told(tmp_path: Path) -> Non
     async with node.running() as manager:
         await manager.wait_mounted(first)
         await manager.wait_mounted(second)
-    (told,) = node.told.events
+    (told,) = node.events.pods
     assert told[0] == "AlreadyMountedVolume"
     assert told[1].startswith(f"The requested fsGroup is {1 << 30}, but the volume disk has GID ")
     assert told[1].endswith("The volume may not be shareable.")
@@ -127,7 +126,7 @@ async def test_another_pods_group_is_not_changed_but_told(tmp_path: Path) -> Non
 @pytest.mark.real_loop
 async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciler, "REPORT_AFTER", (0.05, 0.05, 10.0))
-    node, gate = Node(tmp_path / "root"), threading.Event()
+    node, gate = VolumeNode(tmp_path / "root"), threading.Event()
     disk = tmp_path / "disk"
     disk.mkdir()
 
@@ -140,10 +139,10 @@ async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pyte
     pod = pod_with(bound(node.objects, "disk", local=LocalVolumeSource(path=str(disk))))
     async with node.running() as manager:
         waiting = manager.wait_mounted(pod)
-        node.told.on_event = lambda: gate.set() if len(node.told.events) == 2 else None
+        node.events.on_event = lambda: gate.set() if len(node.events.pods) == 2 else None
         await waiting
     where = f"Setting volume ownership for {node.paths.volume('uid-web', LOCAL, 'pv-disk')}"
-    assert node.told.events == [
+    assert node.events.pods == [
         (
             "VolumePermissionChangeInProgress",
             f"{where} is taking longer than expected, consider using OnRootMismatch",
@@ -153,7 +152,7 @@ async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pyte
 
 
 async def test_mounts_that_spread_need_a_shared_place(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = VolumeNode(tmp_path)
     mounts = [VolumeMount(name="scratch", mount_path="/v", mount_propagation="HostToContainer")]
     pod = pod_with(empty_dir(), empty_dir("other"), containers=[a_container(volume_mounts=mounts)])
     async with node.running() as manager:
@@ -169,7 +168,7 @@ async def test_mounts_that_spread_need_a_shared_place(tmp_path: Path) -> None:
 
 
 async def test_a_persistent_volume_of_another_node(tmp_path: Path) -> None:
-    node = Node(tmp_path, rules=VolumeRules(wait_seconds=1.0, fits_node=lambda selector: False))
+    node = VolumeNode(tmp_path, rules=VolumeRules(wait_seconds=1.0, fits_node=lambda selector: False))
     volume = bound(node.objects, "disk", local=LocalVolumeSource(path=str(tmp_path)))
     node.objects.volumes["pv-disk"].spec.node_affinity = VolumeNodeAffinity(required=NodeSelector())
     async with node.running() as manager:

@@ -1,9 +1,9 @@
-"""A volume manager on a temporary root with fakes, and pods with volumes, for the tests of volumes."""
+"""A volume manager on a temporary root with fakes, pods with volumes, and claims bound to persistent volumes."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,13 @@ from pykubelet.api.types import (
     HostPathVolumeSource,
     LabelSelector,
     ObjectMeta,
+    ObjectReference,
     PersistentVolume,
     PersistentVolumeClaim,
+    PersistentVolumeClaimSpec,
+    PersistentVolumeClaimStatus,
+    PersistentVolumeClaimVolumeSource,
+    PersistentVolumeSpec,
     Pod,
     PodCertificateProjection,
     ResourceFieldSelector,
@@ -39,6 +44,7 @@ from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import Credentials, VolumeObjects, VolumeRules
 from tests.builders import a_container, a_context, a_pod
 from tests.fakes.fake_mounts import FakeMounts
+from tests.fakes.recorded_events import RecordedEvents
 
 
 class Downward:
@@ -52,7 +58,7 @@ class Downward:
 
 
 @dataclass
-class Objects:
+class ApiObjects:
     """The API server's side, as dictionaries."""
 
     config_maps: dict[tuple[str, str], ConfigMap] = field(default_factory=dict)
@@ -61,15 +67,15 @@ class Objects:
     volumes: dict[str, PersistentVolume] = field(default_factory=dict)
     bundles: dict[str, str] = field(default_factory=dict)
     tokens: int = 0
-    asked: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
 
     async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
-        self.asked.append(f"configmap {namespace}/{name}")
+        self.reads.append(f"configmap {namespace}/{name}")
         return self.config_maps.get((namespace, name))
 
     async def secret(self, namespace: str, name: str) -> Secret | None:
-        self.asked.append(f"secret {namespace}/{name}")
+        self.reads.append(f"secret {namespace}/{name}")
         return self.secrets.get((namespace, name))
 
     async def claim(self, namespace: str, name: str) -> PersistentVolumeClaim | None:
@@ -96,32 +102,13 @@ class Objects:
 
 
 @dataclass
-class Told:
-    """Events, as (reason, message)."""
-
-    events: list[tuple[str, str]] = field(default_factory=list)
-    of_claims: list[tuple[str, str, str]] = field(default_factory=list)
-    on_event: Callable[[], None] = lambda: None
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.events.append((reason, message))
-        self.on_event()
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        self.events.append((reason, message))
-
-    def claim_event(self, claim: PersistentVolumeClaim, kind: str, reason: str, message: str) -> None:
-        self.of_claims.append((claim.metadata.name or "", reason, message))
-
-
-@dataclass
-class Node:
-    """One manager over one root; `again` gives the next life of the agent on the same disk and mounts."""
+class VolumeNode:
+    """One volume manager on one root; `again` is the next run of the agent with the same disk and mounts."""
 
     root: Path
     mounts: Any = field(default_factory=FakeMounts)
-    objects: Objects = field(default_factory=Objects)
-    told: Told = field(default_factory=Told)
+    objects: ApiObjects = field(default_factory=ApiObjects)
+    events: RecordedEvents = field(default_factory=RecordedEvents)
     rules: VolumeRules = field(default_factory=VolumeRules)
     clock: LoopClock = field(default_factory=LoopClock)
     metrics: Registry = field(default_factory=Registry)
@@ -133,7 +120,7 @@ class Node:
 
     def context(self) -> Context:
         return a_context(
-            node_name="here", clock=self.clock, events=self.told, metrics=self.metrics, signals=self.signals
+            node_name="here", clock=self.clock, events=self.events, metrics=self.metrics, signals=self.signals
         )
 
     def manager(self) -> VolumeManager:
@@ -159,8 +146,8 @@ class Node:
         async with running(manager):
             yield manager
 
-    def again(self) -> Node:
-        return Node(root=self.root, mounts=self.mounts, objects=self.objects, rules=self.rules)
+    def again(self) -> VolumeNode:
+        return VolumeNode(root=self.root, mounts=self.mounts, objects=self.objects, rules=self.rules)
 
 
 def problem_texts(manager: VolumeManager, uid: str = "uid-web") -> list[str]:
@@ -204,3 +191,16 @@ def pod_with(*volumes: Volume, name: str = "web", **fields: Any) -> Pod:
     mounts = [VolumeMount(name=volume.name, mount_path=f"/{volume.name}") for volume in volumes]
     containers = fields.pop("containers", [a_container(volume_mounts=mounts)])
     return a_pod(name, containers=containers, volumes=list(volumes), **fields)
+
+
+def bound(objects: ApiObjects, name: str, *, read_only: bool = False, **source: Any) -> Volume:
+    """A volume by claim `name`, bound to the persistent volume `pv-<name>` of this source."""
+    objects.claims["default", name] = PersistentVolumeClaim(
+        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}"),
+        spec=PersistentVolumeClaimSpec(volume_name=f"pv-{name}"),
+        status=PersistentVolumeClaimStatus(phase="Bound"),
+    )
+    spec = PersistentVolumeSpec(claim_ref=ObjectReference(uid=f"uid-{name}"), **source)
+    objects.volumes[f"pv-{name}"] = PersistentVolume(metadata=ObjectMeta(name=f"pv-{name}"), spec=spec)
+    claim = PersistentVolumeClaimVolumeSource(claim_name=name, read_only=read_only)
+    return Volume(name=name, persistent_volume_claim=claim)
