@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pykubelet.api.types import Pod
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.kit.files import open_checked
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 
@@ -116,7 +116,7 @@ class DiskFolders:
         self._paths = paths
 
     def make_roots(self) -> None:
-        """What must exist before the agent starts."""
+        """Make the folders that must exist before the agent starts."""
         for folder, mode in (
             (self._paths.root, 0o750),
             (self._paths.pods, 0o750),

@@ -110,7 +110,7 @@ def resource_of(kind: type[ApiStruct]) -> Resource:
 
 
 class PatchType(enum.Enum):
-    """How a patch body is meant; the value is its content type."""
+    """The kind of a patch body; the value is its content type."""
 
     JSON = "application/json-patch+json"
     MERGE = "application/merge-patch+json"
@@ -173,7 +173,7 @@ PatchBody = Mapping[str, Any] | Sequence[Any]
 
 
 class UnreadableNotes(Protocol):
-    """Where copies of objects say what they could not read, and others hear of it (unreadable.py)."""
+    """Objects that copies could not read (decoding.py)."""
 
     def hold(self, owner: object, found: Sequence[Unreadable]) -> None: ...
 
