@@ -23,6 +23,7 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import finish
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.settings.settings import Settings
 from pykubelet.wire import cri_pb2
 
@@ -101,7 +102,7 @@ class PodUserNamespaces:
         return cri_pb2.UserNamespace(mode=cri_pb2.NamespaceMode.POD, uids=mapping, gids=mapping)
 
     def release(self, uid: str) -> None:
-        """The pod runs no more: another may have its range."""
+        """Free the range of a pod that has ended."""
         self._recover()
         first = self._taken.get(uid)
         if first is None:
@@ -136,7 +137,7 @@ class PodUserNamespaces:
         return first
 
     async def _write(self, uid: str, first: int) -> None:
-        """Until it is on disk. The range stays the pod's if that fails: the file may be there."""
+        """Write the range to disk. It stays the pod's if that fails: the file may be there."""
         row = [{"hostId": first, "containerId": 0, "length": self._ids.per_pod}]
         text = json.dumps({"uidMappings": row, "gidMappings": row}, separators=(",", ":"))
         work = partial(write_atomic, self._file(uid), text.encode())
@@ -145,7 +146,7 @@ class PodUserNamespaces:
         self._unwritten.discard(uid)
 
     def _recover(self) -> None:
-        """Know the ranges of pods from before this agent started. A file that cannot be read blocks only its pod."""
+        """Take over the ranges of pods from before a restart. A file that cannot be read blocks only its pod."""
         if self._recovered:
             return
         self._recovered = True
@@ -201,8 +202,13 @@ class PodUserNamespaces:
 
 
 def pod_user_namespaces(
-    settings: Settings, edges: Edges, *, handlers: Handlers, supports: Callable[[str], bool]
+    settings: Settings, edges: Edges, *, handlers: Handlers, runtime_state: RuntimeState
 ) -> PodUserNamespaces:
     per_pod = settings.config.runtime.user_namespaces.ids_per_pod
     ids = id_range(per_pod, settings.config.cgroups.max_pods, edges.host_ids)
-    return PodUserNamespaces(pods=edges.paths.pods, ids=ids, handlers=handlers, supports=supports)
+    return PodUserNamespaces(
+        pods=edges.paths.pods,
+        ids=ids,
+        handlers=handlers,
+        supports=lambda handler: runtime_state.conditions.supports_user_namespaces(handler),
+    )
