@@ -35,13 +35,8 @@ from pykubelet.sync.build import Subsystems, Sync
 
 def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -> None:
     volumes, cm, probes, runtime = below.volumes.manager, below.cm, below.probes, below.runtime
-    loop, workers, statuses, sender, housekeeping = (
-        sync.loop,
-        sync.workers,
-        sync.statuses,
-        sync.sender,
-        sync.housekeeping,
-    )
+    loop, workers, statuses = sync.loop, sync.workers, sync.statuses
+    sender, housekeeping = sync.sender, sync.housekeeping
     on = ctx.signals.subscribe
 
     def object_changed(changed: ObjectChanged) -> None:

@@ -79,17 +79,7 @@ def build(
         accounts=objects.accounts,
         also_used=lambda: wanted_images(w.pod for w in table.workers() if w.pod is not None and not w.is_ending),
     )
-    specs = PodSpecBuilder(
-        node=spec,
-        folders=edges.folders,
-        images=cri,
-        events=ctx.events,
-        env=EnvSources(references=objects.references, volumes=volumes.manager, node=spec, host_ips=objects.host_ips),
-        volumes=volumes.manager,
-        resources=cm.container_resources,
-        user_namespaces=cm.user_namespaces,
-    )
-    specs.check_resolv_conf()
+    specs = _specs(ctx, edges, spec, cm, volumes, objects)
     stopper = Stopper(ctx, cri, _hooks(ctx, edges, table, pleg))
     backoff = _crash_backoff(ctx.settings)
     containers = ContainerStarter(
@@ -112,14 +102,13 @@ def build(
         resizer=_resizer(ctx, edges, spec, cm),
         table=table,
     )
-    policy = _gc_policy(ctx.settings)
     gc = ContainerGc(
         ctx,
         cri,
         table=table,
         remover=remover,
         container_logs=edges.paths.container_logs,
-        policy=policy,
+        policy=_gc_policy(ctx.settings),
         sources_ready=sources_ready,
     )
     rotation = LogRotation(cri=cri, clock=ctx.clock, policy=_rotation_policy(ctx.settings))
@@ -127,6 +116,23 @@ def build(
     return ContainerRuntime(
         manager=manager, images=images, stopper=stopper, backoff=backoff, gc=gc, clock=ctx.clock, services=services
     )
+
+
+def _specs(
+    ctx: Context, edges: Edges, spec: NodeSpec, cm: ContainerManager, volumes: Volumes, objects: ContainerObjects
+) -> PodSpecBuilder:
+    specs = PodSpecBuilder(
+        node=spec,
+        folders=edges.folders,
+        images=edges.cri,
+        events=ctx.events,
+        env=EnvSources(references=objects.references, volumes=volumes.manager, node=spec, host_ips=objects.host_ips),
+        volumes=volumes.manager,
+        resources=cm.container_resources,
+        user_namespaces=cm.user_namespaces,
+    )
+    specs.check_resolv_conf()
+    return specs
 
 
 def _hooks(ctx: Context, edges: Edges, table: PodTable, pleg: Pleg) -> LifecycleHooks:
