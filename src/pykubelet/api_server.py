@@ -87,7 +87,7 @@ class ApiServer(Struct, frozen=True, kw_only=True):
     local: LocalNode
     mirrors: MirrorPods | NoMirrors
     registered: ReferenceWatcher | NoRegistrations
-    """Told which pods refer to objects."""
+    """Watches the objects of the pods that are registered here."""
     container_objects: ContainerObjects
     volume_objects: VolumeObjects
     status_of: Callable[[Pod], PodStatus]

@@ -47,7 +47,7 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -
     def api_pod_observed(observed: ApiPodObserved) -> None:
         if is_mirror(observed.change.object):
             # First, or the sender would overwrite what the mirror remembers of the time before a restart.
-            statuses.mirror_seen(uid_here(observed.change.object))
+            statuses.mirror_observed(uid_here(observed.change.object))
         if sender is not None:
             sender.observed(observed.change)
 

@@ -127,7 +127,7 @@ class StaticCpuPolicy:
         self._reusable: tuple[str, Cpus] = ("", NO_CPUS)
         """The pod being admitted, and CPUs of its init containers that will have ended."""
         self.on_change: Callable[[], None] = lambda: None
-        """Told when the shared pool is another."""
+        """Called when the shared pool has changed."""
 
     # --- start ------------------------------------------------------------------------------------------
 
