@@ -67,14 +67,7 @@ def build(
 ) -> ContainerRuntime:
     """`accounts` come with an API server; `host_ips` are the node's addresses as containers learn them."""
     cri = edges.cri
-    images = build_images(
-        ctx,
-        cri,
-        edges.paths.root,
-        secrets=references,
-        accounts=accounts,
-        also_used=lambda: wanted_images(w.pod for w in table.workers() if w.pod is not None and not w.is_ending),
-    )
+    images = _images(ctx, edges, table, references, accounts)
     specs = PodSpecBuilder(
         node=spec,
         folders=edges.folders,
@@ -108,14 +101,13 @@ def build(
         resizer=_resizer(ctx, edges, spec, cm),
         table=table,
     )
-    policy = _gc_policy(ctx.settings)
     gc = ContainerGc(
         ctx,
         cri,
         table=table,
         remover=remover,
         container_logs=edges.paths.container_logs,
-        policy=policy,
+        policy=_gc_policy(ctx.settings),
         sources_ready=sources_ready,
     )
     rotation = LogRotation(cri=cri, clock=ctx.clock, policy=_rotation_policy(ctx.settings))
@@ -123,6 +115,17 @@ def build(
     return ContainerRuntime(
         manager=manager, images=images, stopper=stopper, backoff=backoff, gc=gc, clock=ctx.clock, services=services
     )
+
+
+def _images(
+    ctx: Context, edges: Edges, table: PodTable, references: References, accounts: ServiceAccounts | None
+) -> Images:
+    def wanted() -> set[str]:
+        return wanted_images(
+            worker.pod for worker in table.workers() if worker.pod is not None and not worker.is_ending
+        )
+
+    return build_images(ctx, edges.cri, edges.paths.root, secrets=references, accounts=accounts, also_used=wanted)
 
 
 def _hooks(ctx: Context, edges: Edges, table: PodTable, pleg: Pleg) -> LifecycleHooks:
