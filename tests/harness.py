@@ -19,8 +19,7 @@ from pykubelet.app import Node, assemble, live
 from pykubelet.clients.cri.port import EventSource
 from pykubelet.clients.dbus.port import Logind
 from pykubelet.clients.host.folders import DiskFolders
-from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine, Slices
+from pykubelet.clients.host.port import Machine, NodePaths, Slices
 from pykubelet.clients.http.port import ConnectProblem, Fetched, HealthProblem
 from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges
 from pykubelet.kit.clock import LoopClock

@@ -32,7 +32,7 @@ from pykubelet.api.types import (
     Volume,
     VolumeMount,
 )
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.context import Context
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
