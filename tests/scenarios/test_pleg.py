@@ -15,6 +15,7 @@ from pykubelet.model.runtime_status import ContainerEvent, EventKind
 from pykubelet.pleg.pleg import EXIT_PAUSES, Pleg, PlegSettings
 from pykubelet.pods.table import PodTable
 from pykubelet.signals import ContainerDied, ContainerRemoved, ContainerStarted, InspectionRecovered, PodSignal, Signals
+from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
 from tests.unit.pleg.pods import IMAGE, start_container, start_pod, start_sandbox
 
@@ -29,10 +30,9 @@ class Node:
         self.table, signals = PodTable(), Signals()
         opened = self._anonymous if anonymous else self.cri.container_events
         self.pleg = Pleg(
-            cri=self.cri,
-            table=self.table,
-            signals=signals,
-            clock=self.clock,
+            a_context(clock=self.clock, signals=signals),
+            self.cri,
+            self.table,
             source=EventSource(name="stream", open=opened),
             settings=settings,
         )

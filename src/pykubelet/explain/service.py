@@ -35,7 +35,6 @@ class Explainer:
     def __init__(
         self,
         ctx: Context,
-        *,
         table: PodTable,
         volumes: VolumeManager,
         runtime: RuntimeState,

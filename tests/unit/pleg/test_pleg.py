@@ -13,6 +13,7 @@ from pykubelet.model.runtime_status import ContainerEvent, EventKind, PodRuntime
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
 from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered, PodSignal, Signals
+from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
 from tests.unit.pleg.pods import IMAGE, start_pod
 
@@ -27,7 +28,7 @@ class Bench:
         self.published: list[PodSignal] = []
         for kind in (ContainerStarted, ContainerDied, InspectionRecovered):
             self.signals.subscribe(kind, self.published.append)
-        self.pleg = Pleg(cri=self.cri, table=self.table, clock=self.clock, signals=self.signals)
+        self.pleg = Pleg(a_context(clock=self.clock, signals=self.signals), self.cri, self.table)
 
     def has_hint(self) -> bool:
         """Whether a hint waits for an inspection."""
