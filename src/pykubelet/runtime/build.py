@@ -71,15 +71,18 @@ def build(
     sources_ready: Callable[[], bool],
 ) -> ContainerRuntime:
     cri = edges.cri
-    images = build_images(
-        ctx,
-        cri,
-        edges.paths.root,
-        secrets=objects.references,
-        accounts=objects.accounts,
-        also_used=lambda: wanted_images(w.pod for w in table.workers() if w.pod is not None and not w.is_ending),
+    images = _images(ctx, edges, table, objects)
+    specs = PodSpecBuilder(
+        node=spec,
+        folders=edges.folders,
+        images=cri,
+        events=ctx.events,
+        env=EnvSources(references=objects.references, volumes=volumes.manager, node=spec, host_ips=objects.host_ips),
+        volumes=volumes.manager,
+        resources=cm.container_resources,
+        user_namespaces=cm.user_namespaces,
     )
-    specs = _specs(ctx, edges, spec, cm, volumes, objects)
+    specs.check_resolv_conf()
     stopper = Stopper(ctx, cri, _hooks(ctx, edges, table, pleg))
     backoff = _crash_backoff(ctx.settings)
     containers = ContainerStarter(
@@ -118,21 +121,14 @@ def build(
     )
 
 
-def _specs(
-    ctx: Context, edges: Edges, spec: NodeSpec, cm: ContainerManager, volumes: Volumes, objects: ContainerObjects
-) -> PodSpecBuilder:
-    specs = PodSpecBuilder(
-        node=spec,
-        folders=edges.folders,
-        images=edges.cri,
-        events=ctx.events,
-        env=EnvSources(references=objects.references, volumes=volumes.manager, node=spec, host_ips=objects.host_ips),
-        volumes=volumes.manager,
-        resources=cm.container_resources,
-        user_namespaces=cm.user_namespaces,
-    )
-    specs.check_resolv_conf()
-    return specs
+def _images(ctx: Context, edges: Edges, table: PodTable, objects: ContainerObjects) -> Images:
+    def wanted() -> set[str]:
+        return wanted_images(
+            worker.pod for worker in table.workers() if worker.pod is not None and not worker.is_ending
+        )
+
+    root = edges.paths.root
+    return build_images(ctx, edges.cri, root, secrets=objects.references, accounts=objects.accounts, also_used=wanted)
 
 
 def _hooks(ctx: Context, edges: Edges, table: PodTable, pleg: Pleg) -> LifecycleHooks:
