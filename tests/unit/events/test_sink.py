@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 
 from pykubelet.api.types import Event, ObjectMeta, Pod
 from pykubelet.events import sink as module
-from pykubelet.events.build import build
+from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.events.correlation import COMBINED
+from pykubelet.events.sink import ApiEventSink
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
+from pykubelet.kit.tasks import running
 from pykubelet.model.errors import ApiServerError, Forbidden
 from tests.fakes.fake_kube import FakeKube
 
@@ -23,8 +25,8 @@ class Bed:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
         self.metrics = Registry()
-        built = build(self.kube, clock=self.clock, node_name="n1", metrics=self.metrics)
-        self.events, self.services = built.recorder, built.services
+        self.sink = ApiEventSink(kube=self.kube, clock=self.clock, node_name="n1", metrics=self.metrics)
+        self.events = EventBroadcaster(clock=self.clock, node_name="n1", sink=self.sink)
 
     def tell(self, message: str = "hello", reason: str = "Pulled", path: str = "") -> None:
         self.events.pod_event(POD, "Normal", reason, message, field_path=path)
@@ -37,7 +39,7 @@ class Bed:
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
-        async with self.services.running():
+        async with running(self.sink):
             yield
 
 
