@@ -94,6 +94,9 @@ class ManyPods:
     async def image_fs_info(self) -> ImageFilesystems:
         return ImageFilesystems(images=(FilesystemUsage(mountpoint="/", used_bytes=1, inodes_used=1, timestamp=1),))
 
+    async def sandbox_image(self, sandbox_id: str) -> str:
+        return "pause"
+
 
 class Populated(CgroupStats):
     """Sandboxes of the fake pods have a process: this one."""

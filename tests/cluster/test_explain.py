@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pykubelet.cli.client import NodeClient, Target
-from pykubelet.cli.explain import ask
+from pykubelet.cli.explain import fetch_explanation
 from pykubelet.cli.local_socket import local_socket
 from tests.bed.machine import wait_for
 from tests.bed.watching import Objects
@@ -40,7 +40,7 @@ def test_what_is_missing_is_named_by_the_node_in_the_status_and_in_events(node: 
     ):
         pod = node.wait_pod(name, lambda pod, missing=missing: missing in ready_message(pod), "the status says why", 60)
         assert ready_message(pod).startswith(prefix)
-        answer = ask(NodeClient(Target(sockets=(local_socket(node.agent.root),))), "default", name)
+        answer = fetch_explanation(NodeClient(Target(sockets=(local_socket(node.agent.root),))), "default", name)
         assert [view.id for view in answer.causes] == [cause]
         assert missing in answer.to_text()
         wait_for(lambda name=name: "Explained" in node.event_reasons(name), f"{name} is explained by an event")  # type: ignore[misc]

@@ -247,5 +247,6 @@ async def test_signals_of_the_machine(agent: BedAgent, containerd: BedContainerd
     async with looking(agent, containerd) as look:
         found = await look.signals.node()
         assert found.memory is not None and 0 < found.memory.available < found.memory.capacity
-        assert found.node_fs is not None and found.image_fs is not None and found.tasks
+        assert found.node_fs is not None and found.image_fs is not None
+        assert found.tasks is not None and found.tasks.limit > found.tasks.tasks
         assert found.node_fs.available > 0 and found.image_fs.inodes_free > 0

@@ -57,10 +57,11 @@ from tests.clock_loop import AutojumpLoop
 from tests.deep import deep
 from tests.fakes.fake_kube import FakeKube
 from tests.fakes.fake_transport import FakeTransport
+from tests.fakes.recorded_events import RecordedEvents
 from tests.loop_steps import measured_steps
 from tests.scenarios.cluster_node import a_cluster_node
 from tests.unit.clients.http.servers import serving
-from tests.unit.sources.doubles import HeardEvents, HeardSets, ScriptedFetch, ScriptedWatch, manifest
+from tests.unit.sources.doubles import HeardSets, ScriptedFetch, ScriptedWatch, manifest
 
 LINE = b"2024-05-01T08:30:00.000000000Z stdout F x\n"
 LARGEST = 1_500_000
@@ -236,7 +237,7 @@ async def test_manifests(tmp_path: Path, source: str, kind: str) -> None:
                 check_period=20,
                 load=file_loader("node1"),
                 deliver=sets.deliver,
-                events=HeardEvents(),
+                events=RecordedEvents(),
                 clock=clock,
                 open_watch=ScriptedWatch().open,
             )
@@ -251,7 +252,7 @@ async def test_manifests(tmp_path: Path, source: str, kind: str) -> None:
                 load=url_loader("node1"),
                 fetch=ScriptedFetch(Fetched(status=200, body=body)),
                 deliver=sets.deliver,
-                events=HeardEvents(),
+                events=RecordedEvents(),
                 clock=clock,
             )
             await address.check()

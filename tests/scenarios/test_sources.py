@@ -16,7 +16,8 @@ from pykubelet.model.pod import SEEN_ANNOTATION, Operation, Source, is_static, n
 from pykubelet.sources.manifests import file_loader
 from pykubelet.sources.mux import PodMux
 from pykubelet.sources.static import StaticSource
-from tests.unit.sources.doubles import HeardEvents, manifest
+from tests.fakes.recorded_events import RecordedEvents
+from tests.unit.sources.doubles import manifest
 
 pytestmark = pytest.mark.real_loop
 
@@ -26,7 +27,7 @@ class Node:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.events = HeardEvents()
+        self.events = RecordedEvents()
         clock = SystemClock()
         self.mux = PodMux(sources=[Source.FILE], events=self.events, clock=clock)
         self.source = StaticSource(
@@ -106,7 +107,7 @@ async def test_a_bad_file_harms_nobody_and_is_told_once(tmp_path: Path) -> None:
         (tmp_path / "a.yaml").write_text(manifest("a")[:40])
         await node.quiet()
         assert node.story == [("add", "a")]
-        assert len(node.events.heard) == 2
+        assert len(node.events.all) == 2
         (tmp_path / "a.yaml").write_text(manifest("a"))
         await node.quiet()
         assert node.story == [("add", "a")], "the same pod again was never gone"
@@ -131,7 +132,7 @@ async def test_the_ways_editors_save(tmp_path: Path) -> None:
             save(file, manifest("web", f"busybox:{version + 2}"))
             await node.quiet()
             assert node.story[before:] == [("remove", "web"), ("add", "web")], save.__name__
-        assert node.events.heard == []
+        assert node.events.all == []
 
 
 def _in_place(file: Path, text: str) -> None:
@@ -172,7 +173,7 @@ async def test_two_files_with_one_pod(tmp_path: Path) -> None:
     async with _node(tmp_path) as node:
         await node.quiet()
         assert node.story == [("add", "web")]
-        assert len(node.events.heard) == 1
+        assert len(node.events.all) == 1
         (tmp_path / "a.yaml").unlink()
         await node.quiet()
         assert node.story[1:] == [("remove", "web"), ("add", "web")]

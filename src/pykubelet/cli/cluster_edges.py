@@ -24,7 +24,7 @@ from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.decoding import UnreadableObjects
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError, load_kubeconfig, with_rotation
-from pykubelet.clients.kube.transport import Transport, request_metrics, user_agent, wait_metrics
+from pykubelet.clients.kube.transport import RequestMetrics, Transport, user_agent
 from pykubelet.edges import ClusterEdges
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
@@ -53,14 +53,12 @@ async def connected_cluster(
     node, login = settings.config.node, await log_in(settings, clock=clock, node_name=node_name)
     clients: list[RestKubeClient] = []
     unreadable = UnreadableObjects(metrics)
-    requests, waits = request_metrics(metrics), wait_metrics(metrics)
+    requests = RequestMetrics(metrics)
     async with AsyncExitStack() as stack:
 
         async def client(qps: float, burst: int) -> RestKubeClient:
             agent = user_agent(settings.kubernetes_version)
-            transport = Transport(
-                login.config, clock=clock, agent=agent, qps=qps, burst=burst, observe=requests, observe_wait=waits
-            )
+            transport = Transport(login.config, clock=clock, agent=agent, qps=qps, burst=burst, metrics=requests)
             made = RestKubeClient(transport, unreadable=unreadable)
             stack.push_async_callback(made.close)
             await transport.open()

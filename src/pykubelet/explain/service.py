@@ -31,7 +31,7 @@ LOG_BYTES = 2000
 
 
 class Runtime(Protocol):
-    """What is known about the container runtime (sync/runtime_state.py)."""
+    """What is known about the container runtime (pleg/runtime_state.py)."""
 
     def is_up(self) -> bool: ...
 

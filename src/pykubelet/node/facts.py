@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -26,13 +25,14 @@ from pykubelet.context import Context
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError, PykubeletError
 from pykubelet.model.reasons import WARNING
-from pykubelet.model.runtime_status import Image, RuntimeConditions
+from pykubelet.model.runtime_status import Image
 from pykubelet.node.addresses import AddressFinder
 from pykubelet.node.conditions import NodeConditions
 from pykubelet.node.csi_node import CsiNodeKeeper
 from pykubelet.node.own_node import NodeAttachments
 from pykubelet.node.setters import NodeFacts
 from pykubelet.pleg.pleg import Pleg
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.admission import declared_features
 from pykubelet.volumes.manager import VolumeManager
 
@@ -43,19 +43,10 @@ IMAGES_REFRESH_AFTER = 30.0
 IMAGES_WITHIN = 3.0
 
 
-class RuntimeView(Protocol):
-    @property
-    def conditions(self) -> RuntimeConditions: ...
-
-    def runtime_problem(self) -> str: ...
-
-    def network_problem(self) -> str: ...
-
-
 class NodeSources(Struct, frozen=True, kw_only=True):
     """The subsystems that the Node's status is made from, and that learn from it."""
 
-    runtime: RuntimeView
+    runtime: RuntimeState
     pleg: Pleg
     cm: ContainerManager
     volumes: VolumeManager

@@ -78,8 +78,7 @@ class Housekeeping:
         self._table.mark_synced()
         wanted = {uid_of(pod) for pod in self._table.pods()}
         self._end_unwanted(wanted)
-        self._forget_finished(wanted)
-        self._start_missing()
+        self._restart(self._forget_finished(wanted))
         self._see_off_deleted()
         self._kill_orphans()
         known = wanted | {worker.uid for worker in self._table.workers()}
@@ -99,13 +98,15 @@ class Housekeeping:
             if worker.uid not in wanted and worker.state is WorkerState.SYNCING and worker.pod is not None:
                 self._workers.update(UpdateKind.KILL, worker.pod)
 
-    def _forget_finished(self, wanted: set[PodUID]) -> None:
+    def _forget_finished(self, wanted: set[PodUID]) -> list[PodUID]:
+        """Drop pods that are over; returns those that were added again meanwhile."""
+        restarts = []
         for worker in self._table.workers():
             # A rejected pod may have been stopped as an orphan: that says nothing about its own end.
-            orphan = worker.pod is None
-            finished = worker.state is WorkerState.FINISHED
-            if finished and (worker.uid not in wanted or worker.restart_requested or orphan):
-                self._workers.forget(worker.uid)
+            is_over = worker.uid not in wanted or worker.restart_requested or worker.pod is None
+            if is_over and self._workers.forget(worker.uid):
+                restarts.append(worker.uid)
+        return restarts
 
     def _see_off_deleted(self) -> None:
         """A rejected pod has no worker; when it is deleted one must release what it may hold and report its end."""
@@ -113,8 +114,8 @@ class Housekeeping:
             if deletion_requested(pod) and self._table.worker(uid_of(pod)) is None:
                 self._workers.update(UpdateKind.UPDATE, pod)
 
-    def _start_missing(self) -> None:
-        for uid in self._workers.take_restarts():
+    def _restart(self, uids: Sequence[PodUID]) -> None:
+        for uid in uids:
             pod = self._table.pod(uid)
             if pod is not None and self._table.worker(uid) is None:
                 self._measure.restarted.inc("true" if is_static(pod) else "")

@@ -58,7 +58,6 @@ REPEAT_UNCHANGED = 1.0
 class UpdateKind(enum.Enum):
     CREATE = "create"
     UPDATE = "update"
-    SYNC = "sync"
     KILL = "kill"
 
 
@@ -100,7 +99,6 @@ class PodWorkers:
         self._sync_frequency = ctx.settings.config.sources.sync_frequency
         self._chance = chance or random.Random()
         self._queue = StaticQueue(table)
-        self._restarts: set[PodUID] = set()
         self._measure = _Measures(ctx.metrics)
         self._tasks = TaskSet("pod workers")
 
@@ -183,20 +181,16 @@ class PodWorkers:
         for worker in self._table.workers():
             worker.wake.set()
 
-    def forget(self, uid: str) -> None:
-        """Drop a finished pod from memory."""
+    def forget(self, uid: str) -> bool:
+        """Drop a finished pod from memory; True when it was added again while it was ending and is to start anew."""
         worker = self._table.worker(uid)
-        if worker is not None and worker.state is WorkerState.FINISHED:
-            if worker.restart_requested:
-                self._restarts.add(worker.uid)
-                self._signals.publish(PodRestarts(worker.uid))
-            self._table.forget_worker(uid)
-            self._recorder.note(uid, Step.CLEANUP, reason="Forgotten")
-
-    def take_restarts(self) -> set[PodUID]:
-        """Forgotten pods that were added again while their old life was ending."""
-        taken, self._restarts = self._restarts, set()
-        return taken
+        if worker is None or worker.state is not WorkerState.FINISHED:
+            return False
+        if worker.restart_requested:
+            self._signals.publish(PodRestarts(worker.uid))
+        self._table.forget_worker(uid)
+        self._recorder.note(uid, Step.CLEANUP, reason="Forgotten")
+        return worker.restart_requested
 
     # --- merging updates ------------------------------------------------------------------------
 

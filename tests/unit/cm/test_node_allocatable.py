@@ -25,7 +25,7 @@ from pykubelet.kit.tasks import running
 from pykubelet.model.cgroups import CgroupLimits
 from pykubelet.model.errors import PykubeletError
 from tests.fakes.fake_cgroups import FakeCgroups
-from tests.unit.node.making import HeardEvents
+from tests.fakes.recorded_events import RecordedEvents
 
 PODS = CgroupLimits(cpu_shares=2048, memory_bytes=1 << 30, pids=1000, hugepages={2 << 20: 0})
 
@@ -43,7 +43,7 @@ class Host(FakeCgroups):
 
 class Bench:
     def __init__(self, limits: NodeLimits, **rules: object) -> None:
-        self.host, self.events = Host(), HeardEvents()
+        self.host, self.events = Host(), RecordedEvents()
         self.node = NodeAllocatable(
             host=self.host,
             rules=CgroupRules(**rules),  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ class Bench:
         )
 
     def told(self) -> list[tuple[str, str]]:
-        return [(reason, message) for _, reason, message in self.events.node]
+        return self.events.node
 
 
 async def test_the_limits_are_written_told_once_and_put_right() -> None:

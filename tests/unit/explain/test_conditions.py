@@ -12,6 +12,7 @@ from pykubelet.explain.view import Explanation
 from pykubelet.kit.clock import LoopClock
 from pykubelet.recorder import LifeEntry, LifeRecorder, Step
 from tests.builders import NOW, a_context, a_pod, at
+from tests.fakes.recorded_events import RecordedEvents
 from tests.unit.explain.making import crashed, ended, entry, facts, failed, only, running, waiting
 
 UNREADY = "containers with unready status: [app]"
@@ -21,7 +22,7 @@ class Told:
     """The part under test between a node that knows some facts and an event sink."""
 
     def __init__(self, *life: LifeEntry) -> None:
-        self.events: list[tuple[str, str, str]] = []
+        self.events = RecordedEvents()
         self.looks = 0
         self._life = list(life)
         recorder = LifeRecorder(LoopClock())
@@ -29,17 +30,11 @@ class Told:
         found = recorder.life("uid-web")
         assert found is not None
         found.entries.extend(life)
-        self.why = WhyNotReady(a_context(events=self, recorder=recorder), self)
+        self.why = WhyNotReady(a_context(events=self.events, recorder=recorder), self)
 
     def explain_status(self, pod: Pod, status: PodStatus) -> Explanation:
         self.looks += 1
         return explain(replace(facts(pod=pod, life=self._life), status=status))
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.events.append((kind, reason, message))
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        raise AssertionError("nothing is told about the node")
 
     def messages(self, status: PodStatus, pod: Pod | None = None) -> list[str]:
         made = self.why(pod or a_pod(), status)
@@ -58,7 +53,7 @@ async def test_a_crash_is_told_behind_upstreams_complaint_and_once_as_an_event()
     said = f"{UNREADY}: the program of container app keeps ending (exit code 3)"
     assert told.messages(unready(crashed(ended(3)))) == [said, said]
     assert told.messages(unready(crashed(ended(3), restarts=4, delay="5m0s"))) == [said, said]
-    (event,) = told.events
+    (event,) = told.events.seen
     assert event[:2] == ("Warning", "Explained")
     assert event[2].startswith(
         "The program of container app keeps ending (exit code 3) (crash-loop). You can: see what"
@@ -75,7 +70,7 @@ async def test_a_pod_on_its_way_costs_no_look() -> None:
     told = Told(entry(Step.SEEN), entry(Step.SANDBOX))
     assert told.messages(unready(waiting("ContainerCreating"), phase="Pending")) == [UNREADY, UNREADY]
     assert told.messages(unready(running(ready=False))) == [UNREADY, UNREADY]
-    assert (told.looks, told.events) == (0, [])
+    assert (told.looks, told.events.all) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +84,7 @@ async def test_a_pod_on_its_way_costs_no_look() -> None:
 async def test_other_conditions_stay_as_they_are(status: PodStatus) -> None:
     told = Told()
     assert told.why(a_pod(), status) is status
-    assert told.events == []
+    assert told.events.all == []
 
 
 async def test_a_pod_that_is_being_deleted_stays_as_it_is() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Machine
 from pykubelet.model.runtime_status import Image, RuntimeConditions
 from pykubelet.settings.node_flags import IPAddress
@@ -76,21 +75,3 @@ class FakeNetwork:
     async def resolve(self, name: str) -> Sequence[IPAddress]:
         self.lookups += 1
         return [*map(ip, self.names)]
-
-
-class HeardEvents:
-    """An event sink that remembers."""
-
-    def __init__(self) -> None:
-        self.node: list[tuple[str, str, str]] = []
-        self.pods: list[tuple[str, str, str]] = []
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.pods.append((pod.metadata.name or "", reason, message))
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        self.node.append((kind, reason, message))
-
-    @property
-    def node_reasons(self) -> list[str]:
-        return [reason for _, reason, _ in self.node]

@@ -25,7 +25,8 @@ from pykubelet.settings.schema_node import NodeSettings
 from pykubelet.settings.settings import Settings
 from tests.builders import a_context
 from tests.fakes.fake_kube import FakeKube
-from tests.unit.node.making import GIB, FakeNetwork, FakeRuntime, HeardEvents, a_machine
+from tests.fakes.recorded_events import RecordedEvents
+from tests.unit.node.making import GIB, FakeNetwork, FakeRuntime, a_machine
 
 PARTS = ("", "_pre_kubelet", "_pre_registration", "_registration", "_post_registration")
 
@@ -46,7 +47,7 @@ class Bed:
         self.own = OwnNode("box")
         self.runtime = FakeRuntime()
         self.network = FakeNetwork()
-        self.events = HeardEvents()
+        self.events = RecordedEvents()
         self.pressures: set[str] = set()
         self.others: list[str] = []
         self.reported: list[list[str]] = []

@@ -24,6 +24,7 @@ from pykubelet.probes.manager import ProbeManager
 from pykubelet.recorder import LifeRecorder
 from pykubelet.signals import ProbeResultChanged
 from tests.builders import a_context, at
+from tests.fakes.recorded_events import RecordedEvents
 
 Script = Callable[[str], ExecResult | Exception]
 
@@ -54,13 +55,13 @@ class Bench:
         self.clock = LoopClock()
         self.pod = pod
         self.table = PodTable()
-        self.events: list[str] = []
+        self.events = RecordedEvents()
         self.recorder = LifeRecorder(self.clock)
         self.asked: list[tuple[float, str]] = []
         self.script: Script = passes
         self.takes = 0.0
         self.changes: list[tuple[float, str, str, str]] = []
-        ctx = a_context(clock=self.clock, events=self, recorder=self.recorder)
+        ctx = a_context(clock=self.clock, events=self.events, recorder=self.recorder)
         ctx.signals.subscribe(ProbeResultChanged, self._changed)
         self.manager = ProbeManager(
             ctx,
@@ -86,12 +87,6 @@ class Bench:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.events.append(f"{kind} {reason} {field_path}: {message}")
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        raise AssertionError("probes tell nothing about the node")
 
     def _changed(self, changed: ProbeResultChanged) -> None:
         when = round(self.clock.monotonic(), 3)

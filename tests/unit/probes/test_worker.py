@@ -77,7 +77,7 @@ async def test_liveness_fails_after_its_threshold_and_then_holds_still() -> None
         await bench.clock.sleep(60)
         assert bench.outcome(LIVE) is BAD
     assert bench.times("live") == [0.0, 2.0, 4.0]
-    assert bench.events == ["Warning Unhealthy spec.containers{app}: Liveness probe failed: sick"] * 3
+    assert bench.events.texts == ["Warning Unhealthy spec.containers{app}: Liveness probe failed: sick"] * 3
 
 
 async def test_a_new_container_begins_anew() -> None:
@@ -174,7 +174,7 @@ async def test_an_error_changes_nothing_and_is_told() -> None:
         await bench.clock.sleep(1)
         assert bench.outcome(LIVE) is GOOD
     assert bench.times("live") == [0.0, 0.0, 0.0]
-    assert bench.events == [
+    assert bench.events.texts == [
         "Warning Unhealthy spec.containers{app}: Liveness probe errored and resulted in unknown state: no such exec"
     ]
 
@@ -278,7 +278,7 @@ async def test_sidecars_have_probes_and_plain_init_containers_do_not() -> None:
         bench.runs("s1", name="side")
         await bench.clock.sleep(1)
     assert [word for _, word in bench.asked] == ["side"]
-    assert bench.events == ["Warning Unhealthy spec.initContainers{side}: Readiness probe failed: sick"]
+    assert bench.events.texts == ["Warning Unhealthy spec.initContainers{side}: Readiness probe failed: sick"]
 
 
 async def test_pods_added_before_the_manager_runs_are_probed_when_it_does() -> None:

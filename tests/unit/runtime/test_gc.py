@@ -22,19 +22,9 @@ from pykubelet.runtime.gc import PERIOD, ContainerGc, ContainerRemover, GcPolicy
 from pykubelet.wire import cri_pb2
 from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
+from tests.fakes.recorded_events import RecordedEvents
 
 IMAGE = "busybox:1"
-
-
-class Events:
-    def __init__(self) -> None:
-        self.node: list[tuple[str, str, str]] = []
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        raise AssertionError("no pod events here")
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        self.node.append((kind, reason, message))
 
 
 class Table(PodTable):
@@ -58,7 +48,7 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock, images=[IMAGE])
-        self.events, self.table, self.ready = Events(), Table(), True
+        self.events, self.table, self.ready = RecordedEvents(), Table(), True
         self.paths = NodePaths(root=root / "lib", pod_logs=root / "pods", container_logs=root / "containers")
         self.folders = DiskFolders(self.paths)
         self.folders.make_roots()
@@ -287,9 +277,9 @@ async def test_the_service_runs_each_minute_and_reports_failures(node: Node) -> 
     async with node.up():
         node.cri.fail_next("list_containers", CriError("store is corrupt"))
         await node.clock.sleep(PERIOD)
-        assert node.events.node == [("Warning", "ContainerGCFailed", "store is corrupt")]
+        assert node.events.texts == ["Warning ContainerGCFailed store is corrupt"]
         await node.clock.sleep(5 * PERIOD)
-        assert len(node.events.node) == 1
+        assert len(node.events.all) == 1
         assert len(node.cri.called("list_containers")) == 6
 
 
@@ -315,7 +305,7 @@ async def test_folders_that_cannot_be_listed_are_reported_and_tried_again(node: 
     node.paths.pod_logs.write_text("no folder")
     async with running(node.gc):
         await node.clock.sleep(1)
-        assert [reason for _, reason, _ in node.events.node] == ["ContainerGCFailed"]
+        assert node.events.node_reasons == ["ContainerGCFailed"]
         assert node.left() == (0, 0)
         node.gc.collect_pod_soon("uid-web")  # ends in the same trouble
         await node.clock.sleep(1)

@@ -35,19 +35,6 @@ def a_pod(name: str, *, uid: str = "", image: str = "i", **metadata: Any) -> Pod
     return msgspec.convert({"metadata": described, "spec": {"containers": [{"name": "c", "image": image}]}}, Pod)
 
 
-class HeardEvents:
-    """Keeps what was told as (about, kind, reason, message)."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, str, str, str]] = []
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.heard.append((name_of(pod), kind, reason, message))
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        self.heard.append(("node", kind, reason, message))
-
-
 class HeardSets:
     """Keeps every delivered set, as sorted pod names in `names`."""
 

@@ -20,7 +20,8 @@ from pykubelet.model.pod import (
     name_of,
 )
 from pykubelet.sources.mux import PodMux
-from tests.unit.sources.doubles import HeardEvents, a_pod
+from tests.fakes.recorded_events import RecordedEvents
+from tests.unit.sources.doubles import a_pod
 
 FILE, API, HTTP = Source.FILE, Source.API, Source.HTTP
 
@@ -30,8 +31,8 @@ class Fixed(LoopClock):
         return 1_700_000_000_000_000_005
 
 
-def _mux(*sources: Source, events: HeardEvents | None = None) -> PodMux:
-    return PodMux(sources=sources or (FILE,), events=events or HeardEvents(), clock=Fixed())
+def _mux(*sources: Source, events: RecordedEvents | None = None) -> PodMux:
+    return PodMux(sources=sources or (FILE,), events=events or RecordedEvents(), clock=Fixed())
 
 
 def _ops(changes: list[PodsChanged]) -> list[tuple[str, list[str]]]:
@@ -136,19 +137,19 @@ def test_sources_do_not_touch_each_other() -> None:
 
 
 def test_duplicates_are_dropped_and_told_once() -> None:
-    events = HeardEvents()
+    events = RecordedEvents()
     mux = _mux(events=events)
     first, second, same_uid = a_pod("a", uid="1"), a_pod("a", uid="2"), a_pod("z", uid="1")
     assert _ops(_deliver(mux, first, second, same_uid)) == [("add", ["a"])]
     assert _deliver(mux, first, second, same_uid) == []
-    assert [(about, message) for about, _, _, message in events.heard] == [
+    assert [(event.about, event.message) for event in events.all] == [
         ("a", 'Error validating pod a_default(2) from file due to duplicate pod name "a", ignoring'),
         ("z", 'Error validating pod z_default(1) from file due to duplicate pod UID "1", ignoring'),
     ]
-    assert {(kind, reason) for _, kind, reason, _ in events.heard} == {("Warning", "FailedValidation")}
+    assert {event[1:3] for event in events.all} == {("Warning", "FailedValidation")}
     _deliver(mux, first)
     _deliver(mux, first, second)
-    assert len(events.heard) == 3, "told again when it comes back"
+    assert len(events.all) == 3, "told again when it comes back"
 
 
 def test_the_second_takes_over_when_the_first_goes() -> None:
@@ -183,7 +184,7 @@ def test_a_source_is_ready_when_its_first_set_was_handled() -> None:
 
 
 def test_without_sources_all_is_ready() -> None:
-    assert PodMux(sources=(), events=HeardEvents(), clock=Fixed()).all_ready()
+    assert PodMux(sources=(), events=RecordedEvents(), clock=Fixed()).all_ready()
 
 
 def test_a_source_that_is_not_configured_is_a_bug() -> None:

@@ -12,7 +12,8 @@ from pykubelet.kit.tasks import running
 from pykubelet.model.pod import Source, name_of
 from pykubelet.sources.manifests import url_loader
 from pykubelet.sources.remote import ApiSource, UrlSource
-from tests.unit.sources.doubles import HeardEvents, HeardSets, ScriptedFetch, a_pod, manifest
+from tests.fakes.recorded_events import RecordedEvents
+from tests.unit.sources.doubles import HeardSets, ScriptedFetch, a_pod, manifest
 
 URL = "http://config/pods"
 
@@ -23,7 +24,7 @@ class Bed:
     ) -> None:
         self.fetch = ScriptedFetch(*answers)
         self.sets = HeardSets()
-        self.events = HeardEvents()
+        self.events = RecordedEvents()
         self.clock = LoopClock()
         self.source = UrlSource(
             url=URL,
@@ -87,8 +88,8 @@ async def test_trouble_keeps_the_last_good_pods_and_is_told_once(bad: Fetched | 
     bed = Bed(_ok(manifest("web")), bad)
     await bed.check(4)
     assert bed.sets.names == [["web-node"]]
-    assert len(bed.events.heard) == 1
-    about, kind, reason, message = bed.events.heard[0]
+    assert len(bed.events.all) == 1
+    about, kind, reason, message, _ = bed.events.all[0]
     assert (about, kind, reason) == ("node", "Warning", "FailedValidation")
     assert message.startswith(f"Manifest {URL}: ")
     assert text in message
@@ -105,7 +106,7 @@ async def test_an_empty_body_is_an_empty_set_and_a_problem() -> None:
     bed = Bed(_ok(manifest("web")), _ok(""), _ok(manifest("web")))
     await bed.check(3)
     assert bed.sets.names == [["web-node"], [], ["web-node"]]
-    assert ["empty body" in message for *_, message in bed.events.heard] == [True]
+    assert ["empty body" in message for _, message in bed.events.node] == [True]
     assert bed.source.snapshot().problem == ""
 
 

@@ -14,7 +14,8 @@ from pykubelet.model.pod import Source
 from pykubelet.sources.manifests import BIG_BYTES, file_loader
 from pykubelet.sources.static import StaticSource
 from pykubelet.sources.watch import FileEvent, Happened
-from tests.unit.sources.doubles import HeardEvents, HeardSets, ScriptedWatch, manifest
+from tests.fakes.recorded_events import RecordedEvents
+from tests.unit.sources.doubles import HeardSets, ScriptedWatch, manifest
 
 PERIOD = 20.0
 
@@ -37,7 +38,7 @@ class Bed:
         self.path = path
         self.clock = SlowReading()
         self.sets = HeardSets()
-        self.events = HeardEvents()
+        self.events = RecordedEvents()
         self.watch = ScriptedWatch()
         self.loads: list[str] = []
         self._loader = file_loader("node")
@@ -113,7 +114,7 @@ async def test_a_file_is_not_read_while_it_is_written(bed: Bed) -> None:
         bed.write("a.yaml", manifest("a"))
         await bed.tell((Happened.MODIFIED, "a.yaml"), (Happened.WRITTEN, "a.yaml"))
         assert bed.last == ["a"]
-        assert bed.events.heard == []
+        assert bed.events.all == []
 
 
 async def test_a_writer_that_never_closes_is_not_waited_for_for_ever(bed: Bed) -> None:
@@ -277,11 +278,11 @@ async def test_a_bad_file_is_one_event_about_its_pod_or_the_node(bed: Bed) -> No
             bed.write(name, "kind: [")
             await bed.tell((Happened.WRITTEN, name))
         await bed.clock.sleep(10 * PERIOD)
-        assert [(about, kind, reason) for about, kind, reason, _ in bed.events.heard] == [
+        assert [event[:3] for event in bed.events.all] == [
             ("a-node", "Warning", "FailedValidation"),
             ("node", "Warning", "FailedValidation"),
         ]
-        assert bed.events.heard[0][3].startswith(f"Manifest {bed.path / 'a.yaml'}: line ")
+        assert bed.events.all[0][3].startswith(f"Manifest {bed.path / 'a.yaml'}: line ")
         assert bed.last == ["a"]
         assert sorted(bed.source.snapshot().problems) == [str(bed.path / "a.yaml"), str(bed.path / "b.yaml")]
 
@@ -315,7 +316,7 @@ async def test_a_folder_that_cannot_be_listed_changes_nothing(tmp_path: Path) ->
     bed = Bed(tmp_path / "file" / "below")
     async with bed.followed():
         assert bed.sets.sets == [], "an unread source must not count as an empty one"
-        assert len(bed.events.heard) == 1
+        assert len(bed.events.all) == 1
 
 
 async def test_single_files_never_pass_for_the_whole_set(bed: Bed) -> None:

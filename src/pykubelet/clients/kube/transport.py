@@ -18,7 +18,7 @@ import os
 import platform
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlencode, urlsplit
 
@@ -192,9 +192,36 @@ LONGEST_RETRY_AFTER = 30.0
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_COUNT, USER_TIMEOUT_MS = 10, 5, 3, 20_000
 
 Query = Sequence[tuple[str, str]]
-CallObserver = Callable[[str, str, str, float], None]
-WaitObserver = Callable[[str, str, float], None]
-"""(method, host, code, seconds); the code is `<error>` when no answer came."""
+_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+
+
+class RequestMetrics:
+    """The request metrics every Kubernetes client has, for all clients of one agent together."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._total = registry.counter(
+            "rest_client_requests_total", "Requests to the API server by status code.", ("code", "host", "method")
+        )
+        self._seconds = registry.histogram(
+            "rest_client_request_duration_seconds",
+            "Duration of requests to the API server.",
+            ("host", "verb"),
+            _BUCKETS,
+        )
+        self._waits = registry.histogram(
+            "rest_client_rate_limiter_duration_seconds",
+            "Waiting for the client's own limit.",
+            ("verb", "host"),
+            _BUCKETS,
+        )
+
+    def requested(self, method: str, host: str, code: str, seconds: float) -> None:
+        """`code` is `<error>` when no answer came."""
+        self._total.inc(code, host, method)
+        self._seconds.observe(seconds, host, method)
+
+    def waited(self, method: str, host: str, seconds: float) -> None:
+        self._waits.observe(seconds, method, host)
 
 
 def user_agent(version: str) -> str:
@@ -309,8 +336,7 @@ class Transport:
         qps: float = 50,
         burst: int = 100,
         timeout: float = REQUEST_TIMEOUT,
-        observe: CallObserver | None = None,
-        observe_wait: WaitObserver | None = None,
+        metrics: RequestMetrics | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._config = config
@@ -318,8 +344,7 @@ class Transport:
         self._timeout = timeout
         self._login = Login(config, clock)
         self._limiter = rate_limit(qps, burst)
-        self._observe = observe
-        self._observe_wait = observe_wait
+        self._metrics = metrics or RequestMetrics(Registry())
         self._headers = {"User-Agent": agent, "Accept": "application/json"}
         self._host = urlsplit(config.cluster.server).netloc
         self._server_name = config.cluster.tls_server_name or None
@@ -390,8 +415,7 @@ class Transport:
     async def _turn(self, method: str) -> None:
         """Wait until the limit of requests a second lets one more go."""
         waited = await self._limiter.take(self._clock)
-        if self._observe_wait is not None:
-            self._observe_wait(method, self._host, waited)
+        self._metrics.waited(method, self._host, waited)
 
     async def stream(self, path: str, *, query: Query = (), silence: float) -> AsyncGenerator[bytes, None]:
         """The lines of an endless answer; more than `silence` seconds without a byte is ApiDown."""
@@ -469,8 +493,7 @@ class Transport:
                 self._note(method, code, started)
 
     def _note(self, method: str, code: str, started: float) -> None:
-        if self._observe is not None:
-            self._observe(method, self._host, code, self._clock.monotonic() - started)
+        self._metrics.requested(method, self._host, code, self._clock.monotonic() - started)
 
     async def _identity(self, refused: Identity | None) -> Identity:
         try:
@@ -538,30 +561,3 @@ class _Lines:
         lines = [b"".join(self._pending), *others[:-1]]
         self._pending = [others[-1]]
         return [line for line in lines if line]
-
-
-_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
-
-
-def request_metrics(registry: Registry) -> CallObserver:
-    """Counts by code and durations by verb, for all clients of one agent together."""
-    total = registry.counter(
-        "rest_client_requests_total", "Requests to the API server by status code.", ("code", "host", "method")
-    )
-    seconds = registry.histogram(
-        "rest_client_request_duration_seconds", "Duration of requests to the API server.", ("host", "verb"), _BUCKETS
-    )
-
-    def observe(method: str, host: str, code: str, duration: float) -> None:
-        total.inc(code, host, method)
-        seconds.observe(duration, host, method)
-
-    return observe
-
-
-def wait_metrics(registry: Registry) -> WaitObserver:
-    """How long requests waited for their turn before they were sent."""
-    seconds = registry.histogram(
-        "rest_client_rate_limiter_duration_seconds", "Waiting for the client's own limit.", ("verb", "host"), _BUCKETS
-    )
-    return lambda method, host, duration: seconds.observe(duration, method, host)

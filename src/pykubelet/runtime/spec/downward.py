@@ -1,6 +1,6 @@
 """Values of the downward API: fields of the pod and container resources, as texts. Pure.
 
-Used for variables and for volumes (sync/pod_fields.py); which paths a variable or a file may have is validated with
+Used for variables and for volumes (PodFields); which paths a variable or a file may have is validated with
 the pod.
 """
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.api.types import ContainerPort, HTTPGetAction, HTTPHeader, Pod
+from pykubelet.api.types import ContainerPort, HTTPGetAction, HTTPHeader
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.http import BadRequest, HttpProblem, HttpRequest, PlainAnswer
 from pykubelet.runtime.hooks import HttpHooks
 from tests.bed.certificates import Authority
 from tests.builders import a_container, a_context, a_pod
+from tests.fakes.recorded_events import RecordedEvents
 from tests.unit.clients.http.servers import plain_after_hello, serving, serving_raw
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -27,17 +28,6 @@ def tls(tmp_path: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)
     return context
-
-
-class Told:
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.events.append(f"{kind} {reason} {message}")
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        raise AssertionError("no node event expected")
 
 
 async def no_address(uid: str) -> str:
@@ -124,21 +114,21 @@ async def test_a_broken_handshake(answer: bytes) -> None:
 
 @pytest.mark.real_loop
 async def test_any_answer_satisfies_a_hook() -> None:
-    told = Told()
-    hooks = HttpHooks(a_context(events=told), CALLS, loopback)
+    events = RecordedEvents()
+    hooks = HttpHooks(a_context(events=events), CALLS, loopback)
     async with serving(BAD) as server:
         container = a_container(ports=[ContainerPort(name="web", container_port=server.port)])
         await hooks.call(a_pod(), container, HTTPGetAction(port="web", path="/bye"))
     assert server.requests[0].startswith(b"GET /bye HTTP/1.1\r\n")
     assert b"User-Agent: kube-lifecycle/1.36\r\n" in server.requests[0]
-    assert told.events == []
+    assert events.texts == []
 
 
 @pytest.mark.real_loop
 async def test_an_https_hook_answered_in_http_is_sent_again_without_its_secret() -> None:
-    told = Told()
+    events = RecordedEvents()
     metrics = Registry()
-    hooks = HttpHooks(a_context(events=told, metrics=metrics), CALLS, no_address)
+    hooks = HttpHooks(a_context(events=events, metrics=metrics), CALLS, no_address)
     secrets = [HTTPHeader(name="Authorization", value="secret"), HTTPHeader(name="X-Kept", value="1")]
     async with plain_after_hello(OK) as (port, requests):
         action = HTTPGetAction(port=port, host="127.0.0.1", scheme="HTTPS", http_headers=secrets)
@@ -146,7 +136,7 @@ async def test_an_https_hook_answered_in_http_is_sent_again_without_its_secret()
     assert b"secret" not in requests[-1]
     assert b"X-Kept: 1" in requests[-1]
     assert metrics.counter("kubelet_lifecycle_handler_http_fallbacks_total", "").value() == 1
-    assert told.events == [
+    assert events.texts == [
         f"Warning LifecycleHTTPFallback request to HTTPS lifecycle hook 127.0.0.1:{port} got HTTP response, "
         "retry with HTTP succeeded"
     ]
@@ -154,7 +144,7 @@ async def test_an_https_hook_answered_in_http_is_sent_again_without_its_secret()
 
 @pytest.mark.real_loop
 async def test_a_hook_that_reaches_nobody_fails() -> None:
-    hooks = HttpHooks(a_context(events=Told()), CALLS, no_address)
+    hooks = HttpHooks(a_context(events=RecordedEvents()), CALLS, no_address)
     with pytest.raises(BadRequest, match="no address"):
         await hooks.call(a_pod(), a_container(), HTTPGetAction(port=80))
     with pytest.raises(HttpProblem, match="connection refused"):

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from pykubelet.clients.kube import transport as module
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError, UserEntry
-from pykubelet.clients.kube.transport import Transport, request_metrics, wait_metrics
+from pykubelet.clients.kube.transport import RequestMetrics, Transport
 from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.model.errors import (
@@ -65,7 +65,7 @@ async def test_request_carries_what_servers_log_and_need() -> None:
 async def test_requests_and_waits_are_counted() -> None:
     metrics = Registry()
     async with serving(ok) as server:
-        observers = {"observe": request_metrics(metrics), "observe_wait": wait_metrics(metrics)}
+        observers = {"metrics": RequestMetrics(metrics)}
         transport = a_transport(server.url, qps=20, burst=1, **observers)
         for _ in range(2):
             await transport.request("GET", "/api/v1/x")

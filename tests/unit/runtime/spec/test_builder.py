@@ -44,6 +44,7 @@ from pykubelet.runtime.spec.container import ContainerRequest
 from pykubelet.runtime.spec.env import NoReferences
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod, an_ephemeral_container
+from tests.fakes.recorded_events import RecordedEvents
 
 
 class Images:
@@ -57,17 +58,6 @@ class Images:
         if self.error is not None:
             raise self.error
         return self.image
-
-
-class Events:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str, str]] = []
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.told.append((uid_of(pod), reason, message))
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        self.told.append(("node", reason, message))
 
 
 def host_ips() -> Sequence[str]:
@@ -139,7 +129,7 @@ class Bed:
         self.folders.make_roots()
         self.resolv_conf = root / "resolv.conf"
         self.resolv_conf.write_text("nameserver 192.168.0.53\n")
-        self.images, self.events, self.objects, self.volumes = Images(), Events(), Objects(), SomeVolumes(root)
+        self.images, self.events, self.objects, self.volumes = Images(), RecordedEvents(), Objects(), SomeVolumes(root)
 
     def builder(self, node: dict[str, Any] | None = None, **others: Any) -> PodSpecBuilder:
         values: dict[str, Any] = {
@@ -199,11 +189,11 @@ async def test_dns_trouble_is_told_once_per_pod(bed: Bed) -> None:
     for attempt in range(3):
         await builder.sandbox(a_pod("a", dns_config=crowded), attempt)
         await builder.sandbox(a_pod("b"), attempt)
-    assert [(who, reason) for who, reason, _ in bed.events.told] == [
-        ("uid-a", "DNSConfigForming"),
-        ("uid-a", "MissingClusterDNS"),
+    assert bed.events.about == [
+        ("a", "DNSConfigForming"),
+        ("a", "MissingClusterDNS"),
         ("node", "MissingClusterDNS"),
-        ("uid-b", "MissingClusterDNS"),
+        ("b", "MissingClusterDNS"),
     ]
 
 
@@ -211,7 +201,7 @@ async def test_without_a_cluster_nobody_misses_its_dns(bed: Bed) -> None:
     builder = bed.builder(node={"cluster_dns": (), "in_cluster": False})
     config = await builder.sandbox(a_pod(), 0)
     assert list(config.dns_config.servers) == ["192.168.0.53"]
-    assert bed.events.told == []
+    assert bed.events.all == []
 
 
 async def test_a_changed_resolver_file_reaches_the_next_pod(bed: Bed) -> None:
@@ -224,12 +214,12 @@ async def test_a_changed_resolver_file_reaches_the_next_pod(bed: Bed) -> None:
 def test_the_resolver_file_is_judged_at_the_start(bed: Bed) -> None:
     bed.builder().check_resolv_conf()
     bed.builder(node={"resolv_conf": ""}).check_resolv_conf()
-    assert bed.events.told == []
+    assert bed.events.all == []
     bed.resolv_conf.write_text("search " + " ".join(f"s{n}" for n in range(33)))
     bed.builder().check_resolv_conf()
     bed.resolv_conf.unlink()
     bed.builder().check_resolv_conf()
-    assert [(who, reason) for who, reason, _ in bed.events.told] == [("node", "CheckLimitsForResolvConf")] * 2
+    assert bed.events.about == [("node", "CheckLimitsForResolvConf")] * 2
 
 
 async def test_sandbox_trouble_is_a_config_problem(bed: Bed) -> None:
