@@ -14,7 +14,6 @@ from pykubelet.clients.cri.port import CgroupDriver, CriClient
 from pykubelet.kit.clock import Clock
 from pykubelet.model.errors import CriError, CriNotFound, Unimplemented
 from pykubelet.model.runtime_status import (
-    ContainerState,
     FilesystemUsage,
     Image,
     ImageFilesystems,
@@ -22,11 +21,10 @@ from pykubelet.model.runtime_status import (
     RuntimeConditions,
     RuntimeHandler,
     RuntimeVersion,
-    SandboxState,
 )
 from pykubelet.wire import cri_pb2
 from tests.fakes.fake_cri_containers import FakeContainers
-from tests.fakes.fake_cri_values import FakeContainer, FakeImage, FakeSandbox, digest_of, fake_id, full_name
+from tests.fakes.fake_cri_values import FakeContainer, FakeImage, digest_of, fake_id, full_name
 
 
 class FakeCri(FakeContainers):
@@ -191,18 +189,6 @@ class FakeCri(FakeContainers):
         await self._enter("list_container_stats", id=id or "", pod_uid=pod_uid or "")
         return [self._stats_of(c) for c in self._select(pod_uid, id, sandbox_id, running_only=True)]
 
-    async def list_pod_sandbox_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None
-    ) -> Sequence[cri_pb2.PodSandboxStats]:
-        await self._enter("list_pod_sandbox_stats", id=id or "", pod_uid=pod_uid or "")
-        wanted = {record.id for record in self._sandbox_records(pod_uid, id, ready_only=False)}
-        ready = [s for s in self.sandboxes.values() if s.id in wanted and s.state is SandboxState.READY]
-        return [self._pod_stats(box) for box in ready]
-
-    async def list_pod_sandbox_metrics(self) -> Sequence[cri_pb2.PodSandboxMetrics]:
-        await self._enter("list_pod_sandbox_metrics")
-        return [cri_pb2.PodSandboxMetrics(pod_sandbox_id=id) for id in self.sandboxes]
-
     # -- inside
 
     def _find_image(self, name: str) -> FakeImage | None:
@@ -242,19 +228,6 @@ class FakeCri(FakeContainers):
         stats.writable_layer.fs_id.mountpoint = self.image_filesystem.mountpoint
         stats.writable_layer.used_bytes.value = container.filesystem_bytes
         stats.writable_layer.inodes_used.value = 1
-        return stats
-
-    def _pod_stats(self, box: FakeSandbox) -> cri_pb2.PodSandboxStats:
-        stats = cri_pb2.PodSandboxStats()
-        stats.attributes.id = box.id
-        stats.attributes.metadata.CopyFrom(box.config.metadata)
-        stats.attributes.labels.update(box.config.labels)
-        stats.attributes.annotations.update(box.config.annotations)
-        running = [c for c in self._containers_of(box) if c.state is ContainerState.RUNNING]
-        stats.linux.cpu.timestamp = stats.linux.memory.timestamp = self.clock.now_ns()
-        stats.linux.cpu.usage_nano_cores.value = sum(c.cpu_nanocores for c in running)
-        stats.linux.memory.working_set_bytes.value = sum(c.memory_bytes for c in running)
-        stats.linux.containers.extend(self._stats_of(c) for c in running)
         return stats
 
 

@@ -31,7 +31,7 @@ KEY_FILE = "kubelet-client.key.tmp"
 
 
 class ClusterAddress(Struct, frozen=True, kw_only=True):
-    """How the new kubeconfig reaches the server: taken over from the bootstrap kubeconfig."""
+    """The server as the new kubeconfig names it: taken over from the bootstrap kubeconfig."""
 
     server: str
     ca_file: Path | None = None

@@ -78,7 +78,7 @@ def build(ctx: Context, edges: ClusterEdges, node: Callable[[], Node | None]) ->
 
 
 def wanted_for(node: Node | None) -> Wanted | None:
-    """What the serving certificate must say; None while the node has no address."""
+    """Names and addresses for the serving certificate; None while the node has no address."""
     if node is None:
         return None
     addresses = [(each.type, each.address, _is_ip(each.address)) for each in node.status.addresses if each.address]
@@ -98,7 +98,7 @@ def _is_ip(text: str) -> bool:
 
 
 def wanted_for_serving(node_name: str, dns: Sequence[str], ips: Sequence[str]) -> Wanted | None:
-    """What to ask the signer for; None while the node has no address, since it would refuse."""
+    """The request to the signer; None while the node has no address, since it would be refused."""
     if not ips:
         return None
     return Wanted(node_name=node_name, dns=tuple(sorted(set(dns))), ips=tuple(sorted(set(ips))))

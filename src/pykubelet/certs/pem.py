@@ -28,7 +28,7 @@ class CertificateError(PykubeletError):
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """Whom a certificate is for: the node, and for serving the names and addresses it is reached by."""
+    """The subject of a certificate: the node, and for serving the names and addresses it is reached by."""
 
     node_name: str
     dns: tuple[str, ...] = ()

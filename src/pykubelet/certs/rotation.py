@@ -257,7 +257,7 @@ class CertificateRotation:
         return self._pair
 
     def poke(self) -> None:
-        """What is wanted may have changed."""
+        """Check again: `wanted` may have changed."""
         self._changed.set()
 
     def snapshot(self) -> dict[str, float]:

@@ -159,7 +159,6 @@ writes. A record matters only once a spec requests something else, and that writ
 POD_RESIZED: Final = "pod_resized"
 POD_UPDATED: Final = "pod_updated"
 PODS_ADDED: Final = "pods_added"
-PODS_REMOVED: Final = "pods_removed"
 POD_TERMINATED: Final = "pod_terminated"
 PERIODIC: Final = "periodic_retry"
 

@@ -154,7 +154,6 @@ def is_narrower(one: Mask, other: Mask) -> bool:
 
 NONE: Final = "none"
 BEST_EFFORT: Final = "best-effort"
-RESTRICTED: Final = "restricted"
 
 _ANYWHERE: Final = (Hint(None, True),)
 _NOWHERE: Final = (Hint(None, False),)

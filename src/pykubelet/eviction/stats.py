@@ -18,11 +18,11 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import HostCallStuck, host_calls
 from pykubelet.kit.tasks import both
 from pykubelet.model.errors import CriError
-from pykubelet.model.stats import FsUsage, Measurement, TaskCounts
+from pykubelet.model.stats import FolderUsage, FsUsage, Measurement, TaskCounts
 from pykubelet.stats.build import Stats
 from pykubelet.stats.disk import DiskSample
 from pykubelet.stats.provider import ROOT
-from pykubelet.stats.snapshot import PodItem, PodSample
+from pykubelet.stats.snapshot import Group, PodItem, PodSample, WritableLayer
 
 logger = logging.getLogger(__name__)
 
@@ -218,40 +218,40 @@ def _all_files(disk: DiskSample) -> dict[str, PodUse]:
 
 
 def _files(pod: PodItem, disk: DiskSample) -> PodUse:
-    containers = {}
-    for each in pod.containers:
-        layer, logs = disk.layers.get(each.id), disk.logs.get((pod.uid, each.name))
-        containers[each.name] = ContainerUse(
-            layer=layer.used if layer is not None else 0,
-            layer_inodes=(layer.inodes or 0) if layer is not None else 0,
-            logs=logs.bytes if logs is not None else 0,
-            logs_inodes=logs.inodes if logs is not None else 0,
-        )
+    containers = {
+        each.name: _container_use(disk.layers.get(each.id), disk.logs.get((pod.uid, each.name)))
+        for each in pod.containers
+    }
     others = [found for found in (disk.own_logs.get(pod.uid), disk.etc_hosts.get(pod.uid)) if found is not None]
     return PodUse(containers=containers, other=sum(each.bytes for each in others))
 
 
 def pod_use(pod: PodSample, volume_bytes: int, volume_inodes: int) -> PodUse:
-    containers = {}
-    processes = 0
-    for each in pod.containers:
-        usage = each.group.usage
-        containers[each.item.name] = ContainerUse(
-            memory=usage.memory.working_set if usage is not None and usage.memory is not None else None,
-            layer=each.layer.used if each.layer is not None else 0,
-            layer_inodes=(each.layer.inodes or 0) if each.layer is not None else 0,
-            logs=each.logs.bytes if each.logs is not None else 0,
-            logs_inodes=each.logs.inodes if each.logs is not None else 0,
-        )
-        processes += (each.group.detail.processes or 0) if each.group.detail is not None else 0
+    details = [each.group.detail for each in pod.containers]
     others = [folder for folder in (pod.own_logs, pod.etc_hosts) if folder is not None]
-    usage = pod.group.usage
     return PodUse(
-        memory=usage.memory.working_set if usage is not None and usage.memory is not None else None,
-        processes=processes,
-        containers=containers,
+        memory=_working_set(pod.group),
+        processes=sum(detail.processes or 0 for detail in details if detail is not None),
+        containers={
+            each.item.name: _container_use(each.layer, each.logs, _working_set(each.group)) for each in pod.containers
+        },
         volumes=volume_bytes,
         volumes_inodes=volume_inodes,
         other=sum(folder.bytes for folder in others),
         other_inodes=sum(folder.inodes for folder in others),
     )
+
+
+def _container_use(layer: WritableLayer | None, logs: FolderUsage | None, memory: int | None = None) -> ContainerUse:
+    return ContainerUse(
+        memory=memory,
+        layer=layer.used if layer is not None else 0,
+        layer_inodes=(layer.inodes or 0) if layer is not None else 0,
+        logs=logs.bytes if logs is not None else 0,
+        logs_inodes=logs.inodes if logs is not None else 0,
+    )
+
+
+def _working_set(group: Group) -> int | None:
+    usage = group.usage
+    return usage.memory.working_set if usage is not None and usage.memory is not None else None

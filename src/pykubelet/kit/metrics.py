@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 DEFAULT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -31,12 +30,6 @@ def render_number(value: float) -> str:
     if value == float("inf"):
         return "+Inf"
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
-
-
-class Metric(Protocol):
-    name: str
-
-    def render(self) -> Iterable[str]: ...
 
 
 class _Base:

@@ -125,14 +125,6 @@ class TaskSet:
             self._on_error(error)
 
 
-async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait until it is really gone; its own failure does not interest the caller."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
-
-
 async def finish(cleanup: Coroutine[Any, Any, T], *, within: float) -> T:
     """Run clean-up to its end, at most `within` seconds, even when cancelled; the cancel still goes through."""
     task = asyncio.create_task(_deadline(cleanup, within), name="cleanup")

@@ -35,7 +35,6 @@ MEMORY_PRESSURE: Final = "MemoryPressure"
 MEMORY_PRESSURE_TAINT: Final = Taint(key="node.kubernetes.io/memory-pressure", effect="NoSchedule")
 APPARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
 MOST_CONTAINERS: Final = 500
-APPARMOR_OFF: Final = "AppArmor is not enabled on the host"
 
 
 class Rejection(Struct, frozen=True, kw_only=True):

@@ -168,13 +168,6 @@ class PodTable:
         pod = self.static_of(mirror) if mirror is not None else None
         return uid_of(pod) if pod is not None else uid
 
-    def api_uid(self, pod: Pod) -> PodUID | None:
-        """The UID the API server knows the pod by; None for a static pod that has no mirror yet."""
-        if not is_static(pod):
-            return uid_of(pod)
-        mirror = self.mirror_of(pod)
-        return uid_of(mirror) if mirror is not None else None
-
     # --- workers; written by the pod workers ----------------------------------------------------
 
     def add_worker(self, worker: PodWorker) -> None:

@@ -124,7 +124,7 @@ def _heads(router: Router) -> list[str]:
 
 
 class Https(Struct, frozen=True, kw_only=True):
-    """What the HTTPS listener needs."""
+    """The HTTPS listener's access control, TLS files and paths."""
 
     gate: Gate
     tls: TlsFiles

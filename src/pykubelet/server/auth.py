@@ -1,8 +1,8 @@
 """Authentication and authorization of callers.
 
-Who a caller is: client certificate, Authorization header, WebSocket bearer protocol, anonymous, in upstream's order.
-Credentials that are present but wrong are an error (401) even when anonymous callers are allowed. What a caller may
-do: everything (AlwaysAllow), or what the API server's SubjectAccessReview says about this node's Node object: verb
+Authentication: client certificate, Authorization header, WebSocket bearer protocol, anonymous, in upstream's order.
+Credentials that are present but wrong are an error (401) even when anonymous callers are allowed. Authorization:
+everything (AlwaysAllow), or what the API server's SubjectAccessReview says about this node's Node object: verb
 from the HTTP method, subresource from the route; of several subresources the first allowed one is enough.
 Does not cover: verifying a certificate's chain, which the TLS handshake did (tls.py).
 """
@@ -49,7 +49,7 @@ WEBSOCKET_BEARER = "base64url.bearer.authorization.k8s.io."
 
 
 class NoAuthentication(PykubeletError):
-    """Nobody could ever call: the settings name no usable way to say who one is."""
+    """The settings name no usable way to authenticate."""
 
 
 class User(Struct, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ ANONYMOUS = User(name="system:anonymous", groups=(UNAUTHENTICATED,))
 
 
 class PeerCertificate(Struct, frozen=True, kw_only=True):
-    """What counts of a client certificate that the handshake verified."""
+    """The relevant facts of a client certificate that the handshake verified."""
 
     common_name: str
     organizations: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ def _decoded(text: str) -> str:
 
 
 def without_credentials(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Headers as they may travel on to the runtime: who the caller was is not the runtime's business."""
+    """Headers for the runtime, without the caller's credentials."""
     kept: list[tuple[str, str]] = []
     for name, value in headers:
         if name == "authorization":

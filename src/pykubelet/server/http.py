@@ -214,7 +214,7 @@ class HttpServer(web.Server):
                 connection.transport.close()
 
     def drop_longest_idle(self) -> bool:
-        """Make room; False when every caller who is known is busy."""
+        """Close the connection idle for longest; False when all known callers are busy."""
         if not self._idle:
             return False
         chosen = next(iter(self._idle))

@@ -1,4 +1,4 @@
-"""What the agent says of itself: /healthz, /configz, /flagz, /statusz, /explain and /debug.
+"""The agent about itself: /healthz, /configz, /flagz, /statusz, /explain and /debug.
 
 A health check is a name and a function that returns the problem, or nothing; reasons are logged, not returned, as the
 caller may know only that something is wrong. /debug has upstream's paths with Python's contents: stacks as text
@@ -93,7 +93,6 @@ WARNING = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees "
     "and is for debugging purposes only."
 )
-EXPLAIN_LIMIT = 4 * 1024 * 1024
 
 Explain = Callable[[str, str], Any]
 """(namespace, pod name) to something JSON can hold; None for a pod this node does not know."""

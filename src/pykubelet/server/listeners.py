@@ -2,7 +2,7 @@
 
 Accepting is done here, not by the HTTP library, for three reasons: each connection gets the newest certificate,
 strangers are bounded so that one address cannot keep out others (admission.py), and the HTTP library is loaded only
-when the first caller comes. Does not cover: HTTP and connections of callers who are known (http.py).
+when the first caller connects. Does not cover: HTTP and connections of known callers (http.py).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TcpAddress(Struct, frozen=True):
 
 
 class LocalAddress(Struct, frozen=True):
-    """A socket in the file system that only root (or who runs the agent) may use."""
+    """A socket in the file system that only root (or the agent's own user) may use."""
 
     path: Path
 
@@ -229,10 +229,6 @@ class Listener:
         self._handshakes = Handshakes()
 
     @property
-    def is_tcp(self) -> bool:
-        return isinstance(self.address, TcpAddress)
-
-    @property
     def port(self) -> int:
         """The real one, also when 0 was configured."""
         assert self._socket is not None
@@ -291,7 +287,7 @@ class Listener:
                     logger.warning("a connection did not end in time", extra={"server": self.name})
 
     def _accept(self, listening: socket.socket, tasks: TaskSet) -> bool:
-        """Let in who waits, without a pause in which one could be lost. False when none can be had just now."""
+        """Accept waiting connections, without a pause in which one could be lost. False when that fails for now."""
         try:
             for _ in range(ACCEPT_AT_ONCE):
                 connection, peer = listening.accept()

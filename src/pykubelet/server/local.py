@@ -1,4 +1,4 @@
-"""What only the local socket offers, for the human commands: pods, events, restarts in place, images, shutdown.
+"""Paths of the local socket alone, for the human commands: pods, events, restarts in place, images, shutdown.
 
 Answers are JSON. Only root can reach the socket, so there is nothing to authorize; the routes still name a right, as
 every route must. A restart stops containers with their hooks and grace, in the order a pod ends; the sandbox and its
@@ -47,7 +47,7 @@ class CannotRestart(PykubeletError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        """What HTTP says about it."""
+        """Of the HTTP response."""
 
 
 class InPlaceRestart:

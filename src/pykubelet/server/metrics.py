@@ -108,7 +108,7 @@ def _packed(text: str) -> bytes:
 
 
 class RequestMetrics:
-    """What upstream counts about requests."""
+    """Upstream's metrics of requests."""
 
     def __init__(self, registry: Registry) -> None:
         labels = ("long_running", "method", "path", "server_type")

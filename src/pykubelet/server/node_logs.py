@@ -31,7 +31,6 @@ MAX_SERVICES = 4
 MAX_NAME = 256
 MAX_LINES = 100_000
 SERVICE = re.compile(r"[a-zA-Z\-_.:0-9@]+")
-KNOWN = frozenset({"query", "sinceTime", "untilTime", "tailLines", "pattern", "boot"})
 BILLION = 1_000_000_000
 
 
@@ -292,7 +291,7 @@ async def _run(command: list[str]) -> AsyncGenerator[bytes, None]:
     try:
         deadline = asyncio.get_running_loop().time() + QUERY_TIMEOUT
         while True:
-            # Around the reading only: a caller who takes its time must not be interrupted from in here.
+            # Around the reading only: a slow caller must not be interrupted from in here.
             async with asyncio.timeout_at(deadline):
                 block = await process.stdout.read(BLOCK)
             if not block:

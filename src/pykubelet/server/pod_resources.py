@@ -38,7 +38,7 @@ ActivePods = Callable[[], Iterable[Pod]]
 
 
 class PodResources:
-    """What the service says, as messages. Pure but for asking who holds what."""
+    """The service's responses as messages; pure but for reading the assignments."""
 
     def __init__(self, *, active: ActivePods, assigned: AssignedResources) -> None:
         self._active = active

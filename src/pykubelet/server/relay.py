@@ -208,7 +208,7 @@ async def _runtime(url: str, protocol: str) -> RuntimeStream:
 
 def _socket(protocol: str) -> web.WebSocketResponse:
     # No pings of our own: while one side waits for the other the answers are not read, and a patient caller would be
-    # cut off. Who vanished without a word is noticed by the kernel (listeners.py).
+    # cut off. A caller that vanished is noticed by the kernel (listeners.py).
     return web.WebSocketResponse(protocols=(protocol,), compress=False, max_msg_size=MAX_MESSAGE, autoping=True)
 
 

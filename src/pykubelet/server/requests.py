@@ -97,7 +97,7 @@ class Stream(Struct, frozen=True, kw_only=True):
 
 
 class Bridging(enum.Enum):
-    """How an upgraded connection reaches the runtime's streaming server."""
+    """The way an upgraded connection is joined to the runtime's streaming server."""
 
     VERBATIM = "verbatim"
     """Both speak the same: bytes pass untouched."""
@@ -119,7 +119,7 @@ class Upgrade(Struct, frozen=True, kw_only=True):
 Reply = Response | Stream | Upgrade
 Handler = Callable[[Request], Awaitable[Reply]]
 Admit = Callable[[str], None]
-"""Told for whom a request is, by namespace or user, when its caller is known and may. Raises Refused 429."""
+"""Called with a request's namespace or user when its caller is known and authorized. Raises Refused 429."""
 
 
 ANY = "*"

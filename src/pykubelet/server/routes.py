@@ -39,7 +39,7 @@ class Handlers(Struct, frozen=True, kw_only=True):
 
 
 class Offers(Struct, frozen=True, kw_only=True):
-    """What is switched on."""
+    """The paths that are switched on."""
 
     debugging: bool = True
     profiling: bool = True

@@ -50,7 +50,7 @@ def stream_options(request: Request) -> StreamOptions:
 
 
 def check_upgrade(request: Request) -> str:
-    """What the connection becomes, spdy/3.1 or websocket. Raises Refused 400 for anything else."""
+    """The protocol to upgrade to, spdy/3.1 or websocket. Raises Refused 400 for any other."""
     if not request.wants_upgrade:
         raise Refused(400, "Upgrade request required")
     wanted = request.header("upgrade").strip().lower()

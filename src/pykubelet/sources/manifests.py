@@ -121,9 +121,6 @@ class ManifestFiles:
         except FileNotFoundError:
             return []  # a path that does not exist holds no pods; it may appear later
 
-    def known_names(self) -> list[str]:
-        return list(self._files)
-
     def has_links(self) -> bool:
         return any(file.is_link for file in self._files.values())
 

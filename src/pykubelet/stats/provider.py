@@ -47,6 +47,8 @@ from pykubelet.stats.snapshot import (
 logger = logging.getLogger(__name__)
 
 ROOT = "/"
+SHORTEST_NS = 1_000_000_000
+LONGEST_NS = 10_000_000_000
 MOST_IMAGES = 64
 """Sandboxes whose image is requested in one reading."""
 MOST_PROCESSES = 64
@@ -352,34 +354,30 @@ class StatsProvider:
 
 
 def sum_of(containers: Sequence[ContainerSample], path: str) -> Group:
-    """A pod without a cgroup of its own uses what its containers use."""
+    """Add up the usage of a pod's containers, for a pod without a cgroup of its own."""
     usages = [each.group.usage for each in containers if each.group.usage is not None]
     if not usages:
         return Group(path=path)
-    memories = [usage.memory for usage in usages if usage.memory is not None]
     rates = [each.group.rate for each in containers if each.group.rate is not None]
-    return Group(
-        path=path,
-        usage=CgroupUsage(
-            time_ns=max(usage.time_ns for usage in usages),
-            cpu_ns=sum(usage.cpu_ns or 0 for usage in usages),
-            memory=MemoryUsage(
-                usage=sum(memory.usage for memory in memories),
-                working_set=sum(memory.working_set for memory in memories),
-                rss=sum(memory.rss for memory in memories),
-                swap=sum(memory.swap or 0 for memory in memories),
-                faults=sum(memory.faults for memory in memories),
-                major_faults=sum(memory.major_faults for memory in memories),
-            )
-            if memories
-            else None,
-        ),
-        rate=sum(rates) if rates else None,
+    usage = CgroupUsage(
+        time_ns=max(each.time_ns for each in usages),
+        cpu_ns=sum(each.cpu_ns or 0 for each in usages),
+        memory=_sum_memory([each.memory for each in usages if each.memory is not None]),
     )
+    return Group(path=path, usage=usage, rate=sum(rates) if rates else None)
 
 
-SHORTEST_NS = 1_000_000_000
-LONGEST_NS = 10_000_000_000
+def _sum_memory(memories: Sequence[MemoryUsage]) -> MemoryUsage | None:
+    if not memories:
+        return None
+    return MemoryUsage(
+        usage=sum(each.usage for each in memories),
+        working_set=sum(each.working_set for each in memories),
+        rss=sum(each.rss for each in memories),
+        swap=sum(each.swap or 0 for each in memories),
+        faults=sum(each.faults for each in memories),
+        major_faults=sum(each.major_faults for each in memories),
+    )
 
 
 class CpuRates:

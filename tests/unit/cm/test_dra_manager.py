@@ -314,8 +314,8 @@ async def test_slices_stay_until_a_driver_that_left_again_is_gone_for_long(tmp_p
 
 async def test_who_may_not_register(tmp_path: Path) -> None:
     bed = Bed(tmp_path, registers=False)
-    for pod in (using("web", "a"), a_pod("other")):
-        bed.table.put(pod)
+    bed.table.put(using("web", "a"))
+    bed.table.put(a_pod("other"))
     async with bed.life() as manager:
         with pytest.raises(DriverProblem, match="none of the driver's services"):
             await manager.drivers.register("d", ENDPOINT, ("v1alpha3.DRAPlugin",))

@@ -56,19 +56,11 @@ def test_pairing_works_whichever_comes_first() -> None:
         assert table.static_of(mirror) is static
         assert table.translate(uid_of(mirror)) == uid_of(static)
         assert table.translate(uid_of(static)) == uid_of(static)
-        assert table.api_uid(static) == uid_of(mirror)
         assert table.orphan_mirrors() == []
 
 
 def test_unknown_uids_translate_to_themselves() -> None:
     assert PodTable().translate(PodUID("x")) == "x"
-
-
-def test_the_api_knows_a_static_pod_only_by_its_mirror() -> None:
-    static, ordinary = _static("a"), a_pod("b")
-    table = _table(static, ordinary)
-    assert table.api_uid(static) is None
-    assert table.api_uid(ordinary) == uid_of(ordinary)
 
 
 def test_a_mirror_without_its_pod_is_an_orphan() -> None:

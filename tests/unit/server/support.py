@@ -34,7 +34,7 @@ from pykubelet.model.runtime_status import (
 from pykubelet.server.app import Local, NodeServer
 from pykubelet.server.build import https
 from pykubelet.server.introspection import LOG, PING, ConfigRoutes, DebugRoutes, HealthRoutes
-from pykubelet.server.listeners import Limits
+from pykubelet.server.listeners import Limits, TcpAddress
 from pykubelet.server.logs import ContainerLogs
 from pykubelet.server.metrics import MetricRoutes
 from pykubelet.server.node_logs import SystemLogs
@@ -237,7 +237,7 @@ async def serving(server: NodeServer) -> AsyncIterator[int]:
     try:
         async with running(server):
             first = server.listeners[0]
-            yield first.port if first.is_tcp else 0
+            yield first.port if isinstance(first.address, TcpAddress) else 0
     finally:
         server.close()
 

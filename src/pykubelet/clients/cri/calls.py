@@ -65,10 +65,6 @@ ATTACH = _runtime("Attach", "attach", pb.AttachResponse)
 CHECKPOINT_CONTAINER = _runtime("CheckpointContainer", "checkpoint_container", pb.CheckpointContainerResponse)
 
 LIST_CONTAINER_STATS = _runtime("ListContainerStats", "list_container_stats", pb.ListContainerStatsResponse)
-LIST_POD_SANDBOX_STATS = _runtime("ListPodSandboxStats", "list_podsandbox_stats", pb.ListPodSandboxStatsResponse)
-LIST_POD_SANDBOX_METRICS = _runtime(
-    "ListPodSandboxMetrics", "list_podsandbox_metrics", pb.ListPodSandboxMetricsResponse
-)
 
 LIST_IMAGES = _image("ListImages", "list_images", pb.ListImagesResponse)
 IMAGE_STATUS = _image("ImageStatus", "image_status", pb.ImageStatusResponse)

@@ -39,7 +39,7 @@ from pykubelet.wire import cri_pb2 as pb
 A = TypeVar("A", bound=Message)
 
 API_VERSION = "0.1.0"
-"""What the kubelet has always sent in Version and demands back; the API itself is v1."""
+"""Sent in Version by every kubelet, and expected back; the API itself is v1."""
 
 _EXEC_TIMEOUT_TEXTS = ("timed out", "timeout ")
 """Runtimes that report an exec out of time as an unknown error say one of these."""
@@ -166,11 +166,6 @@ class GrpcCriClient:
                 if event is not None:
                     yield event
 
-    async def list_pod_sandbox_metrics(self) -> Sequence[pb.PodSandboxMetrics]:
-        request = pb.ListPodSandboxMetricsRequest()
-        answer = await self._call(calls.LIST_POD_SANDBOX_METRICS, request)
-        return tuple(answer.pod_metrics)
-
     # -- sandboxes
 
     async def run_pod_sandbox(self, config: pb.PodSandboxConfig, runtime_handler: str = "") -> str:
@@ -223,14 +218,6 @@ class GrpcCriClient:
         request = pb.PortForwardRequest(pod_sandbox_id=sandbox_id, port=ports)
         answer = await self._call(calls.PORT_FORWARD, request)
         return _url(answer.url, "port-forward")
-
-    async def list_pod_sandbox_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None
-    ) -> Sequence[pb.PodSandboxStats]:
-        wanted = convert.sandbox_stats_filter(pod_uid=pod_uid, id=id)
-        request = pb.ListPodSandboxStatsRequest(filter=wanted)
-        answer = await self._call(calls.LIST_POD_SANDBOX_STATS, request)
-        return tuple(answer.stats)
 
     # -- containers
 

@@ -3,7 +3,7 @@
 Covers: subscribing on the CRI socket to the namespace of Kubernetes, turning task and container events into
 the same values the CRI stream gives. Events of sandboxes carry the sandbox id, as with the CRI stream.
 containerd's CRI part learns of an exit from this same stream and goes on saying "running" meanwhile (1.6: some
-20 ms, at times 50), so STOPPED is held back until the CRI agrees: who looks on the event sees the exit.
+20 ms, at times 50), so STOPPED is held back until the CRI agrees: an inspection on the event sees the exit.
 Does not cover: choosing between the two streams (client.py).
 """
 

@@ -66,7 +66,7 @@ def container_state(state: int) -> ContainerState:
 
 
 def sandbox_image(info: Mapping[str, str]) -> str:
-    """What containerd and CRI-O say beside the status, in a text of their own."""
+    """The image in the verbose info of containerd and CRI-O, a JSON text of their own."""
     try:
         details = json.loads(info.get("info", ""))
     except ValueError:
@@ -267,10 +267,6 @@ def container_stats_filter(
     *, pod_uid: str | None, id: str | None, sandbox_id: str | None
 ) -> cri_pb2.ContainerStatsFilter:
     return cri_pb2.ContainerStatsFilter(id=id or "", pod_sandbox_id=sandbox_id or "", label_selector=_selector(pod_uid))
-
-
-def sandbox_stats_filter(*, pod_uid: str | None, id: str | None) -> cri_pb2.PodSandboxStatsFilter:
-    return cri_pb2.PodSandboxStatsFilter(id=id or "", label_selector=_selector(pod_uid))
 
 
 def image_filter(name: str | None) -> cri_pb2.ImageFilter | None:

@@ -48,8 +48,6 @@ class CriRuntime(Protocol):
         """Every event from now on. Ends only by an error: Unimplemented for good, RuntimeDown for retry."""
         ...
 
-    async def list_pod_sandbox_metrics(self) -> Sequence[cri_pb2.PodSandboxMetrics]: ...
-
 
 class CriSandboxes(Protocol):
     """Calls about pod sandboxes."""
@@ -87,10 +85,6 @@ class CriSandboxes(Protocol):
     async def port_forward(self, sandbox_id: str, ports: Sequence[int] = ()) -> str:
         """The URL at which the runtime serves the stream."""
         ...
-
-    async def list_pod_sandbox_stats(
-        self, *, pod_uid: str | None = None, id: str | None = None
-    ) -> Sequence[cri_pb2.PodSandboxStats]: ...
 
 
 class CriContainers(Protocol):

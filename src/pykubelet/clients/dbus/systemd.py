@@ -30,7 +30,7 @@ NO_SUCH_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 NOT_LOADED = "org.freedesktop.systemd1.UnitNotLoaded"
 JOB_SECONDS = 30.0
 AT_ONCE = 32
-"""The bus cuts off who has too many questions open (128 by default)."""
+"""The bus disconnects callers with too many open calls (128 by default)."""
 
 Connect = Callable[[], Awaitable[Bus]]
 
@@ -205,7 +205,7 @@ def parent_of(path: str) -> str:
 
 
 def new_slice(name: str, parent: str) -> dict[str, Property]:
-    """What a slice is made with beside its limits. Accounting makes systemd enable the controllers."""
+    """Properties of every slice, beside its limits. Accounting makes systemd enable the controllers."""
     return {
         "Description": f"pods of this node, {name}",
         "Wants": [parent],

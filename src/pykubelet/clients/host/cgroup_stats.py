@@ -344,7 +344,7 @@ def _io(path: str) -> tuple[DeviceIo, ...]:
 
 
 CONTAINER_NAMES = ("{}", "cri-containerd-{}.scope", "crio-{}.scope", "crio-{}", "docker-{}.scope")
-"""How runtimes name the group of a container or sandbox, by driver."""
+"""Names of a container's or sandbox's group, by runtime and driver."""
 
 
 class CgroupStats:

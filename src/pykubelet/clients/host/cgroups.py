@@ -269,7 +269,7 @@ def _number(file: Path) -> int | None:
 
 
 def page_name(size: int) -> str:
-    """How the kernel names a page size: 2MB, 1GB."""
+    """The kernel's name of a page size: 2MB, 1GB."""
     for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
         if size >= factor and size % factor == 0:
             return f"{size // factor}{unit}"

@@ -116,7 +116,7 @@ class DiskFolders:
         self._paths = paths
 
     def make_roots(self) -> None:
-        """What must exist before the agent starts."""
+        """Make the folders that must exist before the agent starts."""
         for folder, mode in (
             (self._paths.root, 0o750),
             (self._paths.pods, 0o750),

@@ -190,7 +190,7 @@ class FileAlarm:
     """
 
     def __init__(self, files: dict[Path, bytes | None], wake: Callable[[], None]) -> None:
-        """What is to be written into each file first; None = nothing."""
+        """Written into each file first; None = nothing."""
         self._wake = wake
         self.is_over = False
         self._poll = select.epoll()

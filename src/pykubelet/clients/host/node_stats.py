@@ -23,7 +23,7 @@ from pykubelet.model.stats import (
 )
 
 UNINTERESTING_INTERFACES = (b"lo", b"veth", b"docker", b"nerdctl")
-"""What upstream leaves out too: host ends of pod links would count everything twice."""
+"""Left out as upstream does: host ends of pod links would count everything twice."""
 NO_DISKS = ("loop", "ram", "zram", "sr", "fd")
 FOLDER_DEPTH = 8
 

@@ -127,7 +127,7 @@ class MountEntry(Struct, frozen=True, kw_only=True):
 
     mount_point: str
     root: str
-    """Which part of the filesystem is mounted here; for a bind mount the path that was bound."""
+    """The part of the filesystem mounted here; for a bind mount the path that was bound."""
     device: str
     """major:minor of the filesystem."""
     fs_type: str
@@ -140,7 +140,7 @@ class Mounts(Protocol):
     it is about tmpfs. Raises MountError. Targets must exist and are never followed if they are links."""
 
     def table(self) -> Sequence[MountEntry]:
-        """What is mounted, oldest first. Reads only the kernel's table, so a dead server cannot hang it."""
+        """All mounts, oldest first. Reads only the kernel's table, so a dead server cannot hang it."""
         ...
 
     def is_mounted(self, path: Path) -> bool:
@@ -192,7 +192,7 @@ class Mounts(Protocol):
 
 
 class Counted(Struct, frozen=True, kw_only=True):
-    """What the filesystem itself says a tree holds."""
+    """A tree's content as the filesystem itself counts it."""
 
     bytes: int
     inodes: int
@@ -279,7 +279,7 @@ class HostNetwork(Protocol):
         ...
 
     async def resolve(self, name: str) -> Sequence[IPAddress]:
-        """What the resolver knows by this name; empty when nothing."""
+        """The resolver's addresses of this name; may be empty."""
         ...
 
 
@@ -312,7 +312,7 @@ class CgroupHost(Protocol):
 
 
 class Slices(Protocol):
-    """Who must agree before a group is made, changed or removed (systemd). OSError when it does not."""
+    """The manager of the cgroup tree (systemd), consulted before a group is changed. OSError when it refuses."""
 
     async def hold(self, path: str, limits: CgroupLimits) -> None:
         """Have the group with these limits, whether it was there or not."""

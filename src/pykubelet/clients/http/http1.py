@@ -21,7 +21,7 @@ MAX_HEAD: Final = 64 * 1024
 BLOCK: Final = 64 * 1024
 MAX_CHUNK_LINE: Final = 4096
 MAX_INTERIM: Final = 5
-"""How many 1xx answers may come before the real one."""
+"""1xx answers accepted before the real one."""
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] (\d{3})(?: .*)?")
 _HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _SHOWN: Final = 80
@@ -160,7 +160,7 @@ def os_error_text(error: OSError) -> str:
 
 
 def error_text(error: Exception) -> str:
-    """What went wrong on a connection; without port numbers, which would make each text new."""
+    """The text of a connection's error; without port numbers, which would make each text new."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"tls: failed to verify certificate: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError):

@@ -2,7 +2,7 @@
 
 Only what exec, attach and port-forward use: streams we open, data both ways, half-close, reset, ping, goaway. Flow
 control windows are not kept, for the runtimes' library keeps none. Frames from the other side are read into bounded
-queues: who does not read a stream stops the connection, as intended. Covers no server push and no settings.
+queues: a stream that is not read stops the connection, as intended. Covers no server push and no settings.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ CHECK_PERIOD = 1.0
 
 
 class TlsMaterial(Struct, frozen=True, kw_only=True):
-    """What a TLS context is made of; equal material needs no new connections."""
+    """The inputs of a TLS context; equal material needs no new connections."""
 
     ca: bytes = b""
     certificate: bytes = b""

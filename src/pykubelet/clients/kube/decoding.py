@@ -68,7 +68,7 @@ async def change_of(kind: type[K], line: bytes) -> Change[K] | UnreadableChange 
 
 
 async def _read(size: int, work: Callable[[], T]) -> T:
-    """What is small is read on the loop."""
+    """Decode small answers on the loop, large ones in a thread."""
     if size < LARGE:
         return work()
     try:
@@ -203,7 +203,7 @@ class UnreadableObjects:
             listener(found)
 
     def hold(self, owner: object, found: Sequence[Unreadable]) -> None:
-        """What is missing or old in the copy of `owner` now, in place of what was held before."""
+        """Set the objects that are missing or old in the copy of `owner`."""
         if found:
             self._held[owner] = tuple(found)
         else:

@@ -32,7 +32,7 @@ Plain = dict[str, Any]
 
 
 class Schema(Struct, frozen=True, kw_only=True):
-    """How a type merges: its fields, and for lists the key that identifies elements."""
+    """Merge rules of a type: its fields, and for lists the key that identifies elements."""
 
     fields: Mapping[str, Schema] = field(default_factory=dict)
     items: Schema | None = None

@@ -110,7 +110,7 @@ def resource_of(kind: type[ApiStruct]) -> Resource:
 
 
 class PatchType(enum.Enum):
-    """How a patch body is meant; the value is its content type."""
+    """The kind of a patch body; the value is its content type."""
 
     JSON = "application/json-patch+json"
     MERGE = "application/merge-patch+json"

@@ -48,7 +48,7 @@ class PodTokens:
         return (await self.answer(pod, audience, expiration_seconds)).status.token or ""
 
     async def answer(self, pod: Pod, audience: str, expiration_seconds: int) -> TokenRequest:
-        """The whole answer, for who must know when the token ends."""
+        """The whole TokenRequest, for callers that need the expiry."""
         bound = BoundObjectReference(api_version="v1", kind="Pod", name=name_of(pod), uid=uid_of(pod))
         request = TokenRequest(
             spec=TokenRequestSpec(

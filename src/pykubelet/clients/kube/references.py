@@ -128,7 +128,7 @@ class _Entry(Struct):
     """One referenced object."""
 
     pods: dict[PodUID, bool] = field(default_factory=dict)
-    """Who refers to it; True who must hear of changes."""
+    """Pods that refer to it; True for those that must follow changes."""
     last_read: float = 0.0
     # Watch
     reflector: Reflector[Any] | None = None

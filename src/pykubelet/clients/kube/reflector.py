@@ -46,7 +46,7 @@ WATCH_MIN, WATCH_MAX = 300.0, 600.0
 
 
 class Query(Struct, Generic[K], frozen=True, kw_only=True):
-    """Which objects."""
+    """The objects to list and watch."""
 
     kind: type[K]
     namespace: str = ""
@@ -175,7 +175,7 @@ def _delay(backoff: Backoff, error: ApiError, source: random.Random | None) -> f
 
 
 def _version(change: Change[Any] | UnreadableChange) -> str:
-    """How far the watch is: an object that cannot be read has a version too, or the same event would come for ever."""
+    """The version after a change; also of an unreadable object, or the same event would come again and again."""
     if isinstance(change, UnreadableChange):
         return change.object.resource_version
     return change.object.metadata.resource_version or ""
@@ -302,7 +302,7 @@ def _key(obj: Any) -> Key:
 
 
 def _differences(before: Mapping[Key, K], after: Mapping[Key, K]) -> list[Change[K]]:
-    """What changed between two lists; an object of another UID under the same name was deleted in between."""
+    """Changes between two lists; an object of another UID under the same name was deleted in between."""
     changes: list[Change[K]] = []
     for key, old in before.items():
         new = after.get(key)

@@ -23,7 +23,7 @@ from pykubelet.wire import pluginregistration_pb2 as wire
 A = TypeVar("A", bound=Message)
 
 CONNECT_SECONDS = 10.0
-"""How long a plugin's socket may take to accept."""
+"""Time for a plugin's socket to accept."""
 
 
 class PluginConnection:

@@ -19,7 +19,7 @@ from pykubelet.model.errors import PluginError
 
 
 class PluginInfo(Struct, frozen=True, kw_only=True):
-    """What a plugin says of itself on its registration socket."""
+    """A plugin's description from its registration socket."""
 
     type: str
     name: str
@@ -156,7 +156,7 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
 
 
 class AllocateResponse(Struct, frozen=True, kw_only=True):
-    """What a plugin wants put into a container that has its devices."""
+    """A plugin's additions to a container that has its devices."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[AllocatedMount, ...] = ()
