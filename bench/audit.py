@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+from tests.builders import a_context
+
 from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.clock import SystemClock
 from pykubelet.pleg.pleg import Pleg, PlegSettings
 from pykubelet.pods.table import PodTable
-from pykubelet.signals import Signals
 
 ROUNDS = 10
 
@@ -21,7 +22,7 @@ async def audit_cpu(cri: GrpcCriClient) -> float:
     """Seconds of processor time for one relist in which nothing changed, on average."""
     clock = SystemClock()
     settings = PlegSettings(relist_period=3600.0)
-    pleg = Pleg(cri=cri, table=PodTable(), clock=clock, signals=Signals(), settings=settings)
+    pleg = Pleg(a_context(clock=clock), cri, PodTable(), settings=settings)
     task = asyncio.create_task(pleg.run())
     try:
         await asyncio.sleep(3.0)  # the first relist has every pod inspected

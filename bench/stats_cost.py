@@ -26,7 +26,7 @@ from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.kernel import DeviceKernelLog, KernelMemoryAlarms
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.node_stats import NodeStats
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.context import Context
 from pykubelet.edges import GuardEdges
 from pykubelet.events.broadcaster import EventBroadcaster

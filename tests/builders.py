@@ -51,6 +51,7 @@ def a_context(
     recorder: LifeRecorder | None = None,
     metrics: Registry | None = None,
     signals: Signals | None = None,
+    started: float = 0.0,
 ) -> Context:
     clock = clock or LoopClock()
     return Context(
@@ -61,6 +62,7 @@ def a_context(
         recorder=recorder or LifeRecorder(clock),
         metrics=metrics or Registry(),
         signals=signals or Signals(),
+        started=started,
     )
 
 

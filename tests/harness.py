@@ -15,15 +15,14 @@ from pathlib import Path
 from pykubelet.api.defaults import default_pod
 from pykubelet.api.manifest import static_pod_defaults
 from pykubelet.api.types import Pod, PodStatus
-from pykubelet.app import Node, assemble, live
 from pykubelet.clients.cri.port import EventSource
 from pykubelet.clients.dbus.port import Logind
 from pykubelet.clients.host.folders import DiskFolders
-from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine, Slices
+from pykubelet.clients.host.port import Machine, NodePaths, Slices
 from pykubelet.clients.http.port import ConnectProblem, Fetched, HealthProblem
 from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges
 from pykubelet.kit.clock import LoopClock
+from pykubelet.kubelet import Kubelet, assemble
 from pykubelet.model.http import HttpAnswer, HttpRequest
 from pykubelet.model.pod import Source, name_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, SandboxState
@@ -85,16 +84,16 @@ async def no_fetch(url: str, headers: object, *, timeout: float, max_bytes: int)
     raise AssertionError("no URL source in these tests")
 
 
-def guard_against_spinning(node: Node) -> None:
+def guard_against_spinning(node: Kubelet) -> None:
     """Every pass of a pod's worker and every step of its life is counted; calls outwards are counted by the fakes."""
-    run_once = node.workers._run_once
+    run_once = node.sync.workers._run_once
 
     async def counted(worker: PodWorker) -> float | None:
         note(f"a pass of the worker of {worker.full_name} ({worker.state.value})")
         return await run_once(worker)
 
-    node.workers._run_once = counted  # type: ignore[method-assign]
-    node.recorder.listen(lambda uid, entry: note(f"step {entry.step.value} {entry.subject} of pod {uid}"))
+    node.sync.workers._run_once = counted  # type: ignore[method-assign]
+    node.ctx.recorder.listen(lambda uid, entry: note(f"step {entry.step.value} {entry.subject} of pod {uid}"))
 
 
 class NodeHarness:
@@ -122,13 +121,13 @@ class NodeHarness:
         """Set before the start, the node watches itself."""
         self.plugins: PluginEdges | None = None
         """Set before the start, plugins can be registered with the managers; nobody looks for sockets."""
-        self._node: Node | None = None
+        self._node: Kubelet | None = None
         self._stack = AsyncExitStack()
 
     # --- the agent as a process -----------------------------------------------------------------
 
     @property
-    def node(self) -> Node:
+    def node(self) -> Kubelet:
         assert self._node is not None, "the agent is not running"
         return self._node
 
@@ -156,7 +155,7 @@ class NodeHarness:
         # The file source is replaced by `deliver`: inotify has no place in jumping time.
         producers = self._node.services.producers
         producers[:] = [each for each in producers if each.name in ("sync-loop", "source-api")]
-        await self._stack.enter_async_context(live(self._node))
+        await self._stack.enter_async_context(self._node.running())
         self.deliver()
 
     def _cluster_edges(self) -> ClusterEdges | None:
@@ -195,7 +194,7 @@ class NodeHarness:
 
     def deliver(self) -> None:
         if self._node is not None:
-            self.node.mux.deliver(Source.FILE, list(self.wanted.values()))
+            self.node.sources.mux.deliver(Source.FILE, list(self.wanted.values()))
 
     # --- looking --------------------------------------------------------------------------------
 

@@ -15,34 +15,46 @@ from msgspec.structs import replace
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import CSIDriver, Node, ObjectMeta, Pod, PodStatus, RuntimeClass, Service
+from pykubelet.certs import build as certs_build
 from pykubelet.clients.kube.port import KubeClient, Unreadable
 from pykubelet.clients.kube.readers import ClaimReader, KubeClaimObjects, KubeCsiObjects, PodTokens, TrustBundleWatcher
 from pykubelet.clients.kube.references import DEFAULT_TTL, ReferenceWatcher, Strategy
 from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.clients.kube.tokens import TokenManager
+from pykubelet.cm.build import ContainerManager
+from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.context import Context
-from pykubelet.edges import ClusterEdges
+from pykubelet.edges import ClusterEdges, Edges
 from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.tasks import Services
 from pykubelet.model.errors import ApiError, PykubeletError
 from pykubelet.model.events import EventRecorder
 from pykubelet.model.pod import is_static, name_of, namespace_of
 from pykubelet.model.reasons import UNREADABLE_OBJECT, WARNING
+from pykubelet.node import build as node_build
+from pykubelet.node.build import container_addresses
+from pykubelet.node.conditions import NodeConditions
 from pykubelet.node.csi_node import CsiNodeKeeper
+from pykubelet.node.facts import NodeSources
+from pykubelet.node.fresh_node import FreshNode
 from pykubelet.node.listers import RuntimeClasses, ServiceLister
 from pykubelet.node.own_node import NodeAttachments, OwnNode
+from pykubelet.node.register import initial_info
+from pykubelet.node.status import NodeReporter
+from pykubelet.pleg.pleg import Pleg
 from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.predicates import NodeInfo
 from pykubelet.pods.table import PodTable
-from pykubelet.runtime.spec.env import NoReferences, References
+from pykubelet.runtime.build import ContainerObjects
+from pykubelet.runtime.spec.downward import PodFields
+from pykubelet.runtime.spec.env import NoReferences
 from pykubelet.runtime.start import RuntimeHandlers
 from pykubelet.signals import ApiPodObserved, NodeStatusChanged, ObjectChanged
-from pykubelet.sources.remote import bound_to
+from pykubelet.sources.mux import Deliver
+from pykubelet.sources.remote import ApiSource, bound_to
 from pykubelet.status.sender import belongs
-from pykubelet.sync.fresh_node import FreshNode
-from pykubelet.sync.pod_sync import Mirrors
-from pykubelet.sync.pod_sync import References as ReferencesHeld
+from pykubelet.volumes.build import Volumes
 from pykubelet.volumes.objects import VolumeObjects
 
 logger = logging.getLogger(__name__)
@@ -59,16 +71,23 @@ class StoragePlugins(Struct, frozen=True, kw_only=True):
     attachments: NodeAttachments
 
 
-class ApiServer(Struct, frozen=True, kw_only=True):
+class LocalNode(Struct, frozen=True, kw_only=True):
+    """This node as its settings, its machine and its runtime describe it."""
+
     node: OwnNode
     """This node's own Node object; never known without an API server."""
-    node_info: Callable[[NodeInfo], NodeInfo]
-    """What admission judges by, made from what the machine says."""
-    mirrors: Mirrors
-    registered: ReferencesHeld
+    info: NodeInfo
+    """What admission judges by until the Node is known."""
+    runtime_state: RuntimeState
+    pod_fields: PodFields
+
+
+class ApiServer(Struct, frozen=True, kw_only=True):
+    local: LocalNode
+    mirrors: MirrorPods | NoMirrors
+    registered: ReferenceWatcher | NoRegistrations
     """Told which pods refer to objects."""
-    references: References
-    runtime_classes: RuntimeHandlers
+    container_objects: ContainerObjects
     volume_objects: VolumeObjects
     status_of: Callable[[Pod], PodStatus]
     """The status that the API server shows of a pod, for a static one of its mirror."""
@@ -78,13 +97,48 @@ class ApiServer(Struct, frozen=True, kw_only=True):
     client: KubeClient | None = None
     pods: Reflector[Pod] | None = None
     fresh_node: FreshNode | None = None
-    accounts: ServiceAccounts | None = None
     storage: StoragePlugins | None = None
     resource_claims: KubeClaimObjects | None = None
 
-    def unreadable(self) -> Sequence[Unreadable]:
-        """Objects that the agent cannot read and leaves out."""
-        return self.client.unreadable.now() if self.client is not None else ()
+    @property
+    def node(self) -> OwnNode:
+        return self.local.node
+
+    @property
+    def runtime_classes(self) -> RuntimeHandlers:
+        return self.container_objects.runtime_classes
+
+    def node_info(self) -> NodeInfo:
+        """Return what admission judges by: the Node as the API server has it, or what the machine says."""
+        if self.client is None:
+            # No Node shows what the runtime supports, so the runtime itself is asked.
+            supported = self.local.runtime_state.conditions.supplemental_groups_policy
+            return replace(self.local.info, supplemental_groups_policy=bool(supported))
+        return node_info(self.node.node, self.local.info)
+
+    def supports_recursive_read_only(self, pod: Pod) -> bool:
+        handler = self.runtime_classes.handler_now(pod)
+        return self.local.runtime_state.conditions.supports_recursive_read_only(handler)
+
+    def unreadable_pods(self) -> Sequence[Unreadable]:
+        """Pods that the agent cannot read and leaves out."""
+        return [each for each in self.client.unreadable.now() if each.kind == "Pod"] if self.client is not None else ()
+
+
+def build(
+    ctx: Context, edges: Edges, table: PodTable, spec: NodeSpec, runtime_state: RuntimeState, deliver: Deliver
+) -> ApiServer:
+    """`deliver` takes the pods that the API server has bound to this node."""
+    own = OwnNode(ctx.node_name)
+    local = LocalNode(
+        node=own,
+        info=initial_info(ctx.settings, edges.machine, spec.allocatable),
+        runtime_state=runtime_state,
+        pod_fields=PodFields(spec.allocatable),
+    )
+    if edges.cluster is None:
+        return absent(local, container_addresses(ctx, edges, own))
+    return connect(ctx, edges.cluster, table, local, deliver)
 
 
 # --- a node without an API server -------------------------------------------------------------------
@@ -121,19 +175,15 @@ class DefaultHandler:
         return None if pod.spec.runtime_class_name else ""
 
 
-def absent(ctx: Context, runtime: RuntimeState) -> ApiServer:
-    def node_info(local: NodeInfo) -> NodeInfo:
-        # No Node shows what the runtime supports, so the runtime itself is asked.
-        return replace(local, supplemental_groups_policy=bool(runtime.conditions.supplemental_groups_policy))
-
+def absent(local: LocalNode, container_ips: Callable[[], Sequence[str]]) -> ApiServer:
     return ApiServer(
-        node=OwnNode(ctx.node_name),
-        node_info=node_info,
+        local=local,
         mirrors=NoMirrors(),
         registered=NoRegistrations(),
-        references=NoReferences(),
-        runtime_classes=DefaultHandler(),
-        volume_objects=VolumeObjects(),
+        container_objects=ContainerObjects(
+            references=NoReferences(), runtime_classes=DefaultHandler(), accounts=None, host_ips=container_ips
+        ),
+        volume_objects=VolumeObjects(downward=local.pod_fields),
         status_of=lambda pod: pod.status,
         services=Services(),
     )
@@ -151,9 +201,8 @@ class ApiReferences:
         self.services = services.services
 
 
-def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
-    client, clock, signals = edges.client, ctx.clock, ctx.signals
-    own = OwnNode(ctx.node_name)
+def connect(ctx: Context, edges: ClusterEdges, table: PodTable, local: LocalNode, deliver: Deliver) -> ApiServer:
+    client, clock, signals, own = edges.client, ctx.clock, ctx.signals, local.node
     node_watch = Reflector(
         client=client,
         query=Query(kind=Node, field_selector=f"metadata.name={own.name}"),
@@ -167,13 +216,7 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
         clock=clock,
         on_change=lambda change: signals.publish(ApiPodObserved(change)),
     )
-    mirrors = MirrorPods(
-        client=client,
-        table=table,
-        api_pod=api_pods.get,
-        node=own,
-        clock=clock,
-    )
+    mirrors = MirrorPods(client=client, table=table, api_pod=api_pods.get, node=own, clock=clock)
     services = ServiceLister(Reflector(client=client, query=Query(kind=Service), clock=clock))
     objects = ReferenceWatcher(
         kube=client,
@@ -189,36 +232,29 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
         clock=clock,
         on_change=lambda name: signals.publish(ObjectChanged("ClusterTrustBundle", "", name)),
     )
-    attachments = NodeAttachments(own, report=lambda: signals.publish(NodeStatusChanged()))
-    own.listen(attachments.changed)
-    storage = StoragePlugins(
-        objects=KubeCsiObjects(
-            client=client,
-            drivers=Reflector(client=client, query=Query(kind=CSIDriver), clock=clock),
-            tokens=PodTokens(tokens),
-            claims=claims,
-        ),
-        node=CsiNodeKeeper(client=client, own=own, clock=clock, on_made=lambda: signals.publish(NodeStatusChanged())),
-        attachments=attachments,
-    )
+    storage = _storage(ctx, client, own, tokens, claims)
     classes = RuntimeClasses(live=Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
     fresh_node = FreshNode(ctx, read=lambda: _read_node(edges.heartbeat, own))
     return ApiServer(
-        node=own,
-        node_info=lambda local: node_info(own.node, local),
+        local=local,
         mirrors=mirrors,
         registered=objects,
-        references=ApiReferences(objects=objects, services=services),
-        runtime_classes=classes,
+        container_objects=ContainerObjects(
+            references=ApiReferences(objects=objects, services=services),
+            runtime_classes=classes,
+            accounts=ServiceAccounts(client=client, tokens=tokens),
+            host_ips=own.host_ips,
+        ),
         volume_objects=VolumeObjects(
             references=objects,
             tokens=PodTokens(tokens),
             claims=claims,
-            attachments=attachments,
+            attachments=storage.attachments,
             trust=bundles,
             csi=storage.objects,
             csi_node=storage.node,
             node_uid=lambda: (own.node.metadata.uid or "") if own.node is not None else "",
+            downward=local.pod_fields,
         ),
         status_of=lambda pod: _status_of(api_pods, pod),
         services=Services(
@@ -233,15 +269,31 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable) -> ApiServer:
                 storage.objects,
                 storage.node,
                 bundles,
-            ]
+            ],
+            producers=[ApiSource(sets=api_pods.sets, wait_node_known=own.wait_known, deliver=deliver)],
         ),
         chores=[mirrors.remove_orphans],
         client=client,
         pods=api_pods,
         fresh_node=fresh_node,
-        accounts=ServiceAccounts(client=client, tokens=tokens),
         storage=storage,
         resource_claims=KubeClaimObjects(client, own.name),
+    )
+
+
+def _storage(
+    ctx: Context, client: KubeClient, own: OwnNode, tokens: TokenManager, claims: ClaimReader
+) -> StoragePlugins:
+    def report() -> None:
+        ctx.signals.publish(NodeStatusChanged())
+
+    attachments = NodeAttachments(own, report=report)
+    own.listen(attachments.changed)
+    drivers = Reflector(client=client, query=Query(kind=CSIDriver), clock=ctx.clock)
+    return StoragePlugins(
+        objects=KubeCsiObjects(client=client, drivers=drivers, tokens=PodTokens(tokens), claims=claims),
+        node=CsiNodeKeeper(client=client, own=own, clock=ctx.clock, on_made=report),
+        attachments=attachments,
     )
 
 
@@ -289,3 +341,45 @@ def _unreadable(events: EventRecorder, unreadable: Unreadable) -> None:
 def _status_of(api_pods: Reflector[Pod], pod: Pod) -> PodStatus:
     mirror = api_pods.get(name_of(pod), namespace_of(pod)) if is_static(pod) else None
     return mirror.status if mirror is not None and belongs(mirror, pod) else pod.status
+
+
+# --- reports to it ----------------------------------------------------------------------------------
+
+
+class Reporting(Struct, frozen=True, kw_only=True):
+    """What keeps the API server up to date about the node."""
+
+    reporter: NodeReporter | None
+    services: Services
+
+    def node_status_changed(self) -> None:
+        if self.reporter is not None:
+            self.reporter.soon()
+
+
+def report(
+    ctx: Context,
+    edges: Edges,
+    api: ApiServer,
+    conditions: NodeConditions,
+    pleg: Pleg,
+    cm: ContainerManager,
+    volumes: Volumes,
+) -> Reporting:
+    """Build the Node's reporter, its lease and the renewal of the node's certificates."""
+    if edges.cluster is None or api.storage is None:
+        return Reporting(reporter=None, services=Services())
+    sources = NodeSources(
+        runtime=api.local.runtime_state,
+        pleg=pleg,
+        cm=cm,
+        volumes=volumes.manager,
+        conditions=conditions,
+        csi_node=api.storage.node,
+        attachments=api.storage.attachments,
+        cri=edges.cri,
+    )
+    node = node_build.build(ctx, edges, edges.cluster, api.node, sources)
+    certificates = certs_build.build(ctx, edges.cluster, lambda: api.node.node)
+    api.node.listen(certificates.node_changed)
+    return Reporting(reporter=node.reporter, services=Services.of(node.services, certificates.services))

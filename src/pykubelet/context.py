@@ -12,11 +12,13 @@ from pykubelet.settings.settings import Settings
 from pykubelet.signals import Signals
 
 
-class Context(Struct, frozen=True, kw_only=True):
+class Context(Struct, frozen=True):
     settings: Settings
     node_name: str
     clock: Clock
     events: EventRecorder
     recorder: LifeRecorder
     metrics: Registry
+    started: float = 0.0
+    """When the agent started, in unix seconds."""
     signals: Signals = field(default_factory=Signals)

@@ -11,7 +11,6 @@ from pykubelet.clients.cri.port import CriClient, EventSource
 from pykubelet.clients.dbus.port import Logind
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.node_stats import NodeStats
-from pykubelet.clients.host.paths import NodePaths
 from pykubelet.clients.host.port import (
     CgroupHost,
     CgroupReader,
@@ -21,6 +20,7 @@ from pykubelet.clients.host.port import (
     Machine,
     MemoryAlarms,
     Mounts,
+    NodePaths,
     PodFolders,
     Quotas,
     Slices,

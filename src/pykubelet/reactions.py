@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from pykubelet.api_server import Reporting
 from pykubelet.cm.allocation import POD_TERMINATED
-from pykubelet.cm.build import ContainerManager
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
-from pykubelet.probes.manager import ProbeManager
 from pykubelet.recorder import LifeEntry, Outcome, Step
-from pykubelet.runtime.gc import ContainerGc
 from pykubelet.signals import (
     ApiPodObserved,
     ContainerDied,
@@ -31,29 +29,19 @@ from pykubelet.signals import (
     VolumesMounted,
     VolumesUnmounted,
 )
-from pykubelet.status.manager import StatusManager
-from pykubelet.status.sender import StatusSender, uid_here
-from pykubelet.sync.housekeeping import Housekeeping
-from pykubelet.sync.loop import SyncLoop
-from pykubelet.sync.pod_metrics import PodMetrics
-from pykubelet.sync.worker import PodWorkers
-from pykubelet.volumes.manager import VolumeManager
+from pykubelet.status.sender import uid_here
+from pykubelet.sync.build import Subsystems, Sync
 
 
-def connect(
-    ctx: Context,
-    *,
-    loop: SyncLoop,
-    workers: PodWorkers,
-    volumes: VolumeManager,
-    housekeeping: Housekeeping,
-    statuses: StatusManager,
-    probes: ProbeManager,
-    sender: StatusSender | None,
-    pod_metrics: PodMetrics,
-    cm: ContainerManager,
-    containers: ContainerGc,
-) -> None:
+def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -> None:
+    volumes, cm, probes, runtime = below.volumes.manager, below.cm, below.probes, below.runtime
+    loop, workers, statuses, sender, housekeeping = (
+        sync.loop,
+        sync.workers,
+        sync.statuses,
+        sync.sender,
+        sync.housekeeping,
+    )
     on = ctx.signals.subscribe
 
     def object_changed(changed: ObjectChanged) -> None:
@@ -70,7 +58,7 @@ def connect(
 
     def container_died(died: ContainerDied) -> None:
         if not died.sandbox:
-            containers.prune_soon(died.uid, died.name)
+            runtime.gc.prune_soon(died.uid, died.name)
 
     def step_recorded(uid: str, entry: LifeEntry) -> None:
         # A sync waits for volumes for minutes; any other failure ends it, and the next one sets a status.
@@ -80,7 +68,7 @@ def connect(
     ctx.recorder.listen(step_recorded)
     on(ContainerDied, loop.container_died)
     on(ContainerDied, container_died)
-    on(ContainerDied, pod_metrics.container_died)
+    on(ContainerDied, sync.metrics.container_died)
     on(ContainerStarted, loop.container_started)
     on(ContainerStarted, lambda started: cm.resource_managers.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
@@ -88,7 +76,7 @@ def connect(
     on(RuntimeChanged, lambda _: ctx.signals.publish(NodeStatusChanged()))
     on(PodSetChanged, lambda _: housekeeping.soon())
     on(PodFinished, lambda _: housekeeping.soon())
-    on(PodFinished, lambda finished: containers.collect_pod_soon(finished.uid))
+    on(PodFinished, lambda finished: runtime.gc.collect_pod_soon(finished.uid))
     on(PodFinished, lambda finished: cm.resource_managers.release(finished.uid))
     on(PodFinished, lambda _: cm.allocation.retry(POD_TERMINATED))
     on(PodRestarts, lambda restarts: statuses.begin_anew(restarts.uid))
@@ -103,6 +91,7 @@ def connect(
     on(DraDriverRegistered, lambda registered: workers.retry_now(registered.uid))
     on(ResizeChanged, lambda changed: workers.sync_now(changed.uid))
     on(PodPreempted, lambda preempted: loop.preempt(preempted.pod, preempted.resource))
+    on(NodeStatusChanged, lambda _: reporting.node_status_changed())
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
     if sender is not None:
         on(PodStatusChanged, lambda changed: sender.changed(changed.uid))

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import grpc
 
 from pykubelet.api.types import PodStatus
-from pykubelet.app import Node, assemble, live
 from pykubelet.cli.agent_edges import connected_edges
+from pykubelet.kubelet import Kubelet, assemble
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.standalone import images
 from pykubelet.standalone.packer import File, Image, architecture, pack
@@ -229,7 +229,7 @@ def looking_inside(
 
 
 @asynccontextmanager
-async def in_this_process(inside: Inside) -> AsyncIterator[Node]:
+async def in_this_process(inside: Inside) -> AsyncIterator[Kubelet]:
     """The same agent, but where its statuses can be read; the process of its own takes over again afterwards."""
     inside.agent.stop()
     loaded = load_settings(inside.agent.arguments, environ={})
@@ -237,13 +237,15 @@ async def in_this_process(inside: Inside) -> AsyncIterator[Node]:
     try:
         async with connected_edges(loaded.settings) as edges:
             node = assemble(loaded.settings, edges)
-            async with live(node):
+            async with node.running():
                 yield node
     finally:
         inside.agent.start()
 
 
-async def status_when(node: Node, pod: str, question: Callable[[PodStatus], bool], within: float = 60.0) -> PodStatus:
+async def status_when(
+    node: Kubelet, pod: str, question: Callable[[PodStatus], bool], within: float = 60.0
+) -> PodStatus:
     """The status of a pod as soon as the answer is yes."""
     status: PodStatus | None = None
     try:

@@ -101,7 +101,7 @@ class World:
                 self.model.wish(pod.uid, 1, ends_pod=True)
         await self.harness.start()
         # Explaining has tests of its own and would take a quarter of the time.
-        self.harness.node.statuses.explained = lambda pod, status: status
+        self.harness.node.sync.statuses.explained = lambda pod, status: status
 
     async def stop(self, *, hard: bool) -> None:
         """`hard`: none of its last words is heard."""
@@ -298,7 +298,7 @@ class World:
             return
         node = self.harness.node
         known = node.table.pod(uid_of(pod)) or pod
-        evictor = PodEvictor(node.ctx, workers=node.workers, table=node.table, active=node.table.active_pods)
+        evictor = PodEvictor(node.ctx, workers=node.sync.workers, table=node.table, active=node.table.active_pods)
         self.model.wish(uid_of(pod), grace, ends_pod=True)
         text = EvictionText(message="The node was low on resource: memory.")
         order = EvictionOrder(text=text, grace=grace, signal="memory.available", disruption=True)
@@ -311,11 +311,11 @@ class World:
             pod = self.model.pods[worker.uid]
             self.model.wish(pod.uid, min(max(1, pod.grace), 20), ends_pod=True)
         self.model.goes_down(begins=True)
-        self._help(self.harness.node.shutdown.shut_down(two_periods(30, 10)))
+        self._help(self.harness.node.sync.shutdown.manager.shut_down(two_periods(30, 10)))
 
     async def do_shutdown_up(self) -> None:
         if self.running:
-            self.harness.node.shutdown.cancel()
+            self.harness.node.sync.shutdown.manager.cancel()
             self.model.goes_down(begins=False)
 
     def _help(self, work: Any) -> None:

@@ -280,6 +280,6 @@ async def test_readiness_reaches_the_status_and_others_are_unharmed(inside: Insi
             assert message is not None and message.startswith("containers with unready status: [app]")
         asked = await status_when(node, "grpc", lambda status: any(each.ready for each in status.container_statuses))
         assert [each.name for each in asked.container_statuses if each.ready] == ["serving"]
-        assert 'kubelet_runtime_operations_total{operation_type="exec_sync"} ' in node.metrics.expose()
+        assert 'kubelet_runtime_operations_total{operation_type="exec_sync"} ' in node.ctx.metrics.expose()
     assert not inside.has_run("live-ok", 1) and not inside.has_run("http", 1)
     assert not inside.has_event("live-ok", "Unhealthy")

@@ -17,7 +17,7 @@ from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.machine import read_machine
 from pykubelet.clients.host.node_stats import NodeStats
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.edges import GuardEdges
 from pykubelet.eviction.stats import EvictionStats
 from pykubelet.kit.clock import SystemClock

@@ -219,7 +219,7 @@ async def test_the_end_of_a_pod_that_breaks_ends_no_worker(tmp_path: Path) -> No
         node.cri.program(Behaviour(), name="app")
         first, second = node.run(a_pod("first")), node.run(a_pod("second"))
         await node.until_running(first, second)
-        handlers = node.node.signals._handlers
+        handlers = node.node.ctx.signals._handlers
 
         def break_it(finished: PodFinished) -> None:
             raise ZeroDivisionError("a bug")

@@ -38,7 +38,7 @@ from pykubelet.api.types import (
     Volume,
 )
 from pykubelet.clients.host.folders import DiskFolders
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.clients.http.client import ShortCalls
 from pykubelet.clients.http.port import Fetched
 from pykubelet.clients.kube.client import RestKubeClient

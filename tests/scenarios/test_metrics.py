@@ -30,7 +30,7 @@ from tests.scenarios.cluster_node import a_cluster_node
 
 def values(node: NodeHarness, name: str) -> dict[tuple[str, ...], float]:
     """Values by labels, in the order of the labels' names. The parser ends the names of counters in _total."""
-    families = text_string_to_metric_families(node.node.metrics.expose())
+    families = text_string_to_metric_families(node.node.ctx.metrics.expose())
     names = (name, f"{name}_total")
     found = [sample for family in families for sample in family.samples if sample.name in names]
     return {tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in found}

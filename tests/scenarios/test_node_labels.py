@@ -12,8 +12,8 @@ from pykubelet.api.types import Node, Pod, Taint
 from pykubelet.kit.clock import utc
 from pykubelet.model.errors import ApiDown
 from pykubelet.model.pod import uid_of
+from pykubelet.node.fresh_node import FreshNode
 from pykubelet.node.register import initial_info
-from pykubelet.sync.fresh_node import FreshNode
 from tests.builders import a_pod
 from tests.harness import MACHINE, NodeHarness, a_node
 from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node

@@ -15,12 +15,13 @@ from pykubelet.model.runtime_status import ContainerEvent, EventKind
 from pykubelet.pleg.pleg import EXIT_PAUSES, Pleg, PlegSettings
 from pykubelet.pods.table import PodTable
 from pykubelet.signals import ContainerDied, ContainerRemoved, ContainerStarted, InspectionRecovered, PodSignal, Signals
+from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
 from tests.unit.pleg.pods import IMAGE, start_container, start_pod, start_sandbox
 
 
 class Node:
-    """A PLEG on a fake runtime; remembers when which event was told."""
+    """A PLEG on a fake runtime; remembers when which signal was published."""
 
     def __init__(self, *, events: bool = True, anonymous: bool = False, settings: PlegSettings | None = None) -> None:
         self.clock = LoopClock()
@@ -29,16 +30,15 @@ class Node:
         self.table, signals = PodTable(), Signals()
         opened = self._anonymous if anonymous else self.cri.container_events
         self.pleg = Pleg(
-            cri=self.cri,
-            table=self.table,
-            signals=signals,
-            clock=self.clock,
+            a_context(clock=self.clock, signals=signals),
+            self.cri,
+            self.table,
             source=EventSource(name="stream", open=opened),
             settings=settings,
         )
-        self.told: list[tuple[float, PodSignal]] = []
+        self.published: list[tuple[float, PodSignal]] = []
         for kind in (ContainerStarted, ContainerDied, ContainerRemoved, InspectionRecovered):
-            signals.subscribe(kind, lambda event: self.told.append((self.clock.monotonic(), event)))
+            signals.subscribe(kind, lambda event: self.published.append((self.clock.monotonic(), event)))
 
     async def _anonymous(self) -> AsyncIterator[ContainerEvent]:
         """containerd's own stream: ids only."""
@@ -47,20 +47,20 @@ class Node:
 
     @asynccontextmanager
     async def up(self, *pods: str) -> AsyncIterator[None]:
-        """Running with these pods, everything about them told already."""
+        """Running with these pods, everything about them published already."""
         for pod in pods:
             await start_pod(self.cri, pod)
         async with running(self.pleg):
             await self.clock.sleep(5)
-            self.told.clear()
+            self.published.clear()
             self.cri.calls.clear()
             yield
 
     def events(self, kind: type[PodSignal], pod: str | None = None) -> list[PodSignal]:
-        return [e for _, e in self.told if isinstance(e, kind) and (pod is None or e.uid == f"uid-{pod}")]
+        return [e for _, e in self.published if isinstance(e, kind) and (pod is None or e.uid == f"uid-{pod}")]
 
     def delay(self, kind: type[PodSignal], pod: str, since: float) -> float:
-        return round(next(at for at, e in self.told if isinstance(e, kind) and e.uid == f"uid-{pod}") - since, 3)
+        return round(next(at for at, e in self.published if isinstance(e, kind) and e.uid == f"uid-{pod}") - since, 3)
 
     def relists(self) -> list[float]:
         return [round(c.at, 3) for c in self.cri.called("list_containers") if not c.pod_uid]
@@ -85,7 +85,7 @@ async def test_a_crash_is_told_at_once(anonymous: bool) -> None:
         await node.clock.sleep(1)
         assert node.delay(ContainerDied, "web", before) == 0.0
         assert node.table.runtime_status("uid-web").container("app").exit_code == 1  # type: ignore[union-attr]
-        assert len(node.told) == 1 and node.relists() == []
+        assert len(node.published) == 1 and node.relists() == []
 
 
 async def test_a_runtime_that_still_says_running_is_asked_again() -> None:
@@ -95,7 +95,7 @@ async def test_a_runtime_that_still_says_running_is_asked_again() -> None:
         app = node.cri.container("app", "web")
         before = node.clock.monotonic()
         node.pleg.hint(ContainerEvent(container_id=app.id, kind=EventKind.STOPPED))
-        node.cri._subscribers.clear()  # nothing more will be told of it
+        node.cri._subscribers.clear()  # no further event comes
         node.cri._end_later(app, 0.05, 1, "")
         await node.clock.sleep(1)
         assert node.delay(ContainerDied, "web", before) == 0.075
@@ -109,7 +109,7 @@ async def test_a_wrong_hint_of_an_end_is_given_up() -> None:
         node.pleg.hint(ContainerEvent(container_id=app.id, kind=EventKind.STOPPED))
         await node.clock.sleep(5)
         assert len(node.cri.called("container_status")) == 1 + len(EXIT_PAUSES)
-        assert node.told == [] and node.pleg.snapshot().due == 0
+        assert node.published == [] and node.pleg.snapshot().due == 0
 
 
 async def test_own_actions_echo_nothing() -> None:
@@ -119,10 +119,10 @@ async def test_own_actions_echo_nothing() -> None:
         await node.pleg.inspect("uid-web")
         await start_container(node.cri, "web")
         await node.pleg.inspect("uid-web")
-        calls, told = len(node.cri.calls), len(node.told)
-        assert all(e.requested for _, e in node.told if isinstance(e, ContainerStarted))
+        calls, published = len(node.cri.calls), len(node.published)
+        assert all(e.requested for _, e in node.published if isinstance(e, ContainerStarted))
         await node.clock.sleep(1)
-        assert len(node.told) == told == 2
+        assert len(node.published) == published == 2
         assert len(node.cri.calls) == calls, "the stream's echo of our own actions costs no calls"
 
 
@@ -241,9 +241,9 @@ async def test_the_runtime_restarts() -> None:
     node = Node()
     async with node.up("web", "other"):
         node.cri.crash()
-        node.cri.exit("app", 1, pod="web")  # while nobody tells
+        node.cri.exit("app", 1, pod="web")  # while no stream is open
         await node.clock.sleep(30)
-        assert node.told == []
+        assert node.published == []
         with pytest.raises(RuntimeDown):
             await node.pleg.inspect("uid-other")
         node.cri.restore()
@@ -289,7 +289,7 @@ async def test_health_blames_the_runtime_only_when_it_is_gone() -> None:
 
 
 async def test_a_relist_overtaken_by_a_refresh_tells_nothing_wrong() -> None:
-    """A slow listing shows the past; what a refresh has seen since must not be told backwards."""
+    """A slow listing shows the past; what an inspection found since must not be published backwards."""
     node = Node(events=False)
     async with node.up("web"):
         slow = node.cri.slow("list_pod_sandboxes", 5.0, times=1)
@@ -298,7 +298,7 @@ async def test_a_relist_overtaken_by_a_refresh_tells_nothing_wrong() -> None:
         node.cri.exit("app", 1, pod="web")
         await node.pleg.inspect("uid-web")
         await node.clock.sleep(10)
-        assert [type(e) for _, e in node.told] == [ContainerDied]
+        assert [type(e) for _, e in node.published] == [ContainerDied]
 
 
 async def test_leaving_cancels_everything() -> None:
@@ -312,7 +312,7 @@ async def test_leaving_cancels_everything() -> None:
 
 @pytest.mark.parametrize("requested", [True, False])
 async def test_who_looks_for_another_reason_keeps_nothing_from_the_worker(requested: bool) -> None:
-    """Without a stream nobody else tells of an end that such a look finds first."""
+    """Without a stream an end that such an inspection finds first causes no other event."""
     node = Node(events=False)
     async with node.up("web"):
         node.cri.exit("app", 1, pod="web")

@@ -73,7 +73,7 @@ async def test_a_shutdown_of_the_node_shortens_and_does_not_kill(tmp_path: Path)
         container = node.cri.container("app")
         await node.delete()
         await node.clock.sleep(2)
-        await node.node.shutdown.shut_down(two_periods(30, 10))
+        await node.node.sync.shutdown.manager.shut_down(two_periods(30, 10))
         assert container.exit_code == 0
         assert graces(node) == [60, 20]
 

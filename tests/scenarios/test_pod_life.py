@@ -214,7 +214,7 @@ async def test_one_stuck_pod_hurts_nobody(tmp_path: Path) -> None:
             node.remove("good5")
             await node.until(lambda: "good5/app" not in node.running())
             assert node.clock.monotonic() - begun < 5, verb
-            assert node.node.runtime.runtime_problem() == ""
+            assert node.node.runtime_state.runtime_problem() == ""
             assert node.node.pleg.healthy()[0]
 
 

@@ -48,7 +48,7 @@ async def test_the_sandbox_is_told_while_the_image_is_pulled(tmp_path: Path) -> 
 async def test_a_pod_that_starts_quickly_is_told_once(tmp_path: Path) -> None:
     async with a_node(tmp_path) as node:
         told = []
-        node.node.signals.subscribe(PodStatusChanged, lambda changed: told.append(changed.uid))
+        node.node.ctx.signals.subscribe(PodStatusChanged, lambda changed: told.append(changed.uid))
         pod = node.run(a_pod("web"))
         await node.until_running(pod)
         await node.clock.sleep(5)

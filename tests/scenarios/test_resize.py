@@ -169,7 +169,7 @@ async def test_a_resize_that_does_not_fit_waits_until_a_pod_goes(tmp_path: Path)
         await node.until(lambda: bool(node.events("ResizeCompleted")), within=30)
         assert updates(node) == [(3072, 300_000, 64)]
         await node.until(lambda: condition(node, "PodResizePending") is None)
-        exposed = node.node.metrics.expose()
+        exposed = node.node.ctx.metrics.expose()
         assert "kubelet_pod_deferred_accepted_resizes_total" in exposed
         assert 'kubelet_container_requested_resizes_total{resource="cpu",requirement="limits"' in exposed
 

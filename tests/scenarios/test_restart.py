@@ -136,11 +136,11 @@ async def test_the_runtime_goes_away_and_comes_back(tmp_path: Path) -> None:
         node.cri.crash()
         late = node.run(a_pod("late"))
         await node.clock.sleep(45)
-        assert node.node.runtime.runtime_problem().startswith("container runtime is down")
+        assert node.node.runtime_state.runtime_problem().startswith("container runtime is down")
         node.cri.restore()
         begun = node.clock.monotonic()
         await node.until_running(late)
         assert node.clock.monotonic() - begun < 6
         assert len(node.cri.called("start_container", "app")) == 2
         await node.clock.sleep(5)
-        assert node.node.runtime.runtime_problem() == ""
+        assert node.node.runtime_state.runtime_problem() == ""

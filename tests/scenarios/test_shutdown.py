@@ -215,7 +215,7 @@ async def test_after_the_reboot_static_pods_come_back_and_nothing_dead_is_left(t
         await node.until_running(static)
         assert node.phase("web") == "Failed"
         assert (tmp_path / "kubelet" / "graceful_node_shutdown_state").exists()
-        assert "kubelet_graceful_shutdown_end_time_seconds 17" in node.node.metrics.expose()
+        assert "kubelet_graceful_shutdown_end_time_seconds 17" in node.node.ctx.metrics.expose()
         await node.delete("web")
         await node.until(lambda: {box.pod_uid for box in node.cri.sandboxes.values()} == {"static-uid"}, within=300)
         assert node.folders.pod_uids() == ["static-uid"]
@@ -249,7 +249,7 @@ async def test_without_logind_and_without_an_api_server_a_command_does_the_same(
         harness.cri.program(Behaviour(stops_after=2), name="app")
         web, core = harness.run(a_pod("web", uid="w")), harness.run(a_pod("core", uid="c", priority=CRITICAL))
         await harness.until_running(web, core)
-        manager = harness.node.shutdown
+        manager = harness.node.sync.shutdown.manager
         outcome = await manager.shut_down(two_periods(30, 10))
         assert sorted(outcome.stopped) == ["default/core-node1", "default/web-node1"]
         assert not outcome.left and harness.running() == []

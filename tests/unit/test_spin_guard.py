@@ -78,8 +78,8 @@ def test_a_worker_that_asks_to_run_again_at_once_is_named(tmp_path: Path) -> Non
         async with a_node(tmp_path) as node:
             pod = node.run(a_pod("web"))
             await node.until_running(pod)
-            node.node.recorder.listen(lambda uid, _entry: node.node.workers.sync_now(uid))
-            node.node.workers.sync_now(pod.metadata.uid or "")
+            node.node.ctx.recorder.listen(lambda uid, _entry: node.node.sync.workers.sync_now(uid))
+            node.node.sync.workers.sync_now(pod.metadata.uid or "")
             await node.clock.sleep(60)
 
     with pytest.raises(HotLoop, match=r"web-node1_default|of pod"):

@@ -80,9 +80,9 @@ def _causes(group: ExceptionGroup[Exception]) -> list[Exception]:
 
 
 async def _run(settings: Settings, lock: LockFile | None) -> int:
-    from pykubelet.app import assemble, live
     from pykubelet.cli.agent_edges import connected_edges
     from pykubelet.cli.host_setup import host_services
+    from pykubelet.kubelet import assemble
 
     clock = SystemClock()
     notifier = systemd_notifier(settings.environment, clock)
@@ -94,7 +94,7 @@ async def _run(settings: Settings, lock: LockFile | None) -> int:
             from pykubelet.cli.run_once import run_once
 
             return await run_once(node)
-        async with live(node), running(*host_services(settings, lock=lock, stop=stop, clock=clock)):
+        async with node.running(), running(*host_services(settings, lock=lock, stop=stop, clock=clock)):
             logger.info("agent is running", extra={"node": settings.node_name(edges.machine.hostname)})
             notifier.ready()
             await stop.wait()

@@ -22,8 +22,7 @@ from pykubelet.clients.host.machine import read_machine, read_topology
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.network import InterfaceNetwork
 from pykubelet.clients.host.node_stats import NodeStats
-from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine, Slices
+from pykubelet.clients.host.port import Machine, NodePaths, Slices
 from pykubelet.clients.host.process import own_cgroup, set_oom_score, subordinate_ids
 from pykubelet.clients.host.quotas import ProjectQuotas
 from pykubelet.clients.http.client import ShortCalls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from pykubelet.app import Node, live
+from pykubelet.kubelet import Kubelet
 from pykubelet.model.pod import is_terminal_phase, readable, uid_of
 from pykubelet.signals import PodStatusChanged
 
@@ -13,11 +13,11 @@ PATIENCE = 120.0
 """Seconds a pod may take to run or end."""
 
 
-async def run_once(node: Node) -> int:
+async def run_once(node: Kubelet) -> int:
     """Status 0 when every pod runs or succeeded, 1 when one failed or did not get there in time."""
     changed = asyncio.Event()
-    node.signals.subscribe(PodStatusChanged, lambda changed_status: changed.set())
-    async with live(node):
+    node.ctx.signals.subscribe(PodStatusChanged, lambda changed_status: changed.set())
+    async with node.running():
         try:
             async with asyncio.timeout(PATIENCE):
                 while not _settled(node):
@@ -39,8 +39,8 @@ async def _next(changed: asyncio.Event) -> None:
         return
 
 
-def _settled(node: Node) -> bool:
-    if not node.mux.all_ready():
+def _settled(node: Kubelet) -> bool:
+    if not node.sources.mux.all_ready():
         return False
     for pod in node.table.pods():
         status = node.table.reported_status(uid_of(pod))
@@ -51,7 +51,7 @@ def _settled(node: Node) -> bool:
     return True
 
 
-def _report(node: Node) -> int:
+def _report(node: Kubelet) -> int:
     failed = 0
     for pod in node.table.pods():
         status = node.table.reported_status(uid_of(pod))

@@ -19,7 +19,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from pykubelet.app import Node, assemble, live
 from pykubelet.cli.agent import stop_requested
 from pykubelet.cli.agent_edges import connected_edges
 from pykubelet.cli.errors import CommandFailed
@@ -31,6 +30,7 @@ from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, SystemClock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import Wakeup, both, gather_all, running
+from pykubelet.kubelet import Kubelet, assemble
 from pykubelet.model.container_keys import termination_grace_of
 from pykubelet.model.errors import CriError
 from pykubelet.pods.record import WorkerState
@@ -140,8 +140,8 @@ class _Up:
         async with connected_edges(settings) as edges:
             node = assemble(settings, edges)
             merged = watch_paths(node, settings, edges, self._options.paths)
-            node.signals.subscribe(PodStatusChanged, lambda changed: self._wake.set())
-            async with live(node):
+            node.ctx.signals.subscribe(PodStatusChanged, lambda changed: self._wake.set())
+            async with node.running():
                 view = self._view(edges)
                 try:
                     if imported:
@@ -164,7 +164,7 @@ class _Up:
 
         return LiveView(Console(), f"pykubelet up · {edges.runtime_name} · Ctrl-C leaves, pods keep running")
 
-    async def _show(self, node: Node, view: View, stop: asyncio.Event, begun: float) -> None:
+    async def _show(self, node: Kubelet, view: View, stop: asyncio.Event, begun: float) -> None:
         tails = LogTails()
         greeted = False
         while not stop.is_set():
@@ -176,7 +176,7 @@ class _Up:
                 view.say(f"{well} after {self._clock.monotonic() - begun:.1f} s")
             await self._wake.wait(at_most=LOOK_EVERY)
 
-    async def _end_pods(self, node: Node, view: View, merged: MergedSets) -> None:
+    async def _end_pods(self, node: Kubelet, view: View, merged: MergedSets) -> None:
         """Every pod gets its grace; who does not end by then is ended with the runtime."""
         graces = [pod.spec.termination_grace_period_seconds or DEFAULT_GRACE for pod in node.table.pods()]
         view.say(f"stopping {len(graces)} pod{'s' if len(graces) != 1 else ''}")
@@ -204,9 +204,9 @@ def make_runtime(state: UpState, clock: Clock) -> PrivateContainerd:
     return PrivateContainerd(state.runtime, find_runtime(), clock=clock)
 
 
-def watch_paths(node: Node, settings: Settings, edges: Edges, paths: Sequence[Path]) -> MergedSets:
+def watch_paths(node: Kubelet, settings: Settings, edges: Edges, paths: Sequence[Path]) -> MergedSets:
     """One source for each path, all of them together the pods of the files."""
-    merged = MergedSets(node.mux.deliver, len(paths))
+    merged = MergedSets(node.sources.mux.deliver, len(paths))
     own = [
         StaticSource(
             path=path,

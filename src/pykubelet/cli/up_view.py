@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Struct, field
 
 from pykubelet.api.types import Pod
-from pykubelet.app import Node
 from pykubelet.cli import table
 from pykubelet.cli.pods import age_text, ready_text, restarts, short_name, status_text
+from pykubelet.kubelet import Kubelet
 from pykubelet.model.pod import namespace_of, uid_of
 from pykubelet.runtime.logs import LogFiles, open_log, parse_line
 
@@ -58,7 +58,7 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def rows_of(node: Node) -> list[Row]:
+def rows_of(node: Kubelet) -> list[Row]:
     now = datetime.now(UTC)
     rows = []
     for pod in sorted(node.explainer.pods(), key=lambda each: (namespace_of(each), short_name(each))):
@@ -92,7 +92,7 @@ class LogTails(Struct):
 
     offsets: dict[Path, int] = field(default_factory=dict)
 
-    def fresh(self, node: Node) -> list[str]:
+    def fresh(self, node: Kubelet) -> list[str]:
         found = []
         for pod in node.table.pods():
             status = node.table.runtime_status(uid_of(pod))

@@ -31,6 +31,7 @@ from pykubelet.cm.resize import resize_rules
 from pykubelet.cm.resource_managers import CpusetReconciler, ResourceManagers, running_containers
 from pykubelet.cm.state import CPU_STATE_FILE, MEMORY_STATE_FILE, CpuState, ManagerStates, MemoryState
 from pykubelet.cm.topology_manager import NONE, HintProvider, Merger, TopologyManager, topology_options
+from pykubelet.cm.user_namespaces import Handlers, PodUserNamespaces, pod_user_namespaces
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.kit.tasks import Chore, Service, Services
@@ -39,6 +40,7 @@ from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import CPU
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.topology import Topology, flat_topology, parse_cpu_list
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.sysctls import SysctlAllowList
 from pykubelet.pods.table import PodTable
 
@@ -50,6 +52,7 @@ class ContainerManager(Struct, frozen=True, kw_only=True):
     admission: PodAdmission
     allocation: AllocationManager
     cgroups: PodCgroups
+    user_namespaces: PodUserNamespaces
     container_resources: ContainerResourceSource
     assigned: AssignedResources
     plugin_handlers: Mapping[str, PluginHandler]
@@ -87,10 +90,11 @@ def build(
     edges: Edges,
     spec: NodeSpec,
     table: PodTable,
-    *,
     node: NodeNow,
     sources_ready: Callable[[], bool],
     claim_objects: ClaimObjects | None,
+    runtime_classes: Handlers,
+    runtime_state: RuntimeState,
 ) -> ContainerManager:
     """`claim_objects` is None without an API server: then there are no resource claims."""
     settings, machine = ctx.settings, _machine(ctx, edges)
@@ -128,6 +132,7 @@ def build(
         admission=admission,
         allocation=allocation,
         cgroups=cgroups,
+        user_namespaces=pod_user_namespaces(settings, edges, handlers=runtime_classes, runtime_state=runtime_state),
         container_resources=ContainerResourceSource(managers, devices, dra),
         assigned=AssignedResources(managers, devices, dra),
         plugin_handlers=handlers,
@@ -139,22 +144,24 @@ def build(
 def plugin_services(
     ctx: Context,
     edges: Edges,
-    devices: DeviceManager | None,
-    handlers: Mapping[str, PluginHandler],
+    cm: ContainerManager,
+    csi_drivers: PluginHandler | None,
     sources_ready: Callable[[], bool],
-) -> list[Service]:
-    """What finds plugins; they start after the managers that use these."""
+) -> Services:
+    """Build what finds plugins; they start after the managers that use these."""
+    devices = cm.devices
     if edges.plugins is None or devices is None:
-        return []
+        return Services()
     plugins = PluginManager(
         folder=edges.paths.plugin_sockets,
         registrations=edges.plugins.registrations,
-        handlers=handlers,
+        handlers={**cm.plugin_handlers, **({"CSIPlugin": csi_drivers} if csi_drivers is not None else {})},
         clock=ctx.clock,
         metrics=ctx.metrics,
         may_start=sources_ready,
     )
-    return [plugins, edges.plugins.device_registry(edges.paths.device_plugins, devices.take)]
+    registry = edges.plugins.device_registry(edges.paths.device_plugins, devices.take)
+    return Services(producers=[plugins, registry])
 
 
 # --- devices --------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import finish
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import uid_of
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.settings.settings import Settings
 from pykubelet.wire import cri_pb2
 
@@ -201,8 +202,13 @@ class PodUserNamespaces:
 
 
 def pod_user_namespaces(
-    settings: Settings, edges: Edges, *, handlers: Handlers, supports: Callable[[str], bool]
+    settings: Settings, edges: Edges, *, handlers: Handlers, runtime_state: RuntimeState
 ) -> PodUserNamespaces:
     per_pod = settings.config.runtime.user_namespaces.ids_per_pod
     ids = id_range(per_pod, settings.config.cgroups.max_pods, edges.host_ids)
-    return PodUserNamespaces(pods=edges.paths.pods, ids=ids, handlers=handlers, supports=supports)
+    return PodUserNamespaces(
+        pods=edges.paths.pods,
+        ids=ids,
+        handlers=handlers,
+        supports=lambda handler: runtime_state.conditions.supports_user_namespaces(handler),
+    )

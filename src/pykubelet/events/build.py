@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from pykubelet.clients.kube.port import KubeClient
+from pykubelet.edges import Edges
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.events.sink import ApiEventSink
-from pykubelet.kit.clock import Clock
-from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import Services
 
 
@@ -17,10 +15,10 @@ class Events(Struct, frozen=True, kw_only=True):
     services: Services
 
 
-def build(client: KubeClient | None, *, clock: Clock, node_name: str, metrics: Registry) -> Events:
-    """`client` should be one of its own: events have their own rate (eventRecordQPS, eventBurst)."""
-    if client is None:
+def build(edges: Edges, node_name: str) -> Events:
+    clock = edges.clock
+    if edges.cluster is None:
         return Events(recorder=EventBroadcaster(clock=clock, node_name=node_name), services=Services())
-    sink = ApiEventSink(kube=client, clock=clock, node_name=node_name, metrics=metrics)
+    sink = ApiEventSink(kube=edges.cluster.events, clock=clock, node_name=node_name, metrics=edges.metrics)
     recorder = EventBroadcaster(clock=clock, node_name=node_name, sink=sink)
     return Events(recorder=recorder, services=Services(sinks=[sink]))

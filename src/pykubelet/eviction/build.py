@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from pykubelet.context import Context
-from pykubelet.edges import Edges, GuardEdges
+from pykubelet.edges import Edges
 from pykubelet.eviction.local_storage import StorageLimits
 from pykubelet.eviction.manager import EvictionManager, EvictionRules, Evictor
 from pykubelet.eviction.stats import EvictionStats
 from pykubelet.eviction.thresholds import ALLOCATABLE, MEMORY, Reclaim
-from pykubelet.images.gc import ImageGc
 from pykubelet.kit.tasks import Services
 from pykubelet.node.conditions import NodeConditions
-from pykubelet.runtime.gc import ContainerGc
+from pykubelet.node.oom import OomWatcher
+from pykubelet.pods.table import PodTable
+from pykubelet.runtime.build import ContainerRuntime
 from pykubelet.settings.thresholds import eviction_thresholds
 from pykubelet.stats.build import Stats
-
-
-class Eviction(Struct, frozen=True, kw_only=True):
-    manager: EvictionManager
-    services: Services
 
 
 def build(
     ctx: Context,
     edges: Edges,
-    guard: GuardEdges,
-    *,
-    stats: Stats,
+    table: PodTable,
+    stats: Stats | None,
     conditions: NodeConditions,
+    runtime: ContainerRuntime,
     evictor: Evictor,
-    containers: ContainerGc,
-    images: ImageGc,
-) -> Eviction:
+) -> Services:
+    """Build the eviction manager and the watcher of OOM kills; none for an agent that does not watch its node."""
+    guard = edges.guard
+    if guard is None or stats is None:
+        return Services()
     measured = EvictionStats(
         stats,
         guard,
@@ -44,10 +40,10 @@ def build(
     )
 
     async def remove_dead_containers() -> None:
-        await containers.collect(evict_ended=True)
+        await runtime.gc.collect(evict_ended=True)
 
     async def remove_unused_images() -> None:
-        await images.remove_unused()
+        await runtime.images.gc.remove_unused()
 
     manager = EvictionManager(
         ctx,
@@ -59,7 +55,8 @@ def build(
         alarms=guard.alarms,
         rules=eviction_rules(ctx, stats),
     )
-    return Eviction(manager=manager, services=Services(managers=[manager]))
+    oom = OomWatcher(ctx, guard, cgroups=stats.cgroups, table=table)
+    return Services(managers=[*stats.services.managers, manager, oom])
 
 
 def eviction_rules(ctx: Context, stats: Stats) -> EvictionRules:

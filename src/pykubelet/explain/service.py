@@ -44,7 +44,6 @@ class Explainer:
     def __init__(
         self,
         ctx: Context,
-        *,
         table: PodTable,
         volumes: VolumeManager,
         runtime: Runtime,

@@ -42,10 +42,14 @@ class Services:
     producers: list[Service] = field(default_factory=list)
     """Bring in work: pod sources, the loop, servers."""
 
-    def add(self, other: Services) -> None:
-        self.sinks += other.sinks
-        self.managers += other.managers
-        self.producers += other.producers
+    @staticmethod
+    def of(*parts: Services) -> Services:
+        """Join the services of several subsystems, in their order."""
+        return Services(
+            sinks=[each for part in parts for each in part.sinks],
+            managers=[each for part in parts for each in part.managers],
+            producers=[each for part in parts for each in part.producers],
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -22,8 +22,8 @@ from msgspec import Struct
 
 from pykubelet.api.times import format_duration
 from pykubelet.clients.cri.port import EventSource
+from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff
-from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, Wakeup, both
 from pykubelet.model.errors import CallTimedOut, CriError, PykubeletError, RuntimeDown
@@ -40,7 +40,7 @@ from pykubelet.pleg.events import EventFeed
 from pykubelet.pleg.inspect import Inspection, Listing, RuntimeReader, inspect_pod
 from pykubelet.pods.record import ObservedRuntime
 from pykubelet.pods.table import PodTable
-from pykubelet.signals import InspectionRecovered, PodSignal, Signals
+from pykubelet.signals import InspectionRecovered, PodSignal
 
 logger = logging.getLogger(__name__)
 
@@ -110,23 +110,20 @@ class Pleg:
 
     def __init__(
         self,
-        *,
+        ctx: Context,
         cri: RuntimeReader,
         table: PodTable,
-        clock: Clock,
-        signals: Signals,
         source: EventSource | None = None,
         settings: PlegSettings | None = None,
-        metrics: Registry | None = None,
     ) -> None:
         self._cri = cri
         self._table = table
-        self._clock = clock
-        self._signals = signals
+        self._clock = ctx.clock
+        self._signals = ctx.signals
         self._settings = settings or PlegSettings()
-        self._measure = _Measures(metrics or Registry())
+        self._measure = _Measures(ctx.metrics)
         self._feed = EventFeed(
-            source=source, clock=clock, on_event=self.hint, on_change=self._stream_changed, metrics=metrics
+            source=source, clock=ctx.clock, on_event=self.hint, on_change=self._stream_changed, metrics=ctx.metrics
         )
         self._tasks: TaskSet | None = None
         self._inspectors: dict[str, _Inspector] = {}

@@ -37,17 +37,15 @@ class ProbeManager:
         cri: CriClient,
         network: PodNetwork,
         table: PodTable,
-        started: float,
         spread: Callable[[], float] = random.random,
     ) -> None:
-        """`started` is the wall time at which the agent started."""
         self.metrics = ProbeMetrics()
         self._tools = ProbeTools(
             ctx=ctx,
             executor=ProbeExecutor(cri, network),
             table=table,
             metrics=self.metrics,
-            agent_started=started,
+            agent_started=ctx.started,
             keep_reported=not ctx.settings.gates.enabled("ChangeContainerStatusOnKubeletRestart"),
             spawn=self._spawn,
             spread=spread,

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from pykubelet.cm.build import ContainerManager
 from pykubelet.cm.node_spec import NodeSpec
-from pykubelet.cm.user_namespaces import PodUserNamespaces
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.images.build import Images
@@ -34,6 +33,17 @@ from pykubelet.settings.settings import Settings
 from pykubelet.volumes.build import Volumes
 
 
+class ContainerObjects(Struct, frozen=True, kw_only=True):
+    """Objects of the API server that containers are made from, or what stands in for them."""
+
+    references: References
+    runtime_classes: RuntimeHandlers
+    accounts: ServiceAccounts | None
+    """None without an API server."""
+    host_ips: Callable[[], Sequence[str]]
+    """The node's addresses as containers learn them."""
+
+
 class ContainerRuntime(Struct, frozen=True, kw_only=True):
     manager: RuntimeManager
     images: Images
@@ -53,26 +63,20 @@ def build(
     ctx: Context,
     edges: Edges,
     spec: NodeSpec,
-    cm: ContainerManager,
     table: PodTable,
     pleg: Pleg,
-    *,
+    cm: ContainerManager,
     volumes: Volumes,
-    user_namespaces: PodUserNamespaces,
-    references: References,
-    handlers: RuntimeHandlers,
-    accounts: ServiceAccounts | None,
-    host_ips: Callable[[], Sequence[str]],
+    objects: ContainerObjects,
     sources_ready: Callable[[], bool],
 ) -> ContainerRuntime:
-    """`accounts` come with an API server; `host_ips` are the node's addresses as containers learn them."""
     cri = edges.cri
     images = build_images(
         ctx,
         cri,
         edges.paths.root,
-        secrets=references,
-        accounts=accounts,
+        secrets=objects.references,
+        accounts=objects.accounts,
         also_used=lambda: wanted_images(w.pod for w in table.workers() if w.pod is not None and not w.is_ending),
     )
     specs = PodSpecBuilder(
@@ -80,10 +84,10 @@ def build(
         folders=edges.folders,
         images=cri,
         events=ctx.events,
-        env=EnvSources(references=references, volumes=volumes.manager, node=spec, host_ips=host_ips),
+        env=EnvSources(references=objects.references, volumes=volumes.manager, node=spec, host_ips=objects.host_ips),
         volumes=volumes.manager,
         resources=cm.container_resources,
-        user_namespaces=user_namespaces,
+        user_namespaces=cm.user_namespaces,
     )
     specs.check_resolv_conf()
     stopper = Stopper(ctx, cri, _hooks(ctx, edges, table, pleg))
@@ -101,7 +105,7 @@ def build(
     remover = ContainerRemover(cri=cri, folders=edges.folders, pod_logs=edges.paths.pod_logs)
     manager = RuntimeManager(
         ctx,
-        sandboxes=SandboxStarter(ctx, cri, specs=specs, handlers=handlers, containers=containers),
+        sandboxes=SandboxStarter(ctx, cri, specs=specs, handlers=objects.runtime_classes, containers=containers),
         containers=containers,
         stopper=stopper,
         remover=remover,

@@ -17,26 +17,18 @@ from msgspec import Struct
 
 from pykubelet.certs.build import SERVING_PREFIX
 from pykubelet.certs.self_signed import ensure_self_signed
-from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.context import Context
-from pykubelet.edges import Edges, ServeEdges
+from pykubelet.edges import Edges
 from pykubelet.events.broadcaster import EventBroadcaster
-from pykubelet.explain.service import Explainer
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Services
-from pykubelet.node.build import Shutdown
-from pykubelet.pleg.pleg import Pleg
 from pykubelet.pleg.runtime_state import RuntimeState
-from pykubelet.pods.table import PodTable
-from pykubelet.probes.manager import ProbeManager
-from pykubelet.probes.worker import ProbeMetrics
-from pykubelet.runtime.build import ContainerRuntime
 from pykubelet.server.app import Gate, Https, Local, NodeServer
 from pykubelet.server.auth import Authenticator, Reviewer, make_authorizer
 from pykubelet.server.introspection import LOG, PING, ConfigRoutes, DebugRoutes, HealthCheck, HealthRoutes
 from pykubelet.server.local import InPlaceRestart, LocalRoutes, ShutdownRoutes
 from pykubelet.server.logs import ContainerLogs
-from pykubelet.server.metrics import MetricRoutes
+from pykubelet.server.metrics import MetricRoutes, add_agent_metrics
 from pykubelet.server.node_logs import SystemLogs
 from pykubelet.server.pod_resources import PodResourcesServer
 from pykubelet.server.pods import PodRoutes
@@ -47,7 +39,9 @@ from pykubelet.settings.gates import Gates
 from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema_server import ServerSettings
 from pykubelet.settings.settings import Settings
+from pykubelet.stats.build import Stats, shown
 from pykubelet.stats.source import NodeStatsSource
+from pykubelet.sync.build import Subsystems, Sync
 
 logger = logging.getLogger(__name__)
 
@@ -56,57 +50,51 @@ DEBUG_FROM = 4
 
 
 class Server(Struct, frozen=True, kw_only=True):
-    node_server: NodeServer
+    node_server: NodeServer | None
+    """None for an agent that serves nothing."""
     services: Services
+
+    def open(self) -> None:
+        if self.node_server is not None:
+            self.node_server.open()
 
 
 def build(
-    ctx: Context,
-    edges: Edges,
-    serve: ServeEdges,
-    *,
-    table: PodTable,
-    pleg: Pleg,
-    runtime: ContainerRuntime,
-    runtime_state: RuntimeState,
-    probes: ProbeManager,
-    stats: NodeStatsSource,
-    explainer: Explainer,
-    events: EventBroadcaster,
-    shutdown: Shutdown,
-    assigned: AssignedResources,
-    started: float,
+    ctx: Context, edges: Edges, events: EventBroadcaster, served: Subsystems, sync: Sync, stats: Stats | None
 ) -> Server:
-    """`started`: when the agent started, in unix seconds. Raises PykubeletError for settings that cannot work."""
+    """Raises PykubeletError for settings that cannot work."""
+    if edges.serve is None or stats is None:
+        return Server(node_server=None, services=Services())
+    table, pleg, runtime, shutdown = served.table, served.pleg, served.runtime, sync.shutdown
     settings, kube = ctx.settings, edges.cluster.client if edges.cluster is not None else None
     server = servable(settings.config.server, alone=kube is None)
     reviewer = Reviewer(kube=kube, clock=ctx.clock) if kube is not None else None
     serving = serving_files(settings, ctx.node_name, [str(ip) for ip in settings.node_ips])
     local = None
-    if serve.local_socket is not None:
+    if edges.serve.local_socket is not None:
         routes = LocalRoutes(
             table=table,
-            pods=explainer,
+            pods=served.explainer,
             events=events,
             restarts=InPlaceRestart(
                 pleg=pleg, stopper=runtime.stopper, table=table, forget_crashes=runtime.backoff.forget
             ),
             images=edges.cri,
-            about=_about(ctx, edges, runtime_state, started),
+            about=_about(ctx, edges, served.runtime_state),
             clock=ctx.clock,
         )
         turning_off = ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods)
-        local = Local(socket=serve.local_socket, routes=[*routes.routes(), *turning_off.routes()])
+        local = Local(socket=edges.serve.local_socket, routes=[*routes.routes(), *turning_off.routes()])
     health = HealthRoutes(
         [
             *(PING, LOG),
-            HealthCheck("syncloop", runtime_state.runtime_problem),
+            HealthCheck("syncloop", served.runtime_state.runtime_problem),
             HealthCheck("pleg", lambda: "" if pleg.healthy()[0] else pleg.healthy()[1]),
         ]
     )
     node_server = NodeServer(
         settings=server,
-        handlers=_handlers(ctx, edges, table, health, probes.metrics, stats, explainer, started),
+        handlers=_handlers(ctx, edges, served, health, shown(ctx, edges, edges.serve, stats)),
         metrics=ctx.metrics,
         clock=ctx.clock,
         https=https(server, settings.gates, ctx.node_name, reviewer, serving, ctx.clock),
@@ -115,10 +103,11 @@ def build(
     pod_resources = PodResourcesServer(
         socket=edges.paths.root / "pod-resources" / "kubelet.sock",
         active=table.active_pods,
-        assigned=assigned,
+        assigned=served.cm.assigned,
         clock=ctx.clock,
         metrics=ctx.metrics,
     )
+    add_agent_metrics(ctx.metrics, settings)
     return Server(node_server=node_server, services=Services(producers=[pod_resources, node_server]))
 
 
@@ -142,17 +131,8 @@ def https(
     return Https(gate=gate, tls=tls, offers=Offers.of(settings, gates))
 
 
-def _handlers(
-    ctx: Context,
-    edges: Edges,
-    table: PodTable,
-    health: HealthRoutes,
-    probe_metrics: ProbeMetrics,
-    stats: NodeStatsSource,
-    explainer: Explainer,
-    started: float,
-) -> Handlers:
-    settings, clock, cri = ctx.settings, ctx.clock, edges.cri
+def _handlers(ctx: Context, edges: Edges, served: Subsystems, health: HealthRoutes, stats: NodeStatsSource) -> Handlers:
+    settings, clock, cri, table = ctx.settings, ctx.clock, edges.cri, served.table
     gates = settings.gates
     return Handlers(
         pods=PodRoutes(table=table, runtime=cri, checkpoints=edges.paths.checkpoints, clock=clock),
@@ -161,13 +141,15 @@ def _handlers(
         ),
         streams=StreamRoutes(table=table, runtime=cri, translate=gates.enabled("ExtendWebSocketsToKubelet")),
         health=health,
-        metrics=MetricRoutes(agent=ctx.metrics, probes=probe_metrics.expose, health=health.problems, stats=stats),
+        metrics=MetricRoutes(
+            agent=ctx.metrics, probes=served.probes.metrics.expose, health=health.problems, stats=stats
+        ),
         configs=ConfigRoutes(
             configz=settings.configz,
             flags=lambda: flag_values(settings.flags),
-            explain=explainer,
+            explain=served.explainer,
             version=settings.kubernetes_version,
-            started=started,
+            started=ctx.started,
             clock=clock,
         ),
         system_logs=SystemLogs(root=Path("/var/log"), query_enabled=settings.config.server.enable_system_log_query),
@@ -175,14 +157,14 @@ def _handlers(
     )
 
 
-def _about(ctx: Context, edges: Edges, runtime: RuntimeState, started: float) -> Callable[[], dict[str, Any]]:
+def _about(ctx: Context, edges: Edges, runtime: RuntimeState) -> Callable[[], dict[str, Any]]:
     def about() -> dict[str, Any]:
         unreadable = edges.cluster.client.unreadable.now() if edges.cluster is not None else ()
         return {
             "node": ctx.node_name,
             "pid": os.getpid(),
             "version": ctx.settings.kubernetes_version,
-            "started": started,
+            "started": ctx.started,
             "runtime": edges.runtime_name,
             "endpoint": ctx.settings.config.runtime.container_runtime_endpoint,
             "runtimeProblem": "" if runtime.is_up() else runtime.runtime_problem() or "does not answer",

@@ -1,7 +1,7 @@
 """/exec, /attach and /portForward: check the request, ask the runtime for a stream, say how to reach it.
 
-The options and their errors are upstream's. The answer is an `Upgraded`; joining the two connections is proxy.py,
-WebSocket v5 and tunnels are channels.py. Does not cover: /run, which does not stream (pods.py).
+The options and their errors are upstream's. The reply is an `Upgrade`; joining the two connections, WebSocket v5 and
+tunnels are in relay.py. Does not cover: /run, which does not stream (pods.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.context import Context
-from pykubelet.edges import Edges, GuardEdges, ServeEdges
+from pykubelet.edges import Edges, ServeEdges
 from pykubelet.kit.tasks import Services
 from pykubelet.model.pod_resources import limits_disk
 from pykubelet.pods.table import PodTable
@@ -24,24 +24,19 @@ class Stats(Struct, frozen=True, kw_only=True):
     services: Services
 
 
-def build(
-    ctx: Context,
-    edges: Edges,
-    guard: GuardEdges,
-    *,
-    spec: NodeSpec,
-    table: PodTable,
-    volumes: VolumeManager,
-) -> Stats:
+def build(ctx: Context, edges: Edges, spec: NodeSpec, table: PodTable, volumes: VolumeManager) -> Stats | None:
+    """None for an agent that does not watch its node."""
+    if edges.guard is None:
+        return None
     config = ctx.settings.config
     cgroups = CgroupNames(root=spec.cgroup_root, driver=spec.cgroup_driver, per_qos=spec.cgroups_per_qos)
     system = {
-        "kubelet": config.cgroups.kubelet_cgroups or guard.own_group,
+        "kubelet": config.cgroups.kubelet_cgroups or edges.guard.own_group,
         "runtime": ctx.settings.flags.runtime_cgroups,
         "misc": config.cgroups.system_cgroups,
     }
     provider = StatsProvider(
-        guard,
+        edges.guard,
         cri=edges.cri,
         table=table,
         paths=edges.paths,

@@ -35,6 +35,7 @@ from pykubelet.model.pod import (
     uid_of,
 )
 from pykubelet.model.reasons import WARNING
+from pykubelet.node.fresh_node import FreshNode
 from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.admission import Rejection, Verdict
 from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
@@ -45,7 +46,6 @@ from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecover
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
-from pykubelet.sync.fresh_node import FreshNode
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
 
 logger = logging.getLogger(__name__)

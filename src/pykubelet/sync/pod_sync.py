@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 from msgspec import Struct
 
 from pykubelet.api.types import Pod, PodStatus
+from pykubelet.api_server import NoMirrors, NoRegistrations
 from pykubelet.clients.host.port import PodFolders
+from pykubelet.clients.kube.references import ReferenceWatcher
 from pykubelet.cm.build import ContainerManager
-from pykubelet.cm.user_namespaces import PodUserNamespaces
 from pykubelet.context import Context
 from pykubelet.model.errors import PykubeletError, RuntimeDown
 from pykubelet.model.pod import is_static, is_terminal_phase, readable, uid_of, uses_host_network
@@ -25,6 +25,7 @@ from pykubelet.model.reasons import ALL_CONTAINERS_RESTARTING, WARNING
 from pykubelet.model.runtime_status import PodRuntimeStatus
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pleg.runtime_state import RuntimeState
+from pykubelet.pods.mirrors import MirrorPods
 from pykubelet.pods.record import Orphan, StatusChange
 from pykubelet.probes.manager import ProbeManager
 from pykubelet.recorder import Step
@@ -53,18 +54,6 @@ class SyncResult(Struct, frozen=True, kw_only=True):
     retry if there are problems, else with the next resync."""
 
 
-class Mirrors(Protocol):
-    async def reconcile(self, pod: Pod) -> None: ...
-
-
-class References(Protocol):
-    """Secrets and config maps a pod needs, watched while it lives."""
-
-    def register(self, pod: Pod) -> None: ...
-
-    def unregister(self, pod: Pod) -> None: ...
-
-
 class PodEnvironment:
     """What a pod needs around its containers: made before anything runs, removed when nothing does."""
 
@@ -75,16 +64,15 @@ class PodEnvironment:
         folders: PodFolders,
         volumes: VolumeManager,
         cm: ContainerManager,
-        user_namespaces: PodUserNamespaces,
-        mirrors: Mirrors,
-        references: References,
+        mirrors: MirrorPods | NoMirrors,
+        references: ReferenceWatcher | NoRegistrations,
     ) -> None:
         self._events = ctx.events
         self._recorder = ctx.recorder
         self._folders = folders
         self._volumes = volumes
         self._cgroups = cm.cgroups
-        self._user_namespaces = user_namespaces
+        self._user_namespaces = cm.user_namespaces
         self._dra = cm.dra
         """None without an API server, where no claim can be allocated; pods with claims are not admitted then."""
         self._mirrors = mirrors

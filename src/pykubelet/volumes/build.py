@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pykubelet.api.types import Pod
 from pykubelet.clients.kube.port import KubeClient
+from pykubelet.cm.admission import PodAdmission
 from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.kit.tasks import Chore, Services
@@ -42,8 +43,7 @@ def build(
     ctx: Context,
     edges: Edges,
     objects: VolumeObjects,
-    *,
-    node: Callable[[], NodeInfo],
+    admission: PodAdmission,
     supports_recursive_read_only: Callable[[Pod], bool],
 ) -> Volumes:
     if edges.cluster is not None:
@@ -58,7 +58,7 @@ def build(
         sweep = Chore("CSI volumes of pods that are gone", csi.sweep, may_raise=(PykubeletError, OSError))
         services.managers += [LimitsKeeper(drivers=drivers, objects=objects.csi, clock=ctx.clock), sweep]
         chores.append(sweep.soon)
-    rules = _rules(ctx, edges, node, supports_recursive_read_only)
+    rules = _rules(ctx, edges, admission.node_info, supports_recursive_read_only)
     images = ImageVolumes()
     manager = VolumeManager(
         ctx, mounts=edges.mounts, paths=edges.paths, objects=objects, rules=rules, images=images, csi=csi

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from pykubelet.api.types import Pod
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import Wakeup
@@ -60,7 +60,7 @@ class VolumeManager:
         ctx: Context,
         *,
         mounts: Mounts,
-        paths: VolumePaths,
+        paths: NodePaths,
         objects: VolumeObjects,
         rules: VolumeRules,
         images: ImageVolumes,

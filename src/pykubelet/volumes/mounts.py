@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from pykubelet.api.types import Pod, VolumeMount
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.expand import ExpansionTooLong, expand_strict
@@ -86,7 +86,7 @@ class MountBuilder:
         table: VolumeTable,
         plugins: Mapping[str, VolumePlugin],
         mounts: Mounts,
-        paths: VolumePaths,
+        paths: NodePaths,
         images: ImageVolumes,
         rules: VolumeRules,
     ) -> None:
@@ -194,6 +194,6 @@ class MountBuilder:
         return str(place)
 
 
-def device_link(paths: VolumePaths, uid: str, spec: VolumeSpec) -> Path:
+def device_link(paths: NodePaths, uid: str, spec: VolumeSpec) -> Path:
     """The link to a block volume's device inside the pod's folder."""
     return paths.volume_devices(uid) / spec.plugin.replace("/", "~") / spec.folder

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from pykubelet.api.types import Pod
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.keyed import KeyedTasks
@@ -57,7 +57,7 @@ class Reconciler:
         plugins: Mapping[str, VolumePlugin],
         objects: VolumeObjects,
         mounts: Mounts,
-        paths: VolumePaths,
+        paths: NodePaths,
         rules: VolumeRules,
         on_settled: Callable[[VolumeEntry], None],
     ) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pykubelet.api.types import Volume
-from pykubelet.clients.host.port import MountEntry, VolumePaths
+from pykubelet.clients.host.port import MountEntry, NodePaths
 from pykubelet.kit.files import write_atomic
 from pykubelet.volumes.plugins.plugin import make_folder
 from pykubelet.volumes.spec import FC, HOST_PATH, ISCSI, VolumeSpec
@@ -46,11 +46,11 @@ class Found(NamedTuple):
         )
 
 
-def _note(paths: VolumePaths, uid: str, plugin: str, folder: str) -> Path:
+def _note(paths: NodePaths, uid: str, plugin: str, folder: str) -> Path:
     return paths.pod(uid) / "attached" / plugin.replace("/", "~") / folder
 
 
-def note_attached(paths: VolumePaths, uid: str, spec: VolumeSpec, unique: str) -> None:
+def note_attached(paths: NodePaths, uid: str, spec: VolumeSpec, unique: str) -> None:
     """Call before the volume is set up."""
     note = _note(paths, uid, spec.plugin, spec.folder)
     if _read(note) != unique:
@@ -58,7 +58,7 @@ def note_attached(paths: VolumePaths, uid: str, spec: VolumeSpec, unique: str) -
         write_atomic(note, unique.encode(), mode=0o600)
 
 
-def forget_attached(paths: VolumePaths, uid: str, spec: VolumeSpec) -> None:
+def forget_attached(paths: NodePaths, uid: str, spec: VolumeSpec) -> None:
     """Call after the volume was torn down."""
     note = _note(paths, uid, spec.plugin, spec.folder)
     with contextlib.suppress(FileNotFoundError):
@@ -89,7 +89,7 @@ def names_by_place(plugin: str, place: str) -> tuple[str, ...]:
     return ()
 
 
-def _with_places(paths: VolumePaths, table: Sequence[MountEntry], volume: Found) -> Found:
+def _with_places(paths: NodePaths, table: Sequence[MountEntry], volume: Found) -> Found:
     if volume.plugin not in (ISCSI, FC) or volume.attached:
         return volume
     point, top = str(paths.volume(volume.uid, volume.plugin, volume.folder)), f"{paths.plugins / volume.plugin}/"
@@ -100,7 +100,7 @@ def _with_places(paths: VolumePaths, table: Sequence[MountEntry], volume: Found)
     return volume
 
 
-def scan(paths: VolumePaths, table: Sequence[MountEntry] = ()) -> list[Found]:
+def scan(paths: NodePaths, table: Sequence[MountEntry] = ()) -> list[Found]:
     """All volumes on disk; `table` is the mount table of the node. Blocking, quick."""
     found: list[Found] = []
     for uid in _folders(paths.pods):
@@ -113,7 +113,7 @@ def scan(paths: VolumePaths, table: Sequence[MountEntry] = ()) -> list[Found]:
     return found
 
 
-def _with_notes(paths: VolumePaths, uid: str, volumes: list[Found]) -> Iterator[Found]:
+def _with_notes(paths: NodePaths, uid: str, volumes: list[Found]) -> Iterator[Found]:
     noted = {
         (plugin.replace("~", "/"), name): _read(paths.pod(uid) / "attached" / plugin / name)
         for plugin in _folders(paths.pod(uid) / "attached")

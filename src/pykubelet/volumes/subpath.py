@@ -19,12 +19,12 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import make_folder
 
 
-def mount_point_of(paths: VolumePaths, uid: str, folder: str, container: str, index: int) -> Path:
+def mount_point_of(paths: NodePaths, uid: str, folder: str, container: str, index: int) -> Path:
     return paths.subpaths(uid) / folder / container / str(index)
 
 
@@ -73,7 +73,7 @@ def _bind(mounts: Mounts, source: int, place: Path) -> None:
     mounts.bind_descriptor(source, place, read_only=False)
 
 
-def clean_subpaths(mounts: Mounts, paths: VolumePaths, uid: str, folder: str) -> None:
+def clean_subpaths(mounts: Mounts, paths: NodePaths, uid: str, folder: str) -> None:
     """Unmount and remove all subPath mounts of one volume; safe to repeat."""
     top = paths.subpaths(uid) / folder
     for container in _folders(top):

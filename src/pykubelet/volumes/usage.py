@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Pod
-from pykubelet.clients.host.port import Mounts, Quotas, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths, Quotas
 from pykubelet.kit.clock import ThreadDeadline
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.limits import Once
@@ -72,7 +72,7 @@ class UsageMeter:
         table: VolumeTable,
         plugins: Mapping[str, VolumePlugin],
         mounts: Mounts,
-        paths: VolumePaths,
+        paths: NodePaths,
         quotas: Quotas | None = None,
     ) -> None:
         self._table = table

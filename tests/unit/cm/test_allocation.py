@@ -19,6 +19,7 @@ from pykubelet.model.pod import uid_of
 from pykubelet.model.pod_resources import PodResourceInfo, effect_of
 from pykubelet.signals import PodPreempted, ResizeChanged
 from tests.builders import a_container, a_container_status, a_context, a_pod, a_runtime_status, at
+from tests.fakes.recorded_events import RecordedEvents
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,6 @@ class Said:
     victims: tuple[Pod, ...] = ()
     short_of: str = "cpu"
     message: str = ""
-
-
-class Events:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-
-    def pod_event(self, pod: Pod, kind: str, reason: str, message: str, *, field_path: str = "") -> None:
-        self.told.append((uid_of(pod), reason))
-
-    def node_event(self, kind: str, reason: str, message: str) -> None:
-        raise AssertionError("no events about the node here")
 
 
 def asking(name: str, cpu: str, *, priority: int = 0, generation: int = 1, status: PodStatus | None = None) -> Pod:
@@ -56,7 +46,7 @@ class Bench:
         self.judged: list[str] = []
         self.ready = True
         self.pods: dict[str, Pod] = {}
-        self.events = Events()
+        self.events = RecordedEvents()
         self.woken: list[str] = []
         self.gone: list[tuple[str, str]] = []
         self.again()
@@ -116,7 +106,7 @@ async def test_a_request_that_fits_becomes_the_allocation_on_disk(tmp_path: Path
     bench.run(asking("a", "1"))
     bench.request(asking("a", "2", generation=2))
     assert bench.allocated_cpu("a") == "2"
-    assert bench.events.told == [("uid-a", "ResizeStarted")] and bench.woken == ["uid-a"]
+    assert bench.events.about == [("a", "ResizeStarted")] and bench.woken == ["uid-a"]
     bench.again()
     assert bench.allocated_cpu("a") == "2"
 
@@ -137,7 +127,7 @@ async def test_waiting_requests_are_judged_in_their_order(tmp_path: Path) -> Non
     count = len(bench.woken)
     bench.allocations.retry(POD_UPDATED)
     assert len(bench.woken) == count
-    assert bench.events.told.count(("uid-low", "ResizeDeferred")) == 1
+    assert bench.events.about.count(("low", "ResizeDeferred")) == 1
 
 
 async def test_nothing_is_judged_before_every_source_was_heard(tmp_path: Path) -> None:
@@ -173,7 +163,7 @@ async def test_an_allocation_that_cannot_be_written_does_not_count(tmp_path: Pat
     bench.room = 4
     bench.run(asking("a", "1"))
     bench.request(asking("a", "2"))
-    assert bench.allocated_cpu("a") == "1" and bench.events.told == []
+    assert bench.allocated_cpu("a") == "1" and bench.events.all == []
     (tmp_path / "not-there").mkdir()
     bench.allocations.retry(POD_UPDATED)
     assert bench.allocated_cpu("a") == "2"
@@ -223,7 +213,7 @@ async def test_an_unfinished_resize_shows_until_the_record_says_it_is_done(tmp_p
     bench.actuated.put("uid-a", effect_of(request))
     bench.allocations.review(request, status)
     assert bench.reasons("a") == []
-    assert [reason for _, reason in bench.events.told] == ["ResizeStarted", "ResizeError", "ResizeCompleted"]
+    assert bench.events.reasons() == ["ResizeStarted", "ResizeError", "ResizeCompleted"]
 
 
 async def test_what_belongs_to_no_pod_is_forgotten(tmp_path: Path) -> None:

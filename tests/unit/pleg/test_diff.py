@@ -65,15 +65,15 @@ def test_sight_and_listing_agree_on_what_matters() -> None:
         sandboxes=(SandboxStatus(id="s", pod_uid="u", pod_name="p", pod_namespace="n", state=SandboxState.NOT_READY),),
         containers=tuple(ContainerStatus(id=s.value, name="c", state=s) for s in ContainerState),
     )
-    seen = {id: seen.life for id, seen in lives(status).items()}
-    assert seen == {"s": E, "created": X, "running": R, "exited": E, "unknown": X}
+    observed = {id: each.life for id, each in lives(status).items()}
+    assert observed == {"s": E, "created": X, "running": R, "exited": E, "unknown": X}
     records = [
         ContainerRecord(id=s.value, sandbox_id="s", pod_uid="u", pod_name="p", pod_namespace="n", name="c", state=s)
         for s in ContainerState
     ]
     foreign = ContainerRecord(id="x", sandbox_id="y", pod_uid="", pod_name="", pod_namespace="", name="")
     box = SandboxRecord(id="s", pod_uid="u", pod_name="p", pod_namespace="n", state=SandboxState.NOT_READY)
-    assert listed_lives([box], [*records, foreign]) == {"u": seen}
+    assert listed_lives([box], [*records, foreign]) == {"u": observed}
 
 
 STATES = {R: ContainerState.RUNNING, E: ContainerState.EXITED, X: ContainerState.CREATED}

@@ -44,7 +44,7 @@ class Script:
             self.closed += 1
 
 
-class Heard:
+class Followed:
     def __init__(self, script: Script) -> None:
         self.events: list[ContainerEvent] = []
         self.changes: list[tuple[float, bool]] = []
@@ -67,57 +67,57 @@ class Heard:
 
 async def test_a_silent_stream_counts_after_its_trial() -> None:
     script = Script("cri", [1000.0])
-    heard = Heard(script)
-    await heard.during(TRIAL + 1, lambda: pytest.fail("inactive") if heard.feed.source != "cri" else None)
-    assert heard.changes == [(TRIAL, True), (TRIAL + 1, False)]
+    followed = Followed(script)
+    await followed.during(TRIAL + 1, lambda: pytest.fail("inactive") if followed.feed.source != "cri" else None)
+    assert followed.changes == [(TRIAL, True), (TRIAL + 1, False)]
     assert script.closed == 1
 
 
 async def test_an_event_proves_the_stream() -> None:
-    heard = Heard(Script("cri", [0.5, EVENT, 1000.0]))
-    await heard.during(1)
-    assert heard.events == [EVENT]
-    assert heard.changes[0] == (0.5, True)
+    followed = Followed(Script("cri", [0.5, EVENT, 1000.0]))
+    await followed.during(1)
+    assert followed.events == [EVENT]
+    assert followed.changes[0] == (0.5, True)
 
 
 async def test_nothing_offered_is_asked_again_seldom() -> None:
     script = Script("cri", [Unimplemented("no")])
-    heard = Heard(script)
-    await heard.during(2 * UNOFFERED_PAUSE + 1)
+    followed = Followed(script)
+    await followed.during(2 * UNOFFERED_PAUSE + 1)
     assert script.opened == [0.0, UNOFFERED_PAUSE, 2 * UNOFFERED_PAUSE]
-    assert heard.changes == []
+    assert followed.changes == []
 
 
 async def test_a_broken_stream_is_opened_again_with_growing_pauses() -> None:
     script = Script("cri", [RuntimeDown("gone")])
-    heard = Heard(script)
-    await heard.during(60)
+    followed = Followed(script)
+    await followed.during(60)
     pauses = [round(b - a, 3) for a, b in zip(script.opened, script.opened[1:], strict=False)]
     assert pauses[:7] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_PAUSE]
-    assert heard.changes == []
+    assert followed.changes == []
 
 
 async def test_a_working_stream_resets_the_pauses() -> None:
     script = Script("cri", [RuntimeDown("gone")], [EVENT, 10.0, RuntimeDown("restarted")], [EVENT, 1000.0])
-    heard = Heard(script)
-    await heard.during(20)
+    followed = Followed(script)
+    await followed.during(20)
     assert [round(at, 3) for at in script.opened] == [0.0, 0.1, 10.2]
-    assert [active for _, active in heard.changes] == [True, False, True, False]
+    assert [active for _, active in followed.changes] == [True, False, True, False]
 
 
 async def test_a_stream_that_just_ends_is_opened_again() -> None:
     script = Script("cri", [EVENT], [EVENT, 1000.0])
-    heard = Heard(script)
-    await heard.during(1)
-    assert len(heard.events) == 2
+    followed = Followed(script)
+    await followed.during(1)
+    assert len(followed.events) == 2
 
 
 async def test_streams_are_counted_and_events_timed() -> None:
     late = ContainerEvent(container_id="c", kind=EventKind.STARTED, created_at=int((LoopClock().now() - 3) * 1e9))
-    heard = Heard(Script("cri", [late, RuntimeDown("gone")], [EVENT, 1000.0]))
-    await heard.during(1)
+    followed = Followed(Script("cri", [late, RuntimeDown("gone")], [EVENT, 1000.0]))
+    await followed.during(1)
     prefix = "kubelet_evented_pleg_connection"
-    assert heard.metrics.counter(f"{prefix}_success_count", "").value() == 2
-    assert heard.metrics.counter(f"{prefix}_error_count", "").value() == 1
-    exposed = heard.metrics.expose().splitlines()
+    assert followed.metrics.counter(f"{prefix}_success_count", "").value() == 2
+    assert followed.metrics.counter(f"{prefix}_error_count", "").value() == 1
+    exposed = followed.metrics.expose().splitlines()
     assert f"{prefix}_latency_seconds_sum 3" in exposed and f"{prefix}_latency_seconds_count 1" in exposed

@@ -13,6 +13,7 @@ from pykubelet.model.runtime_status import ContainerEvent, EventKind, PodRuntime
 from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.table import PodTable
 from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered, PodSignal, Signals
+from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
 from tests.unit.pleg.pods import IMAGE, start_pod
 
@@ -24,10 +25,10 @@ class Bench:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock, images=[IMAGE])
         self.table, self.signals = PodTable(), Signals()
-        self.told: list[PodSignal] = []
+        self.published: list[PodSignal] = []
         for kind in (ContainerStarted, ContainerDied, InspectionRecovered):
-            self.signals.subscribe(kind, self.told.append)
-        self.pleg = Pleg(cri=self.cri, table=self.table, clock=self.clock, signals=self.signals)
+            self.signals.subscribe(kind, self.published.append)
+        self.pleg = Pleg(a_context(clock=self.clock, signals=self.signals), self.cri, self.table)
 
     def has_hint(self) -> bool:
         """Whether a hint waits for an inspection."""
@@ -42,8 +43,8 @@ async def test_refresh_works_before_the_service_runs() -> None:
     await start_pod(bench.cri, "web")
     status = await bench.pleg.inspect("uid-web")
     assert status.running() and bench.table.runtime_status("uid-web") == status
-    assert [type(e) for e in bench.told] == [ContainerStarted, ContainerStarted]
-    assert all(e.requested for e in bench.told if isinstance(e, ContainerStarted))
+    assert [type(e) for e in bench.published] == [ContainerStarted, ContainerStarted]
+    assert all(e.requested for e in bench.published if isinstance(e, ContainerStarted))
 
 
 async def test_cache_is_renewed_before_events_are_told() -> None:
@@ -61,9 +62,9 @@ async def test_nothing_new_tells_nothing() -> None:
     bench = Bench()
     await start_pod(bench.cri, "web")
     await bench.pleg.inspect("uid-web")
-    bench.told.clear()
+    bench.published.clear()
     await bench.pleg.inspect("uid-web")
-    assert bench.told == []
+    assert bench.published == []
 
 
 async def test_callers_share_the_inspection_that_starts_after_they_asked() -> None:
@@ -107,7 +108,7 @@ async def test_deadline_becomes_an_error_and_the_next_success_a_pod_sync() -> No
     bench = Bench()
     await start_pod(bench.cri, "web")
     await bench.pleg.inspect("uid-web")
-    bench.told.clear()
+    bench.published.clear()
     fault = bench.cri.hang("container_status", "uid-web")
     with pytest.raises(CallTimedOut, match="60s"):
         await bench.pleg.inspect("uid-web")
@@ -115,7 +116,7 @@ async def test_deadline_becomes_an_error_and_the_next_success_a_pod_sync() -> No
         await bench.pleg.status_newer_than("uid-web", 0.0)
     fault.release()
     await bench.pleg.inspect("uid-web")
-    assert bench.told == [InspectionRecovered("uid-web")]
+    assert bench.published == [InspectionRecovered("uid-web")]
 
 
 async def test_a_bug_is_this_pods_trouble_only() -> None:
@@ -174,7 +175,7 @@ async def test_an_outdated_listing_is_not_used() -> None:
         await bench.pleg.request("uid-web", listing=fresh)
         # It is as old as its listing: hints that came since are not answered by it.
         assert bench.lists() == 0 and bench.has_hint()
-    assert isinstance(bench.told[-1], ContainerDied)
+    assert isinstance(bench.published[-1], ContainerDied)
 
 
 async def _listing(bench: Bench):  # type: ignore[no-untyped-def]

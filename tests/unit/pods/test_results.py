@@ -5,7 +5,7 @@ from __future__ import annotations
 from pykubelet.model.pod import ProbeKind, ProbeOutcome
 from pykubelet.model.problems import PullFailed
 from pykubelet.pods.table import PodTable
-from tests.unit.pods.making import a_pod
+from tests.builders import a_pod
 
 SUCCESS, FAILURE = ProbeOutcome.SUCCESS, ProbeOutcome.FAILURE
 

@@ -96,7 +96,7 @@ def test_a_failed_inspection_is_kept_for_readers() -> None:
 @pytest.mark.parametrize("up", [True, False])
 def test_a_pod_that_cannot_be_inspected_is_as_the_listing_says(up: bool) -> None:
     table = PodTable()
-    assert not table.is_down("u1"), "nobody looked"
+    assert not table.is_down("u1"), "before the first listing"
     table.relisted(5.0, changed=["u1"], up=["u1"] if up else [])
     assert table.is_down("u1") is not up
     table.observe_failure("u1", CallTimedOut("stuck"), started=5.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pykubelet.api.types import Pod
 from pykubelet.model.pod import HASH_ANNOTATION, MIRROR_ANNOTATION, PodUID, full_name, uid_of
 from pykubelet.pods.table import PodTable, is_mirror_of
-from tests.unit.pods.making import a_pod
+from tests.builders import a_pod
 
 
 def _static(name: str, uid: str = "", **fields: Any) -> Pod:

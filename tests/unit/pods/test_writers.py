@@ -1,4 +1,4 @@
-"""Each part of a pod's record has one writer: nobody else calls what changes it, or assigns to its fields."""
+"""Each part of a pod's record has one writer: no other module calls what changes it, or assigns to its fields."""
 
 from __future__ import annotations
 

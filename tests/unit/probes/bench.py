@@ -61,14 +61,13 @@ class Bench:
         self.script: Script = passes
         self.takes = 0.0
         self.changes: list[tuple[float, str, str, str]] = []
-        ctx = a_context(clock=self.clock, events=self.events, recorder=self.recorder)
+        ctx = a_context(clock=self.clock, events=self.events, recorder=self.recorder, started=self.clock.now() - age)
         ctx.signals.subscribe(ProbeResultChanged, self._changed)
         self.manager = ProbeManager(
             ctx,
             cri=self,
             network=NoNetwork(),
             table=self.table,
-            started=self.clock.now() - age,
             spread=lambda: spread,
         )
 

@@ -12,7 +12,7 @@ import pytest
 
 from pykubelet.api.types import ObjectMeta, Pod
 from pykubelet.clients.host.folders import DiskFolders
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, PykubeletError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.clients.host.folders import DiskFolders
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.kit.files import open_checked
 from pykubelet.runtime.logs import LogFiles
 from pykubelet.runtime.spec.env import read_env_file

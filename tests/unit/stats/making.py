@@ -9,8 +9,7 @@ from typing import Any
 from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.node_stats import NodeStats
-from pykubelet.clients.host.paths import NodePaths
-from pykubelet.clients.host.port import Machine
+from pykubelet.clients.host.port import Machine, NodePaths
 from pykubelet.edges import GuardEdges
 from pykubelet.eviction.stats import EvictionStats
 from pykubelet.kit.clock import Clock, LoopClock

@@ -1,4 +1,4 @@
-"""Ending a pod for the node's sake: what is told, and how long is waited."""
+"""Ending a pod for the node's sake: events, status and how long it waits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Bed:
             ctx, workers=cast(PodWorkers, self.workers), table=self.table, active=lambda: self.active
         )
 
-    def told(self, reason: str) -> list[str]:
+    def texts(self, reason: str) -> list[str]:
         return [event.message for event in self.events.all() if event.reason == reason]
 
 
@@ -69,7 +69,7 @@ async def test_status_event_and_story(disruption: bool) -> None:
     kill.change_status(status)
     assert (status.phase, status.reason, status.message) == ("Failed", "Evicted", TEXT.message)
     assert [c.reason for c in status.conditions] == (["TerminationByKubelet"] if disruption else [])
-    assert bed.told("Evicted") == ["The node was low on resource: memory. memory.available 1Mi is below."]
+    assert bed.texts("Evicted") == ["The node was low on resource: memory. memory.available 1Mi is below."]
     life = bed.recorder.life(uid_of(bed.pod))
     assert life is not None and life.entries[-1].step is Step.EVICTION
     assert life.entries[-1].message == "memory.available 1Mi is below."
@@ -79,7 +79,7 @@ async def test_a_runtime_that_does_not_obey_is_told_and_not_waited_for() -> None
     bed = Bed(obeys=False)
     await bed.evictor.evict(bed.pod, an_order(grace=20))
     assert bed.clock.monotonic() == 30
-    assert bed.told("ExceededGracePeriod") == ["Container runtime did not kill the pod within specified grace period."]
+    assert bed.texts("ExceededGracePeriod") == ["Container runtime did not kill the pod within specified grace period."]
 
 
 async def test_waiting_until_everything_is_back() -> None:

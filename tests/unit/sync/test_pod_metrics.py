@@ -1,4 +1,4 @@
-"""Metrics about pods: counted from the stores, heard from the recorder and the runtime."""
+"""Metrics about pods: counted from the table, followed from the recorder and the signals of PLEG."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_pods_and_containers_are_counted_when_asked() -> None:
     pod = a_pod("a", containers=[a_container("main")], ephemeral=[])
     world.add(pod)
     ending = world.add(a_pod("b", static=True))
-    ending.move(WorkerState.TERMINATING, "told to")
+    ending.move(WorkerState.TERMINATING, "test")
     world.table.add_worker(PodWorker(uid=PodUID("uid-c"), full_name="", pod=None))
     running = ContainerStatus(id="1", name="main", state=ContainerState.RUNNING)
     ended = ContainerStatus(id="0", name="main", state=ContainerState.EXITED)

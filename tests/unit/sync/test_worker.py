@@ -61,12 +61,12 @@ class Steps:
     def _note(self, what: str) -> None:
         self.log.append((round(self.clock.monotonic(), 3), what))
 
-    async def sync(self, pod: Pod, seen: PodRuntimeStatus) -> SyncResult:
+    async def sync(self, pod: Pod, observed: PodRuntimeStatus) -> SyncResult:
         self._note(f"sync {name_of(pod)}")
         await self.clock.sleep(self.sync_takes)
         return self.on_sync(pod)
 
-    async def terminating(self, pod: Pod, seen: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
+    async def terminating(self, pod: Pod, observed: PodRuntimeStatus, grace: int, changes: list[StatusChange]) -> None:
         self._note(f"kill {name_of(pod)} {grace}")
         self.statuses = changes
         await self.clock.sleep(self.kill_takes)
@@ -75,7 +75,7 @@ class Steps:
     async def terminating_orphan(self, orphan: Orphan) -> None:
         self._note(f"kill orphan {orphan.name}")
 
-    async def terminated(self, pod: Pod, seen: PodRuntimeStatus) -> None:
+    async def terminated(self, pod: Pod, observed: PodRuntimeStatus) -> None:
         self._note(f"terminated {name_of(pod)}")
 
 
@@ -251,16 +251,16 @@ async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
 
 async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> None:
     async with a_bench() as bench:
-        asked: list[float] = []
+        tries: list[float] = []
 
         async def fresh(uid: str, than: float) -> PodRuntimeStatus:
-            asked.append(bench.clock.monotonic())
+            tries.append(bench.clock.monotonic())
             raise RuntimeDown("no answer")
 
         bench.pleg.status_newer_than = fresh  # type: ignore[method-assign]
         bench.workers.update(UpdateKind.CREATE, a_pod())
         await bench.clock.sleep(3 * 3600)
-        pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+        pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
         assert len(pauses) > 1100 and max(pauses) < 5.1
 
 

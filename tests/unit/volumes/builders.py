@@ -37,7 +37,7 @@ from pykubelet.api.types import (
     Volume,
     VolumeMount,
 )
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.clients.plugins.port import Observe
 from pykubelet.context import Context
 from pykubelet.kit.clock import LoopClock

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pykubelet.api.types import Pod, Volume
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.model.pod import uid_of
 from pykubelet.volumes.plugins.disks import ScsiDisks
 from pykubelet.volumes.plugins.plugin import SetUp

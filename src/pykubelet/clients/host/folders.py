@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pykubelet.api.types import Pod
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.kit.files import open_checked
 from pykubelet.model.pod import name_of, namespace_of, uid_of
 

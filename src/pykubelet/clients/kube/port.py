@@ -173,7 +173,7 @@ PatchBody = Mapping[str, Any] | Sequence[Any]
 
 
 class UnreadableNotes(Protocol):
-    """Where copies of objects say what they could not read, and others hear of it (unreadable.py)."""
+    """Objects that copies could not read (decoding.py)."""
 
     def hold(self, owner: object, found: Sequence[Unreadable]) -> None: ...
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pykubelet.api.types import CSIDriverSpec, CSIPersistentVolumeSource
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.clients.plugins.port import CsiNode, CsiVolume
 from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
@@ -78,7 +78,7 @@ class CsiVolumes(RemotePlugin):
     requires_remount = True
 
     def __init__(
-        self, ctx: Context, *, drivers: CsiDrivers, objects: CsiObjects, mounts: Mounts, paths: VolumePaths
+        self, ctx: Context, *, drivers: CsiDrivers, objects: CsiObjects, mounts: Mounts, paths: NodePaths
     ) -> None:
         self._drivers = drivers
         self._objects = objects

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.kit.files import write_atomic
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import make_folder
@@ -67,7 +67,7 @@ def unique_name(driver: str, handle: str) -> str:
 class CsiPaths(Struct, frozen=True):
     """All paths of CSI volumes. Names come from the API server or from folders found here."""
 
-    paths: VolumePaths
+    paths: NodePaths
 
     @property
     def top(self) -> Path:

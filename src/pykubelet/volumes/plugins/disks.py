@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from pykubelet.clients.host.port import MountError, Mounts, ToolMissing, VolumePaths
+from pykubelet.clients.host.port import MountError, Mounts, NodePaths, ToolMissing
 from pykubelet.kit.files import write_atomic
 from pykubelet.model.errors import PykubeletError
 from pykubelet.volumes.errors import VolumeProblem
@@ -196,7 +196,7 @@ class DeviceMounts:
     """Disks of one plugin, each attached and mounted once on the node for all pods that use it."""
 
     def __init__(
-        self, *, mounts: Mounts, paths: VolumePaths, plugin: str, top: Path, depth: int = 1, record_file: str = ""
+        self, *, mounts: Mounts, paths: NodePaths, plugin: str, top: Path, depth: int = 1, record_file: str = ""
     ) -> None:
         self._mounts = mounts
         self._paths = paths

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import EmptyDirVolumeSource, Pod
-from pykubelet.clients.host.port import MountError, Mounts, Quotas, VolumePaths
+from pykubelet.clients.host.port import MountError, Mounts, NodePaths, Quotas
 from pykubelet.model.pod_resources import pod_limits
 from pykubelet.volumes import ownership
 from pykubelet.volumes.errors import VolumeProblem
@@ -74,7 +74,7 @@ class EmptyDir(PluginDefaults):
         self,
         *,
         mounts: Mounts,
-        paths: VolumePaths,
+        paths: NodePaths,
         allocatable_memory: Callable[[], int],
         quotas: Quotas | None = None,
     ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.api.types import FCVolumeSource
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.disks import APPEAR_SECONDS, BLOCK, MAP_SECONDS, DeviceMounts, Note, ScsiDisks
 from pykubelet.volumes.plugins.mounted import MountedPlugin
@@ -50,7 +50,7 @@ def link_names(source: FCVolumeSource) -> tuple[str, re.Pattern[str]]:
 class FcVolume(MountedPlugin):
     name = FC
 
-    def __init__(self, *, mounts: Mounts, paths: VolumePaths, disks: ScsiDisks | None = None) -> None:
+    def __init__(self, *, mounts: Mounts, paths: NodePaths, disks: ScsiDisks | None = None) -> None:
         super().__init__(mounts=mounts, paths=paths)
         self._top = paths.plugins / FC
         self._devices = DeviceMounts(mounts=mounts, paths=paths, plugin=FC, top=self._top, record_file="fc.json")

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from pykubelet.clients.host.port import VolumePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.plugin import Files, PluginDefaults, SetUp
 from pykubelet.volumes.spec import HOST_PATH, VolumeSpec
@@ -59,7 +59,7 @@ class HostPath(PluginDefaults):
     name = HOST_PATH
     selinux_relabel = False
 
-    def __init__(self, *, paths: VolumePaths) -> None:
+    def __init__(self, *, paths: NodePaths) -> None:
         self._paths = paths
 
     def is_quick(self, spec: VolumeSpec) -> bool:

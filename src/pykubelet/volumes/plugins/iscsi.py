@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from pykubelet.api.types import ISCSIVolumeSource
-from pykubelet.clients.host.port import MountError, Mounts, ToolMissing, VolumePaths
+from pykubelet.clients.host.port import MountError, Mounts, NodePaths, ToolMissing
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import References
@@ -344,7 +344,7 @@ class IscsiVolume(MountedPlugin):
     name = ISCSI
 
     def __init__(
-        self, *, mounts: Mounts, paths: VolumePaths, references: References, disks: ScsiDisks | None = None
+        self, *, mounts: Mounts, paths: NodePaths, references: References, disks: ScsiDisks | None = None
     ) -> None:
         super().__init__(mounts=mounts, paths=paths)
         self._top = paths.plugins / ISCSI

@@ -13,7 +13,7 @@ import stat
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.volumes import ownership
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.plugins.disks import DeviceMounts, Note
@@ -29,7 +29,7 @@ class MountedPlugin(PluginDefaults):
     first_pod_owns = False
     """Whether only the first pod's fsGroup is applied, and the others get an event."""
 
-    def __init__(self, *, mounts: Mounts, paths: VolumePaths) -> None:
+    def __init__(self, *, mounts: Mounts, paths: NodePaths) -> None:
         self._mounts = mounts
         self._paths = paths
 
@@ -146,7 +146,7 @@ class LocalVolume(MountedPlugin):
     name = LOCAL
     first_pod_owns = True
 
-    def __init__(self, *, mounts: Mounts, paths: VolumePaths) -> None:
+    def __init__(self, *, mounts: Mounts, paths: NodePaths) -> None:
         super().__init__(mounts=mounts, paths=paths)
         self._top = paths.plugins / LOCAL / "mounts"
         self._devices = DeviceMounts(mounts=mounts, paths=paths, plugin=LOCAL, top=self._top)

@@ -25,7 +25,7 @@ from pykubelet.api.types import (
     ServiceAccountTokenProjection,
     VolumeProjection,
 )
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.pod import namespace_of
@@ -47,7 +47,7 @@ class ContentPlugin(PluginDefaults):
     requires_remount = True
 
     def __init__(
-        self, *, mounts: Mounts, paths: VolumePaths, clock: Clock, objects: VolumeObjects, empty_dir: EmptyDir
+        self, *, mounts: Mounts, paths: NodePaths, clock: Clock, objects: VolumeObjects, empty_dir: EmptyDir
     ) -> None:
         self._mounts = mounts
         self._paths = paths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pykubelet.clients.host.port import Mounts, VolumePaths
+from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.kit.clock import Clock
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
@@ -19,7 +19,7 @@ from pykubelet.volumes.spec import IMAGE, VolumeSpec
 
 
 def make_plugins(
-    clock: Clock, *, mounts: Mounts, paths: VolumePaths, objects: VolumeObjects, rules: VolumeRules
+    clock: Clock, *, mounts: Mounts, paths: NodePaths, objects: VolumeObjects, rules: VolumeRules
 ) -> dict[str, VolumePlugin]:
     """All plugins but CSI, by name."""
     empty_dir = EmptyDir(mounts=mounts, paths=paths, allocatable_memory=rules.allocatable_memory, quotas=rules.quotas)
@@ -58,7 +58,7 @@ class ImageVolume(PluginDefaults):
 class Leftover(PluginDefaults):
     """Volumes of an unknown plugin, found on disk: unmounted, but only empty folders are removed."""
 
-    def __init__(self, name: str, *, mounts: Mounts, paths: VolumePaths) -> None:
+    def __init__(self, name: str, *, mounts: Mounts, paths: NodePaths) -> None:
         self.name = name
         self._mounts = mounts
         self._paths = paths

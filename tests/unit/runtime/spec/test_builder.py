@@ -31,7 +31,7 @@ from pykubelet.api.types import (
     VolumeMount,
 )
 from pykubelet.clients.host.folders import DiskFolders
-from pykubelet.clients.host.paths import NodePaths
+from pykubelet.clients.host.port import NodePaths
 from pykubelet.cm.container_resources import ContainerResources
 from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.cm.user_namespaces import UsernsProblem
