@@ -291,7 +291,7 @@ def lacks_root(host: CgroupHost, rules: CgroupRules) -> bool:
 
 
 class NoSlices:
-    """Plain cgroupfs: nothing beside it must agree."""
+    """Plain cgroupfs: there is no systemd to keep slices."""
 
     async def hold(self, path: str, limits: CgroupLimits) -> None: ...
 
@@ -299,7 +299,7 @@ class NoSlices:
 
 
 class PodCgroups:
-    """Also a service, which keeps the class groups right."""
+    """Also a service, which keeps the class groups up to date."""
 
     name = "cgroups"
 
@@ -339,7 +339,7 @@ class PodCgroups:
             await self._clock.sleep(REFRESH_EVERY)
 
     async def refresh(self) -> None:
-        """Bring the groups of the classes to what the active pods ask for."""
+        """Set the limits of the class groups to what the active pods request."""
         async with self._refreshing:
             wanted = class_limits([self._share(pod) for pod in self._active()], self._rules)
             for qos, limits in wanted.items():
@@ -366,7 +366,7 @@ class PodCgroups:
         return self._rules.enabled and not self._host.exists(self._path(pod_parts(pod)))
 
     async def ensure(self, pod: Pod) -> None:
-        """The pod's group exists with its limits. Cheap when this life of the agent has ensured it before."""
+        """Make the pod's group with its limits. Cheap when this life of the agent has ensured it before."""
         if not self._rules.enabled:
             return
         uid, path = uid_of(pod), self._path(pod_parts(pod))

@@ -127,7 +127,7 @@ class StaticCpuPolicy:
         self._reusable: tuple[str, Cpus] = ("", NO_CPUS)
         """The pod being admitted, and CPUs of its init containers that will have ended."""
         self.on_change: Callable[[], None] = lambda: None
-        """Told when the shared pool is another."""
+        """Called when the shared pool changes."""
 
     # --- start ------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class StaticCpuPolicy:
         spanned = self._topology.spanned("socket", self._topology.within("numa", nodes_of(mask)))
         return len(spanned) == math.ceil(fewest / per_socket)
 
-    # --- giving -----------------------------------------------------------------------------------------
+    # --- allocating -----------------------------------------------------------------------------------------
 
     def allocate(self, pod: Pod, container: Container, place: Hint) -> None:
         wanted = self._wanted(pod, container)
@@ -282,7 +282,7 @@ class StaticCpuPolicy:
         self._given(whole, source="pod")
 
     def _share_out(self, pod: Pod, whole: Cpus) -> None:
-        """Parts of the pod's CPUs to containers that own some; the rest of them get what is left then."""
+        """Divide the pod's CPUs: exclusive ones to containers that own some, what is left to the others."""
         uid, pool = uid_of(pod), whole
         chosen: dict[str, Cpus] = {}
         for each in containers_of(pod):
@@ -355,7 +355,7 @@ class StaticCpuPolicy:
     def _choose(self, available: Cpus, wanted: int) -> Cpus:
         return choose_cpus(self._topology, available, wanted, self._options)
 
-    # --- using again, giving back -----------------------------------------------------------------------
+    # --- reusing and releasing -----------------------------------------------------------------------
 
     def _reusable_of(self, pod: Pod) -> Cpus:
         uid, cpus = self._reusable

@@ -49,20 +49,20 @@ class Endpoints:
         self._running: dict[str, Endpoint] = {}
         self._needs_pre_start: set[str] = set()
         self._left: dict[str, float] = {}
-        """When the last plugin of a resource went; the time to come back counts from there."""
+        """When the last plugin of a resource ended; its time to come back counts from there."""
         self.removed: set[str] = set()
-        """Resources that were here and are not any more; the Node keeps them with 0."""
+        """Resources whose plugin did not come back; the Node shows them with 0."""
         self.tasks = TaskSet("device plugins")
 
     def running(self, resource: str) -> Endpoint | None:
         return self._running.get(resource)
 
     def needs_pre_start(self, resource: str) -> bool:
-        """Whether the plugin, the last one if none runs, wants to be called before each start of a container."""
+        """Whether the plugin, the last one if none runs, requires PreStartContainer."""
         return resource in self._needs_pre_start
 
     async def start(self, resource: str, socket: Path, options: DeviceOptions | None = None) -> None:
-        """Take this plugin into use instead of an older one. PluginError when it does not answer."""
+        """Use this plugin in place of an older one. PluginError when it does not answer."""
         plugin = self._connect(socket)
         try:
             found = options or await plugin.options()
@@ -88,7 +88,7 @@ class Endpoints:
             self._ended(endpoint, "its socket is gone")
 
     def expect(self, resource: str) -> None:
-        """A resource an earlier life knew: its plugin has five minutes to come back."""
+        """Give the plugin of a resource from the checkpoint five minutes to come back."""
         self._state.resources.setdefault(resource, Resource())
         self._forget_later(resource)
 
@@ -102,7 +102,7 @@ class Endpoints:
                     self._listed(endpoint, devices)
         except PluginError as error:
             why = str(error)
-        except Exception as error:  # a defect that one plugin brings out is no reason to lose the others
+        except Exception as error:  # a defect in one plugin's handling must not end the others
             why = f"{type(error).__name__}: {error}"
             logger.error("device plugin not followed", extra={"resource": endpoint.resource}, exc_info=True)
         finally:

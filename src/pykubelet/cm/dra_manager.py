@@ -120,7 +120,7 @@ class DraManager:
                 await self._claims.save()
 
     async def _checked(self, pod: Pod, claim: PodClaim) -> ResourceResourceClaim:
-        """The claim, if the pod may use it and its drivers are here. Nothing is noted before that is sure: a pod that
+        """The claim, if the pod may use it and its drivers are registered. Nothing is recorded before: a pod that
         fails here can be deleted without asking a driver that perhaps never existed."""
         found = await self._objects.resource_claim(namespace_of(pod), claim.name)
         if found is None:

@@ -22,7 +22,7 @@ from pykubelet.model.pod_resources import MEMORY, has_pod_level_resources
 from pykubelet.model.topology import Topology
 from pykubelet.settings.flag_forms import MemoryReservation
 
-# --- arithmetic: the table of an empty machine, taking a block, giving it back --------------------------------
+# --- arithmetic: the table of an empty machine, taking a block, releasing it --------------------------------
 # A node is used either alone or always together with the same others (its cells), so that the memory of a container
 # that spans nodes cannot be taken by one that was assigned a single node.
 
@@ -263,7 +263,7 @@ class StaticMemoryPolicy:
         hints = tuple(Hint(mask, mask.bit_count() == fewest) for mask in found)
         return {name: hints for name in wanted} if hints else NO_CHOICE
 
-    # --- giving -----------------------------------------------------------------------------------------
+    # --- allocating -----------------------------------------------------------------------------------------
 
     def allocate(self, pod: Pod, container: Container, place: Hint) -> None:
         wanted = self._wanted(pod, container)
@@ -385,7 +385,7 @@ class StaticMemoryPolicy:
             raise NoMemory(f"failed to find the {what} preferred hint")
         return found
 
-    # --- using again ------------------------------------------------------------------------------------
+    # --- reusing ------------------------------------------------------------------------------------
 
     def _has_ended(self, pod: Pod, container: Container) -> bool:
         """An init container without blocks whose successors have some was served before and released them."""
@@ -432,7 +432,7 @@ class StaticMemoryPolicy:
                     kept.append(MemoryBlock(nodes=each.nodes, type=each.type, size=each.size - part))
                 self._state.own(uid, earlier.name, tuple(kept))
 
-    # --- giving back ------------------------------------------------------------------------------------
+    # --- releasing ------------------------------------------------------------------------------------
 
     def created(self, pod: Pod, container: str) -> bool:
         """A container is being created: init containers before it have ended. True when that freed memory."""
@@ -489,7 +489,7 @@ def _blocks(nodes: tuple[int, ...], sizes: Mapping[str, int]) -> Blocks:
 
 
 def _regenerated(blocks: Blocks, wanted: Mapping[str, int]) -> Hints:
-    """Hints for what is assigned already: just its place. None when that is not what is wanted: anywhere, then."""
+    """Hints for what is assigned already: just its place. None (anywhere) when it differs from what is requested."""
     assigned = {block.type: block for block in blocks}
     if len(blocks) != len(wanted) or any(
         name not in assigned or assigned[name].size != size for name, size in wanted.items()

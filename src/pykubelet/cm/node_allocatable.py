@@ -3,7 +3,7 @@
 All pods get the capacity less both reservations; the eviction threshold is not taken off, since eviction must see it
 crossed. Reserved groups are set once at start, and a node that cannot must not start: the settings promise it. The
 group above all pods is set as far as the host permits, and corrected every minute. A host that refuses is logged once,
-with upstream's event, and the node goes on. What the Node shows is in node/capacity.py.
+with upstream's event, and the node goes on. What the Node shows is in cm/capacity.py.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Identity(Struct, frozen=True):
-    """Tells a socket from another one that later has the same path.
+    """Distinguishes a socket from a later one with the same path.
 
     Inodes are used again at once; the time is the one that new rights or owners leave alone."""
 
@@ -150,16 +150,16 @@ class PluginHandler(Protocol):
     """What one type of plugin means. Any PykubeletError refuses; the plugin gets the text and is retried."""
 
     async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
-        """Check it and take it into use."""
+        """Check the plugin and use it."""
         ...
 
     async def deregister(self, name: str, endpoint: Path) -> None:
-        """Its socket is gone or belongs to a new plugin. May not fail."""
+        """Stop using the plugin: its socket is gone or belongs to a new one. Must not raise."""
         ...
 
 
 class PluginState(Struct, frozen=True, kw_only=True):
-    """What a person may want to know of one socket."""
+    """State of one socket, for people."""
 
     socket: Path
     type: str = ""
@@ -176,7 +176,7 @@ class _Plugin(Struct):
     wanted: Identity | None
     tried: Identity | None = None
     info: PluginInfo | None = None
-    """What it last said of itself."""
+    """Its last GetInfo response."""
     registered: Identity | None = None
 
 
@@ -210,7 +210,7 @@ class PluginManager:
         metrics.on_scrape(lambda: total.replace(self._series()))
 
     def states(self) -> list[PluginState]:
-        """All sockets, those in trouble with their reason."""
+        """All sockets, those that failed with the reason."""
         return [self._state(plugin) for plugin in self._plugins.values()]
 
     def _state(self, plugin: _Plugin) -> PluginState:
@@ -248,12 +248,12 @@ class PluginManager:
                 self._tasks.wake(path)
 
     async def _reconcile(self, socket: Path) -> float | None:
-        """Bring what is registered in line with what is there."""
+        """Register what is there and deregister what is gone."""
         plugin = self._plugins.get(socket)
         if plugin is None:
             return None
         while plugin.registered is not None and plugin.registered != plugin.wanted:
-            await self._deregister(plugin)  # it takes a while: what is wanted may change meanwhile
+            await self._deregister(plugin)  # this waits: what is wanted may change meanwhile
         wanted = plugin.wanted
         if wanted is None:
             del self._plugins[socket]
@@ -277,7 +277,7 @@ class PluginManager:
         except PykubeletError as error:
             await self._refused(plugin, str(error))
             raise
-        except Exception as error:  # a defect that one plugin brings out is no reason to lose the others
+        except Exception as error:  # a defect in one plugin's handling must not end the others
             logger.error("plugin not registered, unexpected", extra={"socket": str(plugin.socket)}, exc_info=True)
             problem = f"{type(error).__name__}: {error}"
             await self._refused(plugin, problem)
@@ -287,7 +287,7 @@ class PluginManager:
         try:
             await self._registrations.notify(plugin.socket, None)
         except PluginError as error:
-            # It is in use all the same: only its own picture of that is missing.
+            # It is in use nevertheless: only the notification is missing.
             logger.warning(
                 "plugin not notified of its registration", extra={"plugin": info.name, "problem": str(error)}
             )

@@ -1,4 +1,4 @@
-"""What a pod and its containers ask for of whole CPUs and of memory on single NUMA nodes. Pure.
+"""Requests of pods and containers for whole CPUs and for memory on single NUMA nodes. Pure.
 
 Only Guaranteed pods request them, and CPUs only in whole numbers. A pod with amounts for the pod as a whole requests
 nothing unless the gate PodLevelResourceManagers is on (`pod_level`); then its containers that are Guaranteed on
@@ -59,7 +59,7 @@ def container_cpus(pod: Pod, container: Container, *, pod_level: bool) -> int:
 
 
 def pod_cpus(pod: Pod, *, pod_level: bool) -> int:
-    """CPUs all containers need together at the hungriest moment."""
+    """CPUs all containers need together at the moment of the highest demand."""
     if asks_for_nothing(pod, pod_level=pod_level):
         return 0
     if has_pod_level_resources(pod):
@@ -100,7 +100,7 @@ def pod_memory(pod: Pod, *, pod_level: bool) -> Bytes:
         assert pod.spec.resources is not None
         return {name: size for name, size in _bytes(pod.spec.resources.requests).items() if size > 0}
     by_name = {each.name: container_memory(pod, each, pod_level=pod_level) for each in containers_of(pod)}
-    # As upstream: a resource that only init containers ask for does not count for the pod.
+    # As upstream: a resource that only init containers request does not count for the pod.
     names = {name for each in pod.spec.containers for name in by_name[each.name]}
     return {name: _at_most(pod, lambda each, n=name: by_name[each.name].get(n, 0)) for name in sorted(names)}  # type: ignore[misc]
 

@@ -102,7 +102,7 @@ class PodUserNamespaces:
         return cri_pb2.UserNamespace(mode=cri_pb2.NamespaceMode.POD, uids=mapping, gids=mapping)
 
     def release(self, uid: str) -> None:
-        """The pod runs no more: another may have its range."""
+        """Free the range of a pod that has ended."""
         self._recover()
         first = self._taken.get(uid)
         if first is None:
@@ -137,7 +137,7 @@ class PodUserNamespaces:
         return first
 
     async def _write(self, uid: str, first: int) -> None:
-        """Until it is on disk. The range stays the pod's if that fails: the file may be there."""
+        """Write the range to disk. It stays the pod's if that fails: the file may be there."""
         row = [{"hostId": first, "containerId": 0, "length": self._ids.per_pod}]
         text = json.dumps({"uidMappings": row, "gidMappings": row}, separators=(",", ":"))
         work = partial(write_atomic, self._file(uid), text.encode())
@@ -146,7 +146,7 @@ class PodUserNamespaces:
         self._unwritten.discard(uid)
 
     def _recover(self) -> None:
-        """Know the ranges of pods from before this agent started. A file that cannot be read blocks only its pod."""
+        """Take over the ranges of pods from before a restart. A file that cannot be read blocks only its pod."""
         if self._recovered:
             return
         self._recovered = True

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
 
+from pykubelet.clients.cri.port import CriRuntime
 from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff
 from pykubelet.model.errors import CriError
@@ -25,14 +25,10 @@ DOWN_AFTER = 30.0
 ANSWER_WITHIN = 10.0
 
 
-class RuntimeHealth(Protocol):
-    async def status(self) -> RuntimeConditions: ...
-
-
 class RuntimeState:
     name = "runtime-state"
 
-    def __init__(self, ctx: Context, cri: RuntimeHealth) -> None:
+    def __init__(self, ctx: Context, cri: CriRuntime) -> None:
         self._cri = cri
         self._clock = ctx.clock
         self._signals = ctx.signals

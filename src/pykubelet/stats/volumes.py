@@ -47,7 +47,7 @@ class PodVolumeStats(Measurement, frozen=True, kw_only=True):
 class VolumeStatsCalculator:
     """A service; `of_pod` answers at any time with the latest measurement."""
 
-    name = "volume figures"
+    name = "volume stats"
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class VolumeStatsCalculator:
         self._found: dict[str, PodVolumeStats] = {}
         self._next: dict[str, float] = {}
         self._under_way: set[str] = set()
-        self._tasks = TaskSet("volume figures", on_error=_task_failed)
+        self._tasks = TaskSet("volume stats", on_error=_task_failed)
         self._durations: Histogram = metrics.histogram(
             "kubelet_volume_metric_collection_duration_seconds",
             "Time to measure the volumes of one pod",

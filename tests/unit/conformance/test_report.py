@@ -74,7 +74,7 @@ def test_footprints_after_the_first_specs_and_at_the_end() -> None:
 def test_only_tasks_of_single_pods_count_as_left() -> None:
     of_pods = ["pod default/web", "volume 0a1b-2c/scratch", "status of 0a1b-2c", "inspect 0a1b-2c", "settle-0a1b2c"]
     assert all(POD_TASK.match(name) for name in of_pods)
-    assert not any(POD_TASK.match(name) for name in ("pod-workers", "volume figures", "oom watcher", "status-sender"))
+    assert not any(POD_TASK.match(name) for name in ("pod-workers", "volume stats", "oom watcher", "status-sender"))
 
 
 def test_libraries_in_what_ldd_prints() -> None:
