@@ -26,6 +26,7 @@ from pykubelet.cm.node_spec import NodeSpec
 from pykubelet.context import Context
 from pykubelet.edges import ClusterEdges, Edges
 from pykubelet.images.provider import ServiceAccounts
+from pykubelet.kit import tasks
 from pykubelet.kit.tasks import Services
 from pykubelet.model.errors import ApiError, PykubeletError
 from pykubelet.model.events import EventRecorder
@@ -50,7 +51,7 @@ from pykubelet.runtime.build import ContainerObjects
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.runtime.spec.env import NoReferences
 from pykubelet.runtime.start import RuntimeHandlers
-from pykubelet.signals import ApiPodObserved, NodeStatusChanged, ObjectChanged
+from pykubelet.signals import ApiPodObserved, ObjectChanged
 from pykubelet.sources.mux import Deliver
 from pykubelet.sources.remote import ApiSource, bound_to
 from pykubelet.status.sender import belongs
@@ -86,7 +87,7 @@ class ApiServer(Struct, frozen=True, kw_only=True):
     local: LocalNode
     mirrors: MirrorPods | NoMirrors
     registered: ReferenceWatcher | NoRegistrations
-    """Told which pods refer to objects."""
+    """Watches the objects of the pods that are registered here."""
     container_objects: ContainerObjects
     volume_objects: VolumeObjects
     status_of: Callable[[Pod], PodStatus]
@@ -218,22 +219,14 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable, local: LocalNode
     )
     mirrors = MirrorPods(client=client, table=table, api_pod=api_pods.get, node=own, clock=clock)
     services = ServiceLister(Reflector(client=client, query=Query(kind=Service), clock=clock))
-    objects = ReferenceWatcher(
-        kube=client,
-        clock=clock,
-        strategy=Strategy(ctx.settings.config.node.change_detection_strategy),
-        sync_frequency=ctx.settings.config.sources.sync_frequency,
-        ttl=lambda: object_ttl(own.node),
-    )
-    objects.listen(lambda *changed: signals.publish(ObjectChanged(*changed)))
+    objects = _references(ctx, client, own)
     tokens, claims = TokenManager(kube=client, clock=clock), ClaimReader(client)
     bundles = TrustBundleWatcher(
-        kube=client,
-        clock=clock,
-        on_change=lambda name: signals.publish(ObjectChanged("ClusterTrustBundle", "", name)),
+        kube=client, clock=clock, on_change=lambda name: signals.publish(ObjectChanged("ClusterTrustBundle", "", name))
     )
     storage = _storage(ctx, client, own, tokens, claims)
     classes = RuntimeClasses(live=Reflector(client=client, query=Query(kind=RuntimeClass), clock=clock), client=client)
+    watches: list[tasks.Service] = [node_watch, services, classes, storage.objects]
     fresh_node = FreshNode(ctx, read=lambda: _read_node(edges.heartbeat, own))
     return ApiServer(
         local=local,
@@ -258,18 +251,7 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable, local: LocalNode
         ),
         status_of=lambda pod: _status_of(api_pods, pod),
         services=Services(
-            managers=[
-                node_watch,
-                fresh_node,
-                mirrors,
-                objects,
-                tokens,
-                services,
-                classes,
-                storage.objects,
-                storage.node,
-                bundles,
-            ],
+            managers=[*watches, fresh_node, mirrors, objects, tokens, storage.node, bundles],
             producers=[ApiSource(sets=api_pods.sets, wait_node_known=own.wait_known, deliver=deliver)],
         ),
         chores=[mirrors.remove_orphans],
@@ -281,18 +263,27 @@ def connect(ctx: Context, edges: ClusterEdges, table: PodTable, local: LocalNode
     )
 
 
+def _references(ctx: Context, client: KubeClient, own: OwnNode) -> ReferenceWatcher:
+    objects = ReferenceWatcher(
+        kube=client,
+        clock=ctx.clock,
+        strategy=Strategy(ctx.settings.config.node.change_detection_strategy),
+        sync_frequency=ctx.settings.config.sources.sync_frequency,
+        ttl=lambda: object_ttl(own.node),
+    )
+    objects.listen(lambda *changed: ctx.signals.publish(ObjectChanged(*changed)))
+    return objects
+
+
 def _storage(
     ctx: Context, client: KubeClient, own: OwnNode, tokens: TokenManager, claims: ClaimReader
 ) -> StoragePlugins:
-    def report() -> None:
-        ctx.signals.publish(NodeStatusChanged())
-
-    attachments = NodeAttachments(own, report=report)
+    attachments = NodeAttachments(own, ctx.signals)
     own.listen(attachments.changed)
     drivers = Reflector(client=client, query=Query(kind=CSIDriver), clock=ctx.clock)
     return StoragePlugins(
         objects=KubeCsiObjects(client=client, drivers=drivers, tokens=PodTokens(tokens), claims=claims),
-        node=CsiNodeKeeper(client=client, own=own, clock=ctx.clock, on_made=report),
+        node=CsiNodeKeeper(client=client, own=own, clock=ctx.clock, signals=ctx.signals),
         attachments=attachments,
     )
 

@@ -65,7 +65,7 @@ class ClusterEdges(Struct, frozen=True, kw_only=True):
     renews_certificate: bool = False
     """The client certificate is renewed by us (rotateCertificates)."""
     locked_out: Callable[[str], None] = lambda why: None
-    """Told when no certificate can be had any more."""
+    """Called when the agent can no longer get a certificate."""
 
 
 class ServeEdges(Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class GuardEdges(Struct, frozen=True, kw_only=True):
     host: HostReader
     kernel_log: KernelLog
     alarms: MemoryAlarms | None = None
-    """None: the kernel is not asked to tell when memory is short."""
+    """None: the kernel gives no notice when memory is short."""
     set_oom_score: Callable[[int], None] | None = None
     """None: the agent's own process is left as it is."""
     own_group: str = ""
@@ -122,7 +122,7 @@ class Edges(Struct, frozen=True, kw_only=True):
     cgroup_driver: str = ""
     """What the runtime says it uses; '' when it does not say."""
     logind: Logind | None = None
-    """Who announces shutdowns of the machine and can hold them up; None = nobody."""
+    """Announces shutdowns of the machine and can delay them; None = no such service."""
     quotas: Quotas | None = None
     """Filesystems that count what a folder holds; None = volumes are walked."""
     slices: Slices | None = None
@@ -130,14 +130,14 @@ class Edges(Struct, frozen=True, kw_only=True):
     host_ids: tuple[int, int] | None = None
     """First and length of the ids set aside for pods with user namespaces; None = the usual ones."""
     host_network: HostNetwork | None = None
-    """This machine's interfaces; None = pods without an API server are told no host address."""
+    """This machine's interfaces; None = pods without an API server get no host address."""
     topology: Topology | None = None
     """Where CPUs and memory sit; None = one flat node."""
     plugins: PluginEdges | None = None
-    """How to talk to plugins; None = nobody looks for any."""
+    """How to talk to plugins; None = no plugins are looked for."""
     cluster: ClusterEdges | None = None
     """The API server; None on a node that has none."""
     serve: ServeEdges | None = None
-    """How to serve; None = nobody asks this node anything."""
+    """How to serve; None = the node serves nothing."""
     guard: GuardEdges | None = None
     """How to watch the node; None = nothing is evicted, and nothing can be served."""

@@ -35,13 +35,8 @@ from pykubelet.sync.build import Subsystems, Sync
 
 def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -> None:
     volumes, cm, probes, runtime = below.volumes.manager, below.cm, below.probes, below.runtime
-    loop, workers, statuses, sender, housekeeping = (
-        sync.loop,
-        sync.workers,
-        sync.statuses,
-        sync.sender,
-        sync.housekeeping,
-    )
+    loop, workers, statuses = sync.loop, sync.workers, sync.statuses
+    sender, housekeeping = sync.sender, sync.housekeeping
     on = ctx.signals.subscribe
 
     def object_changed(changed: ObjectChanged) -> None:
@@ -52,7 +47,7 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -
     def api_pod_observed(observed: ApiPodObserved) -> None:
         if is_mirror(observed.change.object):
             # First, or the sender would overwrite what the mirror remembers of the time before a restart.
-            statuses.mirror_seen(uid_here(observed.change.object))
+            statuses.mirror_observed(uid_here(observed.change.object))
         if sender is not None:
             sender.observed(observed.change)
 

@@ -1,4 +1,4 @@
-"""What subsystems tell each other: frozen values, published by whoever knows and handled where `reactions.py` says.
+"""Signals between subsystems: frozen values, published where the fact is known and handled as `reactions.py` says.
 
 A signal is a fact, not a request. `publish` calls the subscribers at once, in the order in which they subscribed, so
 a handler must be quick and must not wait. Signals carry no state of their own: it is in the pod's record.

@@ -69,11 +69,11 @@ class FakeKernelLog:
         self.refuses = ""
         self._listeners: list[Callable[[str], None]] = []
 
-    def follow(self, tell: Callable[[str], None]) -> Callable[[], None]:
+    def follow(self, on_line: Callable[[str], None]) -> Callable[[], None]:
         if self.refuses:
             raise AlarmRefused(self.refuses)
-        self._listeners.append(tell)
-        return lambda: self._listeners.remove(tell)
+        self._listeners.append(on_line)
+        return lambda: self._listeners.remove(on_line)
 
     def say(self, *lines: str) -> None:
         for line in lines:

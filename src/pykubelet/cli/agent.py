@@ -143,7 +143,7 @@ class NotifySocket:
                 sender.sendto(message.encode(), self._address)
         except OSError as error:
             if not self._failed:
-                logger.warning("systemd cannot be told", extra={"message_text": message, "error": str(error)})
+                logger.warning("systemd cannot be notified", extra={"message_text": message, "error": str(error)})
             self._failed = True
         else:
             self._failed = False

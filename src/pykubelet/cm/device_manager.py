@@ -81,7 +81,7 @@ class DeviceManager:
     ) -> None:
         """`is_running(uid, container)`: containers that run already are never refused what they have."""
         self._folder = folder
-        self._read_handed = read_allocate_response
+        self._read_allocate_response = read_allocate_response
         self._is_running = is_running
         self._numa_nodes = numa_nodes
         self._recorder = ctx.recorder
@@ -111,7 +111,7 @@ class DeviceManager:
         found = self._checkpoint.load()
         if found is not None:
             self.had_checkpoint = True
-            self._state.allocations = device_state.allocations_of(found, self._read_handed)
+            self._state.allocations = device_state.allocations_of(found, self._read_allocate_response)
             self._expected = device_state.registered_of(found)
 
     async def run(self) -> None:

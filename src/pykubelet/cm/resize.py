@@ -148,14 +148,14 @@ def resize_text(what: str, pod: Pod, generation: int | None, error: str = "") ->
     summary: dict[str, Any] = {}
     for key, containers in (("initContainers", pod.spec.init_containers), ("containers", pod.spec.containers)):
         if containers:
-            summary[key] = [{"name": each.name, "resources": _told(each)} for each in containers]
+            summary[key] = [{"name": each.name, "resources": _summary(each)} for each in containers]
     summary["generation"] = generation or 0
     if error:
         summary["error"] = error
     return f"Pod resize {what}: {json.dumps(summary, separators=(',', ':'))}"
 
 
-def _told(container: Container) -> dict[str, Any]:
+def _summary(container: Container) -> dict[str, Any]:
     resources: dict[str, Any] = msgspec.to_builtins(container.resources) if container.resources is not None else {}
     # In upstream's order, so that equal events have equal texts from either kubelet.
     return {key: resources[key] for key in ("limits", "requests", "claims") if key in resources}

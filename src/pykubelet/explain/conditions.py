@@ -9,14 +9,15 @@ Pods that are merely starting, that end or that have failed for good keep upstre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from pykubelet.api.types import ContainerStatus, Pod, PodCondition, PodStatus
 from pykubelet.context import Context
 from pykubelet.explain.cause import State
-from pykubelet.explain.view import CauseView, Explanation
+from pykubelet.explain.service import Explainer
+from pykubelet.explain.view import CauseView
 from pykubelet.kit.limits import Once
 from pykubelet.model.pod import deletion_requested, uid_of
 from pykubelet.model.reasons import CONTAINERS_READY, POD_READY, WARNING
@@ -33,14 +34,10 @@ LONGEST = 1000
 REMEMBERED = 2000
 
 
-class StatusExplainer(Protocol):
-    def explain_status(self, pod: Pod, status: PodStatus) -> Explanation: ...
-
-
 class WhyNotReady:
     """Called with each status before it is reported (status/manager.py)."""
 
-    def __init__(self, ctx: Context, explainer: StatusExplainer) -> None:
+    def __init__(self, ctx: Context, explainer: Explainer) -> None:
         self._explainer = explainer
         self._recorder = ctx.recorder
         self._events = ctx.events

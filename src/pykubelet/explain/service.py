@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from pykubelet.explain.view import Explanation
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.model.pod import is_static, name_of, namespace_of, uid_of
 from pykubelet.model.runtime_status import ContainerState, PodRuntimeStatus
+from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.record import WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.runtime.logs import LogFiles
@@ -30,23 +31,13 @@ LOG_LINES = 5
 LOG_BYTES = 2000
 
 
-class Runtime(Protocol):
-    """What is known about the container runtime (pleg/runtime_state.py)."""
-
-    def is_up(self) -> bool: ...
-
-    def runtime_problem(self) -> str: ...
-
-    def network_problem(self) -> str: ...
-
-
 class Explainer:
     def __init__(
         self,
         ctx: Context,
         table: PodTable,
         volumes: VolumeManager,
-        runtime: Runtime,
+        runtime: RuntimeState,
         unreadable: Callable[[], Sequence[Unreadable]] = lambda: (),
     ) -> None:
         """`unreadable` are the pods whose newest version at the API server cannot be read."""

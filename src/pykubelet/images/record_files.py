@@ -33,7 +33,7 @@ SECOND_NS: Final = 1_000_000_000
 class Access(Struct, frozen=True, kw_only=True):
     """Who has shown to be allowed to use an image."""
 
-    everybody: bool = False
+    all_pods: bool = False
     """It was pulled without a login or with one of the node's own."""
     secrets: Mapping[SecretOrigin, str] = field(default_factory=dict)
     """Secret -> fingerprint of the login in it."""
@@ -41,7 +41,7 @@ class Access(Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        return not (self.everybody or self.secrets or self.accounts)
+        return not (self.all_pods or self.secrets or self.accounts)
 
 
 class PulledRecord(Struct, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ def _access_document(access: Access) -> dict[str, Any]:
         document["kubernetesServiceAccounts"] = [
             {"uid": a.uid, "namespace": a.namespace, "name": a.name} for a in sorted(access.accounts)
         ]
-    if access.everybody:
+    if access.all_pods:
         document["nodePodsAccessible"] = True
     return document
 
@@ -162,7 +162,7 @@ def _read_access(raw: Any, path: str) -> Access:
         secrets[origin] = _text(each, "credentialHash")
     accounts = [_object(item, path) for item in _list(fields.get("kubernetesServiceAccounts"), path)]
     return Access(
-        everybody=fields.get("nodePodsAccessible") is True,
+        all_pods=fields.get("nodePodsAccessible") is True,
         secrets=secrets,
         accounts=frozenset(
             AccountOrigin(namespace=_text(a, "namespace"), name=_text(a, "name"), uid=_text(a, "uid")) for a in accounts

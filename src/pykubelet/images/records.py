@@ -93,7 +93,7 @@ def of_login(login: Login | None) -> Access:
         case AccountOrigin() as account:
             return Access(accounts=frozenset({account}))
         case _:
-            return Access(everybody=True)
+            return Access(all_pods=True)
 
 
 class Covered(Struct, frozen=True, kw_only=True):
@@ -122,9 +122,9 @@ def covers(access: Access, logins: Sequence[Login]) -> Covered | None:
 def merged(record: PulledRecord, name: str, news: Access, now: int) -> PulledRecord:
     """The record with `news` about the image `name`; the very same object when it knew that already."""
     known = record.access.get(name)
-    if news.is_empty or (known is not None and known.everybody):
+    if news.is_empty or (known is not None and known.all_pods):
         return record
-    if known is None or news.everybody:
+    if known is None or news.all_pods:
         grown = news
     else:
         grown = Access(secrets={**known.secrets, **news.secrets}, accounts=known.accounts | news.accounts)
@@ -179,7 +179,7 @@ class PullRecords:
         access = record.access.get(bare_name(image)) if record is not None else None
         if access is None or access.is_empty:
             return self._checked("mustAuthenticate", False)
-        if access.everybody:
+        if access.all_pods:
             return self._checked("credentialRecordFound", True)
         try:
             found = covers(access, await logins())

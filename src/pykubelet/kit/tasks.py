@@ -81,7 +81,7 @@ async def running(*services: Service) -> AsyncIterator[None]:
 class TaskSet:
     """Tasks of one owner, alive only inside `async with`; leaving cancels and awaits all of them.
 
-    An exception in a task is handed to `on_error` when given, else it ends the block: a service whose
+    An exception in a task goes to `on_error` when given, else it ends the block: a service whose
     worker breaks unexpectedly must not limp on.
     """
 

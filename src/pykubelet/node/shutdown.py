@@ -287,7 +287,7 @@ class ShutdownManager:
         sender = self._sender
         await self._until(lambda: not sender.unsent(uids), end)
         if late := sender.unsent(uids):
-            logger.warning("the API server was not told of all pods that ended", extra={"pods": len(late)})
+            logger.warning("the API server does not have the status of all pods that ended", extra={"pods": len(late)})
 
     async def _until(self, holds: Callable[[], bool], end: float) -> None:
         while not holds() and self._clock.monotonic() < end:

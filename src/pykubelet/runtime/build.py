@@ -71,14 +71,7 @@ def build(
     sources_ready: Callable[[], bool],
 ) -> ContainerRuntime:
     cri = edges.cri
-    images = build_images(
-        ctx,
-        cri,
-        edges.paths.root,
-        secrets=objects.references,
-        accounts=objects.accounts,
-        also_used=lambda: wanted_images(w.pod for w in table.workers() if w.pod is not None and not w.is_ending),
-    )
+    images = _images(ctx, edges, table, objects)
     specs = PodSpecBuilder(
         node=spec,
         folders=edges.folders,
@@ -112,14 +105,13 @@ def build(
         resizer=_resizer(ctx, edges, spec, cm),
         table=table,
     )
-    policy = _gc_policy(ctx.settings)
     gc = ContainerGc(
         ctx,
         cri,
         table=table,
         remover=remover,
         container_logs=edges.paths.container_logs,
-        policy=policy,
+        policy=_gc_policy(ctx.settings),
         sources_ready=sources_ready,
     )
     rotation = LogRotation(cri=cri, clock=ctx.clock, policy=_rotation_policy(ctx.settings))
@@ -127,6 +119,16 @@ def build(
     return ContainerRuntime(
         manager=manager, images=images, stopper=stopper, backoff=backoff, gc=gc, clock=ctx.clock, services=services
     )
+
+
+def _images(ctx: Context, edges: Edges, table: PodTable, objects: ContainerObjects) -> Images:
+    def wanted() -> set[str]:
+        return wanted_images(
+            worker.pod for worker in table.workers() if worker.pod is not None and not worker.is_ending
+        )
+
+    root = edges.paths.root
+    return build_images(ctx, edges.cri, root, secrets=objects.references, accounts=objects.accounts, also_used=wanted)
 
 
 def _hooks(ctx: Context, edges: Edges, table: PodTable, pleg: Pleg) -> LifecycleHooks:

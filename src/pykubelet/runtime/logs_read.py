@@ -64,12 +64,6 @@ class LogSource(Protocol):
     def close(self) -> None: ...
 
 
-class Waker(Protocol):
-    """Signals that something happened in the folder of a log."""
-
-    async def wait(self, at_most: float) -> None: ...
-
-
 WHOLE: Final = {(b"stdout", b"F"), (b"stderr", b"F")}
 IsRunning = Callable[[], Awaitable[bool]]
 
@@ -154,7 +148,7 @@ async def read_logs(
     *,
     clock: Clock,
     is_running: IsRunning,
-    waker: Waker | None = None,
+    waker: FolderWaker | None = None,
     pace: Callable[[], float] = lambda: GATHER,
 ) -> AsyncGenerator[bytes, None]:
     """The requested part of the log. Raises OSError when there is none.

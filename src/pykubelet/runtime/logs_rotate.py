@@ -18,16 +18,16 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.limits import Once
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import CriError, NotFound, PykubeletError, RuntimeDown
-from pykubelet.model.runtime_status import ContainerRecord, ContainerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +35,8 @@ COMPRESSED: Final = ".gz"
 TEMPORARY: Final = ".tmp"
 STAMP: Final = "%Y%m%d-%H%M%S"
 LEVEL: Final = 6
-TIDY_WITHIN: Final = 120.0
 """Python's own default of 9 takes three times as long for a few percent."""
-
-
-class LogOwner(Protocol):
-    """The calls to the runtime that rotation makes."""
-
-    async def list_containers(self, *, running_only: bool = False) -> Sequence[ContainerRecord]: ...
-
-    async def container_status(self, container_id: str) -> ContainerStatus: ...
-
-    async def reopen_container_log(self, container_id: str) -> None: ...
+TIDY_WITHIN: Final = 120.0
 
 
 class RotationPolicy(Struct, frozen=True, kw_only=True):
@@ -67,7 +57,7 @@ class RotationProblem(PykubeletError):
 class LogRotation:
     name = "log-rotation"
 
-    def __init__(self, *, cri: LogOwner, clock: Clock, policy: RotationPolicy | None = None) -> None:
+    def __init__(self, *, cri: CriClient, clock: Clock, policy: RotationPolicy | None = None) -> None:
         self._cri = cri
         self._clock = clock
         self._policy = policy or RotationPolicy()

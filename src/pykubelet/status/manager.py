@@ -73,7 +73,7 @@ class StatusManager:
         if changed is not None:
             self._report(pod, changed, force=False, finished=False)
 
-    def mirror_seen(self, uid: str) -> None:
+    def mirror_observed(self, uid: str) -> None:
         """The mirror of a static pod came in, with what was reported before a restart of the agent."""
         reported = self._table.reported(uid)
         if reported is not None:

@@ -60,7 +60,7 @@ def test_policies(policy: Policy, image: str, pulled_here: bool, needed: bool) -
 
 def test_what_a_pull_shows() -> None:
     secret = secret_login("s")
-    assert of_login(None) == of_login(Login(entry=Entry(username="node"))) == Access(everybody=True)
+    assert of_login(None) == of_login(Login(entry=Entry(username="node"))) == Access(all_pods=True)
     assert isinstance(secret.origin, SecretOrigin)
     assert of_login(secret) == Access(secrets={secret.origin: secret.fingerprint})
     assert of_login(BY_ACCOUNT) == Access(accounts=frozenset({ACCOUNT}))
@@ -121,7 +121,7 @@ def test_records_grow() -> None:
     two = merged(merged(one, "r.io/a", of_login(secret_login("t")), 3), "r.io/a", of_login(BY_ACCOUNT), 4)
     access = two.access["r.io/a"]
     assert len(access.secrets) == 2 and access.accounts == {ACCOUNT} and two.updated == 4
-    open_ = merged(two, "r.io/a", Access(everybody=True), 5)
-    assert open_.access == {"r.io/a": Access(everybody=True)}
+    open_ = merged(two, "r.io/a", Access(all_pods=True), 5)
+    assert open_.access == {"r.io/a": Access(all_pods=True)}
     assert merged(open_, "r.io/a", of_login(secret_login("u")), 6) is open_
     assert set(merged(open_, "r.io/b", of_login(secret_login("u")), 6).access) == {"r.io/a", "r.io/b"}

@@ -275,7 +275,7 @@ def test_the_go_kubelets_own_bytes(tmp_path: Path) -> None:
         image_ref="sha256:go",
         updated=SECOND,
         access={
-            "r.io/b": Access(everybody=True),
+            "r.io/b": Access(all_pods=True),
             "r.io/a": Access(
                 secrets={SecretOrigin(namespace="n", name="s", uid="u"): "h"},
                 accounts=frozenset({AccountOrigin(namespace="n", name="acc", uid="au")}),

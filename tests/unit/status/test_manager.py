@@ -72,12 +72,12 @@ async def test_a_mirror_speaks_for_containers_no_probe_has_spoken_of() -> None:
     manager.set_status(pod, running(started=False, ready=False))
     assert flags(manager, pod) == (False, False)
     manager.status_of = lambda pod: before
-    manager.mirror_seen(uid_of(pod))
+    manager.mirror_observed(uid_of(pod))
     assert flags(manager, pod) == (True, True)
     told = manager._table.reported_status(uid_of(pod))
     assert told is not None and told.start_time == at(NOW)
     manager.probe_changed(pod, ProbeKind.READINESS, "1", ProbeOutcome.FAILURE)
-    manager.mirror_seen(uid_of(pod))
+    manager.mirror_observed(uid_of(pod))
     assert flags(manager, pod) == (True, False)
 
 

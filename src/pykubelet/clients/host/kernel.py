@@ -30,7 +30,7 @@ class DeviceKernelLog:
     def __init__(self, device: Path = Path("/dev/kmsg")) -> None:
         self._device = device
 
-    def follow(self, tell: Callable[[str], None]) -> Callable[[], None]:
+    def follow(self, on_line: Callable[[str], None]) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
         try:
             descriptor = os.open(self._device, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -53,7 +53,7 @@ class DeviceKernelLog:
                     return
                 text = text_of(record)
                 if text:
-                    tell(text)
+                    on_line(text)
 
         def end() -> None:
             nonlocal descriptor

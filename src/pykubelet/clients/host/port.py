@@ -314,8 +314,8 @@ class MemoryAlarm(Protocol):
 
 
 class KernelLog(Protocol):
-    def follow(self, tell: Callable[[str], None]) -> Callable[[], None]:
-        """Call `tell` with each new line of the kernel's log; gives what ends it. Raises AlarmRefused."""
+    def follow(self, on_line: Callable[[str], None]) -> Callable[[], None]:
+        """Call `on_line` with each new line of the kernel's log; returns what ends it. Raises AlarmRefused."""
         ...
 
 

@@ -153,13 +153,13 @@ async def list_and_watch(
             expired = True
             continue
         except ApiError as error:
-            if _is_worth_telling(error, backoff.failures):
+            if _is_worth_logging(error, backoff.failures):
                 logger.warning("list and watch failed, trying again", extra={"what": str(query), "error": str(error)})
             await clock.sleep(_delay(backoff, error, source))
         expired = False
 
 
-def _is_worth_telling(error: ApiError, failures: int) -> bool:
+def _is_worth_logging(error: ApiError, failures: int) -> bool:
     if isinstance(error, Forbidden):
         return failures >= len(QUICK_DELAYS)  # before that it is only early
     return not isinstance(error, ApiDown) or failures in (0, 3)
