@@ -114,7 +114,7 @@ def a_map(name: str, **data: str) -> ConfigMap:
     return ConfigMap(metadata=ObjectMeta(name=name, namespace=NAMESPACE), data=data)
 
 
-def a_pod(name: str, node: str = "") -> Pod:
+def a_bound_pod(name: str, node: str = "") -> Pod:
     # Bound to a node that is not there: nobody else touches its status. A node of its own: after 40 s the garbage
     # collector takes the pods of such a node, also one that was made just then.
     spec = PodSpec(node_name=node or None, containers=[Container(name="main", image="nowhere/nothing:1")])
@@ -292,7 +292,7 @@ async def send_status(kube: KubeClient, pod: Pod, status: PodStatus) -> Pod:
 
 
 async def test_status_patch_gives_exactly_the_wanted_status(subject: Subject) -> None:
-    async with subject.open() as kube, made(kube, a_pod(a_name(), node=a_name())) as pod:
+    async with subject.open() as kube, made(kube, a_bound_pod(a_name(), node=a_name())) as pod:
         first = a_status("10.9.0.1", ready=False)
         after = await send_status(kube, pod, first)
         assert pod_status_patch(after, first) is None, "nothing is left to say"
@@ -306,7 +306,7 @@ async def test_status_patch_gives_exactly_the_wanted_status(subject: Subject) ->
 
 
 async def test_status_patch_keeps_what_others_wrote(subject: Subject) -> None:
-    async with subject.open() as kube, made(kube, a_pod(a_name(), node=a_name())) as pod:
+    async with subject.open() as kube, made(kube, a_bound_pod(a_name(), node=a_name())) as pod:
         foreign = {"status": {"conditions": [{"type": "example.com/gate", "status": "True"}]}}
         await kube.patch(
             Pod,
@@ -321,7 +321,7 @@ async def test_status_patch_keeps_what_others_wrote(subject: Subject) -> None:
 
 
 async def test_status_of_another_uid_is_refused(subject: Subject) -> None:
-    async with subject.open() as kube, made(kube, a_pod(a_name(), node=a_name())) as pod:
+    async with subject.open() as kube, made(kube, a_bound_pod(a_name(), node=a_name())) as pod:
         body = {**(pod_status_patch(pod, a_status("10.9.0.1", ready=True)) or {}), "metadata": {"uid": "another"}}
         with pytest.raises(Conflict):
             await kube.patch(
@@ -335,7 +335,7 @@ async def test_status_of_another_uid_is_refused(subject: Subject) -> None:
 
 
 async def test_graceful_deletion_waits_for_the_node(subject: Subject) -> None:
-    async with subject.open() as kube, made(kube, a_pod(a_name(), node=a_name())) as pod:
+    async with subject.open() as kube, made(kube, a_bound_pod(a_name(), node=a_name())) as pod:
         name = pod.metadata.name
         with pytest.raises(Conflict):
             await kube.delete(Pod, name, NAMESPACE, grace_seconds=0, uid="another")

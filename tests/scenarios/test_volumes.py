@@ -11,7 +11,7 @@ import pytest
 
 from pykubelet.api.types import ConfigMap
 from pykubelet.kit.clock import SystemClock
-from pykubelet.kit.tasks import TaskSet, cancel_and_wait
+from pykubelet.kit.tasks import TaskSet
 from pykubelet.volumes.csi import plugin
 from pykubelet.volumes.csi.records import read_record
 from pykubelet.volumes.errors import VolumesNotReady
@@ -174,7 +174,8 @@ async def test_cancelling_a_wait_leaves_the_volume_to_its_own_task(tmp_path: Pat
         for _ in range(10):
             task = tasks.spawn(manager.wait_mounted(pod), name="wait")
             await node.clock.sleep(0.3)
-            await cancel_and_wait(task)
+            task.cancel()
+            await asyncio.wait({task})
         assert len(node.objects.reads) == 3  # at 0, 0.5 and 1.5 s: cancelling neither adds tries nor loses them
 
 

@@ -6,13 +6,14 @@ import base64
 import json
 from typing import Any
 
-from pykubelet.api.types import LocalObjectReference, ObjectMeta, Pod, PodSpec, Secret
+from pykubelet.api.types import LocalObjectReference, ObjectMeta, Pod, Secret
 from pykubelet.images.keyring import Entry, Login, SecretOrigin
+from tests.builders import a_pod
 
 
-def a_pod(name: str = "web", *, secrets: tuple[str, ...] = (), account: str | None = None) -> Pod:
-    spec = PodSpec(image_pull_secrets=[LocalObjectReference(name=s) for s in secrets], service_account_name=account)
-    return Pod(metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}"), spec=spec)
+def a_pulling_pod(name: str = "web", *, secrets: tuple[str, ...] = (), account: str | None = None) -> Pod:
+    named = [LocalObjectReference(name=secret) for secret in secrets]
+    return a_pod(name, image_pull_secrets=named, service_account_name=account)
 
 
 def a_secret(name: str, auths: dict[str, Any], *, form: str = "dockerconfigjson") -> Secret:

@@ -18,7 +18,7 @@ from pykubelet.settings.load import LoadedSettings, load_settings
 from tests.builders import a_context
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.recorded_events import RecordedEvents
-from tests.unit.images.making import a_pod, a_secret
+from tests.unit.images.making import a_pulling_pod, a_secret
 
 
 def parts(
@@ -40,9 +40,9 @@ async def test_defaults_pull_and_write_records(tmp_path: Path) -> None:
     made, cri, events = parts(tmp_path)
     cri.add_to_registry("r.io/a:1", needs_auth=("u", "p"))
     (tmp_path / "config.json").write_text('{"auths": {"r.io": {"auth": "dTpw"}}}')
-    await made.puller.ensure_image(a_pod(), "r.io/a:1", None)
+    await made.puller.ensure_image(a_pulling_pod(), "r.io/a:1", None)
     assert len(list((tmp_path / "image_manager" / "pulled").iterdir())) == 1
-    await made.puller.ensure_image(a_pod("other"), "r.io/a:1", None)
+    await made.puller.ensure_image(a_pulling_pod("other"), "r.io/a:1", None)
     assert events.pods[-1][1].endswith("already present on machine and can be accessed by the pod")
     assert made.gc._policy == ImageGcPolicy()
 
@@ -55,9 +55,9 @@ class References:
 async def test_pull_secrets_of_one_pod_do_not_serve_another(tmp_path: Path) -> None:
     made, cri, events = parts(tmp_path, references=References())
     image = cri.add_to_registry("r.io/a:1", needs_auth=("u", "p"))
-    assert await made.puller.ensure_image(a_pod("one", secrets=("s",)), "r.io/a:1", "IfNotPresent") == image.id
+    assert await made.puller.ensure_image(a_pulling_pod("one", secrets=("s",)), "r.io/a:1", "IfNotPresent") == image.id
     with pytest.raises(ImageError) as caught:
-        await made.puller.ensure_image(a_pod("two", secrets=("gone",)), "r.io/a:1", "IfNotPresent")
+        await made.puller.ensure_image(a_pulling_pod("two", secrets=("gone",)), "r.io/a:1", "IfNotPresent")
     assert caught.value.problem.reason == "ErrImagePull"
     assert [reason for reason, _ in events.pods] == [
         "Pulling",
@@ -67,17 +67,17 @@ async def test_pull_secrets_of_one_pod_do_not_serve_another(tmp_path: Path) -> N
         "Failed",
     ]
     with pytest.raises(ImageError) as caught:
-        await made.puller.ensure_image(a_pod("three"), "r.io/a:1", "Never")
+        await made.puller.ensure_image(a_pulling_pod("three"), "r.io/a:1", "Never")
     assert caught.value.problem.reason == "ErrImageNeverPull"
-    assert await made.puller.ensure_image(a_pod("four", secrets=("s",)), "r.io/a:1", "Never") == image.id
+    assert await made.puller.ensure_image(a_pulling_pod("four", secrets=("s",)), "r.io/a:1", "Never") == image.id
 
 
 async def test_without_the_gate(tmp_path: Path) -> None:
     made, cri, events = parts(tmp_path, "--feature-gates=KubeletEnsureSecretPulledImages=false")
     assert made.records is None
     cri.add_to_registry("r.io/a:1")
-    await made.puller.ensure_image(a_pod(), "r.io/a:1", None)
-    await made.puller.ensure_image(a_pod(), "r.io/a:1", None)
+    await made.puller.ensure_image(a_pulling_pod(), "r.io/a:1", None)
+    await made.puller.ensure_image(a_pulling_pod(), "r.io/a:1", None)
     assert not (tmp_path / "image_manager").exists()
     assert events.pods[-1][1].endswith("already present on machine")
 

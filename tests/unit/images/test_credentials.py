@@ -14,7 +14,7 @@ from pykubelet.images.keyring import AccountOrigin, DockerConfig, Entry, NodeDoc
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import ApiDown
 from tests.fakes.recorded_events import RecordedEvents
-from tests.unit.images.making import a_pod, a_secret, raw_secret
+from tests.unit.images.making import a_pulling_pod, a_secret, raw_secret
 
 
 class Store:
@@ -55,7 +55,7 @@ async def test_secrets_then_the_node_then_plugins(tmp_path: Path) -> None:
     one = a_secret("one", {"r.io": {"username": "s1"}, "other.io": {"username": "no"}})
     two = a_secret("two", {"r.io/team": {"username": "s2"}}, form="dockercfg")
     found = await credentials(tmp_path, one, two, plugins=[first, second]).lookup(
-        a_pod(secrets=("one", "two")), "r.io/team/app:v1"
+        a_pulling_pod(secrets=("one", "two")), "r.io/team/app:v1"
     )
     assert [login.entry.username for login in found] == ["s2", "s1", "node", "p2", "p1"]
     assert [login.origin for login in found] == [
@@ -70,7 +70,7 @@ async def test_secrets_then_the_node_then_plugins(tmp_path: Path) -> None:
 
 async def test_short_names_mean_docker_hub(tmp_path: Path) -> None:
     hub = a_secret("hub", {"https://index.docker.io/v1/": {"username": "hub"}})
-    found = await credentials(tmp_path, hub).lookup(a_pod(secrets=("hub",)), "busybox:1")
+    found = await credentials(tmp_path, hub).lookup(a_pulling_pod(secrets=("hub",)), "busybox:1")
     assert [login.entry.username for login in found] == ["hub"]
 
 
@@ -78,7 +78,7 @@ async def test_missing_secrets_are_told_and_done_without(tmp_path: Path) -> None
     events = RecordedEvents()
     there = a_secret("there", {"r.io": {"username": "u"}})
     found = await credentials(tmp_path, there, events=events).lookup(
-        a_pod(secrets=("gone", "", "there", "unreachable")), "r.io/a:1"
+        a_pulling_pod(secrets=("gone", "", "there", "unreachable")), "r.io/a:1"
     )
     assert [login.entry.username for login in found] == ["u"]
     text = "Unable to retrieve some image pull secrets (gone, unreachable); "
@@ -88,7 +88,7 @@ async def test_missing_secrets_are_told_and_done_without(tmp_path: Path) -> None
 
 async def test_secrets_of_other_types_are_ignored(tmp_path: Path) -> None:
     opaque = raw_secret("opaque", b"{", type_="Opaque")
-    assert await credentials(tmp_path, opaque).lookup(a_pod(secrets=("opaque",)), "r.io/a:1") == []
+    assert await credentials(tmp_path, opaque).lookup(a_pulling_pod(secrets=("opaque",)), "r.io/a:1") == []
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,15 @@ async def test_a_malformed_secret_fails_the_pull_without_being_quoted(
     tmp_path: Path, secret: Secret, said: str
 ) -> None:
     with pytest.raises(BadPullSecret) as caught:
-        await credentials(tmp_path, secret).lookup(a_pod(secrets=("bad",)), "r.io/a:1")
+        await credentials(tmp_path, secret).lookup(a_pulling_pod(secrets=("bad",)), "r.io/a:1")
     assert str(caught.value) == said
 
 
 async def test_without_an_api_server_there_are_no_secrets() -> None:
-    assert await PullSecrets(reader=None, events=RecordedEvents()).of(a_pod(secrets=("x",))) == ()
+    assert await PullSecrets(reader=None, events=RecordedEvents()).of(a_pulling_pod(secrets=("x",))) == ()
 
 
 async def test_a_secret_named_many_times_is_read_once(tmp_path: Path) -> None:
     store = Store(a_secret("there", {"r.io": {"username": "u"}}))
     secrets = PullSecrets(reader=store, events=RecordedEvents())
-    assert [s.metadata.name for s in await secrets.of(a_pod(secrets=("there",) * 1000))] == ["there"]
+    assert [s.metadata.name for s in await secrets.of(a_pulling_pod(secrets=("there",) * 1000))] == ["there"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.types import Container, ImageVolumeSource, ObjectMeta, Pod, PodSpec, Volume
+from pykubelet.api.types import ImageVolumeSource, Volume
 from pykubelet.images.gc import DiskUsage, ImageGc, ImageGcFailed, ImageGcPolicy, wanted_images
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
@@ -15,7 +15,7 @@ from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
 from pykubelet.model.runtime_status import FilesystemUsage, ImageFilesystems
 from pykubelet.wire import cri_pb2
-from tests.builders import a_context
+from tests.builders import a_context, a_pod
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.recorded_events import RecordedEvents
 
@@ -123,7 +123,8 @@ async def test_young_pinned_and_wanted_images_stay() -> None:
     await bench.image("r.io/pinned:1", 100, pinned=True)
     await bench.image("registry.k8s.io/pause:3.9", 100)
     await bench.image("docker.io/library/busybox:1", 100)
-    bench.also_used = wanted_images([a_pod("busybox:1", "r.io/volume:1")])
+    volume = Volume(name="v", image=ImageVolumeSource(reference="r.io/volume:1"))
+    bench.also_used = wanted_images([a_pod(volumes=[volume])])
     await bench.image("r.io/volume:1", 100)
     await bench.clock.sleep(1000)
     await bench.image("r.io/young:1", 550)
@@ -136,15 +137,10 @@ async def test_young_pinned_and_wanted_images_stay() -> None:
     assert len(bench.removed) == 1
 
 
-def a_pod(image: str, volume: str) -> Pod:
-    mounted = Volume(name="v", image=ImageVolumeSource(reference=volume))
-    spec = PodSpec(containers=[Container(name="app", image=image)], volumes=[mounted, Volume(name="w")])
-    return Pod(metadata=ObjectMeta(name="p"), spec=spec)
-
-
 def test_what_pods_want() -> None:
     names = {"busybox:1", "docker.io/library/busybox:1", "r.io/v", "r.io/v:latest"}
-    assert wanted_images([a_pod("busybox:1", "r.io/v")]) == names
+    volumes = [Volume(name="v", image=ImageVolumeSource(reference="r.io/v")), Volume(name="w")]
+    assert wanted_images([a_pod(volumes=volumes)]) == names
 
 
 async def test_old_images_go_whatever_the_disk_says() -> None:

@@ -23,7 +23,7 @@ from pykubelet.kit.clock import Clock, LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import ApiNotFound
-from tests.unit.images.making import a_pod
+from tests.unit.images.making import a_pulling_pod
 
 V1 = "credentialprovider.kubelet.k8s.io/v1"
 
@@ -102,7 +102,7 @@ class Bench:
         )
 
     async def users(self, image: str = "r.io/a", pod: Pod | None = None) -> list[str]:
-        logins, _ = await self.provider.provide(image, pod or a_pod())
+        logins, _ = await self.provider.provide(image, pod or a_pulling_pod())
         return [entry.username for entry in logins.values()]
 
     @property
@@ -116,9 +116,12 @@ def tokens(cache_type: str = "ServiceAccount", *, require: bool = True, **keys: 
 
 async def test_asked_only_for_images_that_match() -> None:
     bench = Bench()
-    assert await bench.provider.provide("r.com/a", a_pod()) == ({}, None)
+    assert await bench.provider.provide("r.com/a", a_pulling_pod()) == ({}, None)
     assert bench.runs == 0
-    assert await bench.provider.provide("r.com/team/a", a_pod()) == ({"r.io": Entry(username="u", password="p")}, None)
+    assert await bench.provider.provide("r.com/team/a", a_pulling_pod()) == (
+        {"r.io": Entry(username="u", password="p")},
+        None,
+    )
     assert bench.programs.commands == [(["/plugins/plug", "-v"], {"A": "b"})]
     assert bench.programs.requests == [{"kind": "CredentialProviderRequest", "apiVersion": V1, "image": "r.com/team/a"}]
 
@@ -184,7 +187,7 @@ async def test_callers_at_the_same_time_share_a_run() -> None:
 )
 async def test_answers_that_do_not_count(changes: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(**changes)
-    assert await bench.provider.provide("r.io/a", a_pod()) == ({}, None)
+    assert await bench.provider.provide("r.io/a", a_pulling_pod()) == ({}, None)
     [record] = caplog.records
     assert said in record.__dict__["error"]
     assert "hidden" not in str(record.__dict__)
@@ -213,7 +216,7 @@ async def test_a_token_and_annotations_go_to_the_plugin() -> None:
     accounts = Accounts(must="1", may="2", other="3")
     wanted = tokens(required_annotations=("must",), optional_annotations=("may", "absent"))
     bench = Bench(token=wanted, accounts=accounts)
-    _, origin = await bench.provider.provide("r.io/a", a_pod(account="acc"))
+    _, origin = await bench.provider.provide("r.io/a", a_pulling_pod(account="acc"))
     assert origin == AccountOrigin(namespace="default", name="acc", uid="uid-acc")
     assert bench.programs.requests[0]["serviceAccountToken"] == "secret-token-web"
     assert bench.programs.requests[0]["serviceAccountAnnotations"] == {"may": "2", "must": "1"}
@@ -233,7 +236,7 @@ async def test_who_takes_part(require: bool, account: str | None, annotations: d
     required = ("must",) if require else ()
     wanted = tokens(require=require, required_annotations=required)
     bench = Bench(token=wanted, accounts=Accounts(**annotations))
-    await bench.provider.provide("r.io/a", a_pod(account=account))
+    await bench.provider.provide("r.io/a", a_pulling_pod(account=account))
     assert bench.runs == runs
     if runs and account is None:
         assert "serviceAccountToken" not in bench.programs.requests[0]
@@ -243,9 +246,9 @@ async def test_who_takes_part(require: bool, account: str | None, annotations: d
 async def test_answers_hang_on_the_account_or_on_the_token(cache_type: str, runs: int) -> None:
     bench = Bench(token=tokens(cache_type), accounts=Accounts(), cacheKeyType="Global", cacheDuration="1h")
     for name in ("one", "two", "one"):
-        await bench.users(pod=a_pod(name, account="acc"))
+        await bench.users(pod=a_pulling_pod(name, account="acc"))
     assert bench.runs == runs
-    await bench.users(pod=a_pod("one", account="other"))
+    await bench.users(pod=a_pulling_pod("one", account="other"))
     assert bench.runs == runs + 1
 
 
@@ -255,20 +258,20 @@ async def test_the_token_itself_as_password(
 ) -> None:
     auth = {"r.io": {"username": "u", "password": "secret-token-web"}}
     bench = Bench(token=tokens(cache_type), accounts=Accounts(), auth=auth)
-    assert await bench.users(pod=a_pod(account="acc")) == expected
+    assert await bench.users(pod=a_pulling_pod(account="acc")) == expected
     assert "secret-token" not in str([record.__dict__ for record in caplog.records])
 
 
 async def test_a_token_in_a_complaint_is_masked(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(token=tokens(), accounts=Accounts())
     bench.programs.answer = PluginProblem("bad token secret-token-web!")
-    await bench.users(pod=a_pod(account="acc"))
+    await bench.users(pod=a_pulling_pod(account="acc"))
     assert caplog.records[0].__dict__["error"] == "bad token <masked>!"
 
 
 async def test_no_api_server_no_tokens(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(token=tokens())
-    assert await bench.users(pod=a_pod(account="acc")) == []
+    assert await bench.users(pod=a_pulling_pod(account="acc")) == []
     assert "this agent has none" in caplog.records[0].__dict__["error"]
 
 

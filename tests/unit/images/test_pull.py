@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pykubelet.api.types import ObjectMeta, Pod
+from pykubelet.api.types import Pod
 from pykubelet.images.keyring import Entry, Login
 from pykubelet.images.pull import ImageError, ImagePuller, PullSettings, explain_pull_error
 from pykubelet.images.records import Lookup
@@ -16,15 +16,11 @@ from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
 from pykubelet.recorder import LifeRecorder, Outcome, Step
 from pykubelet.wire import cri_pb2
-from tests.builders import a_context
+from tests.builders import a_context, a_pod
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.recorded_events import RecordedEvents
 
 PATH = "spec.containers{app}"
-
-
-def a_pod(name: str = "web") -> Pod:
-    return Pod(metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", annotations={"a": "b"}))
 
 
 class Logins:
@@ -113,7 +109,8 @@ async def test_a_pull_and_what_it_tells() -> None:
         ),
     ]
     [call] = bench.cri.called("pull_image")
-    assert call.args["spec"].image == "busybox:1" and dict(call.args["spec"].annotations) == {"a": "b"}
+    assert call.args["spec"].image == "busybox:1"
+    assert dict(call.args["spec"].annotations) == a_pod().metadata.annotations
     assert call.args["auth"] is None
     life = bench.life.life("uid-web")
     assert life is not None

@@ -9,7 +9,7 @@ from pykubelet.images.provider import ServiceAccounts
 from pykubelet.kit.clock import LoopClock
 from pykubelet.model.errors import NotFound
 from tests.fakes.fake_kube import FakeKube
-from tests.unit.images.making import a_pod
+from tests.unit.images.making import a_pulling_pod
 
 
 class Tokens:
@@ -27,7 +27,7 @@ async def test_account_and_token() -> None:
     accounts = ServiceAccounts(client=kube, tokens=tokens)
     account = await accounts.account("default", "acc")
     assert account.metadata.uid == made.metadata.uid
-    assert await accounts.token(a_pod(), account, "aud") == "t"
+    assert await accounts.token(a_pulling_pod(), account, "aud") == "t"
     [(namespace, name, request)] = tokens.asked
     assert (namespace, name, request.metadata.uid) == ("default", "acc", made.metadata.uid)
     bound = request.spec.bound_object_ref

@@ -9,7 +9,7 @@ from pykubelet.settings.gates import Gates
 RULES, ALL = "ContainerRestartRules", "RestartAllContainersOnContainerExits"
 
 
-def a_pod() -> Pod:
+def a_pod_with_rules() -> Pod:
     rules = [ContainerRestartRule(action="Restart"), ContainerRestartRule(action="RestartAllContainers")]
     return Pod(
         spec=PodSpec(
@@ -39,10 +39,10 @@ def shown(pod: Pod) -> list[tuple[str, str | None, list[str]]]:
 def test_fields_of_a_gate_that_is_off_are_taken_out(
     gates: dict[str, bool], init: tuple[str | None, list[str]], app: tuple[str | None, list[str]]
 ) -> None:
-    pod, filtered = a_pod(), field_filter(Gates(gates))
+    pod, filtered = a_pod_with_rules(), field_filter(Gates(gates))
     assert filtered is not None
     assert shown(filtered(pod)) == [("sidecar", "Always", []), ("init", *init), ("app", *app)]
-    assert shown(pod) == shown(a_pod())  # what the source delivered is its own
+    assert shown(pod) == shown(a_pod_with_rules())  # what the source delivered is its own
 
 
 def test_pods_without_such_fields_are_handed_on_as_they_are() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pykubelet.api.types import Container, ObjectMeta, Pod, PodSpec
+from pykubelet.api.types import Pod
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.node_stats import NodeStats
 from pykubelet.clients.host.port import Machine, NodePaths
@@ -32,6 +33,7 @@ from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes.spec import VolumeUsage
 from pykubelet.wire import cri_pb2
+from tests import builders
 from tests.fakes.fake_guard import FakeKernelLog
 from tests.unit.stats.trees import NET_DEV, group, machine, write
 
@@ -54,9 +56,7 @@ async def inline(work: Callable[[], Any]) -> Any:
     return work()
 
 
-def a_pod(name: str, *, uid: str = "") -> Pod:
-    spec = PodSpec(containers=[Container(name="app", image="busybox")])
-    return Pod(metadata=ObjectMeta(name=name, namespace="ns", uid=uid or f"uid-{name}"), spec=spec)
+a_pod = partial(builders.a_pod, namespace="ns")
 
 
 def a_container(name: str, id: str, state: ContainerState = ContainerState.RUNNING) -> ContainerStatus:

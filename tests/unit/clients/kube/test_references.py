@@ -42,7 +42,7 @@ def a_map(name: str, *, immutable: bool | None = None, **data: str) -> ConfigMap
     return ConfigMap(metadata=ObjectMeta(name=name, namespace=NS), data=data, immutable=immutable)
 
 
-def a_pod(uid: str, *, volumes: Sequence[str] = (), env: Sequence[str] = (), pull: Sequence[str] = ()) -> Pod:
+def a_referring_pod(uid: str, *, volumes: Sequence[str] = (), env: Sequence[str] = (), pull: Sequence[str] = ()) -> Pod:
     """A pod that mounts config maps, reads config maps into variables, and names pull secrets."""
     return Pod(
         metadata=ObjectMeta(name=f"pod-{uid}", namespace=NS, uid=uid),
@@ -124,7 +124,7 @@ async def test_first_read_waits_for_the_watch() -> None:
     bed = Bed()
     bed.kube.add(a_map("conf", a="1"))
     async with bed.live():
-        bed.references.register(a_pod("1", volumes=["conf"]))
+        bed.references.register(a_referring_pod("1", volumes=["conf"]))
         found = await bed.references.config_map(NS, "conf")
         assert found is not None and found.data == {"a": "1"}
         await settle()
@@ -135,7 +135,7 @@ async def test_the_watch_begins_a_little_after_the_first_look_and_misses_nothing
     bed = Bed(watch_after=0.5)
     bed.kube.add(a_map("conf", a="1"))
     async with bed.live():
-        bed.references.register(a_pod("1", volumes=["conf"]))
+        bed.references.register(a_referring_pod("1", volumes=["conf"]))
         assert await bed.references.config_map(NS, "conf") is not None
         await settle(0.4)
         assert bed.watched == [] and bed.poked == [["1"]]
@@ -150,7 +150,7 @@ async def test_pods_share_one_watch_until_the_last_one_leaves() -> None:
     bed = Bed()
     bed.kube.add(a_map("conf"))
     async with bed.live():
-        one, two = a_pod("1", volumes=["conf"]), a_pod("2", env=["conf"])
+        one, two = a_referring_pod("1", volumes=["conf"]), a_referring_pod("2", env=["conf"])
         for pod in (one, two, one):
             bed.references.register(pod)
         await settle()
@@ -169,9 +169,9 @@ async def test_pods_share_one_watch_until_the_last_one_leaves() -> None:
 async def test_changed_pod_gives_back_what_it_no_longer_needs() -> None:
     bed = Bed()
     async with bed.live():
-        bed.references.register(a_pod("1", volumes=["old", "kept"]))
+        bed.references.register(a_referring_pod("1", volumes=["old", "kept"]))
         await settle()
-        bed.references.register(a_pod("1", volumes=["kept", "new"]))
+        bed.references.register(a_referring_pod("1", volumes=["kept", "new"]))
         await settle()
         assert bed.watched == ["metadata.name=kept", "metadata.name=new"]
 
@@ -180,8 +180,8 @@ async def test_change_pokes_the_pods_that_refer_to_the_object() -> None:
     bed = Bed()
     bed.kube.add(a_map("conf", a="1"))
     async with bed.live():
-        bed.references.register(a_pod("1", volumes=["conf"]))
-        bed.references.register(a_pod("2", env=["conf"]))
+        bed.references.register(a_referring_pod("1", volumes=["conf"]))
+        bed.references.register(a_referring_pod("2", env=["conf"]))
         await settle()
         assert bed.poked == [["1", "2"]]
         bed.kube.change(a_map("conf", a="2"))
@@ -194,7 +194,7 @@ async def test_change_pokes_the_pods_that_refer_to_the_object() -> None:
 async def test_absent_object_is_none_and_appears_later() -> None:
     bed = Bed()
     async with bed.live():
-        bed.references.register(a_pod("1", volumes=["late"]))
+        bed.references.register(a_referring_pod("1", volumes=["late"]))
         assert await bed.references.config_map(NS, "late") is None
         bed.kube.add(a_map("late"))
         await settle()
@@ -206,7 +206,7 @@ async def test_immutable_object_is_read_once_and_not_watched() -> None:
     bed = Bed()
     bed.kube.add(a_map("fixed", immutable=True))
     async with bed.live():
-        bed.references.register(a_pod("1", volumes=["fixed"]))
+        bed.references.register(a_referring_pod("1", volumes=["fixed"]))
         assert await bed.references.config_map(NS, "fixed") is not None
         await settle()
         assert bed.watched == []
@@ -219,7 +219,7 @@ async def test_silent_server_fails_the_first_read_but_not_later_ones() -> None:
     bed.kube.add(a_map("conf"))
     async with bed.live():
         bed.kube.stop()
-        bed.references.register(a_pod("1", volumes=["conf"]))
+        bed.references.register(a_referring_pod("1", volumes=["conf"]))
         with pytest.raises(ObjectUnavailable, match="failed to sync configmap cache: timed out waiting"):
             await bed.references.config_map(NS, "conf")
         bed.kube.start()
@@ -235,7 +235,7 @@ async def test_server_that_has_not_heard_of_the_pod_yet_costs_little_time() -> N
     bed.kube.add(Secret(metadata=ObjectMeta(name="pull", namespace=NS)))
     async with bed.live():
         bed.kube.fail_next("list", Forbidden("no relationship found between node and this object"), kind=Secret)
-        bed.references.register(a_pod("1", pull=["pull"]))
+        bed.references.register(a_referring_pod("1", pull=["pull"]))
         before = bed.clock.monotonic()
         assert await bed.references.secret(NS, "pull") is not None
         assert bed.clock.monotonic() - before < 0.2
@@ -246,7 +246,7 @@ async def test_unread_watch_of_a_variable_is_closed_and_opened_again_on_demand()
     for name in ("env", "vol"):
         bed.kube.add(a_map(name))
     async with bed.live():
-        bed.references.register(a_pod("1", env=["env"], volumes=["vol"]))
+        bed.references.register(a_referring_pod("1", env=["env"], volumes=["vol"]))
         await settle(400)
         assert bed.watched == ["metadata.name=vol"], "mounted objects are followed for as long as the pod lives"
         assert await bed.references.config_map(NS, "env") is not None
@@ -257,7 +257,7 @@ async def test_unread_watch_of_a_variable_is_closed_and_opened_again_on_demand()
 async def test_pods_registered_before_the_service_runs_are_watched_then() -> None:
     bed = Bed()
     bed.kube.add(a_map("conf"))
-    bed.references.register(a_pod("1", volumes=["conf"]))
+    bed.references.register(a_referring_pod("1", volumes=["conf"]))
     async with running(bed.references):
         assert await bed.references.config_map(NS, "conf") is not None
         await settle()
@@ -269,7 +269,7 @@ async def test_cache_asks_again_after_its_time_and_after_registration() -> None:
     bed = Bed(Strategy.CACHE, ttl=lambda: 30.0)
     bed.kube.add(a_map("conf"))
     async with bed.live():
-        pod = a_pod("1", volumes=["conf"])
+        pod = a_referring_pod("1", volumes=["conf"])
         bed.references.register(pod)
         for _ in range(3):
             assert await bed.references.config_map(NS, "conf") is not None

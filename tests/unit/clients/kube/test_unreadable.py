@@ -29,13 +29,13 @@ YEAR_0 = '"managedFields":[{"time":"0000-01-01T00:00:00Z"}],"creationTimestamp":
 PATH = "/api/v1/pods"
 
 
-def a_pod(name: str, version: int, *, more: str = "", spec: str = "{}", uid: str = "") -> str:
+def pod_json(name: str, version: int, *, more: str = "", spec: str = "{}", uid: str = "") -> str:
     metadata = f'"name":"{name}","namespace":"ns","uid":"{uid or name}","resourceVersion":"{version}"'
     return f'{{"metadata":{{{metadata}{"," if more else ""}{more}}},"spec":{spec}}}'
 
 
 def bad_pod(name: str, version: int, *, more: str = "", uid: str = "") -> str:
-    return a_pod(name, version, more=more, spec='{"containers":"none"}', uid=uid)
+    return pod_json(name, version, more=more, spec='{"containers":"none"}', uid=uid)
 
 
 def a_list(*items: str, version: int = 1) -> bytes:
@@ -98,22 +98,22 @@ def names(live: Reflector[Pod]) -> list[str]:
 
 @pytest.mark.parametrize("odd", [DEEP, YEAR_0])
 async def test_what_a_server_stores_and_go_reads_is_read(odd: str) -> None:
-    transport, heard = FakeTransport(a_list(a_pod("a", 1), a_pod("odd", 1, more=odd), a_pod("b", 1))), Heard()
+    transport, heard = FakeTransport(a_list(pod_json("a", 1), pod_json("odd", 1, more=odd), pod_json("b", 1))), Heard()
     async with reflecting(transport, heard) as live:
         assert names(live) == ["a", "b", "odd"]
-        transport.send(event("ADDED", a_pod("odd2", 2, more=odd)))
-        transport.send(event("ADDED", a_pod("c", 3)))
+        transport.send(event("ADDED", pod_json("odd2", 2, more=odd)))
+        transport.send(event("ADDED", pod_json("c", 3)))
         await settle()
         assert names(live) == ["a", "b", "c", "odd", "odd2"]
     assert heard.told == []
 
 
 async def test_neighbours_of_an_unreadable_object_are_seen_and_the_watch_goes_on_behind_it() -> None:
-    transport, heard = FakeTransport(a_list(a_pod("a", 1), bad_pod("bad", 1), a_pod("b", 1))), Heard()
+    transport, heard = FakeTransport(a_list(pod_json("a", 1), bad_pod("bad", 1), pod_json("b", 1))), Heard()
     async with reflecting(transport, heard) as live:
         assert names(live) == ["a", "b"]
         transport.send(event("ADDED", bad_pod("worse", 7)))
-        transport.send(event("ADDED", a_pod("c", 8)))
+        transport.send(event("ADDED", pod_json("c", 8)))
         transport.send(event("MODIFIED", bad_pod("worse", 9)))
         transport.hang_up()
         await asyncio.sleep(2)
@@ -121,7 +121,7 @@ async def test_neighbours_of_an_unreadable_object_are_seen_and_the_watch_goes_on
         assert transport.watched_from == ["1", "9"], "the version of what cannot be read counts too"
         assert [each.shown for each in heard.unreadable.now()] == ["Pod ns/bad", "Pod ns/worse"]
         assert all("spec.containers" in each.why for each in heard.unreadable.now())
-        transport.send(event("MODIFIED", a_pod("worse", 10)))
+        transport.send(event("MODIFIED", pod_json("worse", 10)))
         transport.send(event("DELETED", bad_pod("bad", 11)))
         await settle()
         assert names(live) == ["a", "b", "c", "worse"]
@@ -131,7 +131,10 @@ async def test_neighbours_of_an_unreadable_object_are_seen_and_the_watch_goes_on
 
 
 async def test_the_last_readable_version_stays_until_the_object_goes() -> None:
-    transport, heard = FakeTransport(a_list(a_pod("a", 1), a_pod("b", 1), a_pod("c", 1), a_pod("d", 1))), Heard()
+    transport, heard = (
+        FakeTransport(a_list(pod_json("a", 1), pod_json("b", 1), pod_json("c", 1), pod_json("d", 1))),
+        Heard(),
+    )
     async with reflecting(transport, heard) as live:
         heard.changes.clear()
         transport.send(event("MODIFIED", bad_pod("a", 2)))
@@ -150,7 +153,7 @@ async def test_the_last_readable_version_stays_until_the_object_goes() -> None:
 
 
 async def test_a_list_keeps_what_it_knew_of_an_object_it_cannot_read() -> None:
-    transport, heard = FakeTransport(a_list(a_pod("a", 1), a_pod("b", 1), a_pod("c", 1))), Heard()
+    transport, heard = FakeTransport(a_list(pod_json("a", 1), pod_json("b", 1), pod_json("c", 1))), Heard()
     async with reflecting(transport, heard) as live:
         ending = '"deletionTimestamp":"2024-01-01T00:00:00Z"'
         transport.listed = a_list(bad_pod("a", 5), bad_pod("b", 5, more=ending), bad_pod("c", 5, uid="new"), version=9)
@@ -165,8 +168,8 @@ async def test_a_list_keeps_what_it_knew_of_an_object_it_cannot_read() -> None:
 async def test_an_event_of_a_new_type_is_left_out() -> None:
     transport, heard = FakeTransport(), Heard()
     async with reflecting(transport, heard) as live:
-        transport.send(event("RENAMED", a_pod("a", 2)))
-        transport.send(event("ADDED", a_pod("b", 3)))
+        transport.send(event("RENAMED", pod_json("a", 2)))
+        transport.send(event("ADDED", pod_json("b", 3)))
         await settle()
         assert names(live) == ["b"]
 
@@ -188,7 +191,7 @@ async def test_a_single_object_that_cannot_be_read_is_an_error_of_whoever_asked(
     transport, heard = FakeTransport(), Heard()
     transport.answers = {
         "/api/v1/namespaces/ns/pods/bad": bad_pod("bad", 1).encode(),
-        "/api/v1/namespaces/ns/pods/deep": a_pod("deep", 1, more=DEEP).encode(),
+        "/api/v1/namespaces/ns/pods/deep": pod_json("deep", 1, more=DEEP).encode(),
         "/apis/authorization.k8s.io/v1/subjectaccessreviews": b'{"status":"yes"}',
         "/api/v1/namespaces/ns/serviceaccounts/me/token": b'{"status":{"token":7}}',
     }
@@ -209,13 +212,13 @@ async def test_a_single_object_that_cannot_be_read_is_an_error_of_whoever_asked(
 async def test_large_lists_are_read_the_same_way(depth: int) -> None:
     big = f'"annotations":{{"x":"{"y" * LARGE}"}},"managedFields":[{{"fieldsV1":{deep(depth)}}}]'
     transport, heard = (
-        FakeTransport(a_list(a_pod("a", 1, more=big), bad_pod("bad", 1), a_pod("b", 1), version=4)),
+        FakeTransport(a_list(pod_json("a", 1, more=big), bad_pod("bad", 1), pod_json("b", 1), version=4)),
         Heard(),
     )
     async with reflecting(transport, heard) as live:
         assert names(live) == ["a", "b"]
-        transport.send(event("ADDED", a_pod("c", 5, more=big)))
-        transport.send(event("ADDED", a_pod("d", 6)))
+        transport.send(event("ADDED", pod_json("c", 5, more=big)))
+        transport.send(event("ADDED", pod_json("d", 6)))
         async with asyncio.timeout(10):
             await heard.until("ADDED d")
         assert names(live) == ["a", "b", "c", "d"]
@@ -238,7 +241,7 @@ def test_what_is_told_has_bounds() -> None:
 
 async def test_words_of_the_server_are_cut() -> None:
     key = "k" * 100_000
-    transport, heard = FakeTransport(a_list(a_pod("a", 1, more=f'"labels":{json.dumps({key: {}})}'))), Heard()
+    transport, heard = FakeTransport(a_list(pod_json("a", 1, more=f'"labels":{json.dumps({key: {}})}'))), Heard()
     found: list[Any] = []
     heard.unreadable.listen(found.append)
     async with reflecting(transport, heard):
