@@ -51,7 +51,7 @@ from pykubelet.runtime.build import ContainerObjects
 from pykubelet.runtime.spec.downward import PodFields
 from pykubelet.runtime.spec.env import NoReferences
 from pykubelet.runtime.start import RuntimeHandlers
-from pykubelet.signals import ApiPodObserved, NodeStatusChanged, ObjectChanged
+from pykubelet.signals import ApiPodObserved, ObjectChanged
 from pykubelet.sources.mux import Deliver
 from pykubelet.sources.remote import ApiSource, bound_to
 from pykubelet.status.sender import belongs
@@ -278,15 +278,12 @@ def _references(ctx: Context, client: KubeClient, own: OwnNode) -> ReferenceWatc
 def _storage(
     ctx: Context, client: KubeClient, own: OwnNode, tokens: TokenManager, claims: ClaimReader
 ) -> StoragePlugins:
-    def report() -> None:
-        ctx.signals.publish(NodeStatusChanged())
-
-    attachments = NodeAttachments(own, report=report)
+    attachments = NodeAttachments(own, ctx.signals)
     own.listen(attachments.changed)
     drivers = Reflector(client=client, query=Query(kind=CSIDriver), clock=ctx.clock)
     return StoragePlugins(
         objects=KubeCsiObjects(client=client, drivers=drivers, tokens=PodTokens(tokens), claims=claims),
-        node=CsiNodeKeeper(client=client, own=own, clock=ctx.clock, on_made=report),
+        node=CsiNodeKeeper(client=client, own=own, clock=ctx.clock, signals=ctx.signals),
         attachments=attachments,
     )
 

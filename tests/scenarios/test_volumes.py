@@ -11,13 +11,14 @@ import pytest
 
 from pykubelet.api.types import ConfigMap
 from pykubelet.kit.clock import SystemClock
-from pykubelet.kit.tasks import TaskSet, cancel_and_wait
+from pykubelet.kit.tasks import TaskSet
 from pykubelet.volumes.csi import plugin
 from pykubelet.volumes.csi.records import read_record
 from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.objects import VolumeRules
 from tests.fakes.fake_mounts import FakeMounts
 from tests.unit.volumes.builders import (
+    CsiVolumeNode,
     VolumeNode,
     a_config,
     a_secret,
@@ -26,7 +27,6 @@ from tests.unit.volumes.builders import (
     pod_with,
     secret_volume,
 )
-from tests.unit.volumes.test_csi import Bed
 
 
 class HangingMounts(FakeMounts):
@@ -102,7 +102,7 @@ async def test_folders_of_a_csi_volume_that_hang_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what comes back late would remove the record of what was staged meanwhile."""
-    bed, gate, begun = Bed(tmp_path), threading.Event(), threading.Event()
+    bed, gate, begun = CsiVolumeNode(tmp_path), threading.Event(), threading.Event()
     one, two = (pod_with(bed.volume(), name=name) for name in ("one", "two"))
     home = bed.paths.staging_home("d", "h-data")
     remove = plugin._remove_record
@@ -174,7 +174,8 @@ async def test_cancelling_a_wait_leaves_the_volume_to_its_own_task(tmp_path: Pat
         for _ in range(10):
             task = tasks.spawn(manager.wait_mounted(pod), name="wait")
             await node.clock.sleep(0.3)
-            await cancel_and_wait(task)
+            task.cancel()
+            await asyncio.wait({task})
         assert len(node.objects.reads) == 3  # at 0, 0.5 and 1.5 s: cancelling neither adds tries nor loses them
 
 

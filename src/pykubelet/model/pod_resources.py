@@ -4,7 +4,7 @@ The sums are part of the Kubernetes API: long-running containers together, or th
 start-up if that is more; amounts set for the whole pod replace the sums; overhead comes on top. Also counts
 of resources as the fit check uses them, and `PodResourceInfo`: a resize changes the spec first; what was admitted
 (allocated) and what was put into force (actuated) follow. Does not cover whether they fit (pods/predicates.py) and
-keeping them on disk (cm/allocation_state.py).
+keeping them on disk (cm/allocation.py).
 """
 
 from __future__ import annotations

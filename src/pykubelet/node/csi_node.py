@@ -31,6 +31,7 @@ from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import Wakeup
 from pykubelet.model.errors import ApiError, Conflict, NotFound, PykubeletError
 from pykubelet.node.own_node import OwnNode
+from pykubelet.signals import NodeStatusChanged, Signals
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +57,9 @@ class TopologyConflict(PykubeletError):
 class CsiNodeKeeper:
     name = "csi node"
 
-    def __init__(
-        self, *, client: KubeClient, own: OwnNode, clock: Clock, on_made: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, *, client: KubeClient, own: OwnNode, clock: Clock, signals: Signals) -> None:
         self._client = client
-        self._on_made = on_made
+        self._signals = signals
         self._own = own
         self._clock = clock
         self._made = False
@@ -86,7 +85,7 @@ class CsiNodeKeeper:
                     await self._ensure(owner)
                     uid, self._made = owner.uid or "", True
                     backoff.reset()
-                    self._on_made()
+                    self._signals.publish(NodeStatusChanged())
                 except ApiError as error:
                     wait = backoff.next()
                     logger.warning("CSINode not made, will retry", extra={"problem": str(error), "retry_in": wait})

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pykubelet.api.types import Node, OwnerReference, Pod
 from pykubelet.clients.kube.port import Change, ChangeType
 from pykubelet.node.addresses import internal_ips
+from pykubelet.signals import NodeStatusChanged, Signals
 
 
 class OwnNode:
@@ -92,9 +93,9 @@ class NodeAttachments:
     `changed` must be called when the Node changed, `reported` when its status was written.
     """
 
-    def __init__(self, own: OwnNode, *, report: Callable[[], None]) -> None:
+    def __init__(self, own: OwnNode, signals: Signals) -> None:
         self._own = own
-        self._report = report
+        self._signals = signals
         self._reported: frozenset[str] = frozenset()
         self._waiting: set[asyncio.Future[None]] = set()
 
@@ -115,7 +116,7 @@ class NodeAttachments:
     async def wait_attached(self, pod: Pod, unique_name: str) -> str:
         """Return the device path that the control plane reports; empty for kinds that need none."""
         if unique_name not in self._reported:
-            self._report()
+            self._signals.publish(NodeStatusChanged())
         while True:
             node = self._own.node
             for attached in node.status.volumes_attached if node is not None else ():

@@ -22,6 +22,7 @@ from pykubelet.node.csi_node import (
     with_driver,
 )
 from pykubelet.node.own_node import NodeAttachments, OwnNode
+from pykubelet.signals import NodeStatusChanged, Signals
 from tests.builders import a_pod
 from tests.fakes.fake_kube import FakeKube
 
@@ -33,7 +34,7 @@ def a_node(uid: str = "u1", **fields: object) -> Node:
 @asynccontextmanager
 async def keeping(kube: FakeKube) -> AsyncIterator[tuple[CsiNodeKeeper, OwnNode]]:
     own = OwnNode("here")
-    keeper = CsiNodeKeeper(client=kube, own=own, clock=LoopClock())
+    keeper = CsiNodeKeeper(client=kube, own=own, clock=LoopClock(), signals=Signals())
     async with running(keeper):
         own.learn(await kube.create(a_node()))
         await asyncio.sleep(1)
@@ -102,7 +103,9 @@ def test_nothing_to_change() -> None:
 
 async def test_waiting_for_attachment_needs_both_words() -> None:
     own, asked = OwnNode("here"), []
-    attachments = NodeAttachments(own, report=lambda: asked.append(1))
+    signals = Signals()
+    signals.subscribe(NodeStatusChanged, lambda signal: asked.append(1))
+    attachments = NodeAttachments(own, signals)
     own.listen(attachments.changed)
     waiting = asyncio.ensure_future(attachments.wait_attached(a_pod(), "csi/d^h"))
     await asyncio.sleep(1)
