@@ -39,8 +39,8 @@ METHODS = {
 }
 
 
-class NobodyToTell:
-    """Where a Node would be told of its drivers."""
+class NoCsiNode:
+    """Where the CSINode would be updated."""
 
     async def add_driver(self, name: str, info: CsiNodeInfo) -> None:
         return
@@ -55,7 +55,7 @@ class FakeCsiDriver:
     can: frozenset[str] = ALL
     node: CsiNodeInfo = field(default_factory=lambda: CsiNodeInfo(node_id="n1"))
     calls: list[str] = field(default_factory=list)
-    told: list[CsiVolume] = field(default_factory=list)
+    volumes: list[CsiVolume] = field(default_factory=list)
     staged: dict[str, str] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
     """Target -> volume."""
@@ -83,7 +83,7 @@ class FakeCsiDriver:
         return self.can
 
     async def stage(self, volume: CsiVolume, staging: Path) -> None:
-        self.told.append(volume)
+        self.volumes.append(volume)
 
         def work() -> None:
             assert staging.is_dir(), "the staging folder is made by the agent"
@@ -101,7 +101,7 @@ class FakeCsiDriver:
         await self._called("unstage", volume_id, work)
 
     async def publish(self, volume: CsiVolume, target: Path, *, staging: Path | None, read_only: bool) -> None:
-        self.told.append(volume)
+        self.volumes.append(volume)
 
         def work() -> None:
             if "STAGE_UNSTAGE_VOLUME" in self.can and staging is not None:

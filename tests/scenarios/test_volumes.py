@@ -18,6 +18,7 @@ from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.objects import VolumeRules
 from tests.fakes.fake_mounts import FakeMounts
 from tests.unit.volumes.builders import (
+    CsiVolumeNode,
     VolumeNode,
     a_config,
     a_secret,
@@ -26,7 +27,6 @@ from tests.unit.volumes.builders import (
     pod_with,
     secret_volume,
 )
-from tests.unit.volumes.test_csi import Bed
 
 
 class HangingMounts(FakeMounts):
@@ -102,7 +102,7 @@ async def test_folders_of_a_csi_volume_that_hang_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what comes back late would remove the record of what was staged meanwhile."""
-    bed, gate, begun = Bed(tmp_path), threading.Event(), threading.Event()
+    bed, gate, begun = CsiVolumeNode(tmp_path), threading.Event(), threading.Event()
     one, two = (pod_with(bed.volume(), name=name) for name in ("one", "two"))
     home = bed.paths.staging_home("d", "h-data")
     remove = plugin._remove_record

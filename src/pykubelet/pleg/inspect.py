@@ -9,11 +9,12 @@ Does not cover: deadlines, repeats, and what a difference means (pleg.py, diff.p
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pykubelet.clients.cri.port import CriClient
 from pykubelet.kit.tasks import both, gather_all
 from pykubelet.model.errors import NotFound
 from pykubelet.model.runtime_status import (
@@ -30,18 +31,6 @@ from pykubelet.model.runtime_status import (
 T = TypeVar("T")
 
 
-class RuntimeReader(Protocol):
-    """The calls of the runtime that only read."""
-
-    async def list_pod_sandboxes(self, *, pod_uid: str | None = None) -> Sequence[SandboxRecord]: ...
-
-    async def list_containers(self, *, pod_uid: str | None = None) -> Sequence[ContainerRecord]: ...
-
-    async def pod_sandbox_status(self, sandbox_id: str, /) -> SandboxStatus: ...
-
-    async def container_status(self, container_id: str, /) -> ContainerStatus: ...
-
-
 class Listing(Struct, frozen=True, kw_only=True):
     """What the listings said about one pod; `started` is the monotonic time before they were requested."""
 
@@ -55,13 +44,13 @@ class Inspection(Struct, frozen=True, kw_only=True):
     listing: Listing
 
 
-async def list_pod(cri: RuntimeReader, uid: str, *, started: float) -> Listing:
+async def list_pod(cri: CriClient, uid: str, *, started: float) -> Listing:
     sandboxes, containers = await both(cri.list_pod_sandboxes(pod_uid=uid), cri.list_containers(pod_uid=uid))
     return Listing(started=started, sandboxes=tuple(sandboxes), containers=tuple(containers))
 
 
 async def inspect_pod(
-    cri: RuntimeReader,
+    cri: CriClient,
     uid: str,
     *,
     started: float,
@@ -145,7 +134,7 @@ async def _ask(call: Callable[[str], Coroutine[Any, Any, T]], id: str, found: li
         return  # removed since it was listed
 
 
-async def _ask_container(cri: RuntimeReader, record: ContainerRecord, found: list[ContainerStatus]) -> None:
+async def _ask_container(cri: CriClient, record: ContainerRecord, found: list[ContainerStatus]) -> None:
     try:
         status = await cri.container_status(record.id)
     except NotFound:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from pykubelet.api.times import format_duration
-from pykubelet.clients.cri.port import EventSource
+from pykubelet.clients.cri.port import CriClient, EventSource
 from pykubelet.context import Context
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.metrics import Registry
@@ -37,7 +37,7 @@ from pykubelet.model.runtime_status import (
 )
 from pykubelet.pleg.diff import agrees, listed_lives, lives, plan_signals
 from pykubelet.pleg.events import EventFeed
-from pykubelet.pleg.inspect import Inspection, Listing, RuntimeReader, inspect_pod
+from pykubelet.pleg.inspect import Inspection, Listing, inspect_pod
 from pykubelet.pods.record import ObservedRuntime
 from pykubelet.pods.table import PodTable
 from pykubelet.signals import InspectionRecovered, PodSignal
@@ -111,7 +111,7 @@ class Pleg:
     def __init__(
         self,
         ctx: Context,
-        cri: RuntimeReader,
+        cri: CriClient,
         table: PodTable,
         source: EventSource | None = None,
         settings: PlegSettings | None = None,

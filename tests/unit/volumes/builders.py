@@ -9,10 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import (
     ConfigMap,
     ConfigMapVolumeSource,
+    CSIDriverSpec,
+    CSIPersistentVolumeSource,
+    CSIVolumeSource,
     EmptyDirVolumeSource,
     HostPathVolumeSource,
     LabelSelector,
@@ -33,16 +38,21 @@ from pykubelet.api.types import (
     VolumeMount,
 )
 from pykubelet.clients.host.port import NodePaths
+from pykubelet.clients.plugins.port import Observe
 from pykubelet.context import Context
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
 from pykubelet.signals import Signals
+from pykubelet.volumes.csi.drivers import CsiDrivers
+from pykubelet.volumes.csi.plugin import CsiVolumes
+from pykubelet.volumes.csi.records import CsiPaths
 from pykubelet.volumes.image_volumes import ImageVolumes
 from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import Credentials, VolumeObjects, VolumeRules
 from tests.builders import a_container, a_context, a_pod
+from tests.fakes.fake_csi import FakeCsiDriver, FakeCsiObjects, NoCsiNode
 from tests.fakes.fake_mounts import FakeMounts
 from tests.fakes.recorded_events import RecordedEvents
 
@@ -204,3 +214,67 @@ def bound(objects: ApiObjects, name: str, *, read_only: bool = False, **source: 
     objects.volumes[f"pv-{name}"] = PersistentVolume(metadata=ObjectMeta(name=f"pv-{name}"), spec=spec)
     claim = PersistentVolumeClaimVolumeSource(claim_name=name, read_only=read_only)
     return Volume(name=name, persistent_volume_claim=claim)
+
+
+NO_ATTACH = CSIDriverSpec(attach_required=False)
+INLINE = CSIDriverSpec(attach_required=False, volume_lifecycle_modes=["Ephemeral"])
+
+
+@dataclass
+class CsiVolumeNode:
+    """A volume node with one strict fake driver `d`; `life` is one run of the agent."""
+
+    root: Path
+    node: VolumeNode = field(init=False)
+    driver: FakeCsiDriver = field(init=False)
+    objects: FakeCsiObjects = field(init=False)
+    registered: bool = True
+    more_objects: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.node = VolumeNode(self.root)
+        self.driver = FakeCsiDriver(self.node.mounts)
+        self.objects = FakeCsiObjects(
+            drivers={"d": NO_ATTACH}, claims=self.node.objects.claims, volumes=self.node.objects.volumes
+        )
+
+    @asynccontextmanager
+    async def life(self) -> AsyncIterator[VolumeManager]:
+        """One life of the agent on this disk."""
+        self.metrics, self.signals = self.node.metrics, self.node.signals = Registry(), Signals()
+        host = {"mounts": self.node.mounts, "paths": self.node.paths}
+        ctx = self.node.context()
+        self.drivers = drivers = CsiDrivers(ctx, connect=self._connect, node=NoCsiNode())
+        self.plugin = CsiVolumes(ctx, drivers=drivers, objects=self.objects, **host)
+        manager = VolumeManager(
+            ctx,
+            objects=replace(VolumeObjects(claims=self.node.objects), **self.more_objects),
+            rules=VolumeRules(),
+            images=ImageVolumes(),
+            csi=self.plugin,
+            **host,
+        )
+        if self.registered:
+            await drivers.register("d", Path("/csi.sock"), ("1.0.0",))
+        async with running(manager):
+            yield manager
+
+    def _connect(self, endpoint: Path, observe: Observe) -> FakeCsiDriver:
+        return self.driver.connect(endpoint, observe)
+
+    def volume(self, name: str = "data", **fields: Any) -> Volume:
+        source = {"driver": "d", "volume_handle": f"h-{name}", **fields.pop("source", {})}
+        return bound(self.node.objects, name, csi=CSIPersistentVolumeSource(**source), **fields)
+
+    @property
+    def paths(self) -> CsiPaths:
+        return CsiPaths(self.node.paths)
+
+    def is_clean(self) -> bool:
+        """A while after the pods are gone: unstaging is not waited for."""
+        left = [path for path in self.node.paths.plugins.rglob("*") if not path.is_dir()]
+        return not self.node.mounts.points() and not left and not list(self.node.paths.pods.glob("*/volumes/*/*"))
+
+
+def inline(name: str = "tmp", **fields: Any) -> Volume:
+    return Volume(name=name, csi=CSIVolumeSource(driver="d", **fields))

@@ -1,7 +1,7 @@
 """A host with SCSI disks behind a network: its /sys and /dev as folders, its iscsiadm and multipath as functions.
 
 What the kernel would do by itself (find a scanned disk, forget a deleted one, combine ways) happens whenever a
-program runs or somebody waits, so nothing here needs time.
+program runs or code waits, so nothing here needs time.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ class ScsiHost:
 
     def kernel(self) -> None:
         for scan in self.sys.glob("class/scsi_host/host*/scan"):
-            asked = scan.read_text().split()
+            request = scan.read_text().split()
             scan.write_text("")
-            if len(asked) == 3 and asked[2].isdigit() and int(asked[2]) in self.luns:
-                self._find(scan.parent.name.removeprefix("host"), asked[2])
+            if len(request) == 3 and request[2].isdigit() and int(request[2]) in self.luns:
+                self._find(scan.parent.name.removeprefix("host"), request[2])
         for delete in self.sys.glob("block/sd*/device/delete"):
             if delete.read_text() == "1":
                 self._forget(delete.parent.parent.name)

@@ -6,105 +6,36 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from pykubelet.api.types import (
     CSIDriverSpec,
-    CSIPersistentVolumeSource,
-    CSIVolumeSource,
     LocalObjectReference,
     Pod,
     SecretReference,
     StorageTokenRequest,
-    Volume,
     VolumeDevice,
 )
-from pykubelet.clients.plugins.port import Observe
-from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import TaskSet, running
-from pykubelet.signals import CsiDriverRegistered, Signals
+from pykubelet.kit.tasks import TaskSet
+from pykubelet.signals import CsiDriverRegistered
 from pykubelet.volumes import usage
-from pykubelet.volumes.csi.drivers import CsiDrivers
-from pykubelet.volumes.csi.plugin import CsiVolumes
-from pykubelet.volumes.csi.records import CsiPaths, attachment_name, inline_handle, read_record
-from pykubelet.volumes.image_volumes import ImageVolumes
-from pykubelet.volumes.manager import VolumeManager
-from pykubelet.volumes.objects import VolumeObjects, VolumeRules
+from pykubelet.volumes.csi.records import attachment_name, inline_handle, read_record
 from tests.builders import a_container
-from tests.fakes.fake_csi import FakeCsiDriver, FakeCsiObjects, NobodyToTell
-from tests.unit.volumes.builders import VolumeNode, a_secret, bound, pod_with, problem_texts
-
-NO_ATTACH = CSIDriverSpec(attach_required=False)
-INLINE = CSIDriverSpec(attach_required=False, volume_lifecycle_modes=["Ephemeral"])
-
-
-@dataclass
-class Bed:
-    root: Path
-    node: VolumeNode = field(init=False)
-    driver: FakeCsiDriver = field(init=False)
-    objects: FakeCsiObjects = field(init=False)
-    registered: bool = True
-    more_objects: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.node = VolumeNode(self.root)
-        self.driver = FakeCsiDriver(self.node.mounts)
-        self.objects = FakeCsiObjects(
-            drivers={"d": NO_ATTACH}, claims=self.node.objects.claims, volumes=self.node.objects.volumes
-        )
-
-    @asynccontextmanager
-    async def life(self) -> AsyncIterator[VolumeManager]:
-        """One life of the agent on this disk."""
-        self.metrics, self.signals = self.node.metrics, self.node.signals = Registry(), Signals()
-        host = {"mounts": self.node.mounts, "paths": self.node.paths}
-        ctx = self.node.context()
-        self.drivers = drivers = CsiDrivers(ctx, connect=self._connect, node=NobodyToTell())
-        self.plugin = CsiVolumes(ctx, drivers=drivers, objects=self.objects, **host)
-        manager = VolumeManager(
-            ctx,
-            objects=replace(VolumeObjects(claims=self.node.objects), **self.more_objects),
-            rules=VolumeRules(),
-            images=ImageVolumes(),
-            csi=self.plugin,
-            **host,
-        )
-        if self.registered:
-            await drivers.register("d", Path("/csi.sock"), ("1.0.0",))
-        async with running(manager):
-            yield manager
-
-    def _connect(self, endpoint: Path, observe: Observe) -> FakeCsiDriver:
-        return self.driver.connect(endpoint, observe)
-
-    def volume(self, name: str = "data", **fields: Any) -> Volume:
-        source = {"driver": "d", "volume_handle": f"h-{name}", **fields.pop("source", {})}
-        return bound(self.node.objects, name, csi=CSIPersistentVolumeSource(**source), **fields)
-
-    @property
-    def paths(self) -> CsiPaths:
-        return CsiPaths(self.node.paths)
-
-    def is_clean(self) -> bool:
-        """A while after the pods are gone: nobody waits for the node to let go."""
-        left = [path for path in self.node.paths.plugins.rglob("*") if not path.is_dir()]
-        return not self.node.mounts.points() and not left and not list(self.node.paths.pods.glob("*/volumes/*/*"))
-
-
-def inline(name: str = "tmp", **fields: Any) -> Volume:
-    return Volume(name=name, csi=CSIVolumeSource(driver="d", **fields))
+from tests.unit.volumes.builders import (
+    INLINE,
+    NO_ATTACH,
+    CsiVolumeNode,
+    a_secret,
+    inline,
+    pod_with,
+    problem_texts,
+)
 
 
 async def test_a_volume_is_staged_published_and_given_back(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     pod = pod_with(bed.volume())
     async with bed.life() as manager:
         await manager.wait_mounted(pod)
@@ -126,7 +57,7 @@ async def test_a_volume_is_staged_published_and_given_back(tmp_path: Path) -> No
 
 
 async def test_calls_are_timed_by_what_the_driver_answered(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.driver.plans = [("stage", "DEADLINE_EXCEEDED", False)]
     async with bed.life() as manager:
         await manager.wait_mounted(pod_with(bed.volume()))
@@ -141,7 +72,7 @@ async def test_calls_are_timed_by_what_the_driver_answered(tmp_path: Path) -> No
 
 
 async def test_two_pods_share_what_is_staged(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = bed.volume()
     one, two = pod_with(volume, name="one"), pod_with(volume, name="two")
     async with bed.life() as manager:
@@ -157,7 +88,7 @@ async def test_two_pods_share_what_is_staged(tmp_path: Path) -> None:
 
 async def test_a_volume_that_may_have_been_unstaged_is_staged_again(tmp_path: Path) -> None:
     """Else the next pod would write into an empty folder of the node."""
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = bed.volume()
     one, two = pod_with(volume, name="one"), pod_with(volume, name="two")
     async with bed.life() as manager:
@@ -171,7 +102,7 @@ async def test_a_volume_that_may_have_been_unstaged_is_staged_again(tmp_path: Pa
 
 
 async def test_a_driver_that_stages_nothing(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.driver.can = frozenset()
     pod = pod_with(bed.volume())
     async with bed.life() as manager:
@@ -183,7 +114,7 @@ async def test_a_driver_that_stages_nothing(tmp_path: Path) -> None:
 
 
 async def test_an_inline_volume(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.drivers["d"] = CSIDriverSpec(
         volume_lifecycle_modes=["Ephemeral"],
         pod_info_on_mount=True,
@@ -197,12 +128,12 @@ async def test_an_inline_volume(tmp_path: Path) -> None:
         await bed.node.clock.sleep(1)
     handle = inline_handle("uid-web", "tmp")
     assert bed.driver.order() == [f"publish {handle}", f"unpublish {handle}"]
-    (told,) = bed.driver.told
-    assert told.secrets == {"user": "me"}
-    assert json.loads(told.volume_context["csi.storage.k8s.io/serviceAccount.tokens"]) == {
+    (volume,) = bed.driver.volumes
+    assert volume.secrets == {"user": "me"}
+    assert json.loads(volume.volume_context["csi.storage.k8s.io/serviceAccount.tokens"]) == {
         "vault": {"token": "token-vault-600", "expirationTimestamp": "2030-01-01T00:00:00Z"}
     }
-    assert {key.rpartition("/")[2]: value for key, value in told.volume_context.items() if "tokens" not in key} == {
+    assert {key.rpartition("/")[2]: value for key, value in volume.volume_context.items() if "tokens" not in key} == {
         "a": "b",
         "pod.name": "web",
         "pod.namespace": "default",
@@ -223,7 +154,7 @@ async def test_an_inline_volume(tmp_path: Path) -> None:
 async def test_inline_volumes_need_a_driver_that_does_them(
     tmp_path: Path, driver: CSIDriverSpec | None, text: str
 ) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.drivers = {"d": driver} if driver is not None else {}
     async with bed.life() as manager, TaskSet("test") as tasks:
         tasks.spawn(manager.wait_mounted(pod_with(inline())), name="wait")
@@ -232,7 +163,7 @@ async def test_inline_volumes_need_a_driver_that_does_them(
 
 
 async def test_a_driver_of_inline_volumes_alone_is_asked_for_no_other(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.drivers["d"] = INLINE
     async with bed.life() as manager, TaskSet("test") as tasks:
         tasks.spawn(manager.wait_mounted(pod_with(bed.volume())), name="wait")
@@ -243,7 +174,7 @@ async def test_a_driver_of_inline_volumes_alone_is_asked_for_no_other(tmp_path: 
 
 
 async def test_secrets_of_each_call(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.secrets = {("ns", "s"): a_secret("s", stage="1"), ("ns", "p"): a_secret("p", publish="2")}
     volume = bed.volume(
         source={
@@ -253,11 +184,11 @@ async def test_secrets_of_each_call(tmp_path: Path) -> None:
     )
     async with bed.life() as manager:
         await manager.wait_mounted(pod_with(volume))
-    assert [dict(told.secrets) for told in bed.driver.told] == [{"stage": "1"}, {"publish": "2"}]
+    assert [dict(volume.secrets) for volume in bed.driver.volumes] == [{"stage": "1"}, {"publish": "2"}]
 
 
 async def test_a_missing_secret_is_named(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = bed.volume(source={"node_stage_secret_ref": SecretReference(namespace="ns", name="s")})
     async with bed.life() as manager, TaskSet("test") as tasks:
         tasks.spawn(manager.wait_mounted(pod_with(volume)), name="wait")
@@ -266,7 +197,7 @@ async def test_a_missing_secret_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_driver_that_is_not_there_yet(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, registered=False)
+    bed = CsiVolumeNode(tmp_path, registered=False)
     pod = pod_with(bed.volume())
     async with bed.life() as manager, TaskSet("test") as tasks:
         waiting = tasks.spawn(manager.wait_mounted(pod), name="wait")
@@ -286,7 +217,7 @@ async def test_a_driver_that_is_not_there_yet(tmp_path: Path) -> None:
 async def test_an_uncertain_failure_is_tried_again_and_given_back_in_full(
     tmp_path: Path, call: str, takes_effect: bool
 ) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.driver.plans = [(call, "DEADLINE_EXCEEDED", takes_effect)] * 2
     pod = pod_with(bed.volume())
     async with bed.life() as manager:
@@ -299,7 +230,7 @@ async def test_an_uncertain_failure_is_tried_again_and_given_back_in_full(
 
 @pytest.mark.parametrize("call", ["stage", "publish"])
 async def test_after_a_final_refusal_nothing_is_left(tmp_path: Path, call: str) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.driver.plans = [(call, "INVALID_ARGUMENT", False)]
     pod = pod_with(bed.volume())
     async with bed.life() as manager, TaskSet("test") as tasks:
@@ -317,7 +248,7 @@ async def test_after_a_final_refusal_nothing_is_left(tmp_path: Path, call: str) 
 
 
 async def test_a_driver_that_fails_to_take_back_is_asked_until_it_does(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     pod = pod_with(bed.volume())
     async with bed.life() as manager:
         await manager.wait_mounted(pod)
@@ -329,7 +260,7 @@ async def test_a_driver_that_fails_to_take_back_is_asked_until_it_does(tmp_path:
 
 
 async def test_the_next_life_neither_publishes_again_nor_forgets(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     pod = pod_with(bed.volume())
     async with bed.life() as manager:
         await manager.wait_mounted(pod)
@@ -345,7 +276,7 @@ async def test_the_next_life_neither_publishes_again_nor_forgets(tmp_path: Path)
 
 
 async def test_what_a_killed_agent_left_staged_is_swept(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     pod = pod_with(bed.volume())
     async with bed.life() as manager:
         await manager.wait_mounted(pod)
@@ -362,7 +293,7 @@ async def test_what_a_killed_agent_left_staged_is_swept(tmp_path: Path) -> None:
 
 
 async def test_sweeping_leaves_alone_what_pods_have(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     async with bed.life() as manager:
         await manager.wait_mounted(pod_with(bed.volume()))
         await bed.plugin.sweep()
@@ -370,7 +301,7 @@ async def test_sweeping_leaves_alone_what_pods_have(tmp_path: Path) -> None:
 
 
 async def test_a_hanging_driver_delays_no_other_volume(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     first, second = pod_with(bed.volume("slow"), name="one"), pod_with(bed.volume("quick"), name="two")
     async with bed.life() as manager, TaskSet("test") as tasks:
         bed.driver.hangs = {"stage"}
@@ -386,7 +317,7 @@ async def test_a_hanging_driver_delays_no_other_volume(tmp_path: Path) -> None:
 
 
 async def test_the_drivers_own_figures(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     pod: Pod = pod_with(bed.volume())
     async with bed.life() as manager:
         await manager.wait_mounted(pod)
@@ -403,11 +334,11 @@ def block_device() -> str:
     pytest.skip("this machine shows no block device")
 
 
-@pytest.mark.parametrize("told", [True, False])
-async def test_a_block_volume_has_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
-    bed = Bed(tmp_path)
+@pytest.mark.parametrize("reported", [True, False])
+async def test_a_block_volume_has_stats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: bool) -> None:
+    bed = CsiVolumeNode(tmp_path)
     bed.driver.device = block_device()
-    bed.driver.can = bed.driver.can if told else bed.driver.can - {"GET_VOLUME_STATS"}
+    bed.driver.can = bed.driver.can if reported else bed.driver.can - {"GET_VOLUME_STATS"}
     monkeypatch.setattr(usage, "device_bytes", lambda path: 5 if Path(path).is_block_device() else None)
     volume = bed.volume(volume_mode="Block")
     devices = [VolumeDevice(name="data", device_path="/dev/x")]
@@ -419,7 +350,7 @@ async def test_a_block_volume_has_figures(tmp_path: Path, monkeypatch: pytest.Mo
         shown.symlink_to(bed.driver.device)  # in place of the bind mount, which is a fake's
         (found,) = await manager.usage(pod)
         assert (found.name, found.claim) == ("data", ("default", "data"))
-        assert (found.capacity_bytes, found.used_bytes) == ((10, 1) if told else (5, 0))
+        assert (found.capacity_bytes, found.used_bytes) == ((10, 1) if reported else (5, 0))
         await manager.wait_unmounted(pod)
         await bed.node.clock.sleep(0.1)
     assert bed.driver.order()[-2:] == ["unpublish h-data", "unstage h-data"]
@@ -427,7 +358,7 @@ async def test_a_block_volume_has_figures(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_attached_volumes_are_told_to_the_node(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.drivers = {}
     pod = pod_with(bed.volume())
     async with bed.life() as manager, TaskSet("test") as tasks:

@@ -1,4 +1,4 @@
-"""Whose job the pod's group is with volumes of storage drivers, when it is done, and what is told of it."""
+"""fsGroup of CSI volumes: who applies it, when, and which events report it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from pykubelet.api.types import CSIDriverSpec, PodSecurityContext
 from pykubelet.volumes import ownership
-from tests.unit.volumes.builders import pod_with
-from tests.unit.volumes.test_csi import Bed
+from tests.unit.volumes.builders import CsiVolumeNode, pod_with
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ from tests.unit.volumes.test_csi import Bed
 async def test_who_sets_the_group(
     tmp_path: Path, policy: str | None, fs_type: str, modes: list[str], given: bool
 ) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, fs_group_policy=policy)
     volume = bed.volume(source={"fs_type": fs_type}, access_modes=modes)
     pod = pod_with(volume, security_context=PodSecurityContext(fs_group=4321))
@@ -38,8 +37,8 @@ async def test_who_sets_the_group(
 
 
 async def test_the_group_is_set_again_after_each_publishing(tmp_path: Path) -> None:
-    """A driver that is asked again and again may bring new files each time."""
-    bed = Bed(tmp_path)
+    """A driver that republishes may bring new files each time."""
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, requires_republish=True, fs_group_policy="File")
     pod = pod_with(bed.volume(), security_context=PodSecurityContext(fs_group=4321))
     async with bed.life() as manager:
@@ -54,7 +53,7 @@ async def test_the_group_is_set_again_after_each_publishing(tmp_path: Path) -> N
 
 
 async def test_a_volume_that_is_published_already_is_not_walked_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, fs_group_policy="File")
     pod = pod_with(bed.volume(), security_context=PodSecurityContext(fs_group=4321))
     async with bed.life() as manager:
@@ -67,10 +66,10 @@ async def test_a_volume_that_is_published_already_is_not_walked_again(tmp_path: 
 
 
 @pytest.mark.real_loop
-async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_change_of_owners_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "REPORT_FIRST", 0.05)
     monkeypatch.setattr(ownership, "REPORT_NEXT", 0.05)
-    bed, gate = Bed(tmp_path), threading.Event()
+    bed, gate = CsiVolumeNode(tmp_path), threading.Event()
     bed.objects.drivers["d"] = CSIDriverSpec(attach_required=False, fs_group_policy="File")
 
     def give(path: Path, gid: int | None, *, on_root_mismatch: bool, progress: Callable[[int], None]) -> None:
@@ -88,9 +87,9 @@ async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pyte
 
 
 async def test_a_driver_that_sets_the_group_itself_is_told_it(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.driver.can |= {"VOLUME_MOUNT_GROUP"}
     pod = pod_with(bed.volume(), security_context=PodSecurityContext(fs_group=4321))
     async with bed.life() as manager:
         await manager.wait_mounted(pod)
-    assert [told.mount_group for told in bed.driver.told] == ["4321", "4321"]
+    assert [volume.mount_group for volume in bed.driver.volumes] == ["4321", "4321"]

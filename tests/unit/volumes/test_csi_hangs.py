@@ -22,12 +22,11 @@ from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.volumes.csi.drivers import LimitsKeeper
 from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_record
 from tests.fakes.fake_csi import FakeCsiDriver
-from tests.unit.volumes.builders import pod_with, problem_texts
-from tests.unit.volumes.test_csi import Bed
+from tests.unit.volumes.builders import CsiVolumeNode, pod_with, problem_texts
 
 
 async def test_a_driver_that_does_not_say_what_it_can_is_named(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     async with bed.life() as manager, TaskSet("test") as tasks:
         bed.driver.hangs = {"capabilities"}
         tasks.spawn(manager.wait_mounted(pod_with(bed.volume())), name="slow")
@@ -37,7 +36,7 @@ async def test_a_driver_that_does_not_say_what_it_can_is_named(tmp_path: Path) -
 
 
 async def test_a_driver_that_hangs_holds_up_no_other_in_sweeping(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     drivers = {"d": bed.driver, "e": FakeCsiDriver(bed.node.mounts)}
     async with bed.life(), TaskSet("test") as tasks:
         bed.drivers._connect = lambda endpoint, observe: drivers[endpoint.stem].connect(endpoint, observe)
@@ -61,7 +60,7 @@ async def test_a_driver_that_hangs_holds_up_no_other_in_sweeping(tmp_path: Path)
 async def test_a_staged_volume_whose_server_is_dead_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     pod = pod_with(bed.volume())
     exists = Path.exists
 
@@ -80,7 +79,7 @@ async def test_a_staged_volume_whose_server_is_dead_is_given_back(
 
 
 async def test_a_driver_without_figures_leaves_the_other_volumes_their_own(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     scratch = Volume(name="scratch", empty_dir=EmptyDirVolumeSource())
     pod = pod_with(bed.volume(), scratch)
     async with bed.life() as manager:
@@ -91,7 +90,7 @@ async def test_a_driver_without_figures_leaves_the_other_volumes_their_own(tmp_p
 
 
 async def test_a_driver_that_hangs_at_its_figures_is_left_alone_for_a_while(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     scratch = Volume(name="scratch", empty_dir=EmptyDirVolumeSource())
     pod = pod_with(bed.volume(), scratch)
     async with bed.life() as manager:
@@ -119,7 +118,7 @@ class NeverAttached:
 
 
 async def test_a_volume_that_is_not_attached_says_why(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, more_objects={"attachments": NeverAttached()})
+    bed = CsiVolumeNode(tmp_path, more_objects={"attachments": NeverAttached()})
     limited = CSIDriverSpec(node_allocatable_update_period_seconds=3600)
     bed.objects.drivers = {"d": limited}
     full = VolumeAttachmentStatus(attached=False, attach_error=VolumeError(message="no slot is left", error_code=8))
@@ -137,7 +136,7 @@ async def test_a_volume_that_is_not_attached_says_why(tmp_path: Path) -> None:
 
 
 async def test_limits_are_asked_for_again_as_often_as_the_driver_wants(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.drivers["d"] = CSIDriverSpec(node_allocatable_update_period_seconds=60)
     async with bed.life():
         keeper = LimitsKeeper(drivers=bed.drivers, objects=bed.objects, clock=bed.node.clock)
@@ -155,7 +154,7 @@ async def test_limits_are_asked_for_again_as_often_as_the_driver_wants(tmp_path:
 
 async def test_a_disk_that_a_killed_agent_had_published_for_nobody_is_given_back(tmp_path: Path) -> None:
     """Killed between the driver's answer and the pod's link, or while the driver was asked to take it back."""
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     paths = bed.paths
     home, staging, published = paths.device_home("pv"), paths.device_staging("pv"), paths.device_publish("pv", "uid-a")
     for folder in (home, staging, published.parent):
@@ -176,29 +175,29 @@ async def test_a_disk_that_a_killed_agent_had_published_for_nobody_is_given_back
 
 
 async def test_a_driver_that_left_while_it_was_asked_is_not_listed_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
-    told: list[str] = []
+    bed = CsiVolumeNode(tmp_path)
+    updates: list[str] = []
 
     class Listed:
         async def add_driver(self, name: str, info: CsiNodeInfo) -> None:
-            told.append(f"add {name}")
+            updates.append(f"add {name}")
 
         async def remove_driver(self, name: str) -> None:
-            told.append(f"remove {name}")
+            updates.append(f"remove {name}")
 
     async with bed.life(), TaskSet("test") as tasks:
         bed.drivers._node = Listed()
-        asked = asyncio.Event()
+        answer = asyncio.Event()
 
         class Slow(FakeCsiDriver):
             async def info(self) -> CsiNodeInfo:
-                await asked.wait()
+                await answer.wait()
                 return self.node
 
         bed.driver = Slow(bed.node.mounts)
         tasks.spawn(bed.drivers.refresh("d"), name="refresh")
         await bed.node.clock.sleep(1)
         await bed.drivers.deregister("d", Path("/csi.sock"))
-        asked.set()
+        answer.set()
         await bed.node.clock.sleep(1)
-    assert told == ["remove d"]
+    assert updates == ["remove d"]

@@ -1,4 +1,4 @@
-"""emptyDirs in huge pages: from what the size of pages is told; and the size of devices."""
+"""emptyDirs in huge pages: where the page size comes from; and the size of devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.builders import a_container, a_pod
 
 
 def asking(pod: str, container: str = "") -> Pod:
-    """A pod that asks for pages of one size as a whole, and for others in its container."""
+    """A pod that requests pages of one size at pod level and of others in its container."""
     own = ResourceRequirements(requests={f"hugepages-{container}": "1Gi"}) if container else None
     whole = ResourceRequirements(requests={f"hugepages-{pod}": "1Gi"})
     return a_pod(containers=[a_container(resources=own)], resources=whole)

@@ -75,17 +75,17 @@ def test_a_disk_that_is_not_there_is_looked_for_on_every_host(tmp_path: Path) ->
     scans[1].parent.mkdir(parents=True)
     scans[1].touch()
     plugin, task = plugin_on(host), host.task(a_pod("web"), volume())
-    seen: list[str] = []
+    scanned: list[str] = []
     real = host.kernel
 
     def kernel() -> None:
-        seen.append(scans[1].read_text())
-        if len(seen) == 3:
+        scanned.append(scans[1].read_text())
+        if len(scanned) == 3:
             two_ways(host)
 
     host.kernel = kernel  # type: ignore[method-assign]
     plugin.set_up(task, None)
-    assert seen[0] == "- - -"
+    assert scanned[0] == "- - -"
     assert host.mounts.shown(host.mounts.shown(task.path)) == str(host.dev / "sdb")
     host.kernel = real  # type: ignore[method-assign]
     assert host.pauses >= 40, "ways that just came are given time to be combined"

@@ -17,7 +17,7 @@ class Images:
     """Has every image but those named `absent`; `down` ends the runtime."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str | None]] = []
+        self.pulls: list[tuple[str, str | None]] = []
 
     async def ensure_image(
         self,
@@ -28,7 +28,7 @@ class Images:
         sandbox_config: cri_pb2.PodSandboxConfig | None = None,
         field_path: str = "",
     ) -> str:
-        self.asked.append((image, policy))
+        self.pulls.append((image, policy))
         if image == "down":
             raise RuntimeDown("gone")
         if image == "absent":
@@ -47,7 +47,7 @@ def pod_with(**images: str) -> Pod:
 async def test_images_are_handed_to_the_mounts() -> None:
     found, images, pod = ImageVolumes(), Images(), pod_with(a="one", b="two")
     await found.fetch(images, pod, SANDBOX, "handler")
-    assert images.asked == [("one", "IfNotPresent"), ("two", "IfNotPresent")]
+    assert images.pulls == [("one", "IfNotPresent"), ("two", "IfNotPresent")]
     spec = found.image_of(pod, "a")
     assert spec is not None
     assert (spec.image, spec.user_specified_image, spec.runtime_handler) == ("sha256:one", "one", "handler")

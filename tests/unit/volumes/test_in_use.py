@@ -22,23 +22,22 @@ from pykubelet.volumes.csi.records import VolumeRecord, attachment_name, write_r
 from pykubelet.volumes.errors import VolumesNotReady
 from pykubelet.volumes.reconstruct import forget_attached, note_attached, scan
 from pykubelet.volumes.spec import FC, ISCSI, spec_of
-from tests.unit.volumes.builders import VolumeNode, pod_with, problem_texts
-from tests.unit.volumes.test_csi import Bed, inline
+from tests.unit.volumes.builders import CsiVolumeNode, VolumeNode, inline, pod_with, problem_texts
 
 UNIQUE = "kubernetes.io/csi/d^h-data"
 DISK = "kubernetes.io/iscsi/10.0.0.1:iqn.2024-01.com.example:disk:2"
 
 
-def attached_bed(root: Path) -> Bed:
+def attached_bed(root: Path) -> CsiVolumeNode:
     """The control plane attaches the driver's volumes, and has attached this one."""
-    bed = Bed(root)
+    bed = CsiVolumeNode(root)
     bed.objects.drivers = {"d": CSIDriverSpec()}
     name = attachment_name("h-data", "d", "here")
     bed.objects.attachments[name] = VolumeAttachment(status=VolumeAttachmentStatus(attached=True))
     return bed
 
 
-def left_as_device(bed: Bed) -> None:
+def left_as_device(bed: CsiVolumeNode) -> None:
     """A block volume as a killed agent leaves it."""
     paths = bed.paths
     staging, published = paths.device_staging("pv-data"), paths.device_publish("pv-data", "uid-web")

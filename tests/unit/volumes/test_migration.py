@@ -1,4 +1,4 @@
-"""Volumes of the seven kinds that drivers took over: what the driver is asked for, pair by pair."""
+"""CSI migration of seven kinds: what is requested from the driver, pair by pair."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ from pykubelet.volumes.csi import migration
 from pykubelet.volumes.csi.migration import aws_volume, gce_modes, gce_region, migrated_inline, migrated_volume
 from pykubelet.volumes.errors import VolumeProblem
 from pykubelet.volumes.spec import spec_of
-from tests.unit.volumes.builders import a_secret, bound, pod_with
-from tests.unit.volumes.test_csi import Bed
+from tests.unit.volumes.builders import CsiVolumeNode, a_secret, bound, pod_with
 
 URI = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/disks/d1"
 AWS = AWSElasticBlockStoreVolumeSource(volume_id="aws://us-east-1a/vol-1", fs_type="xfs", partition=2, read_only=True)
@@ -393,7 +392,7 @@ def test_topology(field: str, source: Any, terms: Terms, labels: dict[str, str],
 
 
 async def test_a_disk_of_old_is_staged_published_and_given_back_by_its_driver(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     bed.objects.drivers["ebs.csi.aws.com"] = CSIDriverSpec(attach_required=False)
     volume = bound(bed.node.objects, "data", aws_elastic_block_store=AWS, access_modes=["ReadWriteOnce"])
     async with bed.life() as manager:
@@ -409,7 +408,7 @@ async def test_a_disk_of_old_is_staged_published_and_given_back_by_its_driver(tm
 
 
 async def test_a_share_written_in_a_pod_is_taken_over_by_the_next_life(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     name = "file.csi.azure.com"
     bed.objects.drivers[name] = CSIDriverSpec()
     bed.objects.drivers[name].attach_required = False
@@ -428,5 +427,5 @@ async def test_a_share_written_in_a_pod_is_taken_over_by_the_next_life(tmp_path:
     assert bed.driver.order() == [
         f"stage {handle}", f"publish {handle}", f"stage {handle}", f"unpublish {handle}", f"unstage {handle}",
     ]  # fmt: skip
-    assert dict(bed.driver.told[0].secrets) == {"key": "1"}
+    assert dict(bed.driver.volumes[0].secrets) == {"key": "1"}
     assert bed.is_clean()

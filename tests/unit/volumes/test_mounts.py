@@ -1,4 +1,4 @@
-"""What the runtime is told for volumeMounts and volumeDevices."""
+"""CRI mounts and devices for volumeMounts and volumeDevices."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def nest(top: Path, depth: int) -> None:
 
 @pytest.fixture
 def top(tmp_path: Path) -> Iterator[Path]:
-    """A folder that is removed whatever its depth, which pytest itself cannot."""
+    """A folder that is removed at any depth, which pytest itself cannot."""
     (tmp_path / "top").mkdir()
     yield tmp_path / "top"
     remove_tree(tmp_path / "top")
@@ -129,8 +129,8 @@ def test_a_file_that_cannot_be_changed_is_told_and_left(
     ownership.give(tmp_path, os.getgid())
     assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o660
     assert ownership.is_given(tmp_path, os.getgid(), read_only=False)
-    told = [record for record in caplog.records if "keep their group or mode" in record.message]
-    assert len(told) == 1 and told[0].__dict__["files"] == 2 and "not permitted" in told[0].__dict__["first"]
+    logged = [record for record in caplog.records if "keep their group or mode" in record.message]
+    assert len(logged) == 1 and logged[0].__dict__["files"] == 2 and "not permitted" in logged[0].__dict__["first"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

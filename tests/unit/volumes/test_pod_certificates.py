@@ -1,4 +1,4 @@
-"""Certificates of pods: asked for once, renewed when due, refusals are final, nothing is kept of pods that are gone."""
+"""Certificates of pods: requested once, renewed when due; denials are final; nothing is kept of pods that are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What set-ups tell beside their outcome, and what is decided from the pod alone: labels, quotas, shared mounts."""
+"""Events of set-ups, and what depends on the pod alone: labels, quotas, shared mounts."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_quotas_count_what_pods_in_user_namespaces_hold(tmp_path: Path) ->
         assert uses["scratch"].used_bytes == 12345 and uses["scratch"].is_over
 
 
-async def test_another_pods_group_is_not_changed_but_told(tmp_path: Path) -> None:
+async def test_another_pods_group_is_not_changed_but_reported(tmp_path: Path) -> None:
     node = VolumeNode(tmp_path / "root")
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -117,14 +117,14 @@ async def test_another_pods_group_is_not_changed_but_told(tmp_path: Path) -> Non
     async with node.running() as manager:
         await manager.wait_mounted(first)
         await manager.wait_mounted(second)
-    (told,) = node.events.pods
-    assert told[0] == "AlreadyMountedVolume"
-    assert told[1].startswith(f"The requested fsGroup is {1 << 30}, but the volume disk has GID ")
-    assert told[1].endswith("The volume may not be shareable.")
+    ((reason, message),) = node.events.pods
+    assert reason == "AlreadyMountedVolume"
+    assert message.startswith(f"The requested fsGroup is {1 << 30}, but the volume disk has GID ")
+    assert message.endswith("The volume may not be shareable.")
 
 
 @pytest.mark.real_loop
-async def test_a_slow_change_of_owners_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_change_of_owners_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciler, "REPORT_AFTER", (0.05, 0.05, 10.0))
     node, gate = VolumeNode(tmp_path / "root"), threading.Event()
     disk = tmp_path / "disk"

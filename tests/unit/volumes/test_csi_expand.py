@@ -1,4 +1,4 @@
-"""Growing volumes in use: whose turn it is, what is asked for, and what claim and pod are told."""
+"""Node expansion: when the node acts, what it requests, and what claim and pod get to see."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from pykubelet.api.types import (
 )
 from pykubelet.volumes.csi.expand import NOT_REQUIRED, ExpandRequest, expand_request
 from pykubelet.volumes.manager import VolumeManager
-from tests.unit.volumes.builders import pod_with
-from tests.unit.volumes.test_csi import Bed
+from tests.unit.volumes.builders import CsiVolumeNode, pod_with
 
 PENDING, IN_PROGRESS, INFEASIBLE = "NodeResizePending", "NodeResizeInProgress", "NodeResizeInfeasible"
 
@@ -46,7 +45,7 @@ def a_claim(
         (a_claim(""), "2Gi", "1Gi", None),
         (a_claim("2Gi"), "2Gi", "2Gi", None),
         (a_claim("2Gi", "2Gi"), "2Gi", None, None),
-        # a controller of old says nothing: what it made the disk is asked for
+        # an old controller does not track status: the capacity it set is requested
         (a_claim("1Gi"), "2Gi", "1Gi", ExpandRequest("2Gi", recorded=False, tracks_status=False)),
         (a_claim("2Gi"), "2Gi", "1Gi", ExpandRequest("2Gi", recorded=True, tracks_status=False)),
         # one of today says whose turn it is, and what it allocated
@@ -64,14 +63,14 @@ def a_claim(
         (a_claim("2Gi", "2Gi"), "2Gi", "1Gi", None),
     ],
 )
-def test_what_is_asked_for(
+def test_what_is_requested(
     claim: PersistentVolumeClaim, behind: str, here: str | None, wanted: ExpandRequest | None
 ) -> None:
     size = Quantity.parse(here) if here is not None else None
     assert expand_request(claim, {"storage": behind}, size) == wanted
 
 
-def grown(bed: Bed, *, state: str = PENDING, allocated: str = "2Gi", **fields: Any) -> Volume:
+def grown(bed: CsiVolumeNode, *, state: str = PENDING, allocated: str = "2Gi", **fields: Any) -> Volume:
     """A claim of 1Gi whose disk has 2Gi by now."""
     volume = bed.volume(capacity={"storage": "2Gi"}, **fields)
     claim = bed.node.objects.claims["default", "data"]
@@ -82,23 +81,23 @@ def grown(bed: Bed, *, state: str = PENDING, allocated: str = "2Gi", **fields: A
     return volume
 
 
-async def renew(bed: Bed, manager: VolumeManager, volume: Volume) -> None:
+async def renew(bed: CsiVolumeNode, manager: VolumeManager, volume: Volume) -> None:
     """What a running pod's next syncs do."""
     await bed.node.clock.sleep(61)
     await manager.wait_mounted(pod_with(volume))
     await bed.node.clock.sleep(0.1)
 
 
-def states(bed: Bed) -> list[str | None]:
+def states(bed: CsiVolumeNode) -> list[str | None]:
     return [each.status.allocated_resource_statuses.get("storage") for each in bed.objects.written]
 
 
-def conditions(bed: Bed) -> dict[str | None, str | None]:
+def conditions(bed: CsiVolumeNode) -> dict[str | None, str | None]:
     return {each.type: each.message for each in bed.node.objects.claims["default", "data"].status.conditions}
 
 
 async def test_growing(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = grown(bed)
     kinds = ("FileSystemResizePending", "Resizing", "NodeResizeError", "ControllerResizeError", "Own")
     bed.node.objects.claims["default", "data"].status.conditions = [
@@ -116,7 +115,7 @@ async def test_growing(tmp_path: Path) -> None:
 
 
 async def test_what_the_controller_allocated_is_asked_for_when_it_is_the_nodes_turn(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = grown(bed, state="", allocated="1500Mi")
     async with bed.life() as manager:
         await manager.wait_mounted(pod_with(volume))
@@ -128,7 +127,7 @@ async def test_what_the_controller_allocated_is_asked_for_when_it_is_the_nodes_t
 
 
 async def test_a_shared_volume_grows_on_every_node(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = bed.volume(capacity={"storage": "1Gi"})
     claim = bed.node.objects.claims["default", "data"]
     claim.spec.access_modes = ["ReadWriteMany"]
@@ -144,7 +143,7 @@ async def test_a_shared_volume_grows_on_every_node(tmp_path: Path) -> None:
 
 
 async def test_growing_that_can_never_be_is_not_tried_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = grown(bed)
     bed.driver.plans = [("expand", "OUT_OF_RANGE", False)]
     async with bed.life() as manager:
@@ -158,7 +157,7 @@ async def test_growing_that_can_never_be_is_not_tried_again(tmp_path: Path) -> N
 
 
 async def test_a_running_pod_is_told_that_its_volume_did_not_grow(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = grown(bed, state="")
     async with bed.life() as manager:
         await manager.wait_mounted(pod_with(volume))
@@ -176,7 +175,7 @@ async def test_a_running_pod_is_told_that_its_volume_did_not_grow(tmp_path: Path
 
 
 async def test_who_asks_for_another_size_is_not_held_up_by_the_one_that_failed(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = grown(bed)
     bed.driver.plans = [("expand", "INTERNAL", False)] * 2
     requests = bed.node.objects.claims["default", "data"].spec.resources
@@ -189,7 +188,7 @@ async def test_who_asks_for_another_size_is_not_held_up_by_the_one_that_failed(t
 
 
 async def test_what_cannot_grow_in_use_is_not_asked_again_before_it_was_gone(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = grown(bed)
     bed.driver.plans = [("expand", "FAILED_PRECONDITION", False)]
     async with bed.life() as manager:
@@ -205,7 +204,7 @@ async def test_what_cannot_grow_in_use_is_not_asked_again_before_it_was_gone(tmp
 
 
 async def test_a_read_only_volume_does_not_grow_and_that_is_told_once(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CsiVolumeNode(tmp_path)
     volume = grown(bed, read_only=True)
     async with bed.life() as manager:
         await manager.wait_mounted(pod_with(volume))

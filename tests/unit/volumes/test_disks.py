@@ -14,7 +14,7 @@ from tests.fakes.fake_mounts import FakeMounts
 
 
 @pytest.mark.parametrize(
-    "told, fs_type, command, holds",
+    "output, fs_type, command, holds",
     [
         ("", "ext4", "mkfs.ext4 -F -m0 /dev/x", "ext4"),
         ("", "xfs", "mkfs.xfs -f /dev/x", "xfs"),
@@ -23,9 +23,9 @@ from tests.fakes.fake_mounts import FakeMounts
         ("TYPE=ext3\nPTTYPE=dos\n", "ext4", "fsck -a /dev/x", "ext3"),
     ],
 )
-def test_only_blank_disks_are_formatted(told: str, fs_type: str, command: str, holds: str) -> None:
+def test_only_blank_disks_are_formatted(output: str, fs_type: str, command: str, holds: str) -> None:
     mounts = FakeMounts()
-    mounts.tools = {"blkid": told, "mkfs.ext4": "", "mkfs.xfs": "", "mkfs.btrfs": "", "fsck": ""}
+    mounts.tools = {"blkid": output, "mkfs.ext4": "", "mkfs.xfs": "", "mkfs.btrfs": "", "fsck": ""}
     assert prepare_filesystem(mounts, "/dev/x", fs_type, read_only=False) == holds
     assert [" ".join(words) for words in mounts.commands[1:]] == [command]
     assert mounts.deadlines[command.split()[0]] is None, "a repair that is cut short leaves a damaged disk"
@@ -39,11 +39,11 @@ def test_a_disk_with_partitions_is_not_touched() -> None:
     assert len(mounts.commands) == 1
 
 
-@pytest.mark.parametrize("told", ['/dev/x: UUID="7" TYPE="ext4"\n', "LABEL=data\n", "what?\n"])
-def test_a_disk_of_which_something_else_is_said_is_not_formatted(told: str) -> None:
+@pytest.mark.parametrize("output", ['/dev/x: UUID="7" TYPE="ext4"\n', "LABEL=data\n", "what?\n"])
+def test_a_disk_of_which_something_else_is_said_is_not_formatted(output: str) -> None:
     """Other programs of that name know neither the options nor the exit codes."""
     mounts = FakeMounts()
-    mounts.tools = {"blkid": told, "mkfs.ext4": ""}
+    mounts.tools = {"blkid": output, "mkfs.ext4": ""}
     with pytest.raises(VolumeProblem, match="/dev/x is not formatted: cannot tell what it holds"):
         prepare_filesystem(mounts, "/dev/x", "ext4", read_only=False)
     assert len(mounts.commands) == 1

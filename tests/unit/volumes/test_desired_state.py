@@ -176,8 +176,8 @@ async def test_extra_groups(tmp_path: Path) -> None:
     ],
 )
 async def test_read_only_is_what_the_claims_user_says(source: dict[str, Any]) -> None:
-    for asked in (False, True):
+    for read_only in (False, True):
         objects = ApiObjects()
-        volume = bound(objects, "data", read_only=asked, **source)
+        volume = bound(objects, "data", read_only=read_only, **source)
         spec = await resolve_claim(objects, a_pod(), Use(volume, mounted=True, mapped=False))
-        assert spec.read_only == asked
+        assert spec.read_only == read_only
