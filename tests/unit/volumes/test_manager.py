@@ -77,6 +77,21 @@ async def test_wait_ends_with_a_reason_a_person_can_read(node: VolumeNode) -> No
         assert problem_texts(manager) == ["volume cfg: configmap default/web not found, 8th try, next in 4 s"]
 
 
+async def test_a_defect_in_reporting_a_failure_is_logged_and_the_volume_retried(
+    node: VolumeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise LookupError("defect")
+
+    node.events.on_event = broken
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady):
+            await manager.wait_mounted(pod_with(config_volume()))
+        assert len(node.objects.reads) > 2
+    defects = [record for record in caplog.records if record.message == "volume not reconciled, unexpected"]
+    assert defects and defects[0].exc_info is not None and defects[0].exc_info[0] is LookupError
+
+
 async def test_back_off_doubles_to_two_minutes_and_two_seconds(node: VolumeNode) -> None:
     pod = pod_with(config_volume())
     async with node.running() as manager:
@@ -172,6 +187,21 @@ async def test_unmounting_retries_and_says_why(node: VolumeNode) -> None:
         with pytest.raises(VolumesNotReady, match=r"cannot unmount volumes: volume mem: .*busy, 8th try, next in 4 s"):
             await manager.wait_unmounted(pod)
         assert manager.has_mounts("uid-web")
+
+
+async def test_a_volume_that_is_desired_again_does_not_wait_for_the_next_try_to_unmount_it(node: VolumeNode) -> None:
+    pod = pod_with(empty_dir("mem", medium="Memory"))
+    mounted: list[str] = []
+    node.signals.subscribe(VolumesMounted, lambda signal: mounted.append(signal.uid))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        mounted.clear()
+        node.mounts.fail("unmount", "mem", "cannot unmount: Device or resource busy", times=99)
+        manager.keep_only([])
+        await node.clock.sleep(70)  # the next try is a minute away
+        await manager.wait_mounted(pod)
+        await node.clock.sleep(0.1)
+        assert mounted == ["uid-web"]
 
 
 async def test_deleting_a_pod_that_waits_for_an_object(node: VolumeNode) -> None:
