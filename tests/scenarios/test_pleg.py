@@ -301,6 +301,21 @@ async def test_a_relist_overtaken_by_a_refresh_tells_nothing_wrong() -> None:
         assert [type(e) for _, e in node.published] == [ContainerDied]
 
 
+async def test_a_relist_overtaken_by_the_removal_of_a_pod_leaves_no_record() -> None:
+    """The slow listing still shows the pod, an inspection since then shows nothing: the newer one counts."""
+    node = Node(events=False)
+    async with node.up("web"):
+        slow = node.cri.slow("list_pod_sandboxes", 5.0, times=1)
+        await node.clock.sleep(1.5)
+        assert slow.hits == 1
+        sandbox = node.cri.sandbox("web").id
+        await node.cri.stop_pod_sandbox(sandbox)
+        await node.cri.remove_pod_sandbox(sandbox)
+        assert not (await node.pleg.inspect("uid-web")).containers
+        await node.clock.sleep(10)
+        assert node.table.get("uid-web") is None
+
+
 async def test_leaving_cancels_everything() -> None:
     node = Node()
     async with node.up("stuck"):
