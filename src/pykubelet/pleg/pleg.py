@@ -457,7 +457,7 @@ class Pleg:
             uid for uid in found.keys() | self._known().keys() if self._differs(uid, found.get(uid, {}), started)
         ]
         up = {uid for uid, states in found.items() if Life.RUNNING in states.values()}
-        self._table.relisted(started, changed=changed, up=up)
+        self._table.relisted(started, changed=changed, up=up, named=found)
         self._listed.set()
         for uid, listing in _listings(changed, started, sandboxes, containers).items():
             if (due := self._due.get(uid)) is not None and due.failures.failures and due.at != NOT_DUE:
