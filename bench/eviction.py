@@ -21,7 +21,7 @@ from typing import Any
 from tests.bed.cluster import Cluster, running_cluster
 from tests.bed.runtime import BedContainerd, running_containerd
 from tests.bed.small_disk import small_disk
-from tests.cluster.joined import Joined, a_container, a_pod, condition, is_ready, joined, phase
+from tests.cluster.joined import Joined, condition, container_manifest, is_ready, joined, phase, pod_manifest
 
 from pykubelet.clients.host.cgroup_stats import CgroupStats
 from pykubelet.clients.host.machine import read_machine
@@ -138,13 +138,13 @@ def _greedy(name: str, node: str) -> dict[str, Any]:
         "trap 'exit 0' TERM; while [ ! -e /hold/go ]; do sleep 0.1; done; "
         f"dd if=/dev/zero of=/hold/x bs=1M count={EATS}; sleep 100000 & wait"
     )
-    container = a_container(script, volumeMounts=[{"name": "hold", "mountPath": "/hold"}])
+    container = container_manifest(script, volumeMounts=[{"name": "hold", "mountPath": "/hold"}])
     volumes = [{"name": "hold", "emptyDir": {"medium": "Memory"}}]
-    return a_pod(name, node=node, containers=[container], volumes=volumes)
+    return pod_manifest(name, node=node, containers=[container], volumes=volumes)
 
 
 def _modest(name: str, node: str) -> dict[str, Any]:
-    return a_pod(name, node=node, containers=[a_container(resources={"requests": {"memory": "64Mi"}})])
+    return pod_manifest(name, node=node, containers=[container_manifest(resources={"requests": {"memory": "64Mi"}})])
 
 
 def report(found: dict[str, Samples]) -> tuple[list[str], bool]:

@@ -96,7 +96,7 @@ def markdown(taken: dict[str, list[float]], where: dict[str, Any], rounds: int) 
     return "\n".join(lines)
 
 
-def a_pod(marks: Path) -> dict[str, Any]:
+def pod_manifest(marks: Path) -> dict[str, Any]:
     def container(name: str) -> dict[str, Any]:
         script = f"touch /marks/{name}; trap 'exit 0' TERM; sleep 100000 & wait"
         mounts = [{"name": "marks", "mountPath": "/marks"}]
@@ -191,7 +191,7 @@ class Ours:
         return begun
 
     def _put(self) -> float:
-        self._draft.write_text(json.dumps(a_pod(self._marks.folder)))
+        self._draft.write_text(json.dumps(pod_manifest(self._marks.folder)))
         begun = time.time()
         self._draft.rename(self._manifests / "four.json")
         return begun
@@ -226,7 +226,7 @@ class Podman:
         self._folder = Path(tempfile.mkdtemp(prefix="podman-", dir=folder))
         self._marks = Marks(folder / "marks-podman")
         self._manifest = self._folder / "four.json"
-        self._manifest.write_text(json.dumps(a_pod(self._marks.folder)))
+        self._manifest.write_text(json.dumps(pod_manifest(self._marks.folder)))
         config = self._folder / "containers.conf"
         # Our pause image, too: Debian has the program for podman's own in a package that not everybody installs. A
         # network beside ours: the usual one may meet a network of the machine. And limits that may be set everywhere.

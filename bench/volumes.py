@@ -79,7 +79,7 @@ class Bench:
         time.sleep(self._pause.uniform(0.8, 1.4))  # uneven, so that no polling happens to fit it
         if volumes:
             self._cluster.apply(*objects_of(name))
-        self._cluster.apply(a_pod(name, self._agent.node, volumes_of(name) if volumes else []))
+        self._cluster.apply(pod_manifest(name, self._agent.node, volumes_of(name) if volumes else []))
         bound, runs = self._times(name)
         self._cluster.kubectl("delete", "pod", name, "--wait=false")
         self._pods.wait(f"{name} gone", lambda found: f"default/{name}" not in found, 60)
@@ -87,7 +87,7 @@ class Bench:
 
     def _late(self, name: str) -> float:
         volume = {"name": "v", "configMap": {"name": name}}
-        self._cluster.apply(a_pod(name, self._agent.node, [volume]))
+        self._cluster.apply(pod_manifest(name, self._agent.node, [volume]))
         time.sleep(LATE_AFTER + self._pause.uniform(0, 1))
         self._cluster.apply(a_config(name))
         self._configs.wait(f"config map {name}", lambda found: f"default/{name}" in found, 30)
@@ -136,7 +136,7 @@ def volumes_of(pod: str) -> list[Manifest]:
     return found
 
 
-def a_pod(name: str, node: str, volumes: list[Manifest]) -> Manifest:
+def pod_manifest(name: str, node: str, volumes: list[Manifest]) -> Manifest:
     container = {
         "name": "app",
         "image": BUSYBOX,

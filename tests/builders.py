@@ -7,9 +7,11 @@ named here are passed on by keyword to the value itself: `a_pod(host_network=Tru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from pykubelet.api.types import Container, EphemeralContainer, ObjectMeta, Pod, PodSpec, PodStatus
 from pykubelet.context import Context
@@ -105,9 +107,13 @@ def a_pod(
     generation: int | None = None,
     status: PodStatus | None = None,
     grace: int | None = 30,
+    deletion_grace: int | None = None,
     **spec: Any,
 ) -> Pod:
-    """A pod of one container `app`. `static` marks it as read from a file, `deleted` as being deleted."""
+    """A pod of one container `app`. `static` marks it as read from a file, `deleted` as being deleted.
+
+    `deletion_grace` deletes it with another grace than its spec has.
+    """
     uid = uid or f"uid-{name}"
     marks = {SOURCE_ANNOTATION: "file", HASH_ANNOTATION: uid} if static else {SOURCE_ANNOTATION: "api"}
     metadata = ObjectMeta(
@@ -117,8 +123,8 @@ def a_pod(
         labels=labels or {},
         annotations={**marks, **(annotations or {})},
         generation=generation,
-        deletion_timestamp=at(NOW) if deleted else None,
-        deletion_grace_period_seconds=grace if deleted else None,
+        deletion_timestamp=at(NOW) if deleted or deletion_grace is not None else None,
+        deletion_grace_period_seconds=grace if deleted and deletion_grace is None else deletion_grace,
     )
     pod_spec = PodSpec(
         containers=[a_container()] if containers is None else list(containers),
@@ -129,6 +135,20 @@ def a_pod(
         **spec,
     )
     return Pod(api_version="v1", kind="Pod", metadata=metadata, spec=pod_spec, status=status or PodStatus())
+
+
+def a_decoded_pod(
+    name: str = "web",
+    *,
+    uid: str = "",
+    metadata: Mapping[str, Any] | None = None,
+    status: Mapping[str, Any] | None = None,
+    **spec: Any,
+) -> Pod:
+    """A pod as it is decoded from a manifest, all in wire names: nothing in it but what is given, and one container."""
+    identity = {"name": name, "namespace": "default", "uid": uid or f"uid-{name}"}
+    spec.setdefault("containers", [{"name": "c", "image": "i"}])
+    return msgspec.convert({"metadata": {**identity, **(metadata or {})}, "spec": spec, "status": status or {}}, Pod)
 
 
 def a_sandbox_status(

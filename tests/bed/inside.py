@@ -1,6 +1,6 @@
 """Pods whose containers tell what they see: one agent, many small static pods, answers read from their logs.
 
-`a_pod` makes a manifest out of a script; `looking_inside` runs a module's pods with one agent, all at once, and
+`pod_manifest` makes a manifest out of a script; `looking_inside` runs a module's pods with one agent, all at once, and
 takes them away in the end, when no mount, folder or cgroup of theirs may be left. Every method blocks.
 """
 
@@ -42,7 +42,7 @@ _EVENT = re.compile(
 )
 
 
-def a_container(name: str = "app", script: str = "", *, ends: bool = False, **fields: Any) -> Manifest:
+def container_manifest(name: str = "app", script: str = "", *, ends: bool = False, **fields: Any) -> Manifest:
     """A container that runs the script, says that it is done and stays; `ends` lets it end there."""
     # One stream, or what was said before the end may come after it.
     lines = [line for line in ("exec 2>&1", script, f"echo {DONE}", "" if ends else REST) if line]
@@ -50,7 +50,7 @@ def a_container(name: str = "app", script: str = "", *, ends: bool = False, **fi
     return container | fields
 
 
-def a_pod(
+def pod_manifest(
     name: str,
     *containers: Mapping[str, Any],
     labels: Mapping[str, str] | None = None,

@@ -161,16 +161,18 @@ def joined(
             cluster.kubectl("delete", "node", name, "--ignore-not-found")
 
 
-def a_container(script: str = STAY, name: str = "app", **more: Any) -> Manifest:
+def container_manifest(script: str = STAY, name: str = "app", **more: Any) -> Manifest:
     base = {"name": name, "image": BUSYBOX, "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]}
     return base | more
 
 
 def a_spec(script: str = STAY, **more: Any) -> Manifest:
-    return {"terminationGracePeriodSeconds": 1, "containers": [a_container(script)], **more}
+    return {"terminationGracePeriodSeconds": 1, "containers": [container_manifest(script)], **more}
 
 
-def a_pod(name: str, script: str = STAY, *, node: str = "", metadata: Manifest | None = None, **spec: Any) -> Manifest:
+def pod_manifest(
+    name: str, script: str = STAY, *, node: str = "", metadata: Manifest | None = None, **spec: Any
+) -> Manifest:
     """With `node` the pod is bound from the beginning, without the scheduler."""
     bound = {"nodeName": node} if node else {}
     return {

@@ -22,7 +22,7 @@ from pykubelet.wire import podresources_v1_pb2
 from tests.bed.certificates import Authority, Pair
 from tests.bed.cluster import Cluster
 from tests.bed.runtime import BedContainerd
-from tests.cluster.joined import Joined, a_pod, joined
+from tests.cluster.joined import Joined, joined, pod_manifest
 from tests.grpc_services import Stub
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node]
@@ -129,7 +129,7 @@ def node(cluster: Cluster, containerd: BedContainerd, tmp_path_factory: pytest.T
         },
     }
     with joined(cluster, containerd, tmp_path_factory.mktemp("node"), name="guarded", **changes) as made:
-        made.apply(a_pod("quiet", node="guarded"))
+        made.apply(pod_manifest("quiet", node="guarded"))
         made.wait_running("quiet")
         yield made
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.bed.cluster import SIGNED_FOR, Cluster
 from tests.bed.runtime import BedContainerd
-from tests.cluster.joined import a_pod, condition, joined
+from tests.cluster.joined import condition, joined, pod_manifest
 
 pytestmark = pytest.mark.cluster
 
@@ -39,13 +39,13 @@ def test_a_node_joins_and_its_certificate_is_renewed(
         assert first.stat().st_mode & 0o777 == 0o600
         login = json.loads(kubeconfig.read_text())["users"][0]["user"]
         assert login == {"client-certificate": str(pem), "client-key": str(pem)}
-        node.apply(a_pod("before", node=NAME))
+        node.apply(pod_manifest("before", node=NAME))
         node.wait_running("before")
         # Well past the end of the first certificate, with work on the way.
         number = 0
         while time.monotonic() - began < SIGNED_FOR + 5:
             number += 1
-            node.apply(a_pod(f"p{number}", node=NAME))
+            node.apply(pod_manifest(f"p{number}", node=NAME))
             node.wait_running(f"p{number}")
             node.cluster.kubectl("delete", "pod", f"p{number}", "--grace-period=1")
             time.sleep(3)
@@ -59,7 +59,7 @@ def test_a_node_joins_and_its_certificate_is_renewed(
         assert sum(each["spec"]["username"] == f"system:node:{NAME}" for each in requests) >= 1
         node.agent.stop()
         node.agent.start()
-        node.apply(a_pod("after", node=NAME))
+        node.apply(pod_manifest("after", node=NAME))
         node.wait_running("after")
         node.clean()
 

@@ -19,7 +19,17 @@ from msgspec.structs import replace
 from pykubelet.standalone.images import busybox_image, find_busybox
 from pykubelet.standalone.packer import architecture, pack
 from tests.bed.registry import Registry
-from tests.cluster.joined import STAY, Joined, Manifest, a_container, a_pod, condition, is_ready, phase, state_of
+from tests.cluster.joined import (
+    STAY,
+    Joined,
+    Manifest,
+    condition,
+    container_manifest,
+    is_ready,
+    phase,
+    pod_manifest,
+    state_of,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -32,7 +42,7 @@ NO_PULL = ("ErrImagePull", "ImagePullBackOff")
 
 def tells(script: str, **more: Any) -> Manifest:
     """A container that says what it sees, and that it is done."""
-    return a_container(f"exec 2>&1; {script}; echo {DONE}; {STAY}", **more)
+    return container_manifest(f"exec 2>&1; {script}; echo {DONE}; {STAY}", **more)
 
 
 def field(name: str, path: str) -> Manifest:
@@ -67,11 +77,11 @@ def process_pods() -> list[Manifest]:
     look = "cat /info/labels; echo; cat /info/cpu; echo; until grep -q 'kind=\"new\"' /info/labels; do sleep 0.1; done"
     last = {"terminationMessagePolicy": "FallbackToLogsOnError"}
     return [
-        a_pod(
+        pod_manifest(
             "written",
             metadata={"annotations": {"note": "a b"}},
             containers=[
-                a_container(
+                container_manifest(
                     command=["sh", "-c", f'env; echo ARGS="$@"; echo {DONE}; {STAY}', "sh"],
                     args=["$(FIRST)", "$$(FIRST)", "$(NOBODY)", "$(NAME)"],
                     env=env,
@@ -79,7 +89,7 @@ def process_pods() -> list[Manifest]:
                 )
             ],
         ),
-        a_pod(
+        pod_manifest(
             "files",
             metadata={"labels": {"kind": "old"}},
             containers=[
@@ -91,18 +101,18 @@ def process_pods() -> list[Manifest]:
             ],
             volumes=[{"name": "info", "downwardAPI": {"items": items}}],
         ),
-        a_pod(
+        pod_manifest(
             "last-words",
             restartPolicy="Never",
             containers=[
-                a_container("printf bye > /dev/termination-log", "file"),
-                a_container("echo from the log; exit 3", "log", **last),
-                a_container("echo from the log", "log-ok", **last),
-                a_container("echo no; printf yes > /dev/termination-log; exit 4", "both", **last),
-                a_container("echo from the log; exit 5", "default"),
+                container_manifest("printf bye > /dev/termination-log", "file"),
+                container_manifest("echo from the log; exit 3", "log", **last),
+                container_manifest("echo from the log", "log-ok", **last),
+                container_manifest("echo no; printf yes > /dev/termination-log; exit 4", "both", **last),
+                container_manifest("echo from the log; exit 5", "default"),
             ],
         ),
-        a_pod("nobody", containers=[a_container(securityContext={"runAsNonRoot": True})]),
+        pod_manifest("nobody", containers=[container_manifest(securityContext={"runAsNonRoot": True})]),
     ]
 
 
@@ -114,10 +124,10 @@ def network_pods() -> list[Manifest]:
         "options": [{"name": "ndots", "value": "2"}, {"name": "edns0"}],
     }
     return [
-        a_pod(
+        pod_manifest(
             "named", containers=[tells("hostname -f; cat /etc/hosts")], hostAliases=aliases, hostname="h", subdomain="s"
         ),
-        a_pod("resolver", containers=[tells("cat /etc/resolv.conf")], dnsPolicy="None", dnsConfig=dns),
+        pod_manifest("resolver", containers=[tells("cat /etc/resolv.conf")], dnsPolicy="None", dnsConfig=dns),
     ]
 
 
@@ -133,14 +143,16 @@ def security_pods() -> list[Manifest]:
     safe = [{"name": "kernel.shm_rmid_forced", "value": "1"}]
     unsafe = [{"name": "kernel.msgmax", "value": "65536"}]
     return [
-        a_pod(
+        pod_manifest(
             "guarded",
             securityContext=identity,
             containers=[tells(look, securityContext=own, volumeMounts=[{"name": "data", "mountPath": "/data"}])],
             volumes=[{"name": "data", "emptyDir": {}}],
         ),
-        a_pod("tuned", containers=[tells("cat /proc/sys/kernel/shm_rmid_forced")], securityContext={"sysctls": safe}),
-        a_pod("mistuned", securityContext={"sysctls": unsafe}),
+        pod_manifest(
+            "tuned", containers=[tells("cat /proc/sys/kernel/shm_rmid_forced")], securityContext={"sysctls": safe}
+        ),
+        pod_manifest("mistuned", securityContext={"sysctls": unsafe}),
     ]
 
 
@@ -148,37 +160,40 @@ def lifecycle_pods(diary: Path) -> list[Manifest]:
     hooks = {"postStart": runs("echo started >> /diary/hooks"), "preStop": runs("echo stopping >> /diary/hooks")}
     stop = "trap 'echo stopped >> /diary/hooks; exit 0' TERM; sleep 100000 & wait"
     return [
-        a_pod(
+        pod_manifest(
             "hooked",
             terminationGracePeriodSeconds=30,
-            containers=[a_container(stop, lifecycle=hooks, volumeMounts=[{"name": "diary", "mountPath": "/diary"}])],
+            containers=[
+                container_manifest(stop, lifecycle=hooks, volumeMounts=[{"name": "diary", "mountPath": "/diary"}])
+            ],
             volumes=[{"name": "diary", "hostPath": {"path": str(diary)}}],
         ),
-        a_pod("hook-fails", containers=[a_container(lifecycle={"postStart": runs("exit 7")})]),
+        pod_manifest("hook-fails", containers=[container_manifest(lifecycle={"postStart": runs("exit 7")})]),
     ]
 
 
 def probed_pods(diary: Path) -> list[Manifest]:
     alive = runs("[ -e /tmp/alive ]") | SOON
     return [
-        a_pod("lives", containers=[a_container(livenessProbe=runs("true") | SOON)]),
-        a_pod(
-            "dies", containers=[a_container(f"touch /tmp/alive; sleep 2; rm /tmp/alive; {STAY}", livenessProbe=alive)]
+        pod_manifest("lives", containers=[container_manifest(livenessProbe=runs("true") | SOON)]),
+        pod_manifest(
+            "dies",
+            containers=[container_manifest(f"touch /tmp/alive; sleep 2; rm /tmp/alive; {STAY}", livenessProbe=alive)],
         ),
-        a_pod(
+        pod_manifest(
             "slow",
             containers=[
-                a_container(
+                container_manifest(
                     f"sleep 3; touch /tmp/alive; {STAY}",
                     startupProbe=runs("[ -e /tmp/alive ]") | {"periodSeconds": 1, "failureThreshold": 60},
                     livenessProbe=alive,
                 )
             ],
         ),
-        a_pod(
+        pod_manifest(
             "moody",
             containers=[
-                a_container(
+                container_manifest(
                     f"touch /tmp/alive; until [ -e /diary/off ]; do sleep 0.1; done; rm /tmp/alive; {STAY}",
                     readinessProbe=alive,
                     volumeMounts=[{"name": "diary", "mountPath": "/diary"}],
@@ -186,7 +201,7 @@ def probed_pods(diary: Path) -> list[Manifest]:
             ],
             volumes=[{"name": "diary", "hostPath": {"path": str(diary)}}],
         ),
-        a_pod("closed", containers=[a_container(readinessProbe={"tcpSocket": {"port": 81}} | SOON)]),
+        pod_manifest("closed", containers=[container_manifest(readinessProbe={"tcpSocket": {"port": 81}} | SOON)]),
     ]
 
 
@@ -205,8 +220,8 @@ def pulling_objects(registry: Registry) -> list[Manifest]:
         }
 
     def pulls(name: str, *secrets: str) -> Manifest:
-        container = a_container(f"echo $LABEL; {STAY}", image=image)
-        return a_pod(name, containers=[container], imagePullSecrets=[{"name": each} for each in secrets])
+        container = container_manifest(f"echo $LABEL; {STAY}", image=image)
+        return pod_manifest(name, containers=[container], imagePullSecrets=[{"name": each} for each in secrets])
 
     return [
         login("right", registry.password),

@@ -14,7 +14,7 @@ import pytest
 from tests.bed.cluster import Cluster
 from tests.bed.csi import DRIVER, Attacher, BedDriver, a_bound_volume, a_driver, bed_driver, wait_until
 from tests.bed.runtime import BedContainerd
-from tests.cluster.joined import STAY, Joined, a_pod, joined
+from tests.cluster.joined import STAY, Joined, joined, pod_manifest
 
 pytestmark = pytest.mark.cluster
 
@@ -47,7 +47,7 @@ def drivers_of(node: Joined) -> list[str]:
 
 
 def with_volume(name: str, claim: str, script: str, *, block: bool = False, **spec: Any) -> dict[str, Any]:
-    pod = a_pod(name, script, node="disks", **spec)
+    pod = pod_manifest(name, script, node="disks", **spec)
     pod["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
     place = {"volumeDevices": [{"name": "data", "devicePath": "/dev/data"}]}
     pod["spec"]["containers"][0] |= place if block else {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
@@ -162,7 +162,7 @@ def test_a_block_volume(storage: tuple[Joined, BedDriver, Attacher]) -> None:
 
 def test_an_inline_volume(storage: tuple[Joined, BedDriver, Attacher]) -> None:
     node, driver, _ = storage
-    pod = a_pod("inline", f"cat /data/context.json; echo; {STAY}", node="disks")
+    pod = pod_manifest("inline", f"cat /data/context.json; echo; {STAY}", node="disks")
     pod["spec"]["volumes"] = [{"name": "data", "csi": {"driver": DRIVER, "volumeAttributes": {"colour": "green"}}}]
     pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
     node.apply(pod)
@@ -181,7 +181,7 @@ def test_a_driver_that_never_answers(storage: tuple[Joined, BedDriver, Attacher]
     driver.start(hang="NodeStageVolume")
     node.apply(*a_bound_volume("slow", "folder-3"), with_volume("stuck", "slow", f"echo here; {STAY}"))
     wait_until("the reason is told", lambda: f"driver {DRIVER} has not answered NodeStageVolume" in told(node, "stuck"))
-    node.apply(a_pod("other", node="disks"))
+    node.apply(pod_manifest("other", node="disks"))
     node.wait_running("other")
     driver.kill9()
     driver.start()

@@ -16,7 +16,7 @@ from tests.bed.cluster import Cluster
 from tests.bed.csi import wait_until
 from tests.bed.device_plugins import DRA_DRIVER, RESOURCE, Program, dra_driver, running, sample_plugin
 from tests.bed.runtime import BedContainerd
-from tests.cluster.joined import STAY, Joined, a_container, a_pod, joined, phase
+from tests.cluster.joined import STAY, Joined, container_manifest, joined, phase, pod_manifest
 
 pytestmark = pytest.mark.cluster
 
@@ -50,7 +50,7 @@ def amount(node: Joined, kind: str = "allocatable") -> str:
 
 def wanting(name: str) -> dict[str, Any]:
     """Scheduled, so that a pod that finds no device waits instead of failing."""
-    return a_pod(name, SHOW, containers=[a_container(SHOW, resources={"limits": {RESOURCE: "1"}})])
+    return pod_manifest(name, SHOW, containers=[container_manifest(SHOW, resources={"limits": {RESOURCE: "1"}})])
 
 
 def devices_of(node: Joined) -> dict[str, list[str]]:
@@ -163,7 +163,7 @@ def a_claim_spec() -> dict[str, Any]:
 
 def claiming(name: str, **claim: str) -> dict[str, Any]:
     script = f"env; {STAY}"
-    pod = a_pod(name, containers=[a_container(script, resources={"claims": [{"name": "gadget"}]})])
+    pod = pod_manifest(name, containers=[container_manifest(script, resources={"claims": [{"name": "gadget"}]})])
     pod["spec"]["resourceClaims"] = [{"name": "gadget", **claim}]
     return pod
 

@@ -22,7 +22,17 @@ from tests.bed.cluster import Cluster
 from tests.bed.machine import wait_for
 from tests.bed.runtime import BUSYBOX, BedContainerd, running_containerd
 from tests.bed.small_disk import small_disk
-from tests.cluster.joined import Joined, Manifest, a_container, a_pod, condition, is_ready, joined, phase, state_of
+from tests.cluster.joined import (
+    Joined,
+    Manifest,
+    condition,
+    container_manifest,
+    is_ready,
+    joined,
+    phase,
+    pod_manifest,
+    state_of,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -73,7 +83,7 @@ def pressure(found: Manifest) -> list[str]:
 
 
 def with_resources(name: str, script: str, **resources: Any) -> Manifest:
-    return a_pod(name, node=NAME, containers=[a_container(script, resources=resources)])
+    return pod_manifest(name, node=NAME, containers=[container_manifest(script, resources=resources)])
 
 
 def guaranteed(name: str) -> Manifest:
@@ -90,7 +100,7 @@ def writes_to_memory(name: str, megabytes: int) -> Manifest:
     )
     mounts = [{"name": "hold", "mountPath": "/hold"}]
     volumes = [{"name": "hold", "emptyDir": {"medium": "Memory"}}]
-    return a_pod(name, node=NAME, containers=[a_container(script, volumeMounts=mounts)], volumes=volumes)
+    return pod_manifest(name, node=NAME, containers=[container_manifest(script, volumeMounts=mounts)], volumes=volumes)
 
 
 def writes_to_disk(name: str, megabytes: int, limit: str = "") -> Manifest:
@@ -98,7 +108,7 @@ def writes_to_disk(name: str, megabytes: int, limit: str = "") -> Manifest:
     empty_dir = {"sizeLimit": limit} if limit else {}
     mounts = [{"name": "data", "mountPath": "/data"}]
     volumes = [{"name": "data", "emptyDir": empty_dir}]
-    return a_pod(name, node=NAME, containers=[a_container(script, volumeMounts=mounts)], volumes=volumes)
+    return pod_manifest(name, node=NAME, containers=[container_manifest(script, volumeMounts=mounts)], volumes=volumes)
 
 
 def evicted(pod: Manifest) -> bool:

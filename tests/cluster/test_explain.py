@@ -11,7 +11,7 @@ from pykubelet.cli.explain import fetch_explanation
 from pykubelet.cli.local_socket import local_socket
 from tests.bed.machine import wait_for
 from tests.bed.watching import Objects
-from tests.cluster.joined import Joined, Manifest, a_container, a_pod, is_ready
+from tests.cluster.joined import Joined, Manifest, container_manifest, is_ready, pod_manifest
 
 pytestmark = pytest.mark.cluster
 
@@ -26,12 +26,12 @@ def ready_message(pod: Manifest) -> str:
 def test_what_is_missing_is_named_by_the_node_in_the_status_and_in_events(node: Joined) -> None:
     mounts = [{"name": "settings", "mountPath": "/settings"}]
     node.apply(
-        a_pod(
+        pod_manifest(
             "unsettled",
-            containers=[a_container(volumeMounts=mounts)],
+            containers=[container_manifest(volumeMounts=mounts)],
             volumes=[{"name": "settings", "configMap": {"name": "web"}}],
         ),
-        a_pod("locked-out", containers=[a_container(env=[SECRET])]),
+        pod_manifest("locked-out", containers=[container_manifest(env=[SECRET])]),
     )
     prefix = "containers with unready status: [app]: "
     for name, cause, missing in (

@@ -22,7 +22,7 @@ from tests.bed.cluster import Cluster
 from tests.bed.machine import wait_for
 from tests.bed.metrics_server import metrics_server
 from tests.bed.runtime import BUSYBOX, BedContainerd
-from tests.cluster.joined import Joined, a_container, a_pod, is_ready, joined, state_of
+from tests.cluster.joined import Joined, container_manifest, is_ready, joined, pod_manifest, state_of
 from tests.cluster.kubectl import TRANSPORTS, Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node]
@@ -53,14 +53,14 @@ def node(cluster: Cluster, containerd: BedContainerd, tmp_path_factory: pytest.T
         data = {"name": "data", "emptyDir": {}}
         mount: dict[str, Any] = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
         made.apply(
-            a_pod("lives", node="streamer", volumes=[data], containers=[a_container(FIRST, **mount)]),
-            a_pod(
+            pod_manifest("lives", node="streamer", volumes=[data], containers=[container_manifest(FIRST, **mount)]),
+            pod_manifest(
                 "shell",
                 node="streamer",
                 restartPolicy="Never",
-                containers=[a_container(LISTEN, stdin=True)],
+                containers=[container_manifest(LISTEN, stdin=True)],
             ),
-            a_pod("web", node="streamer", containers=[a_container(SERVE)]),
+            pod_manifest("web", node="streamer", containers=[container_manifest(SERVE)]),
         )
         for name in ("lives", "shell", "web"):
             made.wait_running(name, within=60)
@@ -113,7 +113,7 @@ def test_logs(plain: Kubectl) -> None:
 
 def test_logs_are_followed_to_the_end_of_the_container(node: Joined, plain: Kubectl) -> None:
     script = "echo begin; until [ -e /tmp/go ]; do usleep 50000; done; for n in 1 2 3; do echo more $n; done"
-    node.apply(a_pod("brief", script, node="streamer", restartPolicy="Never"))
+    node.apply(pod_manifest("brief", script, node="streamer", restartPolicy="Never"))
     node.wait_running("brief")
     with plain.running("logs", "-f", "--timestamps", "brief") as follower:
         assert follower.stdout is not None
@@ -254,7 +254,7 @@ def test_debug_with_an_ephemeral_container(node: Joined, kubectl: Kubectl, reque
 
 
 def test_top_through_metrics_server(node: Joined, plain: Kubectl) -> None:
-    node.apply(a_pod("busy", "while :; do :; done", node="streamer"))
+    node.apply(pod_manifest("busy", "while :; do :; done", node="streamer"))
     node.wait_running("busy")
     with metrics_server(node.cluster):
 

@@ -16,7 +16,7 @@ from pykubelet.cli.local_socket import local_socket
 from tests.bed.cluster import Cluster
 from tests.bed.machine import wait_for
 from tests.bed.runtime import BUSYBOX, BedContainerd
-from tests.cluster.joined import Joined, a_pod, condition, joined
+from tests.cluster.joined import Joined, condition, joined, pod_manifest
 
 pytestmark = pytest.mark.cluster
 
@@ -63,7 +63,7 @@ def test_lease_belongs_to_the_node_and_is_renewed(node: Joined) -> None:
 def test_labels_of_others_stay_and_a_deleted_node_comes_back(node: Joined) -> None:
     name = node.agent.node
     node.cluster.kubectl("label", "node", name, "bed.example/rack=r1")
-    node.apply(a_pod("stays", node=name))
+    node.apply(pod_manifest("stays", node=name))
     node.wait_running("stays")
     ids = node.running_ids()
     node.agent.stop()
@@ -90,7 +90,7 @@ def test_a_shutdown_is_told_and_can_be_taken_back(node: Joined) -> None:
     program = str(Path(sys.executable).with_name("pykubelet"))
     command = [program, "shutdown", "--socket", str(local_socket(node.agent.root))]
     node.wait_node("True", 20)
-    node.apply(a_pod("going"))
+    node.apply(pod_manifest("going"))
     node.wait_running("going")
     subprocess.run([*command, "--grace", "20s", "--grace-critical", "10s"], check=True, timeout=60)
     # The command is through: the API server must know of the pod already.
@@ -115,7 +115,7 @@ def test_ready_soon_and_missed_when_gone(fresh: Joined) -> None:
     fresh.nodes.wait("node", lambda nodes: "fresh" in nodes, 20)
     fresh.wait_node("True", 20)
     assert time.monotonic() - began < READY_WITHIN
-    fresh.apply(a_pod("lonely", node="fresh"))
+    fresh.apply(pod_manifest("lonely", node="fresh"))
     fresh.wait_running("lonely")
     fresh.agent.kill9()
     fresh.wait_node("Unknown", MISSED_WITHIN)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cluster.joined import Joined, Manifest, a_pod
+from tests.cluster.joined import Joined, Manifest, pod_manifest
 from tests.deep import deep
 
 pytestmark = pytest.mark.cluster
@@ -31,10 +31,11 @@ def create(node: Joined, text: str) -> None:
 
 def test_odd_times_and_depths_cost_nobody_anything(node: Joined) -> None:
     create(
-        node, with_odd_fields(a_pod("year-zero"), node.agent.node, time="0000-01-01T00:00:00Z", fieldsV1={"f:a": {}})
+        node,
+        with_odd_fields(pod_manifest("year-zero"), node.agent.node, time="0000-01-01T00:00:00Z", fieldsV1={"f:a": {}}),
     )
-    create(node, with_odd_fields(a_pod("deep"), node.agent.node, fieldsV1="DEEP"))
-    node.apply(a_pod("good"))
+    create(node, with_odd_fields(pod_manifest("deep"), node.agent.node, fieldsV1="DEEP"))
+    node.apply(pod_manifest("good"))
     shown = json.loads(node.cluster.kubectl("get", "--raw", "/api/v1/namespaces/default/pods/year-zero"))
     assert "0000-01-01T00:00:00Z" in [each.get("time") for each in shown["metadata"]["managedFields"]]
     for name in ("good", "year-zero", "deep"):
@@ -42,5 +43,5 @@ def test_odd_times_and_depths_cost_nobody_anything(node: Joined) -> None:
     # A restarted agent reads them by a list instead of a watch.
     node.agent.kill9()
     node.agent.start()
-    node.apply(a_pod("later"))
+    node.apply(pod_manifest("later"))
     node.wait_running("later")

@@ -11,7 +11,7 @@ import pytest
 from tests.bed.cluster import Cluster
 from tests.bed.runtime import BedContainerd
 from tests.bed.silence import SilentWire, silent_wire
-from tests.cluster.joined import Joined, Manifest, a_pod, is_ready, joined, phase, state_of
+from tests.cluster.joined import Joined, Manifest, is_ready, joined, phase, pod_manifest, state_of
 
 pytestmark = pytest.mark.cluster
 
@@ -54,11 +54,11 @@ def test_a_connection_that_goes_silent_is_left(
     """First in this file: after an outage the control plane itself takes up to a minute to see to new nodes."""
     login = cluster.node_kubeconfig("quiet", port=wire.port)
     with joined(cluster, containerd, tmp_path, name="quiet", kubeconfig=login) as node:
-        node.apply(a_pod("first", node="quiet"))
+        node.apply(pod_manifest("first", node="quiet"))
         node.wait_running("first")
         assert wire.cut() >= 2, "watches and requests"
         began = time.monotonic()
-        node.apply(a_pod("unheard", node="quiet"))
+        node.apply(pod_manifest("unheard", node="quiet"))
         node.wait_running("unheard", within=SILENT_FOR)
         print(f"recovered {time.monotonic() - began:.1f} s after the wire went silent")
         node.wait_running("first")  # the control plane may have taken it for not ready meanwhile
@@ -68,14 +68,14 @@ def test_a_connection_that_goes_silent_is_left(
 def test_api_server_away_while_containers_crash_and_pods_are_deleted(node: Joined, tmp_path: Path) -> None:
     here = node.agent.node
     names = [f"calm{number}" for number in range(5)]
-    node.apply(*[a_pod(name, node=here) for name in names])
-    node.apply(a_pod("leaving", node=here, terminationGracePeriodSeconds=3))
+    node.apply(*[pod_manifest(name, node=here) for name in names])
+    node.apply(pod_manifest("leaving", node=here, terminationGracePeriodSeconds=3))
     for name in (*names, "leaving"):
         node.wait_running(name)
     calm = {state_of(node.pod(name))["containerID"] for name in names}
     # The end is asked for when the server goes away; the crash and the end of a job follow.
-    ender = a_pod("ender", WAIT, node=here, restartPolicy="Never")
-    node.apply(told_in(tmp_path, a_pod("crasher", ONCE, node=here)), told_in(tmp_path, ender))
+    ender = pod_manifest("ender", WAIT, node=here, restartPolicy="Never")
+    node.apply(told_in(tmp_path, pod_manifest("crasher", ONCE, node=here)), told_in(tmp_path, ender))
     for name in ("crasher", "ender"):
         node.wait_running(name)
     node.cluster.kubectl("delete", "pod", "leaving", "--wait=false")
@@ -97,13 +97,13 @@ def test_api_server_away_while_containers_crash_and_pods_are_deleted(node: Joine
     assert {state_of(node.pod(name))["containerID"] for name in names} == calm
     assert sum(state_of(node.pod(name))["restartCount"] for name in names) == 0
     # And it works on as before.
-    node.apply(a_pod("after", node=here))
+    node.apply(pod_manifest("after", node=here))
     node.wait_running("after", within=30)
 
 
 def test_agent_started_while_the_api_server_is_away(node: Joined) -> None:
     """Nothing is touched before the API server was heard."""
-    node.apply(a_pod("held", node=node.agent.node))
+    node.apply(pod_manifest("held", node=node.agent.node))
     node.wait_running("held")
     before = node.running_ids()
     node.cluster.stop_apiserver()
@@ -114,6 +114,6 @@ def test_agent_started_while_the_api_server_is_away(node: Joined) -> None:
     assert node.running_ids() == before
     node.cluster.start_apiserver()
     node.wait_node("True", within=AGREE_WITHIN)
-    node.apply(a_pod("new", node=node.agent.node))
+    node.apply(pod_manifest("new", node=node.agent.node))
     node.wait_running("new", within=AGREE_WITHIN)
     assert before <= node.running_ids()

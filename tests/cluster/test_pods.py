@@ -12,11 +12,11 @@ from tests.cluster.joined import (
     STAY,
     Joined,
     Manifest,
-    a_container,
-    a_pod,
     condition,
+    container_manifest,
     is_ready,
     phase,
+    pod_manifest,
     state_of,
 )
 
@@ -32,15 +32,17 @@ def env_from(name: str, **source: Manifest) -> Manifest:
 
 def test_init_sidecar_and_two_containers(node: Joined) -> None:
     node.apply(
-        a_pod(
+        pod_manifest(
             "parts",
             initContainers=[
-                a_container("echo first > /shared/file", "init", volumeMounts=[{"name": "s", "mountPath": "/shared"}]),
-                a_container(name="sidecar", restartPolicy="Always"),
+                container_manifest(
+                    "echo first > /shared/file", "init", volumeMounts=[{"name": "s", "mountPath": "/shared"}]
+                ),
+                container_manifest(name="sidecar", restartPolicy="Always"),
             ],
             containers=[
-                a_container("cat /shared/file; " + STAY, volumeMounts=[{"name": "s", "mountPath": "/shared"}]),
-                a_container(name="other"),
+                container_manifest("cat /shared/file; " + STAY, volumeMounts=[{"name": "s", "mountPath": "/shared"}]),
+                container_manifest(name="other"),
             ],
             volumes=[{"name": "s", "emptyDir": {}}],
         )
@@ -60,10 +62,10 @@ def test_init_sidecar_and_two_containers(node: Joined) -> None:
 
 def test_delete_gives_the_grace_that_was_asked_for(node: Joined) -> None:
     node.apply(
-        a_pod("polite", "trap 'echo bye; sleep 1; exit 0' TERM; echo here; while true; do sleep 0.1; done",
+        pod_manifest("polite", "trap 'echo bye; sleep 1; exit 0' TERM; echo here; while true; do sleep 0.1; done",
               terminationGracePeriodSeconds=30),
-        a_pod("stubborn", STUBBORN, terminationGracePeriodSeconds=30),
-        a_pod("forced", STUBBORN, terminationGracePeriodSeconds=2),
+        pod_manifest("stubborn", STUBBORN, terminationGracePeriodSeconds=30),
+        pod_manifest("forced", STUBBORN, terminationGracePeriodSeconds=2),
     )  # fmt: skip
     for name in ("polite", "stubborn", "forced"):
         node.wait_running(name)
@@ -85,7 +87,7 @@ def test_delete_gives_the_grace_that_was_asked_for(node: Joined) -> None:
 
 
 def test_a_shorter_grace_wins_while_a_pod_is_ending(node: Joined) -> None:
-    node.apply(a_pod("slow", STUBBORN, terminationGracePeriodSeconds=60))
+    node.apply(pod_manifest("slow", STUBBORN, terminationGracePeriodSeconds=60))
     node.wait_running("slow")
     node.wait_log("slow", "here")
     node.cluster.kubectl("delete", "pod", "slow", "--wait=false")
@@ -98,7 +100,7 @@ def test_a_pod_re_created_under_its_name(node: Joined) -> None:
     """Again and again, by force: the old one may still be ending when the new one comes."""
     uids = set()
     for number in range(3):
-        node.apply(a_pod("again", f"echo run {number}; {STAY}"))
+        node.apply(pod_manifest("again", f"echo run {number}; {STAY}"))
         pod = node.wait_pod("again", lambda p: p["metadata"]["uid"] not in uids and is_ready(p), f"run {number}")
         uids.add(pod["metadata"]["uid"])
         node.wait_log("again", "run")
@@ -111,7 +113,7 @@ def test_a_pod_re_created_under_its_name(node: Joined) -> None:
 
 
 def test_crashes_are_counted_and_told(node: Joined) -> None:
-    node.apply(a_pod("crash", "echo last words > /dev/termination-log; exit 3"))
+    node.apply(pod_manifest("crash", "echo last words > /dev/termination-log; exit 3"))
     pod = node.wait_pod("crash", lambda p: state_of(p).get("restartCount", 0) >= 1, "restarted")
     assert state_of(pod)["lastState"]["terminated"]["exitCode"] == 3
     assert state_of(pod)["lastState"]["terminated"]["message"] == "last words\n"
@@ -124,7 +126,7 @@ def test_crashes_are_counted_and_told(node: Joined) -> None:
 
 
 def test_readiness_gates_hold_a_pod_back(node: Joined) -> None:
-    node.apply(a_pod("gated", readinessGates=[{"conditionType": "bed.example/open"}]))
+    node.apply(pod_manifest("gated", readinessGates=[{"conditionType": "bed.example/open"}]))
     pod = node.wait_pod("gated", lambda p: condition(p, "ContainersReady") == "True", "containers are ready")
     assert condition(pod, "Ready") == "False"
 
@@ -143,9 +145,9 @@ def test_rejected_pods_fail_with_the_reason(node: Joined) -> None:
     much = {"resources": {"requests": {"cpu": "4000"}}}
     elsewhere = {"kubernetes.io/os": "plan9"}
     node.apply(
-        a_pod("too-big", node=node.agent.node, containers=[a_container(**much)]),
-        a_pod("elsewhere", node=node.agent.node, nodeSelector=elsewhere),
-        a_pod("fits", node=node.agent.node),
+        pod_manifest("too-big", node=node.agent.node, containers=[container_manifest(**much)]),
+        pod_manifest("elsewhere", node=node.agent.node, nodeSelector=elsewhere),
+        pod_manifest("fits", node=node.agent.node),
     )
     big = node.wait_pod("too-big", lambda p: phase(p) == "Failed", "rejected")
     assert big["status"]["reason"] == "OutOfcpu"
@@ -183,11 +185,11 @@ def test_environment_from_config_maps_secrets_services_and_fields(node: Joined) 
         env_from("LIMIT", resourceFieldRef={"resource": "limits.memory", "divisor": "1Mi"}),
     ]
     node.apply(
-        a_pod(
+        pod_manifest(
             "told",
             metadata={"labels": {"kind": "test"}},
             containers=[
-                a_container(
+                container_manifest(
                     "env; echo --told--; " + STAY,
                     env=env,
                     envFrom=[{"configMapRef": {"name": "conf"}, "prefix": "P_"}],
@@ -219,7 +221,7 @@ def test_environment_from_config_maps_secrets_services_and_fields(node: Joined) 
 
 def test_a_missing_secret_is_waited_for(node: Joined) -> None:
     env = [env_from("WORD", secretKeyRef={"name": "late", "key": "word"})]
-    node.apply(a_pod("waits", containers=[a_container("env; " + STAY, env=env)]))
+    node.apply(pod_manifest("waits", containers=[container_manifest("env; " + STAY, env=env)]))
     pod = node.wait_pod("waits", lambda p: "waiting" in state_of(p).get("state", {}), "waits")
     node.wait_pod(
         "waits",
@@ -241,9 +243,9 @@ def test_files_follow_their_config_map_and_the_token_is_there(node: Joined) -> N
     script += "until grep -q two /conf/key; do sleep 0.1; done; echo changed; " + STAY
     mount = [{"name": "conf", "mountPath": "/conf"}]
     node.apply(
-        a_pod(
+        pod_manifest(
             "reads",
-            containers=[a_container(script, volumeMounts=mount)],
+            containers=[container_manifest(script, volumeMounts=mount)],
             volumes=[{"name": "conf", "configMap": {"name": "files"}}],
         )
     )
@@ -265,7 +267,7 @@ def test_missing_pull_secrets_are_told_and_do_not_stop_a_pod(node: Joined) -> No
             "metadata": {"name": "login"},
             "data": {".dockerconfigjson": login},
         },
-        a_pod("pulls", imagePullSecrets=[{"name": "login"}, {"name": "nowhere"}]),
+        pod_manifest("pulls", imagePullSecrets=[{"name": "login"}, {"name": "nowhere"}]),
     )
     node.wait_running("pulls")
     node.delete("secret/login")
@@ -273,7 +275,7 @@ def test_missing_pull_secrets_are_told_and_do_not_stop_a_pod(node: Joined) -> No
 
 def test_static_pods_have_mirrors(node: Joined) -> None:
     name = f"fixed-{node.agent.node}"
-    node.agent.put("fixed", a_pod("fixed"))
+    node.agent.put("fixed", pod_manifest("fixed"))
     pod = node.wait_running(name)
     mark = pod["metadata"]["annotations"]["kubernetes.io/config.mirror"]
     assert pod["metadata"]["ownerReferences"][0]["name"] == node.agent.node
@@ -284,7 +286,7 @@ def test_static_pods_have_mirrors(node: Joined) -> None:
     assert again["metadata"]["annotations"]["kubernetes.io/config.mirror"] == mark
     assert node.running_ids() == ids, "deleting a mirror stops nothing"
 
-    node.agent.put("fixed", a_pod("fixed", "echo second; " + STAY))
+    node.agent.put("fixed", pod_manifest("fixed", "echo second; " + STAY))
     node.wait_pod(
         name,
         lambda p: p["metadata"]["annotations"]["kubernetes.io/config.mirror"] != mark and is_ready(p),
@@ -300,10 +302,10 @@ def test_static_pods_have_mirrors(node: Joined) -> None:
 
 
 def test_an_ephemeral_container_joins_a_running_pod(node: Joined) -> None:
-    node.apply(a_pod("host"))
+    node.apply(pod_manifest("host"))
     pod = node.wait_running("host")
     before = state_of(pod)["containerID"]
-    pod["spec"]["ephemeralContainers"] = [a_container("echo here; " + STAY, "debugger")]
+    pod["spec"]["ephemeralContainers"] = [container_manifest("echo here; " + STAY, "debugger")]
     del pod["metadata"]["resourceVersion"]  # its status may have been written again since
     path = "/api/v1/namespaces/default/pods/host/ephemeralcontainers"
     node.cluster.kubectl("replace", "--raw", path, "-f", "-", stdin=json.dumps(pod))

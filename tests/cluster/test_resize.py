@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.joined import Joined, Manifest, a_container, a_pod, state_of
+from tests.cluster.joined import Joined, Manifest, container_manifest, pod_manifest, state_of
 
 pytestmark = pytest.mark.cluster
 
@@ -23,7 +23,9 @@ def both(cpu: str, memory: str) -> Manifest:
 
 
 def start(node: Joined, name: str, resources: Manifest, **container: Any) -> Manifest:
-    node.apply(a_pod(name, node=node.agent.node, containers=[a_container(resources=resources, **container)]))
+    node.apply(
+        pod_manifest(name, node=node.agent.node, containers=[container_manifest(resources=resources, **container)])
+    )
     return node.wait_running(name)
 
 
@@ -103,7 +105,9 @@ def test_a_resize_without_room_waits_over_a_restart_until_there_is_some(node: Jo
 def test_the_api_server_shows_a_pod_whose_memory_cannot_shrink(node: Joined) -> None:
     hog = "dd if=/dev/zero of=/dev/shm/x bs=1M count=40 2>/dev/null; echo full; trap 'exit 0' TERM; sleep 100000 & wait"
     node.apply(
-        a_pod("full", node=node.agent.node, containers=[a_container(hog, resources=both("100m", "64Mi"))]),
+        pod_manifest(
+            "full", node=node.agent.node, containers=[container_manifest(hog, resources=both("100m", "64Mi"))]
+        ),
     )
     node.wait_running("full")
     node.wait_log("full", "full")

@@ -7,7 +7,17 @@ import time
 
 import pytest
 
-from tests.cluster.joined import STAY, Joined, a_container, a_pod, a_workload, condition, is_ready, of_app, state_of
+from tests.cluster.joined import (
+    STAY,
+    Joined,
+    a_workload,
+    condition,
+    container_manifest,
+    is_ready,
+    of_app,
+    pod_manifest,
+    state_of,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -18,7 +28,7 @@ PROBED = {"tcpSocket": {"port": 8080}, "periodSeconds": 2, "timeoutSeconds": 10}
 
 
 def fill(node: Joined) -> set[str]:
-    probed = a_container(SERVE, readinessProbe=PROBED, livenessProbe=PROBED)
+    probed = container_manifest(SERVE, readinessProbe=PROBED, livenessProbe=PROBED)
     node.apply(
         a_workload("Deployment", "many", replicas=PODS - 10),
         a_workload("Deployment", "probed", pod={"containers": [probed]}, replicas=10),
@@ -45,7 +55,7 @@ def assert_untouched(node: Joined, since: float, ids: set[str]) -> None:
 
 def wait_acts(node: Joined) -> None:
     """The new agent has taken over as soon as a new pod runs."""
-    node.apply(a_pod(LATE, node=node.agent.node))
+    node.apply(pod_manifest(LATE, node=node.agent.node))
     node.wait_running(LATE)
     node.cluster.kubectl("delete", "pod", LATE, "--grace-period=1")
 
@@ -62,7 +72,7 @@ def test_agent_restarted_under_50_pods(node: Joined) -> None:
 
 
 def test_deleted_while_the_agent_was_away(node: Joined) -> None:
-    node.apply(*[a_pod(f"p{number}", node=node.agent.node) for number in range(4)])
+    node.apply(*[pod_manifest(f"p{number}", node=node.agent.node) for number in range(4)])
     for number in range(4):
         node.wait_running(f"p{number}")
     node.agent.kill9()

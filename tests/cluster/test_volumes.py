@@ -28,7 +28,7 @@ from pykubelet.cli.local_socket import local_socket
 from tests.bed.certificates import Authority
 from tests.bed.cluster import CERTIFICATE_GATES, Cluster
 from tests.bed.runtime import BedContainerd
-from tests.cluster.joined import STAY, Joined, Manifest, a_container, a_pod, is_ready, joined, state_of
+from tests.cluster.joined import STAY, Joined, Manifest, container_manifest, is_ready, joined, pod_manifest, state_of
 
 pytestmark = pytest.mark.cluster
 
@@ -56,11 +56,11 @@ def with_volumes(
 ) -> Manifest:
     """A pod, bound at once, that has each volume at /v/NAME."""
     mounts = [{"name": volume["name"], "mountPath": f"/v/{volume['name']}"} for volume in volumes]
-    return a_pod(
+    return pod_manifest(
         name,
         node=node.agent.node,
         metadata={"labels": labels or {}},
-        containers=[a_container(script, volumeMounts=mounts)],
+        containers=[container_manifest(script, volumeMounts=mounts)],
         volumes=list(volumes),
         automountServiceAccountToken=False,
         **spec,

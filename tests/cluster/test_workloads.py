@@ -8,8 +8,8 @@ import pytest
 
 from tests.cluster.joined import (
     Joined,
-    a_container,
     a_workload,
+    container_manifest,
     is_ready,
     of_app,
     phase,
@@ -52,7 +52,7 @@ def test_job_fails_backs_off_and_completes(node: Joined) -> None:
             pod={
                 "restartPolicy": "OnFailure",
                 "containers": [
-                    a_container(
+                    container_manifest(
                         "[ -e /keep/tried ] && exit 0; touch /keep/tried; exit 1",
                         volumeMounts=[{"name": "keep", "mountPath": "/keep"}],
                     )

@@ -71,7 +71,7 @@ def command_of(program: Program) -> list[str]:
 
 
 @dataclass(slots=True)
-class Pod:
+class PodConfig:
     """A sandbox config and what goes with it."""
 
     config: cri_pb2.PodSandboxConfig
@@ -115,7 +115,9 @@ Subject = FakeSubject | ContainerdSubject
 _numbers = itertools.count(1)
 
 
-def a_pod(log_directory: Path | None = None, *, host_network: bool = False, attempt: int = 0, uid: str = "") -> Pod:
+def a_pod_config(
+    log_directory: Path | None = None, *, host_network: bool = False, attempt: int = 0, uid: str = ""
+) -> PodConfig:
     uid = uid or str(uuid.uuid4())
     name = f"contract-{next(_numbers)}"
     config = cri_pb2.PodSandboxConfig(
@@ -127,10 +129,12 @@ def a_pod(log_directory: Path | None = None, *, host_network: bool = False, atte
     network = cri_pb2.NODE if host_network else cri_pb2.POD
     options = cri_pb2.NamespaceOption(network=network, pid=cri_pb2.CONTAINER, ipc=cri_pb2.POD)
     config.linux.security_context.namespace_options.CopyFrom(options)
-    return Pod(config)
+    return PodConfig(config)
 
 
-def a_container(pod: Pod, program: Program, *, attempt: int = 0, image: str = IMAGE) -> cri_pb2.ContainerConfig:
+def a_container_config(
+    pod: PodConfig, program: Program, *, attempt: int = 0, image: str = IMAGE
+) -> cri_pb2.ContainerConfig:
     name = program.name.lower()
     return cri_pb2.ContainerConfig(
         metadata=cri_pb2.ContainerMetadata(name=name, attempt=attempt),
@@ -149,7 +153,7 @@ def a_container(pod: Pod, program: Program, *, attempt: int = 0, image: str = IM
 
 
 @asynccontextmanager
-async def sandbox(cri: CriClient, pod: Pod) -> AsyncIterator[str]:
+async def sandbox(cri: CriClient, pod: PodConfig) -> AsyncIterator[str]:
     """A running sandbox that is gone afterwards, whatever happened."""
     sandbox_id = await cri.run_pod_sandbox(pod.config)
     try:
@@ -159,8 +163,8 @@ async def sandbox(cri: CriClient, pod: Pod) -> AsyncIterator[str]:
         await cri.remove_pod_sandbox(sandbox_id)
 
 
-async def start(cri: CriClient, sandbox_id: str, pod: Pod, program: Program, attempt: int = 0) -> str:
-    config = a_container(pod, program, attempt=attempt)
+async def start(cri: CriClient, sandbox_id: str, pod: PodConfig, program: Program, attempt: int = 0) -> str:
+    config = a_container_config(pod, program, attempt=attempt)
     container_id = await cri.create_container(sandbox_id, config, pod.config)
     await cri.start_container(container_id)
     if program in (Program.POLITE, Program.STUBBORN):

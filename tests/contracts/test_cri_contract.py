@@ -14,8 +14,8 @@ from tests.contracts.cri_subjects import (
     IMAGE,
     Program,
     Subject,
-    a_container,
-    a_pod,
+    a_container_config,
+    a_pod_config,
     sandbox,
     start,
     until_exited,
@@ -48,7 +48,7 @@ async def test_a_pod_cidr_is_accepted(subject: Subject) -> None:
 
 
 async def test_a_new_sandbox_is_ready_with_an_address(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         status = await cri.pod_sandbox_status(box)
         [record] = await cri.list_pod_sandboxes(pod_uid=pod.uid)
@@ -62,28 +62,28 @@ async def test_a_new_sandbox_is_ready_with_an_address(subject: Subject) -> None:
 
 
 async def test_sandboxes_have_addresses_of_their_own(subject: Subject) -> None:
-    async with subject.open() as cri, sandbox(cri, a_pod()) as one, sandbox(cri, a_pod()) as two:
+    async with subject.open() as cri, sandbox(cri, a_pod_config()) as one, sandbox(cri, a_pod_config()) as two:
         first, second = await cri.pod_sandbox_status(one), await cri.pod_sandbox_status(two)
     assert not set(first.ips) & set(second.ips)
 
 
 async def test_a_host_network_sandbox_has_no_address(subject: Subject) -> None:
-    async with subject.open() as cri, sandbox(cri, a_pod(host_network=True)) as box:
+    async with subject.open() as cri, sandbox(cri, a_pod_config(host_network=True)) as box:
         status = await cri.pod_sandbox_status(box)
     assert status.ips == () and status.network_mode is NamespaceMode.NODE
 
 
 async def test_the_same_attempt_cannot_run_twice(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod):
         with pytest.raises(CriError, match="reserve"):
             await cri.run_pod_sandbox(pod.config)
 
 
 async def test_a_second_attempt_runs_beside_the_first(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as first:
-        again = a_pod(uid=pod.uid, attempt=1)
+        again = a_pod_config(uid=pod.uid, attempt=1)
         again.config.metadata.name = pod.config.metadata.name
         async with sandbox(cri, again) as second:
             records = await cri.list_pod_sandboxes(pod_uid=pod.uid)
@@ -99,11 +99,11 @@ async def test_a_sandbox_needs_metadata(subject: Subject) -> None:
 async def test_an_unknown_runtime_handler_is_refused(subject: Subject) -> None:
     async with subject.open() as cri:
         with pytest.raises(CriError, match="no runtime for"):
-            await cri.run_pod_sandbox(a_pod().config, runtime_handler="nonesuch")
+            await cri.run_pod_sandbox(a_pod_config().config, runtime_handler="nonesuch")
 
 
 async def test_a_stopped_sandbox_is_not_ready_and_can_be_stopped_again(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         await cri.stop_pod_sandbox(box)
         await cri.stop_pod_sandbox(box)
@@ -115,7 +115,7 @@ async def test_a_stopped_sandbox_is_not_ready_and_can_be_stopped_again(subject: 
 
 
 async def test_stopping_a_sandbox_kills_its_containers(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         await cri.stop_pod_sandbox(box)
@@ -124,7 +124,7 @@ async def test_stopping_a_sandbox_kills_its_containers(subject: Subject) -> None
 
 
 async def test_removing_a_running_sandbox_takes_everything_with_it(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri:
         box = await cri.run_pod_sandbox(pod.config)
         container = await start(cri, box, pod, Program.STUBBORN)
@@ -166,9 +166,9 @@ async def test_what_is_gone_cannot_be_looked_at(subject: Subject) -> None:
 
 
 async def test_a_container_goes_from_created_to_running_to_exited(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
-        config = a_container(pod, Program.POLITE)
+        config = a_container_config(pod, Program.POLITE)
         container = await cri.create_container(box, config, pod.config)
         created = await cri.container_status(container)
         await cri.start_container(container)
@@ -188,7 +188,7 @@ async def test_a_container_goes_from_created_to_running_to_exited(subject: Subje
 
 
 async def test_a_container_ends_by_itself(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         good = await start(cri, box, pod, Program.SUCCEEDS)
         bad = await start(cri, box, pod, Program.FAILS)
@@ -199,7 +199,7 @@ async def test_a_container_ends_by_itself(subject: Subject) -> None:
 
 
 async def test_a_stubborn_container_is_killed_after_its_grace(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.STUBBORN)
         began = subject.clock.monotonic()
@@ -211,7 +211,7 @@ async def test_a_stubborn_container_is_killed_after_its_grace(subject: Subject) 
 
 
 async def test_no_grace_is_a_kill(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         await cri.stop_container(container, 0)
@@ -220,7 +220,7 @@ async def test_no_grace_is_a_kill(subject: Subject) -> None:
 
 
 async def test_stopping_twice_is_fine(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         await cri.stop_container(container, 10)
@@ -228,15 +228,15 @@ async def test_stopping_twice_is_fine(subject: Subject) -> None:
 
 
 async def test_stopping_a_created_container_changes_nothing(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
-        container = await cri.create_container(box, a_container(pod, Program.POLITE), pod.config)
+        container = await cri.create_container(box, a_container_config(pod, Program.POLITE), pod.config)
         await cri.stop_container(container, 1)
         assert (await cri.container_status(container)).state is ContainerState.CREATED
 
 
 async def test_a_container_starts_once(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         with pytest.raises(CriError, match="CONTAINER_RUNNING"):
@@ -247,9 +247,9 @@ async def test_a_container_starts_once(subject: Subject) -> None:
 
 
 async def test_a_program_that_cannot_start_leaves_an_exited_container(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
-        container = await cri.create_container(box, a_container(pod, Program.MISSING), pod.config)
+        container = await cri.create_container(box, a_container_config(pod, Program.MISSING), pod.config)
         with pytest.raises(CriError, match="no such file"):
             await cri.start_container(container)
         status = await cri.container_status(container)
@@ -259,39 +259,39 @@ async def test_a_program_that_cannot_start_leaves_an_exited_container(subject: S
 
 
 async def test_a_container_name_and_attempt_is_taken_once(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         first = await start(cri, box, pod, Program.POLITE)
         with pytest.raises(CriError, match="reserve"):
-            await cri.create_container(box, a_container(pod, Program.POLITE), pod.config)
+            await cri.create_container(box, a_container_config(pod, Program.POLITE), pod.config)
         second = await start(cri, box, pod, Program.POLITE, attempt=1)
         records = await cri.list_containers(pod_uid=pod.uid)
     assert {(r.id, r.attempt) for r in records} == {(first, 0), (second, 1)}
 
 
 async def test_no_container_in_a_sandbox_that_is_down(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
-        early = await cri.create_container(box, a_container(pod, Program.POLITE), pod.config)
+        early = await cri.create_container(box, a_container_config(pod, Program.POLITE), pod.config)
         await cri.stop_pod_sandbox(box)
         with pytest.raises(CriError):  # containerd 1.6: not found; 2.x: not running
-            await cri.create_container(box, a_container(pod, Program.POLITE, attempt=1), pod.config)
+            await cri.create_container(box, a_container_config(pod, Program.POLITE, attempt=1), pod.config)
         with pytest.raises(CriError, match="not running"):
             await cri.start_container(early)
 
 
 async def test_no_container_without_its_sandbox_or_image(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         with pytest.raises(NotFound):
-            await cri.create_container("f" * 64, a_container(pod, Program.POLITE), pod.config)
+            await cri.create_container("f" * 64, a_container_config(pod, Program.POLITE), pod.config)
         with pytest.raises(NotFound):
-            missing = a_container(pod, Program.POLITE, image="pykubelet.local/nonesuch:1")
+            missing = a_container_config(pod, Program.POLITE, image="pykubelet.local/nonesuch:1")
             await cri.create_container(box, missing, pod.config)
 
 
 async def test_removing_a_running_container_kills_it(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.STUBBORN)
         await cri.remove_container(container)
@@ -302,7 +302,7 @@ async def test_removing_a_running_container_kills_it(subject: Subject) -> None:
 
 
 async def test_listing_by_pod_id_sandbox_and_state(subject: Subject) -> None:
-    one, two = a_pod(), a_pod()
+    one, two = a_pod_config(), a_pod_config()
     async with subject.open() as cri, sandbox(cri, one) as first_box, sandbox(cri, two) as second_box:
         running = await start(cri, first_box, one, Program.POLITE)
         done = await start(cri, first_box, one, Program.SUCCEEDS)
@@ -324,7 +324,7 @@ async def test_listing_by_pod_id_sandbox_and_state(subject: Subject) -> None:
 
 
 async def test_resources_of_a_running_container_can_change(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         await cri.update_container_resources(container, cri_pb2.LinuxContainerResources(cpu_shares=512))

@@ -20,8 +20,8 @@ from tests.contracts.cri_subjects import (
     IMAGE,
     Program,
     Subject,
-    a_container,
-    a_pod,
+    a_container_config,
+    a_pod_config,
     sandbox,
     sleepers,
     start,
@@ -33,7 +33,7 @@ from tests.contracts.cri_subjects import (
 
 
 async def test_a_command_gives_its_output_and_code(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         result = await cri.exec_sync(container, ["sh", "-c", "echo out; echo err >&2; exit 5"], 10)
@@ -41,7 +41,7 @@ async def test_a_command_gives_its_output_and_code(subject: Subject) -> None:
 
 
 async def test_a_command_out_of_time_is_told_apart(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         with pytest.raises(ExecTimedOut):
@@ -49,7 +49,7 @@ async def test_a_command_out_of_time_is_told_apart(subject: Subject) -> None:
 
 
 async def test_no_command_in_a_container_that_is_down(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.SUCCEEDS)
         await until_exited(subject.clock, cri, container)
@@ -60,7 +60,7 @@ async def test_no_command_in_a_container_that_is_down(subject: Subject) -> None:
 
 
 async def test_streams_have_an_address(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         urls = [
@@ -72,7 +72,7 @@ async def test_streams_have_an_address(subject: Subject) -> None:
 
 
 async def test_what_a_container_prints_is_in_its_log(subject: Subject, tmp_path: Path) -> None:
-    pod = a_pod(tmp_path)
+    pod = a_pod_config(tmp_path)
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.SUCCEEDS)
         status = await until_exited(subject.clock, cri, container)
@@ -90,7 +90,7 @@ async def test_what_a_container_prints_is_in_its_log(subject: Subject, tmp_path:
 
 
 async def test_a_log_can_be_reopened_while_the_container_runs(subject: Subject, tmp_path: Path) -> None:
-    pod = a_pod(tmp_path)
+    pod = a_pod_config(tmp_path)
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         log = Path((await cri.container_status(container)).log_path)
@@ -109,13 +109,13 @@ async def until_heard(subject: Subject, cri: CriClient, told: Sequence[object]) 
     """A subscription has no acknowledgement to wait for: pods come and go until one of them is told of."""
     async with asyncio.timeout(60):
         while not told:
-            async with sandbox(cri, a_pod()):
+            async with sandbox(cri, a_pod_config()):
                 await subject.clock.sleep(0.02)
 
 
 async def test_the_life_of_a_container_is_told(subject: Subject) -> None:
     """Other pods may be noisy meanwhile; of ours every step comes, in order."""
-    pod = a_pod()
+    pod = a_pod_config()
     told: list[tuple[str, EventKind]] = []
     async with subject.open() as cri, TaskSet("listening") as tasks:
 
@@ -141,7 +141,7 @@ async def test_the_life_of_a_container_is_told(subject: Subject) -> None:
 
 async def test_who_looks_on_a_stop_event_sees_the_exit(subject: Subject) -> None:
     """A runtime that tells before it knows would cost every crash a whole relist period."""
-    pod = a_pod()
+    pod = a_pod_config()
     seen: dict[str, ContainerState] = {}
     async with subject.open() as cri, TaskSet("listening") as tasks:
 
@@ -158,7 +158,7 @@ async def test_who_looks_on_a_stop_event_sees_the_exit(subject: Subject) -> None
         await until_heard(subject, cri, heard)
         async with sandbox(cri, pod) as box:
             for attempt in range(5):
-                config = a_container(pod, Program.FAILS, attempt=attempt)
+                config = a_container_config(pod, Program.FAILS, attempt=attempt)
                 container = await cri.create_container(box, config, pod.config)
                 started.add(container)
                 await cri.start_container(container)
@@ -169,7 +169,7 @@ async def test_who_looks_on_a_stop_event_sees_the_exit(subject: Subject) -> None
 
 
 async def test_a_running_container_has_figures(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         [one] = await cri.list_container_stats(pod_uid=pod.uid)
@@ -198,11 +198,11 @@ async def test_an_image_that_is_not_there_is_none(subject: Subject) -> None:
 
 
 async def test_a_container_can_be_made_from_an_image_id(subject: Subject) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         image = await cri.image_status(IMAGE)
         assert image is not None
-        config = a_container(pod, Program.POLITE, image=image.id)
+        config = a_container_config(pod, Program.POLITE, image=image.id)
         container = await cri.create_container(box, config, pod.config)
         status = await cri.container_status(container)
     assert status.image == IMAGE

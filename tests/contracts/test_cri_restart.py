@@ -11,13 +11,13 @@ from pykubelet.clients.cri.client import GrpcCriClient
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.errors import RuntimeDown
 from pykubelet.model.runtime_status import ContainerState
-from tests.contracts.cri_subjects import Program, a_pod, sandbox, start, until
+from tests.contracts.cri_subjects import Program, a_pod_config, sandbox, start, until
 
 pytestmark = pytest.mark.node
 
 
 async def test_a_killed_runtime_is_down_then_back_with_its_containers(containerd: Any) -> None:
-    pod = a_pod()
+    pod = a_pod_config()
     clock = SystemClock()
     async with GrpcCriClient(containerd.endpoint, clock=clock) as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)

@@ -16,7 +16,7 @@ from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import CallTimedOut, CriError, CriNotFound, ExecTimedOut, RuntimeDown, Unimplemented
 from pykubelet.model.runtime_status import ContainerState, EventKind, ExecResult, SandboxState
 from pykubelet.wire import cri_pb2
-from tests.contracts.cri_subjects import IMAGE, Pod, Program, a_container, a_pod
+from tests.contracts.cri_subjects import IMAGE, PodConfig, Program, a_container_config, a_pod_config
 from tests.fakes.fake_cri import FakeCri
 from tests.fakes.fake_cri_values import Behaviour, Exec, full_name
 
@@ -25,11 +25,11 @@ def make(**settings: object) -> FakeCri:
     return FakeCri(LoopClock(), images=[IMAGE], **settings)  # type: ignore[arg-type]
 
 
-async def run(cri: FakeCri, pod: Pod | None = None, attempt: int = 0) -> str:
+async def run(cri: FakeCri, pod: PodConfig | None = None, attempt: int = 0) -> str:
     """A started container named polite."""
-    pod = pod or a_pod()
+    pod = pod or a_pod_config()
     box = await cri.run_pod_sandbox(pod.config)
-    container = await cri.create_container(box, a_container(pod, Program.POLITE, attempt=attempt), pod.config)
+    container = await cri.create_container(box, a_container_config(pod, Program.POLITE, attempt=attempt), pod.config)
     await cri.start_container(container)
     return container
 
@@ -114,7 +114,7 @@ async def test_a_shorter_second_stop_wins() -> None:
 
 async def test_a_hanging_call_waits_for_release_and_concerns_only_its_pod() -> None:
     cri = make()
-    web, other = a_pod(), a_pod()
+    web, other = a_pod_config(), a_pod_config()
     fault = cri.hang("run_pod_sandbox", name=web.config.metadata.name)
     async with TaskSet("runs") as tasks:
         made = tasks.spawn(_run_into(cri, web), name="web")
@@ -130,13 +130,13 @@ async def test_a_hanging_call_ends_at_the_clients_deadline() -> None:
     cri = make(request_timeout=100.0)
     cri.hang("run_pod_sandbox")
     with pytest.raises(CallTimedOut):
-        await cri.run_pod_sandbox(a_pod().config)
+        await cri.run_pod_sandbox(a_pod_config().config)
     assert cri.clock.monotonic() == pytest.approx(200.0)
     assert cri.sandboxes == {}
 
 
 async def test_a_cancelled_run_leaves_nothing_and_its_name_is_free() -> None:
-    cri, pod = make(), a_pod()
+    cri, pod = make(), a_pod_config()
     cri.run_takes = 10.0
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
@@ -187,7 +187,7 @@ async def test_a_crash_fails_everything_and_containers_live_on() -> None:
 
 
 async def test_events_tell_of_exits_with_the_pod() -> None:
-    cri, pod = make(), a_pod()
+    cri, pod = make(), a_pod_config()
     events = cri.container_events()
     container = await run(cri, pod)
     cri.exit("polite", 3)
@@ -255,7 +255,7 @@ def test_image_names_are_written_out(given: str, full: str) -> None:
 
 async def test_a_log_stays_open_across_a_rename(tmp_path: Path) -> None:
     cri = make(write_logs=True)
-    container = await run(cri, a_pod(tmp_path))
+    container = await run(cri, a_pod_config(tmp_path))
     path = Path((await cri.container_status(container)).log_path)
     cri.log("polite", "one")
     path.rename(tmp_path / "old")
@@ -270,12 +270,12 @@ async def test_a_log_stays_open_across_a_rename(tmp_path: Path) -> None:
 async def test_a_container_without_its_log_folder_cannot_start(tmp_path: Path) -> None:
     cri = make(write_logs=True)
     with pytest.raises(CriError, match="log file"):
-        await run(cri, a_pod(tmp_path / "missing"))
+        await run(cri, a_pod_config(tmp_path / "missing"))
     assert cri.container("polite").reason == "StartError"
 
 
 async def test_a_dead_pause_process_and_a_lost_container() -> None:
-    cri, pod = make(), a_pod()
+    cri, pod = make(), a_pod_config()
     container = await run(cri, pod)
     cri.kill_sandbox(pod.uid)
     assert cri.sandbox(pod.uid).state is SandboxState.NOT_READY
@@ -300,13 +300,13 @@ async def test_addresses_are_never_given_twice_and_come_in_families() -> None:
     cri = make(pod_cidrs=("10.1.0.0/16", "fd00::/64"))
     seen: list[str] = []
     for _ in range(3):
-        box = await cri.run_pod_sandbox(a_pod().config)
+        box = await cri.run_pod_sandbox(a_pod_config().config)
         seen += (await cri.pod_sandbox_status(box)).ips
         await cri.remove_pod_sandbox(box)
     assert len(set(seen)) == 6 and seen[0].startswith("10.1.") and seen[1].startswith("fd00:")
 
 
-async def _run_into(cri: FakeCri, pod: Pod) -> None:
+async def _run_into(cri: FakeCri, pod: PodConfig) -> None:
     await cri.run_pod_sandbox(pod.config)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.bed.agent import NODE
-from tests.bed.inside import Inside, Manifest, a_container, a_pod, looking_inside
+from tests.bed.inside import Inside, Manifest, container_manifest, looking_inside, pod_manifest
 from tests.bed.runtime import TESTSERVER, BedContainerd
 
 pytestmark = pytest.mark.node
@@ -31,7 +31,7 @@ def noting(name: str, fields: dict[str, Any] | None = None, *, before: str = "")
     """A container that writes into the diary when it starts and when it is told to stop."""
     script = f"trap 'touch /diary/$POD.{name}.stop; exit 0' TERM\ntouch /diary/$POD.{name}.start; {before}"
     more = fields or {}
-    return a_container(name, script, ends=True, volumeMounts=DIARY, env=[POD]) | {
+    return container_manifest(name, script, ends=True, volumeMounts=DIARY, env=[POD]) | {
         "command": ["sh", "-c", f"{script}\nsleep 100000 & wait"],
         **more,
     }
@@ -51,7 +51,7 @@ def hooked(kind: str, hook: dict[str, Any]) -> dict[str, Any]:
 def the_pods(diary: Path, port: int) -> list[Manifest]:
     def noted(name: str, *containers: Manifest, **spec: Any) -> Manifest:
         volume = {"name": "diary", "hostPath": {"path": str(diary)}}
-        return a_pod(name, *containers, labels={"app": name}, volumes=[volume], **spec)
+        return pod_manifest(name, *containers, labels={"app": name}, volumes=[volume], **spec)
 
     def hears(path: str, **more: Any) -> dict[str, Any]:
         return {"httpGet": {"host": "127.0.0.1", "port": port, "path": path, **more}}
@@ -66,26 +66,27 @@ def the_pods(diary: Path, port: int) -> list[Manifest]:
     }
     return [
         noted("bystander", noting("app")),
-        a_pod(
+        pod_manifest(
             "post-exec",
-            a_container(script=wait_for_hook, env=[{"name": "A", "value": "b"}])
+            container_manifest(script=wait_for_hook, env=[{"name": "A", "value": "b"}])
             | hooked("postStart", shell("echo $A '$(A)' > /tmp/hook")),
         ),
-        a_pod(
+        pod_manifest(
             "post-http",
-            a_container() | hooked("postStart", hears("/post?x=1", httpHeaders=[{"name": "X-Key", "value": "v"}])),
+            container_manifest()
+            | hooked("postStart", hears("/post?x=1", httpHeaders=[{"name": "X-Key", "value": "v"}])),
         ),
-        a_pod("post-http-500", a_container() | hooked("postStart", hears("/fail"))),
+        pod_manifest("post-http-500", container_manifest() | hooked("postStart", hears("/fail"))),
         noted("post-sleep", noting("one", hooked("postStart", {"sleep": {"seconds": 1}})), noting("two")),
-        a_pod("post-fails", a_container() | hooked("postStart", shell("echo oops; exit 7"))),
-        a_pod(
+        pod_manifest("post-fails", container_manifest() | hooked("postStart", shell("echo oops; exit 7"))),
+        pod_manifest(
             "post-refused",
-            a_container() | hooked("postStart", {"httpGet": {"host": "127.0.0.1", "port": 1, "path": "/"}}),
+            container_manifest() | hooked("postStart", {"httpGet": {"host": "127.0.0.1", "port": 1, "path": "/"}}),
             restartPolicy="Never",
         ),
-        a_pod(
+        pod_manifest(
             "post-tcp",
-            a_container() | hooked("postStart", {"tcpSocket": {"port": port, "host": "127.0.0.1"}}),
+            container_manifest() | hooked("postStart", {"tcpSocket": {"port": port, "host": "127.0.0.1"}}),
             restartPolicy="Never",
         ),
         noted("post-hangs", noting("one", hooked("postStart", shell("sleep 100000"))), noting("two")),
@@ -95,7 +96,7 @@ def the_pods(diary: Path, port: int) -> list[Manifest]:
         ),
         noted("pre-hangs", noting("app", hooked("preStop", shell("sleep 100000")))),
         noted("pre-fails", noting("app", hooked("preStop", shell("touch /diary/pre-fails.hook; exit 3"))), **patient),
-        a_pod("pre-http", server | hooked("preStop", {"httpGet": {"port": "web", "path": "/bye"}}), **patient),
+        pod_manifest("pre-http", server | hooked("preStop", {"httpGet": {"port": "web", "path": "/bye"}}), **patient),
         noted(
             "sidecars",
             noting("app", hooked("preStop", {"sleep": {"seconds": 1}})),
@@ -119,9 +120,9 @@ def the_pods(diary: Path, port: int) -> list[Manifest]:
                 noting("second") | {"command": ["sh", "-c", "touch /diary/init.second; sleep 0.2"]},
             ],
         ),
-        a_pod("ends", a_container(script="exit 3"), restartPolicy="Never"),
-        a_pod("ends-well", a_container(ends=True), restartPolicy="OnFailure"),
-        a_pod("fails-once", a_container(script="exit 3"), restartPolicy="OnFailure"),
+        pod_manifest("ends", container_manifest(script="exit 3"), restartPolicy="Never"),
+        pod_manifest("ends-well", container_manifest(ends=True), restartPolicy="OnFailure"),
+        pod_manifest("fails-once", container_manifest(script="exit 3"), restartPolicy="OnFailure"),
     ]
 
 

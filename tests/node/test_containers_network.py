@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.bed.agent import NODE
-from tests.bed.inside import Inside, Manifest, a_container, a_pod, looking_inside
+from tests.bed.inside import Inside, Manifest, container_manifest, looking_inside, pod_manifest
 from tests.bed.parts import free_port
 from tests.bed.runtime import TESTSERVER, BedContainerd
 
@@ -30,11 +30,11 @@ LONG = "a-name-that-is-rather-long-" + "x" * 40
 
 
 def named(name: str, **spec: Any) -> Manifest:
-    return a_pod(name, a_container(script=NAMES, env=[ADDRESS]), **spec)
+    return pod_manifest(name, container_manifest(script=NAMES, env=[ADDRESS]), **spec)
 
 
 def resolving(name: str, policy: str | None, **spec: Any) -> Manifest:
-    return a_pod(name, a_container(script=RESOLVER), **({"dnsPolicy": policy} if policy else {}), **spec)
+    return pod_manifest(name, container_manifest(script=RESOLVER), **({"dnsPolicy": policy} if policy else {}), **spec)
 
 
 PODS = [
@@ -46,11 +46,13 @@ PODS = [
     named(LONG),
     named("too-long", hostname="h" * 50, subdomain="inner", setHostnameAsFQDN=True),
     named("on-host", hostNetwork=True, hostAliases=ALIASES),
-    a_pod(
+    pod_manifest(
         "own-hosts",
-        a_container(script="cat /etc/hosts", volumeMounts=[{"name": "v", "mountPath": "/etc/hosts", "subPath": "h"}]),
+        container_manifest(
+            script="cat /etc/hosts", volumeMounts=[{"name": "v", "mountPath": "/etc/hosts", "subPath": "h"}]
+        ),
         initContainers=[
-            a_container("maker", "echo mine > /v/h", ends=True, volumeMounts=[{"name": "v", "mountPath": "/v"}])
+            container_manifest("maker", "echo mine > /v/h", ends=True, volumeMounts=[{"name": "v", "mountPath": "/v"}])
         ],
         volumes=[{"name": "v", "emptyDir": {}}],
     ),
@@ -73,14 +75,14 @@ PODS = [
         },
     ),
     resolving("dns-many", "Default", dnsConfig={"nameservers": ["192.0.2.3", "192.0.2.4"]}),
-    a_pod(
+    pod_manifest(
         "interfaces",
-        a_container(script="ls /sys/class/net; ip -4 addr show eth0; readlink /proc/self/ns/net", env=[ADDRESS]),
-        a_container("sibling", "readlink /proc/self/ns/net; echo IP=$IP", env=[ADDRESS]),
+        container_manifest(script="ls /sys/class/net; ip -4 addr show eth0; readlink /proc/self/ns/net", env=[ADDRESS]),
+        container_manifest("sibling", "readlink /proc/self/ns/net; echo IP=$IP", env=[ADDRESS]),
     ),
-    a_pod(
+    pod_manifest(
         "host-interfaces",
-        a_container(script="echo NET=$(readlink /proc/self/ns/net); env", env=[ADDRESS, HOST_ADDRESS]),
+        container_manifest(script="echo NET=$(readlink /proc/self/ns/net); env", env=[ADDRESS, HOST_ADDRESS]),
         hostNetwork=True,
     ),
 ]
@@ -88,7 +90,7 @@ PODS = [
 
 def serving(name: str, *ports: dict[str, Any], env: Sequence[dict[str, str]] = (), **spec: Any) -> Manifest:
     app = {"name": "app", "image": TESTSERVER, "imagePullPolicy": "Never", "ports": list(ports), "env": list(env)}
-    return a_pod(name, app, **spec)
+    return pod_manifest(name, app, **spec)
 
 
 class Ports(NamedTuple):

@@ -15,7 +15,16 @@ import pytest
 
 from pykubelet.api.types import PodStatus
 from tests.bed.health_server import health_server_in
-from tests.bed.inside import Inside, Manifest, Run, a_container, a_pod, in_this_process, looking_inside, status_when
+from tests.bed.inside import (
+    Inside,
+    Manifest,
+    Run,
+    container_manifest,
+    in_this_process,
+    looking_inside,
+    pod_manifest,
+    status_when,
+)
 from tests.bed.runtime import TESTSERVER, BedContainerd
 
 pytestmark = pytest.mark.node
@@ -54,14 +63,14 @@ def server(**probes: Any) -> Manifest:
 
 def the_pods(diary: Path) -> list[Manifest]:
     def noting(name: str, script: str = "", *, spec: dict[str, Any] | None = None, **probes: Any) -> Manifest:
-        container = a_container(
+        container = container_manifest(
             script=f"echo start >> /diary/$POD; touch /tmp/begun\n{script}",
             env=[POD, {"name": "FILE", "value": "/tmp/there"}],
             volumeMounts=[{"name": "diary", "mountPath": "/diary"}],
             **probes,
         )
         volume = {"name": "diary", "hostPath": {"path": str(diary)}}
-        return a_pod(name, container, labels={"app": name}, volumes=[volume], **(spec or {}))
+        return pod_manifest(name, container, labels={"app": name}, volumes=[volume], **(spec or {}))
 
     return [
         noting("live-ok", livenessProbe=says("live") | QUICK),
@@ -72,13 +81,13 @@ def the_pods(diary: Path) -> list[Manifest]:
             spec={"restartPolicy": "Never"},
         ),
         noting("threshold", livenessProbe=says("live", "false") | {"periodSeconds": 1, "failureThreshold": 3}),
-        a_pod(
+        pod_manifest(
             "own-grace",
-            a_container(
+            container_manifest(
                 command=["sh", "-c", "trap '' TERM; while :; do sleep 1; done"],
                 livenessProbe={"exec": {"command": ["false"]}, "terminationGracePeriodSeconds": 1} | QUICK,
             ),
-            a_container("other"),  # without it the pod would end, by its own grace
+            container_manifest("other"),  # without it the pod would end, by its own grace
             restartPolicy="Never",
             terminationGracePeriodSeconds=100,
         ),
@@ -101,7 +110,7 @@ def the_pods(diary: Path) -> list[Manifest]:
         noting("closed-tcp", readinessProbe={"tcpSocket": {"port": 81}} | QUICK),
         noting("closed-http", readinessProbe=http("/x", 81) | QUICK),
         noting("closed-grpc", readinessProbe={"grpc": {"port": 81}} | QUICK),
-        a_pod(
+        pod_manifest(
             "http",
             server(
                 readinessProbe=http("/readyz?deep=yes") | QUICK,
@@ -109,12 +118,12 @@ def the_pods(diary: Path) -> list[Manifest]:
                 startupProbe={"tcpSocket": {"port": "web"}, "periodSeconds": 1, "failureThreshold": 30},
             ),
         ),
-        a_pod("http-500", server(readinessProbe=http("/status/500") | QUICK)),
-        a_pod("http-slow", server(readinessProbe=http("/delay/9") | {"timeoutSeconds": 1} | QUICK)),
-        a_pod(
+        pod_manifest("http-500", server(readinessProbe=http("/status/500") | QUICK)),
+        pod_manifest("http-slow", server(readinessProbe=http("/delay/9") | {"timeoutSeconds": 1} | QUICK)),
+        pod_manifest(
             "grpc",
             *[
-                a_container(name, readinessProbe={"grpc": question, "periodSeconds": 1, "timeoutSeconds": 5})
+                container_manifest(name, readinessProbe={"grpc": question, "periodSeconds": 1, "timeoutSeconds": 5})
                 for name, question in HEALTH.items()
             ],
         ),

@@ -12,11 +12,11 @@ from tests.bed.agent import NODE
 from tests.bed.inside import (
     DONE,
     Inside,
-    a_container,
-    a_pod,
+    container_manifest,
     import_image,
     in_this_process,
     looking_inside,
+    pod_manifest,
     status_when,
 )
 from tests.bed.runtime import BedContainerd
@@ -80,29 +80,31 @@ SHOW = "env"
 
 def an_image_pod(name: str, **fields: Any) -> dict[str, Any]:
     container = {"name": "app", "image": ENTRY, "imagePullPolicy": "Never", **fields}
-    return a_pod(name, container, restartPolicy="Never")
+    return pod_manifest(name, container, restartPolicy="Never")
 
 
 PODS = [
-    a_pod("expanded", a_container(script=SHOW, env=EXPANDED)),
-    a_pod("fields", a_container(script=SHOW, env=FIELDS), labels={"app": "web"}, annotations={"note": "a b"}),
-    a_pod(
+    pod_manifest("expanded", container_manifest(script=SHOW, env=EXPANDED)),
+    pod_manifest(
+        "fields", container_manifest(script=SHOW, env=FIELDS), labels={"app": "web"}, annotations={"note": "a b"}
+    ),
+    pod_manifest(
         "resources",
-        a_container(
+        container_manifest(
             script=SHOW,
             env=RESOURCES,
             resources={"limits": {"cpu": "250m", "memory": "20Mi"}, "requests": {"cpu": "100m", "memory": "10Mi"}},
         ),
-        a_container("open", SHOW, env=[resource("CPU", "limits.cpu"), resource("MEMORY", "limits.memory")]),
+        container_manifest("open", SHOW, env=[resource("CPU", "limits.cpu"), resource("MEMORY", "limits.memory")]),
     ),
-    a_pod(
+    pod_manifest(
         "file",
-        a_container(
+        container_manifest(
             script=SHOW,
             env=[from_file("GREETING", "HELLO"), from_file("NONE", "NOT_THERE", optional=True)],
         ),
         initContainers=[
-            a_container(
+            container_manifest(
                 "maker",
                 "printf \"# made\\nHELLO='two\\nlines'\\n\" > /made/vars",
                 ends=True,
@@ -111,9 +113,9 @@ PODS = [
         ],
         volumes=[{"name": "made", "emptyDir": {}}],
     ),
-    a_pod(
+    pod_manifest(
         "words",
-        a_container(
+        container_manifest(
             command=["sh", "-c", f'echo "$0 $1 $2"; pwd; echo {DONE}; sleep 1000'],
             args=["$(WHAT)", "$$(WHAT)", "$(NOBODY)"],
             env=values(WHAT="filled"),
@@ -124,21 +126,23 @@ PODS = [
     an_image_pod("entry-args", args=["mine"]),
     an_image_pod("entry-command", command=["echo", "own"]),
     an_image_pod("entry-both", command=["echo", "own"], args=["$(MARK)"]),
-    a_pod(
+    pod_manifest(
         "terminal",
-        a_container(script="[ -t 1 ] && echo TTY=yes; [ -t 0 ] && echo STDIN=tty", tty=True, stdin=True),
-        a_container("plain", "[ -t 1 ] || echo TTY=no; read line || echo STDIN=closed"),
-        a_container("piped", "[ -p /dev/stdin ] && echo STDIN=open", stdin=True),
+        container_manifest(script="[ -t 1 ] && echo TTY=yes; [ -t 0 ] && echo STDIN=tty", tty=True, stdin=True),
+        container_manifest("plain", "[ -t 1 ] || echo TTY=no; read line || echo STDIN=closed"),
+        container_manifest("piped", "[ -p /dev/stdin ] && echo STDIN=open", stdin=True),
     ),
-    a_pod("huge", a_container(script=SHOW, env=values(BIG="x" * MIB))),
-    a_pod("named", a_container(image=NAMED, script="id", securityContext={"runAsNonRoot": True})),
-    a_pod("named-free", a_container(image=NAMED, script="id")),
-    a_pod("root", a_container(script="id", securityContext={"runAsNonRoot": True})),
-    a_pod("zero", a_container(script="id", securityContext={"runAsNonRoot": True, "runAsUser": 0})),
-    a_pod("not-root", a_container(script="id", securityContext={"runAsNonRoot": True, "runAsUser": 7})),
-    a_pod("no-program", a_container(command=["/nonexistent"])),
-    a_pod(
-        "no-file", a_container(env=[from_file("X", "HELLO")], script=SHOW), volumes=[{"name": "made", "emptyDir": {}}]
+    pod_manifest("huge", container_manifest(script=SHOW, env=values(BIG="x" * MIB))),
+    pod_manifest("named", container_manifest(image=NAMED, script="id", securityContext={"runAsNonRoot": True})),
+    pod_manifest("named-free", container_manifest(image=NAMED, script="id")),
+    pod_manifest("root", container_manifest(script="id", securityContext={"runAsNonRoot": True})),
+    pod_manifest("zero", container_manifest(script="id", securityContext={"runAsNonRoot": True, "runAsUser": 0})),
+    pod_manifest("not-root", container_manifest(script="id", securityContext={"runAsNonRoot": True, "runAsUser": 7})),
+    pod_manifest("no-program", container_manifest(command=["/nonexistent"])),
+    pod_manifest(
+        "no-file",
+        container_manifest(env=[from_file("X", "HELLO")], script=SHOW),
+        volumes=[{"name": "made", "emptyDir": {}}],
     ),
 ]
 
@@ -251,24 +255,24 @@ def test_promising_not_to_run_as_root(inside: Inside) -> None:
 
 # --- last words: only the status tells them, so the agent runs in this process ------------------------
 
-LAST_WORDS = a_pod(
+LAST_WORDS = pod_manifest(
     "last",
-    a_container("file", "printf bye > /dev/termination-log", ends=True),
-    a_container("elsewhere", "printf bye > /last/words", ends=True, terminationMessagePath="/last/words"),
-    a_container("logs", "echo from the log; exit 3", terminationMessagePolicy="FallbackToLogsOnError"),
-    a_container("logs-ok", "echo from the log; exit 0", terminationMessagePolicy="FallbackToLogsOnError"),
-    a_container(
+    container_manifest("file", "printf bye > /dev/termination-log", ends=True),
+    container_manifest("elsewhere", "printf bye > /last/words", ends=True, terminationMessagePath="/last/words"),
+    container_manifest("logs", "echo from the log; exit 3", terminationMessagePolicy="FallbackToLogsOnError"),
+    container_manifest("logs-ok", "echo from the log; exit 0", terminationMessagePolicy="FallbackToLogsOnError"),
+    container_manifest(
         "both",
         "echo from the log; printf first > /dev/termination-log; exit 4",
         terminationMessagePolicy="FallbackToLogsOnError",
     ),
-    a_container("long", "head -c 9000 /dev/zero | tr '\\0' x > /dev/termination-log", ends=True),
-    a_container(
+    container_manifest("long", "head -c 9000 /dev/zero | tr '\\0' x > /dev/termination-log", ends=True),
+    container_manifest(
         "long-logs",
         "i=0; while [ $i -lt 200 ]; do echo line-$i-with-some-text-to-make-it-long; i=$((i+1)); done; exit 1",
         terminationMessagePolicy="FallbackToLogsOnError",
     ),
-    a_container("silent", "exit 5"),
+    container_manifest("silent", "exit 5"),
     restartPolicy="Never",
 )
 

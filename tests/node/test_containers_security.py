@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.bed.inside import Inside, Manifest, a_container, a_pod, import_image, looking_inside
+from tests.bed.inside import Inside, Manifest, container_manifest, import_image, looking_inside, pod_manifest
 from tests.bed.runtime import BedContainerd
 
 pytestmark = pytest.mark.node
@@ -29,7 +29,7 @@ MOUNTS = "cat /proc/self/mounts"
 
 def secured(name: str, script: str = STATUS, *, pod: dict[str, Any] | None = None, **context: Any) -> Manifest:
     """A pod with the given fields of its container's security context, and of its own in `pod`."""
-    return a_pod(name, a_container(script=script, securityContext=context), securityContext=pod or {})
+    return pod_manifest(name, container_manifest(script=script, securityContext=context), securityContext=pod or {})
 
 
 def sysctl(name: str, value: str) -> dict[str, Any]:
@@ -40,10 +40,10 @@ PODS = [
     secured("default"),
     secured("users", pod={"runAsUser": 1234, "runAsGroup": 2345, "supplementalGroups": [50, 60], "fsGroup": 77}),
     secured("over-pod", pod={"runAsUser": 1234, "runAsGroup": 2345}, runAsUser=99, runAsGroup=98),
-    a_pod("image-user", a_container(image=NAMED, script=STATUS)),
-    a_pod(
+    pod_manifest("image-user", container_manifest(image=NAMED, script=STATUS)),
+    pod_manifest(
         "strict-groups",
-        a_container(image=NAMED, script=STATUS),
+        container_manifest(image=NAMED, script=STATUS),
         securityContext={"supplementalGroupsPolicy": "Strict", "supplementalGroups": [50]},
     ),
     secured("drop-all", capabilities={"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}),
@@ -62,12 +62,12 @@ PODS = [
     secured(
         "masked", f"{MOUNTS}; echo x > /proc/sys/kernel/domainname; cat /proc/keys | wc -c; ls /sys/firmware | wc -l"
     ),
-    a_pod("host-spaces", a_container(script=NAMESPACES), hostPID=True, hostIPC=True),
-    a_pod("own-spaces", a_container(script=NAMESPACES), a_container("other", NAMESPACES)),
-    a_pod(
+    pod_manifest("host-spaces", container_manifest(script=NAMESPACES), hostPID=True, hostIPC=True),
+    pod_manifest("own-spaces", container_manifest(script=NAMESPACES), container_manifest("other", NAMESPACES)),
+    pod_manifest(
         "shared",
-        a_container("first", "exec sleep 4321"),
-        a_container(
+        container_manifest("first", "exec sleep 4321"),
+        container_manifest(
             "second",
             "until ps -o args | grep -q '^sleep 4321'; do sleep 0.1; done; ps -o pid,args; " + NAMESPACES,
             securityContext={"capabilities": {"add": ["SYS_PTRACE"]}},

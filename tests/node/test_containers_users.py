@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.bed.inside import Inside, Manifest, a_container, a_pod, looking_inside
+from tests.bed.inside import Inside, Manifest, container_manifest, looking_inside, pod_manifest
 from tests.bed.runtime import BedContainerd
 
 pytestmark = pytest.mark.node
@@ -32,7 +32,7 @@ REFUSALS = ("idmap", "user namespace", "operation not permitted", "invalid argum
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory, containerd2: BedContainerd) -> Iterator[Inside]:
     def seeing(name: str, **spec: Any) -> Manifest:
-        return a_pod(name, a_container(script=SEE, volumeMounts=MOUNTS), volumes=VOLUMES, **spec)
+        return pod_manifest(name, container_manifest(script=SEE, volumeMounts=MOUNTS), volumes=VOLUMES, **spec)
 
     user = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000}
     pods = [

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.bed.agent import NODE
-from tests.bed.inside import Inside, Manifest, a_container, a_pod, import_image, looking_inside
+from tests.bed.inside import Inside, Manifest, container_manifest, import_image, looking_inside, pod_manifest
 from tests.bed.runtime import BedContainerd
 
 pytestmark = pytest.mark.node
@@ -40,7 +40,9 @@ def amount(path: str, resource: str, divisor: str) -> dict[str, Any]:
 def looking(name: str, script: str, volume: dict[str, Any], *more: dict[str, Any], **spec: Any) -> Manifest:
     """A pod with one volume at /v."""
     mounts = [mount("v", "/v"), *more]
-    return a_pod(name, a_container(script=script, volumeMounts=mounts), volumes=[{"name": "v", **volume}], **spec)
+    return pod_manifest(
+        name, container_manifest(script=script, volumeMounts=mounts), volumes=[{"name": "v", **volume}], **spec
+    )
 
 
 def host_path(folder: Path, name: str, path: str, kind: str | None = None, script: str = "ls -ld /v") -> Manifest:
@@ -61,10 +63,10 @@ EMPTY = [
         "grep ' /v ' /proc/mounts; stat -c MODE=%a /v; head -c 2000000 /dev/zero > /v/big || echo FULL=yes; ls -l /v",
         {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
     ),
-    a_pod(
+    pod_manifest(
         "shared",
-        a_container("writer", "echo hello > /v/x", volumeMounts=[mount("v", "/v")]),
-        a_container(
+        container_manifest("writer", "echo hello > /v/x", volumeMounts=[mount("v", "/v")]),
+        container_manifest(
             "reader",
             "until [ -s /w/x ]; do sleep 0.05; done; cat /w/x; echo no > /w/y",
             volumeMounts=[mount("v", "/w", readOnly=True)],
@@ -82,9 +84,9 @@ SHOW_FILES = (
     "cd /v; for f in $(find . -follow -type f | grep -v '/\\.\\.' | sort); do stat -L -c '%n %a:%u:%g' $f; done"
 )
 DOWNWARD = [
-    a_pod(
+    pod_manifest(
         "downward",
-        a_container(
+        container_manifest(
             script=f"{SHOW_FILES}; cat labels; echo; cat deep/er/name; echo; cat note; echo; cat cpu; echo; "
             "readlink note; ls -ld ..data; grep ' /v ' /proc/mounts; echo x > /v/new",
             volumeMounts=[mount("v", "/v")],
@@ -134,8 +136,8 @@ def subpaths(folder: Path) -> list[Manifest]:
     data = {"hostPath": {"path": str(folder / "data")}}
 
     def looking_at(name: str, script: str, **more: Any) -> Manifest:
-        container = a_container(script=script, env=[NAME], volumeMounts=[mount("v", "/v", **more)])
-        return a_pod(name, container, volumes=[{"name": "v", **data}])
+        container = container_manifest(script=script, env=[NAME], volumeMounts=[mount("v", "/v", **more)])
+        return pod_manifest(name, container, volumes=[{"name": "v", **data}])
 
     return [
         looking_at("sub-file", "cat /v", subPath="file"),
@@ -146,11 +148,11 @@ def subpaths(folder: Path) -> list[Manifest]:
         looking_at("sub-read-only", "cat /v/x; touch /v/y", subPath="inner/dir", readOnly=True),
         looking_at("sub-escape", "ls /v", subPath="escape/inner"),
         looking_at("sub-inside-link", "cat /v/x", subPath="link"),
-        a_pod(
+        pod_manifest(
             "sub-planted",
-            a_container(script="ls /w", volumeMounts=[mount("e", "/w", subPath="etc")]),
+            container_manifest(script="ls /w", volumeMounts=[mount("e", "/w", subPath="etc")]),
             initContainers=[
-                a_container("planter", "ln -s /etc /e/etc", ends=True, volumeMounts=[mount("e", "/e")]),
+                container_manifest("planter", "ln -s /etc /e/etc", ends=True, volumeMounts=[mount("e", "/e")]),
             ],
             volumes=[{"name": "e", "emptyDir": {}}],
         ),
@@ -163,7 +165,7 @@ def spreading(folder: Path) -> list[Manifest]:
     def pod(name: str, way: str, script: str, **more: Any) -> Manifest:
         mounts = [mount("v", "/v", mountPropagation=way)]
         volume = {"name": "v", "hostPath": {"path": str(folder / "spread")}}
-        return a_pod(name, a_container(script=script, volumeMounts=mounts, **more), volumes=[volume])
+        return pod_manifest(name, container_manifest(script=script, volumeMounts=mounts, **more), volumes=[volume])
 
     told = "until [ -e /v/{0}/mounted ]; do sleep 0.05; done; echo SEEN={0}"
     return [
@@ -340,15 +342,17 @@ DATA, NAMED = "pykubelet.local/data:1", "pykubelet.local/in-extra-group:1"
 
 
 def image_volume(name: str, reference: str = DATA, policy: str = "Never", **more: Any) -> Manifest:
-    container = a_container(script="cat /v/greeting; touch /v/x", volumeMounts=[mount("v", "/v", **more)])
-    return a_pod(name, container, volumes=[{"name": "v", "image": {"reference": reference, "pullPolicy": policy}}])
+    container = container_manifest(script="cat /v/greeting; touch /v/x", volumeMounts=[mount("v", "/v", **more)])
+    return pod_manifest(
+        name, container, volumes=[{"name": "v", "image": {"reference": reference, "pullPolicy": policy}}]
+    )
 
 
 def read_only_tree(host: Path, name: str, **more: Any) -> Manifest:
     mounts = [mount("v", "/v", readOnly=True, **more)]
     volume = {"name": "v", "hostPath": {"path": str(host / "tree")}}
     script = "touch /v/x; touch /v/inner/x && echo INNER=writable"
-    return a_pod(name, a_container(script=script, volumeMounts=mounts), volumes=[volume])
+    return pod_manifest(name, container_manifest(script=script, volumeMounts=mounts), volumes=[volume])
 
 
 @pytest.fixture(scope="module")
@@ -362,8 +366,8 @@ def younger(tmp_path_factory: pytest.TempPathFactory, containerd2: BedContainerd
         image_volume("absent", "pykubelet.local/absent:1"),
         image_volume("unreachable", "127.0.0.1:1/absent:1", "IfNotPresent"),
         image_volume("bad-name", "Not A Name"),
-        a_pod("bystander", a_container(script="echo up")),
-        a_pod("strict-groups", a_container(image=NAMED, script="id -G"), securityContext=groups),
+        pod_manifest("bystander", container_manifest(script="echo up")),
+        pod_manifest("strict-groups", container_manifest(image=NAMED, script="id -G"), securityContext=groups),
         read_only_tree(host, "read-only"),
         read_only_tree(host, "read-only-all", recursiveReadOnly="Enabled"),
         read_only_tree(host, "read-only-may", recursiveReadOnly="IfPossible"),

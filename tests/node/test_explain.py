@@ -19,7 +19,7 @@ from pykubelet.cli.local_socket import local_socket
 from pykubelet.cli.pods import find_on
 from pykubelet.explain.view import Explanation
 from pykubelet.wire import cri_pb2 as cri
-from tests.bed.inside import Inside, a_container, a_pod, looking_inside
+from tests.bed.inside import Inside, container_manifest, looking_inside, pod_manifest
 from tests.bed.parts import free_port, scratch_folder
 from tests.bed.runtime import BedContainerd
 from tests.grpc_services import Stub
@@ -34,117 +34,139 @@ NO = {"exec": {"command": ["sh", "-c", "echo the disk is read-only; exit 1"]}}
 
 
 def broken(image: str) -> dict[str, Any]:
-    return a_container(image=image, imagePullPolicy="IfNotPresent")
+    return container_manifest(image=image, imagePullPolicy="IfNotPresent")
 
 
 def pods(registry: str) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
     """The cause, the pod that has it, and what the answer must hold."""
-    yield "image-missing", a_pod("missing", broken(f"{registry}/no/such:1")), ["no/such:1 does not exist"]
-    yield "registry-denied", a_pod("denied", broken(f"{registry}/denied/app:1")), ["not allowed", "imagePullSecrets"]
+    yield "image-missing", pod_manifest("missing", broken(f"{registry}/no/such:1")), ["no/such:1 does not exist"]
+    yield (
+        "registry-denied",
+        pod_manifest("denied", broken(f"{registry}/denied/app:1")),
+        ["not allowed", "imagePullSecrets"],
+    )
     yield (
         "registry-unreachable",
-        a_pod("unreachable", broken(f"127.0.0.1:{free_port()}/x/app:1")),
+        pod_manifest("unreachable", broken(f"127.0.0.1:{free_port()}/x/app:1")),
         ["cannot be reached", "connection refused"],
     )
-    yield "image-pulling", a_pod("hanging", broken(f"{registry}/hang/app:1")), ["has been pulled for"]
-    yield "image-never-pulled", a_pod("never", a_container(image="localhost/none:1")), ["imagePullPolicy is Never"]
-    yield "image-name-invalid", a_pod("misnamed", broken("UPPER/Case:1")), ["is not the name of an image"]
+    yield "image-pulling", pod_manifest("hanging", broken(f"{registry}/hang/app:1")), ["has been pulled for"]
+    yield (
+        "image-never-pulled",
+        pod_manifest("never", container_manifest(image="localhost/none:1")),
+        ["imagePullPolicy is Never"],
+    )
+    yield "image-name-invalid", pod_manifest("misnamed", broken("UPPER/Case:1")), ["is not the name of an image"]
     yield (
         "mount-failing",
-        a_pod(
+        pod_manifest(
             "mount",
-            a_container(volumeMounts=[{"name": "data", "mountPath": "/data"}]),
+            container_manifest(volumeMounts=[{"name": "data", "mountPath": "/data"}]),
             volumes=[{"name": "data", "hostPath": {"path": "/nonexistent/folder", "type": "Directory"}}],
         ),
         ["volume data", "/nonexistent/folder"],
     )
     yield (
         "init-failed",
-        a_pod("init", a_container(), initContainers=[a_container("prepare", FAILING)]),
+        pod_manifest("init", container_manifest(), initContainers=[container_manifest("prepare", FAILING)]),
         ["init container prepare", "exit code 3", "| no database at db:5432"],
     )
-    yield "crash-loop", a_pod("crash", a_container(script=FAILING)), ["exit code 3", "| no database at db:5432", "in "]
+    yield (
+        "crash-loop",
+        pod_manifest("crash", container_manifest(script=FAILING)),
+        ["exit code 3", "| no database at db:5432", "in "],
+    )
     yield (
         "out-of-memory",
-        a_pod("hungry", a_container(script=HUNGRY, resources={"limits": {"memory": "16Mi"}})),
+        pod_manifest("hungry", container_manifest(script=HUNGRY, resources={"limits": {"memory": "16Mi"}})),
         ["more memory than its limit (16Mi)"],
     )
     yield (
         "probe-kills",
-        a_pod("unlively", a_container(livenessProbe=NO | PROBE)),
+        pod_manifest("unlively", container_manifest(livenessProbe=NO | PROBE)),
         ["liveness probe", "saw: the disk is read-only"],
     )
     yield (
         "probe-readiness",
-        a_pod("unready", a_container(readinessProbe=NO | PROBE)),
+        pod_manifest("unready", container_manifest(readinessProbe=NO | PROBE)),
         ["readiness probe of container app", "saw: the disk is read-only"],
     )
     yield (
         "probe-startup",
-        a_pod("slow", a_container(startupProbe=NO | {"periodSeconds": 1, "failureThreshold": 1000})),
+        pod_manifest("slow", container_manifest(startupProbe=NO | {"periodSeconds": 1, "failureThreshold": 1000})),
         ["startup probe", "1000 failures in a row"],
     )
     yield (
         "hook-failed",
-        a_pod("hook", a_container(lifecycle={"postStart": {"exec": {"command": ["sh", "-c", "echo no; exit 4"]}}})),
+        pod_manifest(
+            "hook", container_manifest(lifecycle={"postStart": {"exec": {"command": ["sh", "-c", "echo no; exit 4"]}}})
+        ),
         ["postStart hook failed", "exited with 4"],
     )
     yield (
         "hook-hangs",
-        a_pod("hanging-hook", a_container(lifecycle={"postStart": {"exec": {"command": ["sleep", "1000"]}}})),
+        pod_manifest(
+            "hanging-hook", container_manifest(lifecycle={"postStart": {"exec": {"command": ["sleep", "1000"]}}})
+        ),
         ["postStart hook has been running for"],
     )
-    yield "command-missing", a_pod("command", a_container(command=["/nope"])), ["command is not in image"]
+    yield "command-missing", pod_manifest("command", container_manifest(command=["/nope"])), ["command is not in image"]
     yield (
         "failed-for-good",
-        a_pod("failed", a_container(script=FAILING), restartPolicy="Never"),
+        pod_manifest("failed", container_manifest(script=FAILING), restartPolicy="Never"),
         ["restartPolicy Never", "exit code 3", "| no database at db:5432"],
     )
     yield (
         "node-short",
-        a_pod("large", a_container(resources={"requests": {"cpu": "5000"}})),
+        pod_manifest("large", container_manifest(resources={"requests": {"cpu": "5000"}})),
         ["too little cpu", "cores are missing"],
     )
     yield (
         "not-admitted",
-        a_pod("elsewhere", a_container(), nodeSelector={"disk": "ssd"}),
+        pod_manifest("elsewhere", container_manifest(), nodeSelector={"disk": "ssd"}),
         ["NodeAffinity", "not tried again"],
     )
     yield (
         "config-error",
-        a_pod("rootless", a_container(securityContext={"runAsNonRoot": True})),
+        pod_manifest("rootless", container_manifest(securityContext={"runAsNonRoot": True})),
         ["CreateContainerConfigError", "run as root"],
     )
     yield (
         "create-failed",
-        a_pod(
+        pod_manifest(
             "covered",
-            a_container(volumeMounts=[{"name": "folder", "mountPath": "/bin/busybox"}]),
+            container_manifest(volumeMounts=[{"name": "folder", "mountPath": "/bin/busybox"}]),
             volumes=[{"name": "folder", "emptyDir": {}}],
         ),
         ["the runtime said", "error mounting"],
     )
     yield (
         "sandbox-failed",
-        a_pod("untuned", a_container(), securityContext={"sysctls": [{"name": "fs.mqueue.none", "value": "1"}]}),
+        pod_manifest(
+            "untuned", container_manifest(), securityContext={"sysctls": [{"name": "fs.mqueue.none", "value": "1"}]}
+        ),
         ["cannot make its sandbox", "mqueue/none"],
     )
     yield (
         "init-running",
-        a_pod("busy", a_container(), initContainers=[a_container("prepare")]),
+        pod_manifest("busy", container_manifest(), initContainers=[container_manifest("prepare")]),
         ["wait for init container prepare", "has been running for"],
     )
     yield (
         "probe-liveness",
-        a_pod("ailing", a_container(livenessProbe=NO | {"periodSeconds": 1, "failureThreshold": 1000})),
+        pod_manifest("ailing", container_manifest(livenessProbe=NO | {"periodSeconds": 1, "failureThreshold": 1000})),
         ["will soon be restarted", "1000 failures in a row"],
     )
     yield (
         "readiness-gate",
-        a_pod("gated", a_container(), readinessGates=[{"conditionType": "example.com/up"}]),
+        pod_manifest("gated", container_manifest(), readinessGates=[{"conditionType": "example.com/up"}]),
         ["somebody else must set the condition: example.com/up"],
     )
-    yield "deadline", a_pod("deadline", a_container(), activeDeadlineSeconds=1), ["activeDeadlineSeconds allows (1 s)"]
+    yield (
+        "deadline",
+        pod_manifest("deadline", container_manifest(), activeDeadlineSeconds=1),
+        ["activeDeadlineSeconds allows (1 s)"],
+    )
 
 
 class Registry(http.server.BaseHTTPRequestHandler):
@@ -246,7 +268,7 @@ def test_a_broken_pod_is_explained(asked: Asked, cause: str) -> None:
 
 
 def test_a_healthy_pod_is_healthy(asked: Asked) -> None:
-    asked.inside.put(a_pod("fine", a_container()))
+    asked.inside.put(pod_manifest("fine", container_manifest()))
     asked.inside.said("fine")
     found = asked.inside.wait(lambda: _healthy(asked, "fine"), "fine is healthy")
     steps = [moment.step for moment in found.timeline]
@@ -265,9 +287,11 @@ def _healthy(asked: Asked, pod: str) -> Explanation | None:
 def test_the_end_waits_for_a_hook_and_for_a_container(asked: Asked) -> None:
     hook = {"preStop": {"exec": {"command": ["sleep", "1000"]}}}
     asked.inside.put(
-        a_pod("hooked", a_container(lifecycle=hook), terminationGracePeriodSeconds=20),
-        a_pod(
-            "stubborn", a_container(script=STUBBORN, command=["sh", "-c", STUBBORN]), terminationGracePeriodSeconds=20
+        pod_manifest("hooked", container_manifest(lifecycle=hook), terminationGracePeriodSeconds=20),
+        pod_manifest(
+            "stubborn",
+            container_manifest(script=STUBBORN, command=["sh", "-c", STUBBORN]),
+            terminationGracePeriodSeconds=20,
         ),
     )
     asked.inside.said("hooked")
@@ -310,11 +334,11 @@ def test_a_broken_pod_network_is_explained(asked: Asked) -> None:
     try:
         # Earlier the pod would get the network that works.
         asked.inside.wait(lambda: "no-such-plugin" in _network_of(asked), "containerd has read the broken file")
-        asked.inside.put(a_pod("unplugged", a_container()))
+        asked.inside.put(pod_manifest("unplugged", container_manifest()))
         asked.explained("unplugged", "sandbox-network", ["the network plugin failed", "no-such-plugin"])
         real.unlink()
         broken.unlink()
-        asked.inside.put(a_pod("offline", a_container()))
+        asked.inside.put(pod_manifest("offline", container_manifest()))
         asked.explained("offline", "network-not-ready", ["no pod with a network of its own can start"])
     finally:
         broken.unlink(missing_ok=True)
@@ -326,7 +350,7 @@ def test_a_broken_pod_network_is_explained(asked: Asked) -> None:
 
 
 def test_a_dead_runtime_is_explained(asked: Asked) -> None:
-    asked.inside.put(a_pod("left", a_container()))
+    asked.inside.put(pod_manifest("left", container_manifest()))
     asked.inside.said("left")
     asked.inside.containerd.kill()
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.bed.certificates import Authority, Pair
-from tests.bed.inside import Inside, a_container, a_pod, looking_inside
+from tests.bed.inside import Inside, container_manifest, looking_inside, pod_manifest
 from tests.bed.machine import PYKUBELET
 from tests.bed.parts import scratch_folder
 from tests.bed.runtime import BedContainerd
@@ -57,7 +57,10 @@ def remote(containerd: BedContainerd) -> Iterator[Remote]:
             "tlsCertFile": str(serving.certificate),
             "tlsPrivateKeyFile": str(serving.key),
         }
-        pods = [a_pod("web", a_container(script="echo listening")), a_pod("down", a_container(script="exit 3"))]
+        pods = [
+            pod_manifest("web", container_manifest(script="echo listening")),
+            pod_manifest("down", container_manifest(script="exit 3")),
+        ]
         with looking_inside(folder / "agent", containerd, *pods, **changes) as inside:
             inside.said("web")
             yield Remote(inside, authority.pair, authority.issue("person"))

@@ -19,7 +19,7 @@ import pytest
 
 from pykubelet.standalone import bridge
 from pykubelet.standalone.cleanup import children, shims, unmount_below
-from tests.bed.inside import a_container, a_pod
+from tests.bed.inside import container_manifest, pod_manifest
 from tests.bed.machine import HELLO, PYKUBELET, REPO, Machine, a_machine, wait_for
 from tests.bed.parts import free_port
 
@@ -68,8 +68,8 @@ def test_in_the_foreground_pods_outlive_ctrl_c_and_are_taken_over(machine: Machi
 
 
 def test_killed_at_any_moment_nothing_is_lost_or_doubled(machine: Machine) -> None:
-    machine.put(a_pod("one", a_container()))
-    machine.put(a_pod("two", a_container()))
+    machine.put(pod_manifest("one", container_manifest()))
+    machine.put(pod_manifest("two", container_manifest()))
     machine.run("up", "-d", str(machine.manifests))
     machine.until_running("one", "two")
     before = machine.container_ids()
@@ -119,9 +119,9 @@ def test_after_a_reboot_and_after_a_clean_sweep_of_processes_it_comes_up_clean(m
     mounts = [{"name": "memory", "mountPath": "/memory"}, {"name": "disk", "mountPath": "/disk"}]
     script = "echo x >> /disk/starts; echo x >> /memory/starts; wc -l < /disk/starts; wc -l < /memory/starts"
     volumes = [{"name": "memory", "emptyDir": {"medium": "Memory"}}, {"name": "disk", "emptyDir": {}}]
-    machine.put(a_pod("one", a_container(script=script, volumeMounts=mounts), volumes=volumes))
+    machine.put(pod_manifest("one", container_manifest(script=script, volumeMounts=mounts), volumes=volumes))
     ports = [{"containerPort": 80, "hostPort": free_port()}]
-    machine.put(a_pod("two", a_container(ports=ports)))
+    machine.put(pod_manifest("two", container_manifest(ports=ports)))
     machine.run("up", "-d", str(machine.manifests))
     machine.until_running("one", "two")
     for restarts, rebooted in enumerate((True, False), start=1):
@@ -155,10 +155,10 @@ def _all_new(before: dict[str, list[str]], now: dict[str, list[str]]) -> bool:
 
 
 def test_files_and_folders_together_and_as_they_change(machine: Machine) -> None:
-    machine.put(a_pod("first", a_container()))
+    machine.put(pod_manifest("first", container_manifest()))
     machine.run("up", "-d", str(HELLO), str(machine.manifests))
     machine.until_running("hello", "first")
-    machine.put(a_pod("second", a_container()))
+    machine.put(pod_manifest("second", container_manifest()))
     machine.until_running("second")
     (machine.manifests / "first.json").unlink()
     wait_for(lambda: set(machine.pods()) == {"hello", "second"}, "the first one is gone")
@@ -167,9 +167,9 @@ def test_files_and_folders_together_and_as_they_change(machine: Machine) -> None
 def test_down_without_an_agent_stops_by_grace(machine: Machine) -> None:
     polite = "trap 'sleep 2; echo bye > /out/said; exit 0' TERM; echo up > /out/said; sleep 1000 & wait"
     machine.put(
-        a_pod(
+        pod_manifest(
             "polite",
-            a_container(command=["sh", "-c", polite], volumeMounts=[{"name": "out", "mountPath": "/out"}]),
+            container_manifest(command=["sh", "-c", polite], volumeMounts=[{"name": "out", "mountPath": "/out"}]),
             volumes=[{"name": "out", "hostPath": {"path": str(machine.folder)}}],
             terminationGracePeriodSeconds=20,
         )

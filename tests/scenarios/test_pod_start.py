@@ -70,6 +70,19 @@ async def test_a_pod_without_a_sandbox_does_not_begin_its_pull_again_and_again(t
         assert len(node.cri.called("pull_image")) == 2
 
 
+async def test_a_failed_pull_is_shown_also_when_the_sandbox_took_longer(tmp_path: Path) -> None:
+    """The reason of a pull that failed beside the sandbox stays in the status until the back-off replaces it."""
+    async with a_node(tmp_path) as node:
+        node.cri.slow("run_pod_sandbox", 5)
+        pod = node.run(a_pod("web", containers=[a_container("app", "r.io/missing:1")]))
+        await node.clock.sleep(4)
+        await node.until(lambda: node.waiting_reason(pod) in ("ErrImagePull", "ImagePullBackOff"), within=30)
+        await node.clock.sleep(0.5)
+        assert node.waiting_reason(pod) == "ErrImagePull"
+        await node.clock.sleep(1)
+        assert node.waiting_reason(pod) == "ImagePullBackOff"
+
+
 async def test_a_pod_deleted_during_a_pull_leaves_nothing_behind(tmp_path: Path) -> None:
     async with a_node(tmp_path) as node:
         node.cri.add_to_registry("r.io/big:1", takes=3000.0)

@@ -167,7 +167,8 @@ def _word(value: bool | None) -> str:
 QPS_EXCEEDED: Final = "pull QPS exceeded"
 MILLISECOND_NS: Final = 1_000_000
 SHOWN_FOR: Final = 1.0
-"""Seconds until a pod with a failed pull is synced again; after that the end of its back-off sets the time."""
+"""Seconds for which the status shows a failed pull; then the pod is synced again, and the end of its back-off sets the
+time."""
 RECORDING_TIME: Final = 10.0
 """Seconds that recording the outcome of a pull may take, even when its pod is being deleted."""
 
@@ -175,8 +176,11 @@ RECORDING_TIME: Final = 10.0
 class ImageError(ProblemError):
     """The image is not available; the problem is what the container waits with."""
 
-    def __init__(self, image: str, reason: str, message: str, *, retry_at: float | None = None) -> None:
-        super().__init__(problem := PullFailed(image=image, reason=reason, text=message, retry_at=retry_at))
+    def __init__(
+        self, image: str, reason: str, message: str, *, retry_at: float | None = None, shown_for: float = 0.0
+    ) -> None:
+        problem = PullFailed(image=image, reason=reason, text=message, retry_at=retry_at, shown_for=shown_for)
+        super().__init__(problem)
         self.problem: PullFailed = problem
 
 
@@ -392,7 +396,8 @@ class ImagePuller:
         self._backoff.advance(request.key, self._clock.monotonic())
         reason, message = explain_pull_error(request.image, str(error))
         self._last_error[request.key] = f"{reason}: {message}"
-        return ImageError(request.image, reason, message, retry_at=self._clock.now() + SHOWN_FOR)
+        due = self._clock.now() + SHOWN_FOR
+        return ImageError(request.image, reason, message, retry_at=due, shown_for=SHOWN_FOR)
 
     async def _pull_on_record(self, request: _Request, logins: Lookup) -> _Pulled:
         """Pull with the intent recorded before and the outcome after, on a cancel too."""

@@ -20,6 +20,8 @@ class Problem(Struct, frozen=True, kw_only=True):
 
     retry_at: float | None = None
     """Wall time of the next try that makes sense; None = the ordinary retry."""
+    shown_for: float = 0.0
+    """Seconds that the status shows it before the next try, counted from the end of the sync that reports it."""
 
     @property
     def message(self) -> str:

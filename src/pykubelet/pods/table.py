@@ -104,8 +104,9 @@ class PodTable:
                 return
 
     def pods(self) -> list[Pod]:
-        """All desired pods without mirrors, in the order they were added."""
-        return [record.pod for record in self._desired.values() if record.pod is not None]
+        """All desired pods without mirrors, in the order they were added. May be called from any thread."""
+        # Copied first: the loop may add and remove pods while a thread (the OOM watcher's) goes through them.
+        return [record.pod for record in list(self._desired.values()) if record.pod is not None]
 
     def static_pods(self) -> list[Pod]:
         return [pod for pod in self.pods() if is_static(pod)]

@@ -187,7 +187,8 @@ class PodSync:
         # must not wait until a sibling's problem is over.
         if more and (not outcome.problems or fresh.ended_since(observed)):
             return SyncResult(problems=outcome.problems, retry_at=self._clock.now())
-        retry_at = _earliest(outcome.problems) if outcome.problems else _deadline(pod, status)
+        now = self._clock.now()
+        retry_at = _earliest(outcome.problems, now) if outcome.problems else _deadline(pod, status)
         return SyncResult(problems=outcome.problems, retry_at=retry_at)
 
     async def _renew(self, pod: Pod) -> None:
@@ -258,7 +259,7 @@ def _deadline(pod: Pod, status: PodStatus) -> float | None:
     return status.start_time.timestamp() + pod.spec.active_deadline_seconds
 
 
-def _earliest(problems: Sequence[Problem]) -> float | None:
+def _earliest(problems: Sequence[Problem], now: float) -> float | None:
     """The first of the next tries; None when one of the problems has none."""
-    times = [problem.retry_at for problem in problems if problem.retry_at is not None]
+    times = [max(each.retry_at, now + each.shown_for) for each in problems if each.retry_at is not None]
     return min(times) if len(times) == len(problems) else None

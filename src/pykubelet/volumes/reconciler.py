@@ -17,7 +17,7 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.context import Context
 from pykubelet.kit.host_calls import host_calls
-from pykubelet.kit.keyed import KeyedTasks
+from pykubelet.kit.keyed import KeyedTasks, KeyState
 from pykubelet.model.errors import PykubeletError
 from pykubelet.model.pod import namespace_of
 from pykubelet.model.problems import VolumeFailed
@@ -76,6 +76,7 @@ class Reconciler:
             clock=ctx.clock,
             first_retry=FIRST_RETRY,
             last_retry=LAST_RETRY,
+            on_error=_defect,
             on_finished=on_settled,
         )
         self._durations = ctx.metrics.histogram(
@@ -368,6 +369,12 @@ class Reconciler:
         migrated = "true" if entry.spec is not None and entry.spec.migrated else "false"
         name = Step.MOUNT.value if step is Step.REFRESH else step.value
         self._durations.observe(self._clock.monotonic() - began, plugin, name, status, migrated)
+
+
+def _defect(entry: VolumeEntry, error: Exception, state: KeyState) -> float:
+    """Log an error outside of the operations, whose own failures are handled by `_failed`."""
+    logger.error("volume not reconciled, unexpected", extra={"volume": entry.name, "uid": entry.uid}, exc_info=error)
+    return state.backoff.next()
 
 
 def found_name(plugin: str, folder: str) -> str:

@@ -15,7 +15,7 @@ from pykubelet.model.pod_resources import (
     pod_requests,
     requested_units,
 )
-from tests.unit.pods.making import a_container, a_pod
+from tests.unit.pods.making import a_pending_pod, container_manifest
 
 
 def _texts(amounts: Any) -> dict[str, str]:
@@ -23,7 +23,7 @@ def _texts(amounts: Any) -> dict[str, str]:
 
 
 def _sidecar(name: str, **requests: str) -> dict[str, Any]:
-    return a_container(name, requests=requests, restartPolicy="Always")
+    return container_manifest(name, requests=requests, restartPolicy="Always")
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def _sidecar(name: str, **requests: str) -> dict[str, Any]:
         pytest.param(
             {
                 "containers": [
-                    a_container("a", requests={"cpu": "100m"}),
-                    a_container("b", requests={"cpu": "200m", "memory": "1Mi"}),
+                    container_manifest("a", requests={"cpu": "100m"}),
+                    container_manifest("b", requests={"cpu": "200m", "memory": "1Mi"}),
                 ]
             },
             {"cpu": "300m", "memory": "1Mi"},
@@ -42,10 +42,10 @@ def _sidecar(name: str, **requests: str) -> dict[str, Any]:
         ),
         pytest.param(
             {
-                "containers": [a_container(requests={"cpu": "100m", "memory": "5Mi"})],
+                "containers": [container_manifest(requests={"cpu": "100m", "memory": "5Mi"})],
                 "initContainers": [
-                    a_container("i", requests={"cpu": "1"}),
-                    a_container("j", requests={"memory": "1Mi"}),
+                    container_manifest("i", requests={"cpu": "1"}),
+                    container_manifest("j", requests={"memory": "1Mi"}),
                 ],
             },
             {"cpu": "1", "memory": "5Mi"},
@@ -53,23 +53,23 @@ def _sidecar(name: str, **requests: str) -> dict[str, Any]:
         ),
         pytest.param(
             {
-                "containers": [a_container(requests={"cpu": "100m"})],
-                "initContainers": [_sidecar("s", cpu="200m"), a_container("i", requests={"cpu": "150m"})],
+                "containers": [container_manifest(requests={"cpu": "100m"})],
+                "initContainers": [_sidecar("s", cpu="200m"), container_manifest("i", requests={"cpu": "150m"})],
             },
             {"cpu": "350m"},
             id="an init container runs beside the sidecars before it",
         ),
         pytest.param(
             {
-                "containers": [a_container(requests={"cpu": "100m"})],
-                "initContainers": [a_container("i", requests={"cpu": "250m"}), _sidecar("s", cpu="200m")],
+                "containers": [container_manifest(requests={"cpu": "100m"})],
+                "initContainers": [container_manifest("i", requests={"cpu": "250m"}), _sidecar("s", cpu="200m")],
             },
             {"cpu": "300m"},
             id="but not beside the sidecars after it",
         ),
         pytest.param(
             {
-                "containers": [a_container(requests={"cpu": "100m"})],
+                "containers": [container_manifest(requests={"cpu": "100m"})],
                 "overhead": {"cpu": "10m", "memory": "1Mi"},
             },
             {"cpu": "110m", "memory": "1Mi"},
@@ -77,7 +77,7 @@ def _sidecar(name: str, **requests: str) -> dict[str, Any]:
         ),
         pytest.param(
             {
-                "containers": [a_container(requests={"cpu": "100m", "ephemeral-storage": "1Gi"})],
+                "containers": [container_manifest(requests={"cpu": "100m", "ephemeral-storage": "1Gi"})],
                 "resources": {"requests": {"cpu": "2", "ephemeral-storage": "9Gi"}},
             },
             {"cpu": "2", "ephemeral-storage": "1Gi"},
@@ -86,12 +86,12 @@ def _sidecar(name: str, **requests: str) -> dict[str, Any]:
     ],
 )
 def test_requests(spec: dict[str, Any], expected: dict[str, str]) -> None:
-    assert _texts(pod_requests(a_pod(**spec))) == expected
+    assert _texts(pod_requests(a_pending_pod(**spec))) == expected
 
 
 def test_overhead_and_pod_level_can_be_left_out() -> None:
-    pod = a_pod(
-        containers=[a_container(requests={"cpu": "1"})],
+    pod = a_pending_pod(
+        containers=[container_manifest(requests={"cpu": "1"})],
         overhead={"cpu": "1"},
         resources={"requests": {"cpu": "5"}},
     )
@@ -100,15 +100,15 @@ def test_overhead_and_pod_level_can_be_left_out() -> None:
 
 
 def test_overhead_of_limits_needs_a_limit() -> None:
-    pod = a_pod(containers=[a_container(limits={"cpu": "1"})], overhead={"cpu": "100m", "memory": "1Mi"})
+    pod = a_pending_pod(containers=[container_manifest(limits={"cpu": "1"})], overhead={"cpu": "100m", "memory": "1Mi"})
     assert _texts(pod_limits(pod)) == {"cpu": "1100m"}
-    assert _texts(pod_limits(a_pod(overhead={"cpu": "1"}))) == {}
+    assert _texts(pod_limits(a_pending_pod(overhead={"cpu": "1"}))) == {}
 
 
 def test_limits_follow_sidecars_and_pod_level() -> None:
-    pod = a_pod(
-        containers=[a_container(limits={"cpu": "1", "memory": "1Gi"})],
-        initContainers=[a_container("s", limits={"memory": "1Gi"}, restartPolicy="Always")],
+    pod = a_pending_pod(
+        containers=[container_manifest(limits={"cpu": "1", "memory": "1Gi"})],
+        initContainers=[container_manifest("s", limits={"memory": "1Gi"}, restartPolicy="Always")],
         resources={"limits": {"cpu": "3"}},
     )
     assert _texts(pod_limits(pod)) == {"cpu": "3", "memory": "2Gi"}
@@ -116,8 +116,8 @@ def test_limits_follow_sidecars_and_pod_level() -> None:
 
 def _resized(*, spec: str, actuated: str, allocated: str, infeasible: bool = False) -> Any:
     conditions = [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}] if infeasible else []
-    return a_pod(
-        containers=[a_container(requests={"cpu": spec})],
+    return a_pending_pod(
+        containers=[container_manifest(requests={"cpu": spec})],
         status={
             "containerStatuses": [
                 {
@@ -145,7 +145,7 @@ def test_a_pod_being_resized_counts_with_the_most_it_holds_or_will_hold(pod: Any
 
 
 def test_a_whole_pod_being_resized() -> None:
-    pod = a_pod(
+    pod = a_pending_pod(
         resources={"requests": {"cpu": "1"}},
         status={"resources": {"requests": {"cpu": "3"}}, "allocatedResources": {"cpu": "2"}},
     )
@@ -161,10 +161,10 @@ _amount = st.integers(min_value=0, max_value=4000).map(lambda milli: f"{milli}m"
     init=st.lists(st.tuples(_amount, st.booleans()), max_size=5),
 )
 def test_requests_cover_every_moment_of_the_pods_life(regular: list[str], init: list[tuple[str, bool]]) -> None:
-    pod = a_pod(
-        containers=[a_container(f"c{i}", requests={"cpu": cpu}) for i, cpu in enumerate(regular)],
+    pod = a_pending_pod(
+        containers=[container_manifest(f"c{i}", requests={"cpu": cpu}) for i, cpu in enumerate(regular)],
         initContainers=[
-            a_container(f"i{i}", requests={"cpu": cpu}, **({"restartPolicy": "Always"} if sidecar else {}))
+            container_manifest(f"i{i}", requests={"cpu": cpu}, **({"restartPolicy": "Always"} if sidecar else {}))
             for i, (cpu, sidecar) in enumerate(init)
         ],
     )
@@ -199,10 +199,10 @@ def test_names_of_resources(name: str, extended: bool, counted: bool) -> None:
         ({}, "pods", 1),
         ({}, "memory", 0),
         ({"overhead": {"memory": "1Mi"}}, "memory", 0),
-        ({"containers": [a_container(requests={"cpu": "1"})], "overhead": {"cpu": "1m"}}, "cpu", 1001),
+        ({"containers": [container_manifest(requests={"cpu": "1"})], "overhead": {"cpu": "1m"}}, "cpu", 1001),
         (
             {
-                "containers": [a_container(requests={"cpu": "1", "memory": "1"})],
+                "containers": [container_manifest(requests={"cpu": "1", "memory": "1"})],
                 "resources": {"requests": {"cpu": "2"}},
             },
             "cpu",
@@ -210,7 +210,7 @@ def test_names_of_resources(name: str, extended: bool, counted: bool) -> None:
         ),
         (
             {
-                "containers": [a_container(requests={"cpu": "1", "memory": "1"})],
+                "containers": [container_manifest(requests={"cpu": "1", "memory": "1"})],
                 "resources": {"requests": {"cpu": "2"}},
             },
             "memory",
@@ -219,10 +219,10 @@ def test_names_of_resources(name: str, extended: bool, counted: bool) -> None:
     ],
 )
 def test_what_goes_free_with_a_pod(spec: dict[str, Any], name: str, expected: int) -> None:
-    assert requested_units(a_pod(**spec), name) == expected
+    assert requested_units(a_pending_pod(**spec), name) == expected
 
 
 def test_pod_level_resources_are_only_those_allowed_there() -> None:
-    assert has_pod_level_resources(a_pod(resources={"limits": {"hugepages-2Mi": "4Mi"}}))
-    assert not has_pod_level_resources(a_pod(resources={"limits": {"ephemeral-storage": "4Mi"}}))
-    assert not has_pod_level_resources(a_pod(resources={}))
+    assert has_pod_level_resources(a_pending_pod(resources={"limits": {"hugepages-2Mi": "4Mi"}}))
+    assert not has_pod_level_resources(a_pending_pod(resources={"limits": {"ephemeral-storage": "4Mi"}}))
+    assert not has_pod_level_resources(a_pending_pod(resources={}))

@@ -15,7 +15,7 @@ from pykubelet.pods.predicates import (
     parse_int64,
     untolerated_taint,
 )
-from tests.unit.pods.making import a_container, a_node, a_pod, asking
+from tests.unit.pods.making import a_node, a_pending_pod, a_requesting_pod, container_manifest
 
 
 def _found(pod: Pod, others: list[Pod], **allocatable: str) -> list[str]:
@@ -23,17 +23,17 @@ def _found(pod: Pod, others: list[Pod], **allocatable: str) -> list[str]:
 
 
 def test_cpu_is_told_in_millicores() -> None:
-    others = [asking("a", cpu="3"), asking("b", cpu="800m")]
-    assert _found(asking(cpu="500m"), others) == [
+    others = [a_requesting_pod("a", cpu="3"), a_requesting_pod("b", cpu="800m")]
+    assert _found(a_requesting_pod(cpu="500m"), others) == [
         "Node didn't have enough resource: cpu, requested: 500, used: 3800, capacity: 4000"
     ]
 
 
 def test_all_that_is_short_is_told_pods_first() -> None:
     found = insufficient_resources(
-        asking(cpu="5", memory="9Gi", **{"hugepages-2Mi": "2Mi", "ephemeral-storage": "1"}),
+        a_requesting_pod(cpu="5", memory="9Gi", **{"hugepages-2Mi": "2Mi", "ephemeral-storage": "1"}),
         a_node(allocatable={"pods": "1"}),
-        [a_pod("other")],
+        [a_pending_pod("other")],
     )
     assert [each.reason for each in found] == [
         "OutOfpods",
@@ -49,10 +49,12 @@ def test_all_that_is_short_is_told_pods_first() -> None:
 @pytest.mark.parametrize(
     ("pod", "allocatable"),
     [
-        pytest.param(asking(cpu="4", memory="8Gi"), {}, id="exactly fits"),
-        pytest.param(asking(), {"cpu": "0"}, id="nothing wanted, nothing needed"),
-        pytest.param(asking(**{"vendor.io/gpu": "1"}), {}, id="unknown extended resource is for others to judge"),
-        pytest.param(asking(**{"storage": "1Ti"}), {}, id="not a resource of nodes"),
+        pytest.param(a_requesting_pod(cpu="4", memory="8Gi"), {}, id="exactly fits"),
+        pytest.param(a_requesting_pod(), {"cpu": "0"}, id="nothing wanted, nothing needed"),
+        pytest.param(
+            a_requesting_pod(**{"vendor.io/gpu": "1"}), {}, id="unknown extended resource is for others to judge"
+        ),
+        pytest.param(a_requesting_pod(**{"storage": "1Ti"}), {}, id="not a resource of nodes"),
     ],
 )
 def test_fits(pod: Pod, allocatable: dict[str, str]) -> None:
@@ -60,15 +62,15 @@ def test_fits(pod: Pod, allocatable: dict[str, str]) -> None:
 
 
 def test_known_extended_resources_count() -> None:
-    pod, other = asking(**{"vendor.io/gpu": "1"}), asking("o", **{"vendor.io/gpu": "1"})
+    pod, other = a_requesting_pod(**{"vendor.io/gpu": "1"}), a_requesting_pod("o", **{"vendor.io/gpu": "1"})
     assert len(_found(pod, [other], **{"vendor.io/gpu": "1"})) == 1
     assert _found(pod, [other], **{"vendor.io/gpu": "2"}) == []
 
 
 def test_a_request_served_by_a_claim_does_not_count() -> None:
     mapping = [{"containerName": "c", "requestName": "r", "resourceName": "vendor.io/gpu"}]
-    pod = a_pod(
-        containers=[a_container(requests={"vendor.io/gpu": "1"})],
+    pod = a_pending_pod(
+        containers=[container_manifest(requests={"vendor.io/gpu": "1"})],
         status={"extendedResourceClaimStatus": {"requestMappings": mapping, "resourceClaimName": "x"}},
     )
     assert _found(pod, [], **{"vendor.io/gpu": "0"}) == []
@@ -79,8 +81,8 @@ def test_a_request_served_by_a_claim_does_not_count() -> None:
     used=st.lists(st.integers(min_value=0, max_value=3000), max_size=4),
 )
 def test_a_pod_fits_exactly_when_the_sum_does(wanted: int, used: list[int]) -> None:
-    others = [asking(f"o{i}", cpu=f"{milli}m") for i, milli in enumerate(used)]
-    fits = not _found(asking(cpu=f"{wanted}m"), others)
+    others = [a_requesting_pod(f"o{i}", cpu=f"{milli}m") for i, milli in enumerate(used)]
+    fits = not _found(a_requesting_pod(cpu=f"{wanted}m"), others)
     assert fits == (wanted == 0 or wanted + sum(used) <= 4000)
 
 
@@ -123,7 +125,7 @@ def _expression(key: str, operator: str, values: list[str]) -> dict[str, Any]:
 
 def _with_terms(*terms: dict[str, Any]) -> Pod:
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
-    return a_pod(affinity={"nodeAffinity": required})
+    return a_pending_pod(affinity={"nodeAffinity": required})
 
 
 @pytest.mark.parametrize(
@@ -159,8 +161,8 @@ def test_affinity_terms(terms: list[dict[str, Any]], expected: bool) -> None:
 
 def test_node_selector_and_affinity_must_both_match() -> None:
     node = a_node(labels=LABELS)
-    assert matches_node(a_pod(nodeSelector={"zone": "a", "gen": "5"}), node)
-    assert not matches_node(a_pod(nodeSelector={"zone": "a", "gen": "6"}), node)
+    assert matches_node(a_pending_pod(nodeSelector={"zone": "a", "gen": "5"}), node)
+    assert not matches_node(a_pending_pod(nodeSelector={"zone": "a", "gen": "6"}), node)
     both = _with_terms(_expression("zone", "In", ["a"]))
     both.spec.node_selector = {"zone": "b"}
     assert not matches_node(both, node)
@@ -179,8 +181,8 @@ def _with_port(name: str, port: int, *, address: str = "", protocol: str = "", w
     described.update({"hostIP": address} if address else {}, **({"protocol": protocol} if protocol else {}))
     container = {"name": "p", "image": "i", "ports": [described]}
     if where == "sidecar":
-        return a_pod(name, initContainers=[{**container, "restartPolicy": "Always"}])
-    return a_pod(name, **{where: [container]})
+        return a_pending_pod(name, initContainers=[{**container, "restartPolicy": "Always"}])
+    return a_pending_pod(name, **{where: [container]})
 
 
 @pytest.mark.parametrize(
@@ -220,20 +222,20 @@ def test_host_ports(pod: Pod, other: Pod, conflict: bool) -> None:
     ],
 )
 def test_tolerations(toleration: dict[str, str] | None, tolerated: bool) -> None:
-    pod = a_pod(tolerations=[toleration] if toleration else [])
+    pod = a_pending_pod(tolerations=[toleration] if toleration else [])
     node = a_node(taints=[Taint(key="k", value="5", effect="NoExecute")])
     assert (untolerated_taint(pod, node, compare=True) is None) is tolerated
 
 
 def test_comparing_tolerations_need_their_gate() -> None:
-    pod = a_pod(tolerations=[{"key": "k", "operator": "Gt", "value": "4"}])
+    pod = a_pending_pod(tolerations=[{"key": "k", "operator": "Gt", "value": "4"}])
     node = a_node(taints=[Taint(key="k", value="5", effect="NoExecute")])
     assert untolerated_taint(pod, node) is not None
 
 
 def test_only_no_execute_concerns_the_agent() -> None:
     node = a_node(taints=[Taint(key="k", effect="NoSchedule"), Taint(key="l", effect="PreferNoSchedule")])
-    assert untolerated_taint(a_pod(), node) is None
+    assert untolerated_taint(a_pending_pod(), node) is None
 
 
 def test_failures_come_in_upstreams_order_with_upstreams_words() -> None:
@@ -241,7 +243,7 @@ def test_failures_come_in_upstreams_order_with_upstreams_words() -> None:
     pod = _with_port("a", 80)
     pod.spec.node_name = "elsewhere"
     pod.spec.node_selector = {"zone": "z"}
-    pod.spec.containers[0].resources = asking(cpu="9").spec.containers[0].resources
+    pod.spec.containers[0].resources = a_requesting_pod(cpu="9").spec.containers[0].resources
     found = find_failures(pod, node, [_with_port("b", 80)])
     assert [(each.reason, each.message) for each in found] == [
         ("OutOfcpu", "Node didn't have enough resource: cpu, requested: 9000, used: 0, capacity: 4000"),
@@ -254,4 +256,4 @@ def test_failures_come_in_upstreams_order_with_upstreams_words() -> None:
 
 def test_taints_do_not_hold_static_pods_off() -> None:
     node = a_node(taints=[Taint(key="k", effect="NoExecute")])
-    assert find_failures(a_pod(static=True), node, []) == []
+    assert find_failures(a_pending_pod(static=True), node, []) == []

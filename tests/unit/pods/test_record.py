@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 
 from pykubelet.api.types import Pod
@@ -11,6 +9,7 @@ from pykubelet.model.errors import IllegalMove
 from pykubelet.model.pod import PodUID
 from pykubelet.pods.record import NEXT, PodWorker, WorkerState
 from pykubelet.pods.table import PodTable
+from tests.builders import a_pod
 
 
 def worker(state: WorkerState = WorkerState.SYNCING, **facts: object) -> PodWorker:
@@ -18,15 +17,6 @@ def worker(state: WorkerState = WorkerState.SYNCING, **facts: object) -> PodWork
     made.state = state
     for name, value in facts.items():
         setattr(made, name, value)
-    return made
-
-
-def pod(*, spec: int | None = 30, deletion: int | None = None) -> Pod:
-    made = Pod()
-    made.spec.termination_grace_period_seconds = spec
-    if deletion is not None:
-        made.metadata.deletion_timestamp = datetime(2026, 1, 1, tzinfo=UTC)
-        made.metadata.deletion_grace_period_seconds = deletion
     return made
 
 
@@ -45,21 +35,21 @@ def test_only_moves_of_the_table_are_possible(start: WorkerState, to: WorkerStat
 @pytest.mark.parametrize(
     ("current", "pod", "override", "grace", "shorter"),
     [
-        (None, pod(spec=30), None, 30, False),
-        (None, pod(spec=30, deletion=10), None, 10, False),
-        (None, pod(spec=30, deletion=0), None, 1, False),
-        (None, pod(spec=30, deletion=0), 20, 1, False),
-        (None, pod(spec=0), None, 1, False),
-        (None, pod(spec=None), None, 1, False),
-        (None, pod(spec=30), 5, 5, False),
-        (None, pod(spec=30), 0, 1, False),
-        (30, pod(spec=30, deletion=0), None, 1, True),
-        (30, pod(spec=30), 0, 1, True),
-        (1, pod(spec=30, deletion=0), None, 1, False),
-        (30, pod(spec=30, deletion=10), None, 10, True),
-        (10, pod(spec=30, deletion=60), None, 10, False),
-        (10, pod(spec=30), 60, 10, False),
-        (10, pod(spec=30), 3, 3, True),
+        (None, a_pod(grace=30), None, 30, False),
+        (None, a_pod(grace=30, deletion_grace=10), None, 10, False),
+        (None, a_pod(grace=30, deletion_grace=0), None, 1, False),
+        (None, a_pod(grace=30, deletion_grace=0), 20, 1, False),
+        (None, a_pod(grace=0), None, 1, False),
+        (None, a_pod(grace=None), None, 1, False),
+        (None, a_pod(grace=30), 5, 5, False),
+        (None, a_pod(grace=30), 0, 1, False),
+        (30, a_pod(grace=30, deletion_grace=0), None, 1, True),
+        (30, a_pod(grace=30), 0, 1, True),
+        (1, a_pod(grace=30, deletion_grace=0), None, 1, False),
+        (30, a_pod(grace=30, deletion_grace=10), None, 10, True),
+        (10, a_pod(grace=30, deletion_grace=60), None, 10, False),
+        (10, a_pod(grace=30), 60, 10, False),
+        (10, a_pod(grace=30), 3, 3, True),
         (1, None, None, 1, False),
     ],
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 from hypothesis import given
@@ -127,3 +129,32 @@ def test_indexes_never_disagree(steps: list[tuple[bool, bool, str, str]]) -> Non
         assert {full_name(each) for each in table.orphan_mirrors()} == {
             full_name(each) for each in table.mirrors()
         } - names
+
+
+def test_threads_list_pods_while_the_loop_adds_and_removes_them() -> None:
+    table, others = _table(*(a_pod(f"web-{number}") for number in range(200))), [a_pod(f"job-{n}") for n in range(50)]
+    problems: list[Exception] = []
+    ended = threading.Event()
+
+    def count() -> None:  # as the OOM watcher does
+        try:
+            while not ended.is_set():
+                table.pods()
+        except Exception as problem:
+            problems.append(problem)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        for _ in range(100):
+            for pod in others:
+                table.put(pod)
+            for pod in others:
+                table.remove(pod)
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert not problems

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pykubelet.api.types import Pod
 from pykubelet.clients.http.port import Fetched
 from pykubelet.model.pod import Source, name_of
 from pykubelet.sources.watch import FileEvent
+from tests.builders import a_decoded_pod
 
 MANIFEST = """\
 apiVersion: v1
@@ -30,9 +29,9 @@ def manifest(name: str, image: str = "busybox:1") -> str:
     return MANIFEST.format(name=name, image=image)
 
 
-def a_pod(name: str, *, uid: str = "", image: str = "i", **metadata: Any) -> Pod:
-    described = {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", **metadata}
-    return msgspec.convert({"metadata": described, "spec": {"containers": [{"name": "c", "image": image}]}}, Pod)
+def a_delivered_pod(name: str, *, uid: str = "", image: str = "i", **metadata: Any) -> Pod:
+    """A pod as a source delivers it, before the mux annotates it; `metadata` in wire names."""
+    return a_decoded_pod(name, uid=uid, metadata=metadata, containers=[{"name": "c", "image": image}])
 
 
 class HeardSets:

@@ -21,7 +21,7 @@ from pykubelet.model.pod import (
 )
 from pykubelet.sources.mux import PodMux
 from tests.fakes.recorded_events import RecordedEvents
-from tests.unit.sources.doubles import a_pod
+from tests.unit.sources.doubles import a_delivered_pod
 
 FILE, API, HTTP = Source.FILE, Source.API, Source.HTTP
 
@@ -45,8 +45,8 @@ def _deliver(mux: PodMux, *pods: Pod, source: Source = FILE) -> list[PodsChanged
 
 
 def test_new_pods_are_added_in_order_with_source_and_time() -> None:
-    given_pod = a_pod("b")
-    changes = _deliver(_mux(), given_pod, a_pod("a"))
+    given_pod = a_delivered_pod("b")
+    changes = _deliver(_mux(), given_pod, a_delivered_pod("a"))
     assert _ops(changes) == [("add", ["b", "a"])]
     annotations = changes[0].pods[0].metadata.annotations
     assert annotations == {SOURCE_ANNOTATION: "file", SEEN_ANNOTATION: "2023-11-14T22:13:20.000000005Z"}
@@ -61,15 +61,17 @@ def test_the_first_empty_set_is_told_later_ones_are_not() -> None:
 
 def test_the_same_again_is_no_news() -> None:
     mux = _mux()
-    _deliver(mux, a_pod("a"))
-    assert _deliver(mux, a_pod("a")) == []
+    _deliver(mux, a_delivered_pod("a"))
+    assert _deliver(mux, a_delivered_pod("a")) == []
 
 
 def test_update_keeps_what_is_ours() -> None:
     mux = _mux(API)
     mirror = {MIRROR_ANNOTATION: "h1", "x": "1"}
-    added = _deliver(mux, a_pod("a", annotations=mirror), source=API)[0].pods[0]
-    newer = a_pod("a", image="new", annotations={MIRROR_ANNOTATION: "h2", "y": "2"}, labels={"l": "1"}, generation=2)
+    added = _deliver(mux, a_delivered_pod("a", annotations=mirror), source=API)[0].pods[0]
+    newer = a_delivered_pod(
+        "a", image="new", annotations={MIRROR_ANNOTATION: "h2", "y": "2"}, labels={"l": "1"}, generation=2
+    )
     changes = _deliver(mux, newer, source=API)
     assert _ops(changes) == [("update", ["a"])]
     pod = changes[0].pods[0]
@@ -84,32 +86,34 @@ def test_update_keeps_what_is_ours() -> None:
 @pytest.mark.parametrize(
     ("changed", "op"),
     [
-        (a_pod("a", image="x"), "update"),
-        (a_pod("a", labels={"l": "1"}), "update"),
-        (a_pod("a", annotations={"n": "1"}), "update"),
-        (a_pod("a", deletionGracePeriodSeconds=3), "update"),
-        (a_pod("a", deletionTimestamp=datetime(2024, 1, 1, tzinfo=UTC)), "delete"),
-        (a_pod("a", annotations={SEEN_ANNOTATION: "never"}), None),
-        (a_pod("a", resourceVersion="9"), None),
-        (msgspec.structs.replace(a_pod("a"), status=PodStatus(phase="Running")), "reconcile"),
+        (a_delivered_pod("a", image="x"), "update"),
+        (a_delivered_pod("a", labels={"l": "1"}), "update"),
+        (a_delivered_pod("a", annotations={"n": "1"}), "update"),
+        (a_delivered_pod("a", deletionGracePeriodSeconds=3), "update"),
+        (a_delivered_pod("a", deletionTimestamp=datetime(2024, 1, 1, tzinfo=UTC)), "delete"),
+        (a_delivered_pod("a", annotations={SEEN_ANNOTATION: "never"}), None),
+        (a_delivered_pod("a", resourceVersion="9"), None),
+        (msgspec.structs.replace(a_delivered_pod("a"), status=PodStatus(phase="Running")), "reconcile"),
     ],
 )
 def test_what_counts_as_which_change(changed: Pod, op: str | None) -> None:
     mux = _mux(API)
-    _deliver(mux, a_pod("a"), source=API)
+    _deliver(mux, a_delivered_pod("a"), source=API)
     assert _ops(_deliver(mux, changed, source=API)) == ([(op, ["a"])] if op else [])
     assert _deliver(mux, changed, source=API) == []
 
 
 def test_order_of_emission() -> None:
     mux = _mux(API)
-    _deliver(mux, a_pod("gone"), a_pod("up"), a_pod("del"), a_pod("rec"), source=API)
+    _deliver(
+        mux, a_delivered_pod("gone"), a_delivered_pod("up"), a_delivered_pod("del"), a_delivered_pod("rec"), source=API
+    )
     changes = _deliver(
         mux,
-        msgspec.structs.replace(a_pod("rec"), status=PodStatus(phase="Running")),
-        a_pod("del", deletionTimestamp=datetime(2024, 1, 1, tzinfo=UTC)),
-        a_pod("up", image="x"),
-        a_pod("new"),
+        msgspec.structs.replace(a_delivered_pod("rec"), status=PodStatus(phase="Running")),
+        a_delivered_pod("del", deletionTimestamp=datetime(2024, 1, 1, tzinfo=UTC)),
+        a_delivered_pod("up", image="x"),
+        a_delivered_pod("new"),
         source=API,
     )
     assert _ops(changes) == [
@@ -123,15 +127,15 @@ def test_order_of_emission() -> None:
 
 def test_a_new_uid_under_the_same_name_is_another_pod() -> None:
     mux = _mux()
-    _deliver(mux, a_pod("a", uid="1"))
-    changes = _deliver(mux, a_pod("a", uid="2"))
+    _deliver(mux, a_delivered_pod("a", uid="1"))
+    changes = _deliver(mux, a_delivered_pod("a", uid="2"))
     assert [(c.op, c.pods[0].metadata.uid) for c in changes] == [(Operation.REMOVE, "1"), (Operation.ADD, "2")]
 
 
 def test_sources_do_not_touch_each_other() -> None:
     mux = _mux(FILE, HTTP)
-    _deliver(mux, a_pod("a"))
-    mux.deliver(HTTP, [a_pod("b")])
+    _deliver(mux, a_delivered_pod("a"))
+    mux.deliver(HTTP, [a_delivered_pod("b")])
     mux.deliver(FILE, [])
     assert [(c.source, c.op.value) for c in mux.take_nowait()] == [(HTTP, "add"), (FILE, "remove")]
 
@@ -139,7 +143,11 @@ def test_sources_do_not_touch_each_other() -> None:
 def test_duplicates_are_dropped_and_told_once() -> None:
     events = RecordedEvents()
     mux = _mux(events=events)
-    first, second, same_uid = a_pod("a", uid="1"), a_pod("a", uid="2"), a_pod("z", uid="1")
+    first, second, same_uid = (
+        a_delivered_pod("a", uid="1"),
+        a_delivered_pod("a", uid="2"),
+        a_delivered_pod("z", uid="1"),
+    )
     assert _ops(_deliver(mux, first, second, same_uid)) == [("add", ["a"])]
     assert _deliver(mux, first, second, same_uid) == []
     assert [(event.about, event.message) for event in events.all] == [
@@ -154,18 +162,18 @@ def test_duplicates_are_dropped_and_told_once() -> None:
 
 def test_the_second_takes_over_when_the_first_goes() -> None:
     mux = _mux()
-    _deliver(mux, a_pod("a", uid="1"), a_pod("a", uid="2"))
-    assert _ops(_deliver(mux, a_pod("a", uid="2"))) == [("remove", ["a"]), ("add", ["a"])]
+    _deliver(mux, a_delivered_pod("a", uid="1"), a_delivered_pod("a", uid="2"))
+    assert _ops(_deliver(mux, a_delivered_pod("a", uid="2"))) == [("remove", ["a"]), ("add", ["a"])]
 
 
 def test_a_pod_that_was_gone_in_between_is_removed_and_added_however_slow_the_reader() -> None:
     mux = _mux()
-    _deliver(mux, a_pod("a"), a_pod("b"))
-    mux.deliver(FILE, [a_pod("b")])
-    mux.deliver(FILE, [a_pod("a"), a_pod("b")])
+    _deliver(mux, a_delivered_pod("a"), a_delivered_pod("b"))
+    mux.deliver(FILE, [a_delivered_pod("b")])
+    mux.deliver(FILE, [a_delivered_pod("a"), a_delivered_pod("b")])
     assert _ops(mux.take_nowait()) == [("remove", ["a"]), ("add", ["a"])]
-    assert _deliver(mux, a_pod("a"), a_pod("b")) == []
-    mux.deliver(FILE, [a_pod("b")])
+    assert _deliver(mux, a_delivered_pod("a"), a_delivered_pod("b")) == []
+    mux.deliver(FILE, [a_delivered_pod("b")])
     assert _ops(mux.take_nowait()) == [("remove", ["a"])]
 
 
@@ -198,14 +206,14 @@ async def test_the_reader_sleeps_until_something_is_delivered() -> None:
         reading = group.create_task(mux.next_changes())
         await asyncio.sleep(1)
         assert not reading.done()
-        mux.deliver(FILE, [a_pod("a")])
+        mux.deliver(FILE, [a_delivered_pod("a")])
     assert _ops(reading.result()) == [("add", ["a"])]
 
 
 async def test_a_slow_reader_gets_one_merged_answer() -> None:
     mux = _mux()
     for i in range(1000):
-        mux.deliver(FILE, [a_pod("a", image=f"i{i}"), a_pod("b")])
+        mux.deliver(FILE, [a_delivered_pod("a", image=f"i{i}"), a_delivered_pod("b")])
     changes = await mux.next_changes()
     assert _ops(changes) == [("add", ["a", "b"])]
     assert changes[0].pods[0].spec.containers[0].image == "i999"
@@ -219,7 +227,7 @@ def test_replaying_the_changes_gives_the_last_set(sets: list[list[tuple[str, str
     mux = _mux()
     replayed: dict[str, tuple[str, str | None]] = {}
     for delivered in sets:
-        pods = [a_pod(name, uid=name + uid, image=image) for name, uid, image in delivered]
+        pods = [a_delivered_pod(name, uid=name + uid, image=image) for name, uid, image in delivered]
         for change in _deliver(mux, *pods):
             for pod in change.pods:
                 uid = pod.metadata.uid or ""

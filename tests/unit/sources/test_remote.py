@@ -13,7 +13,7 @@ from pykubelet.model.pod import Source, name_of
 from pykubelet.sources.manifests import url_loader
 from pykubelet.sources.remote import ApiSource, UrlSource
 from tests.fakes.recorded_events import RecordedEvents
-from tests.unit.sources.doubles import HeardSets, ScriptedFetch, a_pod, manifest
+from tests.unit.sources.doubles import HeardSets, ScriptedFetch, a_delivered_pod, manifest
 
 URL = "http://config/pods"
 
@@ -168,7 +168,11 @@ class Feed:
 
 
 async def test_every_set_is_handed_on_once_the_node_is_known() -> None:
-    node, sets, feed = Node(), HeardSets(), Feed([a_pod("a")], [a_pod("a"), a_pod("b")], [])
+    node, sets, feed = (
+        Node(),
+        HeardSets(),
+        Feed([a_delivered_pod("a")], [a_delivered_pod("a"), a_delivered_pod("b")], []),
+    )
     async with running(ApiSource(sets=feed.sets, wait_node_known=node.wait_known, deliver=sets.deliver)):
         await asyncio.sleep(5)
         assert not feed.began

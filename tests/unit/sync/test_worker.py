@@ -7,7 +7,6 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 
 import pytest
 
@@ -17,7 +16,7 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.model.errors import CriError, RuntimeDown
-from pykubelet.model.pod import SOURCE_ANNOTATION, PodUID, name_of
+from pykubelet.model.pod import PodUID, name_of
 from pykubelet.model.problems import CreateFailed, Problem
 from pykubelet.model.runtime_status import ContainerStatus, PodRuntimeStatus
 from pykubelet.pods.record import Orphan, Room, StatusChange, WorkerState
@@ -26,20 +25,7 @@ from pykubelet.recorder import LifeRecorder
 from pykubelet.signals import PodFinished
 from pykubelet.sync.pod_sync import NetworkNotReady, SyncResult
 from pykubelet.sync.worker import KillRequest, PodWorkers, UpdateKind
-from tests.builders import a_context
-
-
-def a_pod(name: str = "web", uid: str = "u1", *, static: bool = False, deleted: int | None = None) -> Pod:
-    pod = Pod()
-    pod.metadata.name, pod.metadata.namespace, pod.metadata.uid = name, "default", uid
-    pod.spec.termination_grace_period_seconds = 30
-    if static:
-        pod.metadata.annotations = {SOURCE_ANNOTATION: "file"}
-    if deleted is not None:
-        pod.metadata.deletion_timestamp = datetime(2026, 1, 1, tzinfo=UTC)
-        pod.metadata.deletion_grace_period_seconds = deleted
-    return pod
-
+from tests.builders import a_context, a_pod
 
 BACK_OFF = CreateFailed(reason="CreateContainerError", text="back-off")
 
@@ -122,9 +108,9 @@ async def a_bench() -> AsyncIterator[Bench]:
 
 async def test_a_pod_lives_and_ends_through_the_three_steps() -> None:
     async with a_bench() as bench:
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
-        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=10))
+        bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1", deletion_grace=10))
         await bench.clock.sleep(1)
         assert bench.what() == ["sync web", "kill web 10", "killed web", "terminated web"]
         assert bench.finished == ["u1"]
@@ -135,17 +121,17 @@ async def test_a_pod_lives_and_ends_through_the_three_steps() -> None:
 async def test_updates_while_syncing_are_merged_into_one_more_run() -> None:
     async with a_bench() as bench:
         bench.steps.sync_takes = 5
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
         for _ in range(10):
-            bench.workers.update(UpdateKind.UPDATE, a_pod())
+            bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1"))
         await bench.clock.sleep(20)
         assert bench.steps.done("sync web") == 2
 
 
 async def test_an_idle_pod_is_looked_at_once_per_resync_interval() -> None:
     async with a_bench() as bench:
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(3600)
         assert 40 <= bench.steps.done("sync web") <= 60
 
@@ -153,10 +139,10 @@ async def test_an_idle_pod_is_looked_at_once_per_resync_interval() -> None:
 async def test_a_kill_interrupts_the_sync_and_is_never_overwritten() -> None:
     async with a_bench() as bench:
         bench.steps.sync_takes = 1000
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
-        bench.workers.update(UpdateKind.KILL, a_pod())
-        bench.workers.update(UpdateKind.UPDATE, a_pod())
+        bench.workers.update(UpdateKind.KILL, a_pod(uid="u1"))
+        bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
         assert bench.what() == ["sync web", "kill web 30", "killed web", "terminated web"]
         assert bench.steps.log[1][0] < 2
@@ -165,13 +151,13 @@ async def test_a_kill_interrupts_the_sync_and_is_never_overwritten() -> None:
 async def test_a_shorter_grace_restarts_the_kill_a_longer_one_does_not() -> None:
     async with a_bench() as bench:
         bench.steps.kill_takes = 100
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
-        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=20))
+        bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1", deletion_grace=20))
         await bench.clock.sleep(1)
-        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=25))
+        bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1", deletion_grace=25))
         await bench.clock.sleep(1)
-        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=5))
+        bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1", deletion_grace=5))
         await bench.clock.sleep(200)
         assert bench.what()[1:] == ["kill web 20", "kill web 5", "killed web", "terminated web"]
 
@@ -190,7 +176,7 @@ async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
 
         bench.steps.on_sync = fail
         for number, name in enumerate(("bad", "net", "loop", "good")):
-            bench.workers.update(UpdateKind.CREATE, a_pod(name, f"u{number}"))
+            bench.workers.update(UpdateKind.CREATE, a_pod(name, uid=f"u{number}"))
         await bench.clock.sleep(29)
         assert 2 <= bench.steps.done("sync bad") <= 3
         assert 18 <= bench.steps.done("sync net") <= 29
@@ -202,7 +188,7 @@ async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
 async def test_a_status_that_cannot_be_had_is_told_but_not_when_the_whole_runtime_is_away() -> None:
     async with a_bench() as bench:
         bench.pleg.error = CriError("no such sandbox")
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
         assert [e.message for e in bench.events.all()] == ["error determining status: no such sandbox"]
         bench.pleg.error = RuntimeDown("connection refused")
@@ -213,13 +199,13 @@ async def test_a_status_that_cannot_be_had_is_told_but_not_when_the_whole_runtim
 async def test_a_pod_waits_for_those_that_make_room_but_not_for_ever() -> None:
     async with a_bench() as bench:
         gone, stuck = (asyncio.get_running_loop().create_future() for _ in range(2))
-        bench.workers.update(UpdateKind.CREATE, a_pod(), after=Room(stopped=[gone], patience=45))
-        bench.workers.update(UpdateKind.CREATE, a_pod("late", "u2"), after=Room(stopped=[stuck], patience=45))
-        bench.workers.update(UpdateKind.CREATE, a_pod("gone", "u3"), after=Room(stopped=[stuck], patience=45))
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"), after=Room(stopped=[gone], patience=45))
+        bench.workers.update(UpdateKind.CREATE, a_pod("late", uid="u2"), after=Room(stopped=[stuck], patience=45))
+        bench.workers.update(UpdateKind.CREATE, a_pod("gone", uid="u3"), after=Room(stopped=[stuck], patience=45))
         await bench.clock.sleep(20)
         assert bench.what() == []
         gone.set_result(None)
-        bench.workers.update(UpdateKind.UPDATE, a_pod("gone", "u3", deleted=10))
+        bench.workers.update(UpdateKind.UPDATE, a_pod("gone", uid="u3", deletion_grace=10))
         await bench.clock.sleep(1)
         assert bench.what() == ["sync web", "kill gone 10", "killed gone", "terminated gone"]
         await bench.clock.sleep(25)
@@ -229,9 +215,9 @@ async def test_a_pod_waits_for_those_that_make_room_but_not_for_ever() -> None:
 async def test_a_pod_that_waited_for_room_starts_as_it_is_by_then() -> None:
     async with a_bench() as bench:
         gone = asyncio.get_running_loop().create_future()
-        bench.workers.update(UpdateKind.CREATE, a_pod("old"), after=Room(stopped=[gone], patience=45))
+        bench.workers.update(UpdateKind.CREATE, a_pod("old", uid="u1"), after=Room(stopped=[gone], patience=45))
         await bench.clock.sleep(5)
-        bench.workers.update(UpdateKind.UPDATE, a_pod("new"))
+        bench.workers.update(UpdateKind.UPDATE, a_pod("new", uid="u1"))
         await bench.clock.sleep(5)
         gone.set_result(None)
         await bench.clock.sleep(1)
@@ -241,7 +227,7 @@ async def test_a_pod_that_waited_for_room_starts_as_it_is_by_then() -> None:
 async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
     async with a_bench() as bench:
         bench.pleg.error = RuntimeDown("no answer")
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(3)
         assert bench.what() == []
         bench.pleg.error = None
@@ -258,7 +244,7 @@ async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> 
             raise RuntimeDown("no answer")
 
         bench.pleg.status_newer_than = fresh  # type: ignore[method-assign]
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(3 * 3600)
         pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
         assert len(pauses) > 1100 and max(pauses) < 5.1
@@ -267,19 +253,19 @@ async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> 
 async def test_a_pod_that_ends_by_itself_is_terminated_but_not_deleted() -> None:
     async with a_bench() as bench:
         bench.steps.on_sync = lambda pod: SyncResult(ended=True)
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
         assert bench.what() == ["sync web", "kill web 30", "killed web", "terminated web"]
         state = bench.table.worker("u1")
         assert state is not None and not state.deleted
-        bench.workers.update(UpdateKind.UPDATE, a_pod())
+        bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
         assert bench.steps.done("sync web") == 1
 
 
 async def test_a_pod_that_already_ended_in_the_api_is_only_cleaned_up() -> None:
     async with a_bench() as bench:
-        pod = a_pod()
+        pod = a_pod(uid="u1")
         pod.status.phase = "Succeeded"
         bench.workers.update(UpdateKind.CREATE, pod)
         await bench.clock.sleep(1)
@@ -289,7 +275,7 @@ async def test_a_pod_that_already_ended_in_the_api_is_only_cleaned_up() -> None:
 async def test_a_pod_that_ended_in_the_api_and_is_still_up_is_stopped_first() -> None:
     async with a_bench() as bench:
         bench.table.relisted(0.0, changed=(), up=["u1"])
-        pod = a_pod()
+        pod = a_pod(uid="u1")
         pod.status.phase = "Failed"
         bench.workers.update(UpdateKind.CREATE, pod)
         await bench.clock.sleep(1)
@@ -326,14 +312,14 @@ async def test_a_waiting_static_pod_that_is_removed_never_starts() -> None:
 async def test_a_uid_added_again_while_it_ends_is_started_anew_after_it_was_forgotten() -> None:
     async with a_bench() as bench:
         bench.steps.kill_takes = 5
-        bench.workers.update(UpdateKind.CREATE, a_pod(static=True))
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1", static=True))
         await bench.clock.sleep(1)
-        bench.workers.update(UpdateKind.KILL, a_pod(static=True))
+        bench.workers.update(UpdateKind.KILL, a_pod(uid="u1", static=True))
         await bench.clock.sleep(1)
-        bench.workers.update(UpdateKind.CREATE, a_pod(static=True))
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1", static=True))
         await bench.clock.sleep(10)
         assert bench.workers.forget("u1")
-        bench.workers.update(UpdateKind.CREATE, a_pod(static=True))
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1", static=True))
         await bench.clock.sleep(1)
         assert bench.steps.done("sync web") == 2
 
@@ -341,12 +327,12 @@ async def test_a_uid_added_again_while_it_ends_is_started_anew_after_it_was_forg
 async def test_who_asked_for_a_kill_learns_when_nothing_runs_any_more() -> None:
     async with a_bench() as bench:
         bench.steps.kill_takes = 3
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
         done = asyncio.get_running_loop().create_future()
         begun = bench.clock.monotonic()
         request = KillRequest(grace_override=4, evicted=True, done=done, change_status=lambda status: None)
-        bench.workers.update(UpdateKind.KILL, a_pod(), request)
+        bench.workers.update(UpdateKind.KILL, a_pod(uid="u1"), request)
         await done
         assert round(bench.clock.monotonic() - begun) == 3
         state = bench.table.worker("u1")
@@ -354,13 +340,13 @@ async def test_who_asked_for_a_kill_learns_when_nothing_runs_any_more() -> None:
         assert len(bench.steps.statuses) == 1
         again = asyncio.get_running_loop().create_future()
         await bench.clock.sleep(1)
-        bench.workers.update(UpdateKind.KILL, a_pod(), KillRequest(done=again))
+        bench.workers.update(UpdateKind.KILL, a_pod(uid="u1"), KillRequest(done=again))
         await again
 
 
 async def test_a_pod_first_seen_when_it_is_deleted_is_stopped_in_case_an_earlier_agent_started_it() -> None:
     async with a_bench() as bench:
-        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=30))
+        bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1", deletion_grace=30))
         await bench.clock.sleep(1)
         assert bench.what() == ["kill web 30", "killed web", "terminated web"]
         assert bench.finished == ["u1"]
@@ -380,7 +366,7 @@ async def test_an_orphan_is_killed_once_and_forgotten() -> None:
 async def test_a_deadline_brings_the_next_run_forward() -> None:
     async with a_bench() as bench:
         bench.steps.on_sync = lambda pod: SyncResult(retry_at=bench.clock.now() + 7)
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(8)
         assert [at for at, _ in bench.steps.log] == pytest.approx([0, 7], abs=1e-5)
 
@@ -390,7 +376,7 @@ async def test_passes_that_change_nothing_are_not_repeated_without_a_pause(probl
     async with a_bench() as bench:
         bench.steps.on_sync = lambda pod: SyncResult(problems=problems, retry_at=bench.clock.now())
         bench.steps.sync_takes = 0.01
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(10)
         assert 8 <= bench.steps.done("sync web") <= 12
 
@@ -406,7 +392,7 @@ async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
         bench.steps.on_sync = lambda pod: SyncResult(
             retry_at=None if bench.steps.done("sync web") == 5 else bench.clock.now()
         )
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(0.1)
         assert bench.steps.done("sync web") == 5
 
@@ -414,11 +400,11 @@ async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
 async def test_steps_are_timed() -> None:
     async with a_bench() as bench:
         bench.steps.sync_takes, bench.steps.kill_takes = 1, 2
-        bench.workers.update(UpdateKind.CREATE, a_pod())
+        bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(5)
         bench.workers.sync_now("u1")
         await bench.clock.sleep(5)
-        bench.workers.update(UpdateKind.UPDATE, a_pod(deleted=10))
+        bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1", deletion_grace=10))
         await bench.clock.sleep(5)
         text = bench.metrics.expose()
         for kind in ("create", "sync", "kill", "terminated"):

@@ -259,6 +259,28 @@ async def test_a_driver_that_fails_to_take_back_is_asked_until_it_does(tmp_path:
     assert bed.is_clean()
 
 
+@pytest.mark.parametrize("call", ["unpublish", "unstage"])
+async def test_a_mount_that_outlasts_its_driver_s_answer_is_reported(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bed = CsiVolumeNode(tmp_path)
+    pod = pod_with(bed.volume())
+
+    async def nothing(volume_id: str, place: Path) -> None:
+        """Answers without having unmounted."""
+
+    async with bed.life() as manager:
+        await manager.wait_mounted(pod)
+        with monkeypatch.context() as patched:
+            patched.setattr(bed.driver, call, nothing)
+            manager.keep_only([])
+            await bed.node.clock.sleep(0.2)
+        errors = [record.error for record in caplog.records if hasattr(record, "error")]
+        assert errors and errors[0].endswith(" is still mounted although its driver said that it is not")
+        await bed.node.clock.sleep(5)
+    assert bed.is_clean()
+
+
 async def test_the_next_life_neither_publishes_again_nor_forgets(tmp_path: Path) -> None:
     bed = CsiVolumeNode(tmp_path)
     pod = pod_with(bed.volume())

@@ -77,6 +77,21 @@ async def test_wait_ends_with_a_reason_a_person_can_read(node: VolumeNode) -> No
         assert problem_texts(manager) == ["volume cfg: configmap default/web not found, 8th try, next in 4 s"]
 
 
+async def test_a_defect_in_reporting_a_failure_is_logged_and_the_volume_retried(
+    node: VolumeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise LookupError("defect")
+
+    node.events.on_event = broken
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady):
+            await manager.wait_mounted(pod_with(config_volume()))
+        assert len(node.objects.reads) > 2
+    defects = [record for record in caplog.records if record.message == "volume not reconciled, unexpected"]
+    assert defects and defects[0].exc_info is not None and defects[0].exc_info[0] is LookupError
+
+
 async def test_back_off_doubles_to_two_minutes_and_two_seconds(node: VolumeNode) -> None:
     pod = pod_with(config_volume())
     async with node.running() as manager:

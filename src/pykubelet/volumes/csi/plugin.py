@@ -425,7 +425,7 @@ class CsiVolumes(RemotePlugin):
             return
         target = self._paths.target(uid, folder)
         if is_mount_point(self._mounts, target):
-            raise VolumeProblem(f"{target} is still mounted although its driver csi_driver that it is not")
+            raise VolumeProblem(f"{target} is still mounted although its driver said that it is not")
         with contextlib.suppress(FileNotFoundError):
             self._marker(uid, folder).unlink()
         self._mounts.remove_tree(self._marker(uid, folder).parent)
@@ -438,7 +438,7 @@ class CsiVolumes(RemotePlugin):
             return
         staging = self._paths.staging(*record.key)
         if is_mount_point(self._mounts, staging):
-            raise VolumeProblem(f"{staging} is still mounted although its driver csi_driver that it is not")
+            raise VolumeProblem(f"{staging} is still mounted although its driver said that it is not")
         _remove_empty(staging)
         _remove_record(staging.parent)
 

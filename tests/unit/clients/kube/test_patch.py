@@ -164,11 +164,11 @@ def test_pod_status_patch_ignores_what_go_writes_for_nothing() -> None:
 
 
 def test_state_without_details_is_still_a_state() -> None:
-    def a_pod(state: ContainerState) -> Pod:
+    def pod_in(state: ContainerState) -> Pod:
         return Pod(status=PodStatus(container_statuses=[ContainerStatus(name="a", state=state)]))
 
-    running = a_pod(ContainerState(running=ContainerStateRunning()))
-    assert pod_status_patch(a_pod(ContainerState()), running.status) is not None
+    running = pod_in(ContainerState(running=ContainerStateRunning()))
+    assert pod_status_patch(pod_in(ContainerState()), running.status) is not None
 
 
 def test_node_addresses_are_replaced_as_a_whole() -> None:
