@@ -32,7 +32,7 @@ lint: dev
 	@.venv/bin/mypy
 
 check: lint ## quick: format, lint, types, layers, unit and scenario tests (no root needed)
-	@$(PYTEST) -q -n 2 -m "not node and not cluster" tests/unit tests/scenarios tests/contracts tests/test_layers.py
+	@$(PYTEST) -q -n 2 -m "not node and not cluster" tests/unit tests/scenarios tests/contracts tests/test_layers.py tests/test_house.py tests/test_host_calls.py
 
 fix: dev ## format and mend what ruff can mend
 	@.venv/bin/ruff format --quiet .
@@ -62,5 +62,6 @@ pause: dev ## assemble the pause program anew (needs Debian's llvm)
 types: dev ## generate the Kubernetes types anew
 	@$(PYTHON) tools/gen_types.py
 
-docs: dev ## generate the settings reference anew
+docs: dev ## generate the settings reference and the list of causes anew
 	@$(PYTHON) tools/gen_settings_doc.py
+	@$(PYTHON) -m pykubelet.explain.document > docs/troubleshooting.md

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from tools.house import MOST_LINES, MOST_PARAMETERS, Function, parameters, sources
@@ -27,6 +28,7 @@ SHOWN = frozenset(
 """Files in which such a word stands in a text that is shown, and may."""
 
 
+@cache
 def functions() -> list[tuple[str, Function]]:
     return [
         (f"{path.relative_to(BASE)}:{node.lineno} {node.name}", node)

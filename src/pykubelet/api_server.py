@@ -1,6 +1,6 @@
 """What the rest of the agent gets from its API server, and what stands in for it on a node without one.
 
-This is the one place where the two kinds of node differ: `connect` makes the parts that talk to an API server,
+This is where the two kinds of node differ: `connect` makes the parts that talk to an API server,
 `absent` those that do exactly what upstream does in standalone mode, nothing or a plain refusal.
 """
 

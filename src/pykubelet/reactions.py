@@ -76,6 +76,8 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -
     on(PodFinished, lambda _: cm.allocation.retry(POD_TERMINATED))
     on(PodRestarts, lambda restarts: statuses.begin_anew(restarts.uid))
     on(ProbeResultChanged, loop.probe_result_changed)
+    if sender is not None:
+        on(PodStatusChanged, lambda changed: sender.changed(changed.uid))
     on(PodStatusChanged, lambda changed: probes.container_changed(changed.uid))
     on(ObjectChanged, object_changed)
     on(VolumesMounted, lambda mounted: workers.sync_now(mounted.uid))
@@ -88,5 +90,3 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -
     on(PodPreempted, lambda preempted: loop.preempt(preempted.pod, preempted.resource))
     on(NodeStatusChanged, lambda _: reporting.node_status_changed())
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
-    if sender is not None:
-        on(PodStatusChanged, lambda changed: sender.changed(changed.uid))

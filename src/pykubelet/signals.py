@@ -70,11 +70,11 @@ class RuntimeChanged(Signal, frozen=True):
 
 
 class PodSetChanged(Signal, frozen=True):
-    """A source added, changed or removed pods, or an orphan was found."""
+    """A source added, changed or removed pods, or an orphan was found: housekeeping may have something to do."""
 
 
 class PodFinished(PodSignal, frozen=True):
-    """Nothing of the pod is left to do, or it was added again after that."""
+    """Nothing of the pod is left to do."""
 
 
 class PodRestarts(PodSignal, frozen=True):

@@ -36,7 +36,7 @@ PLACES = {
 ELSEWHERE: Final[Mapping[str, str]] = {
     r"git clone .*": "there is no address to clone from yet",
     r"make run( EXAMPLE=\S+)?": "what it runs is checked by asking make; the first part installs packages",
-    r"make (test|check|fix|bench|types|proto|docs)": "what it runs is checked by asking make; it is this run, or long",
+    r"make (test|check|fix|bench|types|proto|docs|pause)": "what it runs is checked by asking make; this run, or long",
     r"make conformance( \w+=\S+)*": "what it runs is checked by asking make; it takes an hour",
     r"(\.venv/bin/)?python -m bench(\.\w+)?( --\w+( \w+)?)*": "takes minutes; that the module is there is checked",
     r"(\.venv/bin/)?python -m conformance.*": "it takes an hour; that the module is there is checked",

@@ -107,11 +107,12 @@ async def test_node_reads_exactly_what_its_pods_refer_to(cluster: Cluster) -> No
         references = ReferenceWatcher(kube=node, clock=CLOCK)
         tokens = TokenManager(kube=node, clock=CLOCK)
         poked: list[Any] = []
-        references.listen(poked.append)
+        references.listen(lambda *changed: poked.append(changed))
         async with running(references):
             references.register(pod)
             await read(lambda: references.secret("default", "pw"), {"a": "Yg=="})
             await read(lambda: references.config_map("default", "conf"), {"v": "1"})
+            poked.clear()
             await admin.update(ConfigMap(metadata=ObjectMeta(name="conf", namespace="default"), data={"v": "2"}))
             await until(lambda: poked)
             await read(lambda: references.config_map("default", "conf"), {"v": "2"})

@@ -118,7 +118,7 @@ async def served(
         world.reviewer.everything = {user}
         world.settings = replace(world.settings, **(settings or {}))
         world.serving = serving or world.serving
-        world.changes = {"runtime": client}
+        world.runtime = client
         # Nothing here is meant to be waited for as long as that: an answer that never comes must not hold up the run.
         async with asyncio.timeout(300), running_server(world.server()) as port:
             yield Served(port, world.client_context(world.ca.issue("ada")), folder)

@@ -10,7 +10,7 @@ import pytest
 from pykubelet.clients.cri.port import EventSource
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
-from pykubelet.model.errors import CallTimedOut, CriError, RuntimeDown
+from pykubelet.model.errors import CallTimedOut, CriError, NotFound, RuntimeDown
 from pykubelet.model.runtime_status import ContainerEvent, EventKind
 from pykubelet.pleg.pleg import EXIT_PAUSES, Pleg, PlegSettings
 from pykubelet.pods.table import PodTable
@@ -299,6 +299,37 @@ async def test_a_relist_overtaken_by_a_refresh_tells_nothing_wrong() -> None:
         await node.pleg.inspect("uid-web")
         await node.clock.sleep(10)
         assert [type(e) for _, e in node.published] == [ContainerDied]
+
+
+async def test_a_relist_overtaken_by_the_removal_of_a_pod_leaves_no_record() -> None:
+    """The slow listing still shows the pod, an inspection since then shows nothing: the newer one counts."""
+    node = Node(events=False)
+    async with node.up("web"):
+        slow = node.cri.slow("list_pod_sandboxes", 5.0, times=1)
+        await node.clock.sleep(1.5)
+        assert slow.hits == 1
+        sandbox = node.cri.sandbox("web").id
+        await node.cri.stop_pod_sandbox(sandbox)
+        await node.cri.remove_pod_sandbox(sandbox)
+        assert not (await node.pleg.inspect("uid-web")).containers
+        await node.clock.sleep(10)
+        assert node.table.get("uid-web") is None
+
+
+async def test_what_is_listed_without_a_status_is_inspected_once() -> None:
+    node = Node(events=False)
+    async with node.up():
+        for verb in ("pod_sandbox_status", "container_status"):
+            node.cri.fail_next(verb, NotFound("no such thing"), times=None)
+        await start_pod(node.cri, "odd")
+        await node.clock.sleep(30)
+        assert len(node.cri.called("container_status")) <= 2
+        assert not node.table.is_down("uid-odd")
+        sandbox = node.cri.sandbox("odd").id
+        await node.cri.stop_pod_sandbox(sandbox)
+        await node.cri.remove_pod_sandbox(sandbox)
+        await node.clock.sleep(5)
+        assert node.table.get("uid-odd") is None
 
 
 async def test_leaving_cancels_everything() -> None:

@@ -26,6 +26,7 @@ async def test_a_pod_runs_and_is_removed_without_a_trace(tmp_path: Path) -> None
         node.remove("web")
         await node.until(lambda: not node.cri.sandboxes and not node.cri.containers)
         await node.until(lambda: not node.folders.pod_uids())
+        await node.until(lambda: not list(node.node.table))
         assert [path for path in node.cgroups.groups if "pod" in path.rpartition("/")[2].removeprefix("kubepods")] == []
         assert list(node.paths.pod_logs.iterdir()) == []
         assert list(node.paths.container_logs.iterdir()) == []

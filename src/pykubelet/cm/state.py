@@ -46,7 +46,7 @@ class ManagerState(abc.ABC, Generic[E]):
     pod_key: ClassVar[str]
     empty: ClassVar[object]
     unreadable: ClassVar[str]
-    """What a file with values of another shape is refused with."""
+    """What a file with values of another shape is refused with; formatted with the error."""
 
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
         self._checkpoint = Checkpoint(path, encode=self._encode, decode=self._decode)
@@ -89,7 +89,7 @@ class ManagerState(abc.ABC, Generic[E]):
                 for uid, each in (data.get("podEntries") or {}).items()
             }
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._refusal(f"{self.unreadable}: {error!r}") from error
+            raise self._refusal(self.unreadable.format(error)) from error
 
     def save(self) -> None:
         """Write what changed, at the start. OSError when the disk refuses; it is still to be written then."""
@@ -190,7 +190,7 @@ class CpuState(ManagerState[Cpus]):
     go_pods_type = "state.PodCPUAssignments"
     pod_key = "cpuSet"
     empty = ""
-    unreadable = "could not parse a cpu set"
+    unreadable = "could not parse a cpu set: {}"
 
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
         super().__init__(path, policy=policy, pod_level=pod_level)
@@ -288,7 +288,7 @@ class MemoryState(ManagerState[Blocks]):
     go_pods_type = "state.PodMemoryAssignments"
     pod_key = "memoryBlocks"
     empty = None
-    unreadable = "could not read an entry"
+    unreadable = "could not read an entry: {!r}"
 
     def __init__(self, path: Path, *, policy: str, pod_level: bool) -> None:
         super().__init__(path, policy=policy, pod_level=pod_level)

@@ -233,12 +233,12 @@ class _Logins:
 
     def __init__(self, credentials: RegistryCredentials, request: _Request) -> None:
         self._credentials = credentials
-        self._wish = request
+        self._request = request
         self._found: Sequence[Login] | None = None
 
     async def __call__(self) -> Sequence[Login]:
         if self._found is None:
-            self._found = await self._credentials.lookup(self._wish.pod, self._wish.tagged)
+            self._found = await self._credentials.lookup(self._request.pod, self._request.tagged)
         return self._found
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -452,20 +452,24 @@ class Pleg:
         self._last_relist = started
         self._last_answer = now
         self._measure.last_seen.set(self._clock.now())
-        found, known = listed_lives(sandboxes, containers), self._known()
+        found = listed_lives(sandboxes, containers)
         changed = [
-            uid
-            for uid in found.keys() | known.keys()
-            if (last := known.get(uid)) is None
-            or (last.status.observed_at <= started and not agrees(last.status, last.listed, found.get(uid, {})))
+            uid for uid in found.keys() | self._known().keys() if self._differs(uid, found.get(uid, {}), started)
         ]
         up = {uid for uid, states in found.items() if Life.RUNNING in states.values()}
-        self._table.relisted(started, changed=changed, up=up)
+        self._table.relisted(started, changed=changed, up=up, named=found)
         self._listed.set()
         for uid, listing in _listings(changed, started, sandboxes, containers).items():
             if (due := self._due.get(uid)) is not None and due.failures.failures and due.at != NOT_DUE:
                 continue  # it failed lately and has its own time to be tried again
             self.request(uid, listing=listing)
+
+    def _differs(self, uid: str, listed: Mapping[str, Life], started: float) -> bool:
+        """Whether the pod must be inspected; not for a listing older than its last inspection, even an empty one."""
+        last = self._table.observed(uid)
+        if last is None:
+            return True
+        return last.status.observed_at <= started and not agrees(last.status, last.listed, listed)
 
     async def _list_all(self) -> tuple[Sequence[SandboxRecord], Sequence[ContainerRecord]]:
         try:

@@ -260,17 +260,21 @@ class PodTable:
             observed.error = error
             self._inspected(observed, started)
 
-    def relisted(self, started: float, *, changed: Iterable[str], up: Collection[str] = ()) -> None:
+    def relisted(
+        self, started: float, *, changed: Iterable[str], up: Collection[str] = (), named: Collection[str] = ()
+    ) -> None:
         """A full listing that was started at `started` has ended; `changed` pods are yet to be inspected.
 
-        `up`: pods of which it shows a container or a sandbox that runs."""
+        `named`: pods of which it shows anything; `up`: those of which it shows that something runs."""
         self._listed_up = frozenset(up)
         self._listed_at = max(self._listed_at, started)
         for uid in changed:
             self._observed(uid).stale_since = started
         for record in self:
             observed = record.runtime
-            if observed is not None and observed.at <= started and observed.stale_since is None and observed.is_empty:
+            if observed is None or record.uid in named:
+                continue
+            if observed.at <= started and observed.stale_since is None and observed.is_empty:
                 record.runtime = None  # the listing says the same about it as about any unknown pod
                 self._drop_if_empty(record)
 
@@ -309,6 +313,8 @@ class PodTable:
     def is_down(self, uid: str) -> bool:
         """Whether nothing of the pod runs, as far as is known; False before the first listing."""
         observed = self.observed(uid)
+        if observed is not None and observed.is_empty and observed.listed:
+            observed = None  # listed without a status: the listing is all there is
         if observed is not None and observed.error is None and observed.stale_since is None:
             return not (observed.status.running() or observed.status.ready_sandboxes())
         return self._listed_at != NEVER and uid not in self._listed_up

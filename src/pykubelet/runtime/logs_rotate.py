@@ -86,7 +86,7 @@ class LogRotation:
 
         async def check(container_id: str) -> None:
             async with slots:
-                await self._look(container_id)
+                await self._rotate_if_due(container_id)
 
         await gather_all(*(check(record.id) for record in records if self._needs_check(record.id)))
 
@@ -100,7 +100,7 @@ class LogRotation:
         except OSError:
             return True
 
-    async def _look(self, container_id: str) -> None:
+    async def _rotate_if_due(self, container_id: str) -> None:
         try:
             path = await self._path_of(container_id)
             if path is None:

@@ -179,15 +179,15 @@ class PodResizer:
             return
         before, after = work.current, limits.over(work.current)
         # The runtime first: it may refuse, and then nothing has changed yet.
-        await self._tell_sandbox(work, after)
+        await self._update_sandbox(work, after)
         try:
             await self._groups.change(work.pod, limits)
         except OSError:
-            await self._tell_sandbox(work, before)
+            await self._update_sandbox(work, before)
             raise
         work.current = after
 
-    async def _tell_sandbox(self, work: _Work, limits: CgroupLimits) -> None:
+    async def _update_sandbox(self, work: _Work, limits: CgroupLimits) -> None:
         if not self._sandbox_updates:
             return
         overhead = overhead_resources(work.pod, self._node)

@@ -24,6 +24,7 @@ from pykubelet.images.pull import ImageError, ImagePuller
 from pykubelet.kit.tasks import Beginner, Wakeup, both
 from pykubelet.model.container_keys import restart_count_of
 from pykubelet.model.errors import CriError, PykubeletError, RuntimeDown
+from pykubelet.model.lifecycle import newest_exited
 from pykubelet.model.pod import (
     AnyContainer,
     ContainerKind,
@@ -114,8 +115,7 @@ class ContainerStarter:
     ) -> str:
         """Start the container; its id. Raises StartError, or RuntimeDown."""
         name = container.name
-        ended = (c for c in observed.runs_of(name) if c.state is ContainerState.EXITED)
-        crashed = self._backoff.check(pod, container, next(ended, None), self._clock.now())
+        crashed = self._backoff.check(pod, container, newest_exited(observed, name), self._clock.now())
         if crashed is not None:
             text = f"Back-off restarting failed container {name} in pod {log_form(pod)}"
             self._publish(pod, kind, name, WARNING, "BackOff", text)

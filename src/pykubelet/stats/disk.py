@@ -29,7 +29,7 @@ READ_WITHIN = 60.0
 
 
 async def read_host(work: Callable[[], T]) -> T:
-    return await host_calls.run(work, name="reading stats of the host", within=READ_WITHIN)
+    return await host_calls.run(work, name="reading figures of the host", within=READ_WITHIN)
 
 
 FEW = 8

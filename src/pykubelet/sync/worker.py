@@ -41,7 +41,7 @@ from pykubelet.pleg.pleg import Pleg
 from pykubelet.pods.record import Orphan, PodWorker, Room, WorkerState
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import Step
-from pykubelet.signals import PodFinished, PodRestarts
+from pykubelet.signals import PodFinished, PodRestarts, PodSetChanged
 from pykubelet.sync.pod_sync import NetworkNotReady, PodSync, SyncResult
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class PodWorkers:
         elif worker.state is WorkerState.FINISHED:
             if kind is UpdateKind.CREATE:
                 worker.restart_requested = True
-                self._signals.publish(PodFinished(uid))
+                self._signals.publish(PodSetChanged())
             if kill is not None:
                 kill.complete()
             return

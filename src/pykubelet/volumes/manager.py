@@ -183,6 +183,8 @@ class VolumeManager:
                 self._adopt(entry, pod, use)
             elif not entry.is_desired:
                 entry.reset_backoff()  # of the next try to tear it down
+                if self._reconciler.is_active(entry):
+                    self._reconciler.begin(entry)
             self._note_pod(entry, pod, use)
             if entry.next_step() is not None:
                 self._reconciler.begin(entry)

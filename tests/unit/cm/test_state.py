@@ -151,6 +151,14 @@ def test_a_damaged_file_stops_the_agent_with_a_sentence(tmp_path: Path, text: st
     assert (tmp_path / "cpu_manager_state").read_text() == text, "it is for a person to delete"
 
 
+def test_a_cpu_set_that_cannot_be_parsed_is_refused_with_the_parser_s_text(tmp_path: Path) -> None:
+    (tmp_path / "cpu_manager_state").write_text('{"policyName":"static","defaultCpuSet":"x","checksum":0}')
+    with pytest.raises(ResourceManagerError) as caught:
+        cpu_file(tmp_path).load()
+    why = str(caught.value.__cause__)
+    assert str(caught.value).startswith(f"could not restore state from checkpoint: could not parse a cpu set: {why}, ")
+
+
 @pytest.mark.parametrize("text", ["{", '{"policyName":"Static","machineState":{"0":{}},"checksum":0}', "[1]"])
 def test_a_damaged_memory_file_stops_the_agent_with_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "memory_manager_state").write_text(text)

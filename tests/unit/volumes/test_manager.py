@@ -189,6 +189,21 @@ async def test_unmounting_retries_and_says_why(node: VolumeNode) -> None:
         assert manager.has_mounts("uid-web")
 
 
+async def test_a_volume_that_is_desired_again_does_not_wait_for_the_next_try_to_unmount_it(node: VolumeNode) -> None:
+    pod = pod_with(empty_dir("mem", medium="Memory"))
+    mounted: list[str] = []
+    node.signals.subscribe(VolumesMounted, lambda signal: mounted.append(signal.uid))
+    async with node.running() as manager:
+        await manager.wait_mounted(pod)
+        mounted.clear()
+        node.mounts.fail("unmount", "mem", "cannot unmount: Device or resource busy", times=99)
+        manager.keep_only([])
+        await node.clock.sleep(70)  # the next try is a minute away
+        await manager.wait_mounted(pod)
+        await node.clock.sleep(0.1)
+        assert mounted == ["uid-web"]
+
+
 async def test_deleting_a_pod_that_waits_for_an_object(node: VolumeNode) -> None:
     pod = pod_with(config_volume(), empty_dir())
     async with node.running() as manager, TaskSet("test") as tasks:

@@ -244,15 +244,15 @@ class Login:
         now = self._clock.monotonic()
         if self._known is not None and now - self._checked < CHECK_PERIOD and self._plugin is None:
             return self._known
-        return await self._look(anyway=False)
+        return await self._read(anyway=False)
 
     async def renewed(self, refused: Identity) -> Identity:
         """The identity after the server refused one: files are read anew and a plugin is run again."""
         if self._known is not None and self._known != refused:
             return self._known  # another caller was quicker
-        return await self._look(anyway=True)
+        return await self._read(anyway=True)
 
-    async def _look(self, *, anyway: bool) -> Identity:
+    async def _read(self, *, anyway: bool) -> Identity:
         self._checked = self._clock.monotonic()
         certificate, key = self._pair(anyway)
         tls = TlsMaterial(ca=self._ca(anyway), certificate=certificate, key=key, insecure=self._insecure)
