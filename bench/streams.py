@@ -97,7 +97,7 @@ def follow(port: int, pod: str) -> Iterator[Counter]:
 Readers = Mapping[str, Callable[[], AbstractContextManager[Counter | None]]]
 
 
-class Bench:
+class StreamsBench:
     def __init__(self, stage: Stage, agent: Agent, *, line: int, seconds: float, pods: int) -> None:
         self._stage = stage
         self._agent = agent
@@ -202,7 +202,7 @@ async def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
             if name not in options.subjects:
                 continue
             agent = without_rotation(make(stage, Shape(stage.folder / "data")))
-            bench = Bench(stage, agent, line=options.line, seconds=options.seconds, pods=options.pods)
+            bench = StreamsBench(stage, agent, line=options.line, seconds=options.seconds, pods=options.pods)
             found[name] = await bench.figures()
             await stage.clean()
     return found

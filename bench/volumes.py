@@ -54,7 +54,7 @@ class Samples:
         return statistics.median(self.volumes) - statistics.median(self.plain)
 
 
-class Bench:
+class VolumesBench:
     """One agent's turn."""
 
     def __init__(self, cluster: Cluster, agent: BedAgent, pods: Watching, configs: Watching) -> None:
@@ -165,7 +165,7 @@ def measure(cluster: Cluster, containerd: BedContainerd, folder: Path, *, quick:
                 watching(cluster, "/api/v1/configmaps") as configs,
                 joined_agent(kind, name, cluster, containerd, folder / name) as (agent, pods),
             ):
-                found[name] = Bench(cluster, agent, pods, configs).run(*sizes)
+                found[name] = VolumesBench(cluster, agent, pods, configs).run(*sizes)
     return found
 
 

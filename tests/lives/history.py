@@ -1,4 +1,4 @@
-"""Histories of pods as plain data: made from a seed, pasted into tests, played by `world.py`.
+"""Histories of pods as plain data: made from a seed, pasted into tests, played by `simulated_node.py`.
 
 A history is a list of tuples: the second at which something happens, what, and its parameters. Nothing in it refers to
 anything but names, so any part of a history is a history too; what has no object any more does nothing. That is

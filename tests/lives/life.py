@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.clock_loop import AutojumpLoop
 from tests.lives.history import History
-from tests.lives.world import World
+from tests.lives.simulated_node import SimulatedNode
 from tests.spin_guard import HotLoop
 
 
@@ -37,17 +37,17 @@ def live(history: History, folder: Path, *, deep: bool = False) -> list[str]:
     was_propagating, made = log.propagate, random.Random
     log.addHandler(handler)
     log.propagate = False
-    worlds: list[World] = []
+    nodes: list[SimulatedNode] = []
 
     async def life() -> None:
-        world = World(folder, deep=deep)
-        worlds.append(world)
+        node = SimulatedNode(folder, deep=deep)
+        nodes.append(node)
         try:
-            await world.play(history)
-            if not world.model.violations:
-                await world.settle()
+            await node.play(history)
+            if not node.model.violations:
+                await node.settle()
         finally:
-            await world.stop(hard=False)
+            await node.stop(hard=False)
 
     random.seed(1)
     try:
@@ -64,5 +64,5 @@ def live(history: History, folder: Path, *, deep: bool = False) -> list[str]:
         random.Random = made  # type: ignore[misc]
         log.removeHandler(handler)
         log.propagate = was_propagating
-    violations = worlds[0].model.violations if worlds else []
+    violations = nodes[0].model.violations if nodes else []
     return [*violations[:1], *unexpected[:1], *raised]

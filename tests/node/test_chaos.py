@@ -45,7 +45,7 @@ OBJECT_ID = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class NodeSnapshot:
     """Everything there is, seen without the agent."""
 
     sandboxes: list[SandboxRecord]
@@ -143,9 +143,9 @@ class Chaos:
         boxes = {c.sandbox_id for c in world.containers if c.id in refused}
         return [text for text in found if not any(id[:12] in text for id in refused | boxes)]
 
-    def look(self) -> World:
+    def look(self) -> NodeSnapshot:
         sandboxes, containers = blocking(listing(self.containerd.endpoint))
-        return World(
+        return NodeSnapshot(
             sandboxes=sandboxes,
             containers=containers,
             pod_folders=names(self.agent.root / "pods"),
@@ -201,7 +201,7 @@ def fail_on(chaos: Chaos, when: str, found: list[str]) -> None:
         )
 
 
-def violations(wanted: dict[str, str], world: World, *, runtime_killed: bool) -> list[str]:
+def violations(wanted: dict[str, str], world: NodeSnapshot, *, runtime_killed: bool) -> list[str]:
     """How the world differs from what is wanted."""
     found = []
     uids: set[str] = set()
@@ -223,7 +223,7 @@ def violations(wanted: dict[str, str], world: World, *, runtime_killed: bool) ->
     return found + left_overs(uids, world, runtime_killed)
 
 
-def left_overs(uids: set[str], world: World, runtime_killed: bool) -> list[str]:
+def left_overs(uids: set[str], world: NodeSnapshot, runtime_killed: bool) -> list[str]:
     found = [
         f"sandbox {box.id[:12]} of {box.pod_name} ({box.state.name}, uid {box.pod_uid}) is left over"
         for box in world.sandboxes
@@ -249,7 +249,7 @@ def left_overs(uids: set[str], world: World, runtime_killed: bool) -> list[str]:
     return found + list(left_mounts(uids, known, world, runtime_killed))
 
 
-def left_groups(uids: set[str], known: set[str], world: World, runtime_killed: bool) -> Iterator[str]:
+def left_groups(uids: set[str], known: set[str], world: NodeSnapshot, runtime_killed: bool) -> Iterator[str]:
     for group, commands in world.groups.items():
         owner, ids = POD_GROUP.search(group), set(OBJECT_ID.findall(group))
         wanted = owner is not None and owner[1] in uids
@@ -259,7 +259,7 @@ def left_groups(uids: set[str], known: set[str], world: World, runtime_killed: b
             yield f"{group} {sorted(commands) or ''}"
 
 
-def left_mounts(uids: set[str], known: set[str], world: World, runtime_killed: bool) -> Iterator[str]:
+def left_mounts(uids: set[str], known: set[str], world: NodeSnapshot, runtime_killed: bool) -> Iterator[str]:
     own = {point for point in world.mounts if not any(f"/pods/{uid}/" in point for uid in uids)}
     spaces = [point for point in world.runtime_mounts if "/netns/" in point]
     # A runtime that dies while it makes a sandbox forgets its mounts and network namespace; no agent can know them.

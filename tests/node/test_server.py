@@ -35,7 +35,7 @@ from pykubelet.wire import cri_pb2 as cri
 from tests.bed.certificates import Pair
 from tests.bed.runtime import BUSYBOX, TESTSERVER, BedContainerd
 from tests.builders import a_container, a_pod
-from tests.unit.server.support import FakePods, RawClient, World, connected
+from tests.unit.server.support import FakePods, RawClient, ServedNode, connected
 from tests.unit.server.support import serving as running_server
 
 pytestmark = pytest.mark.node
@@ -112,7 +112,7 @@ async def served(
         await client.start_container(container)
         running = ToldState(running=ContainerStateRunning(started_at=datetime.now(UTC)))
         told = ToldContainer(name="main", state=running, container_id=f"containerd://{container}")
-        world = World(folder)
+        world = ServedNode(folder)
         world.pods = FakePods(a_pod("streams", uid=UID, containers=[a_container("main", stdin=True)]))
         world.pods.statuses = {UID: PodStatus(container_statuses=[told])}
         world.reviewer.everything = {user}

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.server.listeners import Limits
-from tests.unit.server.support import RawClient, World, connected, get, serving
-from tests.unit.server.test_http import with_a_pod
+from tests.unit.server.support import RawClient, ServedNode, connected, get, serving, with_a_pod
 
 pytestmark = [pytest.mark.node, pytest.mark.slow]
 
@@ -78,7 +77,7 @@ def one_request(dice: random.Random) -> bytes:
     return "\r\n".join(lines).encode("utf-8", "surrogateescape") + b"\r\n\r\n" + tail
 
 
-async def attack(port: int, world: World, seed: int, count: int, seen: dict[int, int]) -> None:
+async def attack(port: int, world: ServedNode, seed: int, count: int, seen: dict[int, int]) -> None:
     dice = random.Random(seed)
     context = world.client_context(world.ca.issue(f"ada{seed}"))
     patience = PATIENCE
@@ -122,7 +121,7 @@ async def until_closed(before: int) -> None:
 
 
 async def test_senseless_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    world = World(tmp_path, limits=Limits(connections=100, head=1.0))
+    world = ServedNode(tmp_path, limits=Limits(connections=100, head=1.0))
     with_a_pod(world, "http://127.0.0.1:1/exec/gone")
     world.reviewer.everything = {f"ada{seed}" for seed in range(CALLERS)}
     world.reviewer.everything |= {"ada"}
@@ -152,7 +151,7 @@ async def test_hundreds_of_slow_callers(tmp_path: Path) -> None:
 
     They come from an address of their own: whoever is new at an address that floods the server loses its place to those
     that come after it."""
-    world = World(tmp_path, limits=Limits(connections=300, head=3.0))
+    world = ServedNode(tmp_path, limits=Limits(connections=300, head=3.0))
     world.reviewer.everything = {"ada"}
     nobody, ada = world.client_context(), world.client_context(world.ca.issue("ada"))
     async with serving(world.server()) as port:

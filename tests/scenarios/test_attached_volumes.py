@@ -29,7 +29,7 @@ from pykubelet.volumes.csi.records import attachment_name
 from tests.builders import a_container
 from tests.fakes.fake_csi import FakeCsiDriver
 from tests.scenarios.cluster_node import ClusterHarness
-from tests.scenarios.test_plugins import Bed
+from tests.scenarios.plugin_node import PluginNode
 
 EBS = "ebs.csi.aws.com"
 UNIQUE = f"kubernetes.io/csi/{EBS}^vol-1"
@@ -40,9 +40,9 @@ class Attached:
 
     def __init__(self, folder: Path) -> None:
         self.node = ClusterHarness(folder)
-        bed = Bed(self.node)
+        plugins = PluginNode(self.node)
         self.driver = FakeCsiDriver(self.node.mounts)
-        self.node.plugins = msgspec.structs.replace(bed.node.plugins, csi=self.driver.connect)
+        self.node.plugins = msgspec.structs.replace(plugins.node.plugins, csi=self.driver.connect)
         self.add_objects()
 
     def add_objects(self) -> None:

@@ -61,7 +61,7 @@ from tests.fakes.recorded_events import RecordedEvents
 from tests.loop_steps import measured_steps
 from tests.scenarios.cluster_node import a_cluster_node
 from tests.unit.clients.http.servers import serving
-from tests.unit.sources.doubles import HeardSets, ScriptedFetch, ScriptedWatch, manifest
+from tests.unit.sources.doubles import DeliveredSets, ScriptedFetch, ScriptedWatch, manifest
 
 LINE = b"2024-05-01T08:30:00.000000000Z stdout F x\n"
 LARGEST = 1_500_000
@@ -228,7 +228,7 @@ def large_manifest(kind: str) -> bytes:
 @pytest.mark.parametrize("kind", ["one comment", "variables"])
 @pytest.mark.parametrize("source", ["file", "address"])
 async def test_manifests(tmp_path: Path, source: str, kind: str) -> None:
-    body, sets, clock = large_manifest(kind), HeardSets(), LoopClock()
+    body, sets, clock = large_manifest(kind), DeliveredSets(), LoopClock()
     (tmp_path / "a.yaml").write_bytes(body)
     with measured_steps() as steps:
         if source == "file":

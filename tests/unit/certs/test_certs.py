@@ -39,7 +39,7 @@ from tests.unit.certs.signer import Signer
 ME = Wanted(node_name="n1")
 
 
-class Bed:
+class CertificatesFixture:
     def __init__(self, folder: Path, *, life: float = 3600.0, prefix: str = "kubelet-client") -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
@@ -84,7 +84,7 @@ class Bed:
 
 
 async def test_files_are_laid_out_as_upstream_does(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     certificate, key = await bed.a_pair()
     bed.files.save(certificate, key)
     folder = tmp_path / "pki"
@@ -100,7 +100,7 @@ async def test_files_are_laid_out_as_upstream_does(tmp_path: Path) -> None:
 
 
 async def test_old_files_are_removed_but_never_the_one_in_force(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     for _ in range(KEPT + 3):
         bed.files.save(*await bed.a_pair())  # all within one second: names must differ all the same
     names = [path.name for path in (tmp_path / "pki").iterdir() if not path.is_symlink()]
@@ -110,7 +110,7 @@ async def test_old_files_are_removed_but_never_the_one_in_force(tmp_path: Path) 
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
 async def test_damaged_file_counts_as_none(tmp_path: Path, damage: bytes) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     assert bed.files.load() is None
     bed.files.save(*await bed.a_pair())
     bed.files.current.resolve().write_bytes(damage)
@@ -118,7 +118,7 @@ async def test_damaged_file_counts_as_none(tmp_path: Path, damage: bytes) -> Non
 
 
 async def test_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     certificate, _ = await bed.a_pair()
     with pytest.raises(CertificateError, match="another key"):
         bed.files.save(certificate, make_key())
@@ -126,7 +126,7 @@ async def test_pair_that_does_not_belong_together_is_refused(tmp_path: Path) -> 
 
 
 async def test_request_is_what_the_signers_want(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     wanted = Wanted(node_name="n1", dns=("n1", "n1.example"), ips=("10.0.0.1", "fd00::1"))
     key = make_key()
     pem = await obtain(bed.kube, key=key, wanted=wanted, signer=SERVING_SIGNER, clock=bed.clock, within=5)
@@ -140,7 +140,7 @@ async def test_request_is_what_the_signers_want(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interrupted", [False, True])
 async def test_waiting_survives_interruptions(tmp_path: Path, interrupted: bool) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     bed.signer.mode = "ignore"
 
     async def approve_later() -> None:
@@ -160,7 +160,7 @@ async def test_waiting_survives_interruptions(tmp_path: Path, interrupted: bool)
 
 
 async def test_unanswered_denied_and_deleted_requests_are_errors(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
 
     async def ask(name: str = "") -> None:
         key = make_key()
@@ -184,7 +184,7 @@ async def test_unanswered_denied_and_deleted_requests_are_errors(tmp_path: Path)
 
 
 async def test_bootstrap_writes_a_kubeconfig_that_uses_the_new_pair(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     await bed.bootstrap(tmp_path).join(ClusterAddress(server="https://api:6443", ca_data=b"pem"))
     (csr,) = bed.requests
     assert (csr.metadata.name or "").startswith("node-csr-")
@@ -201,7 +201,7 @@ async def test_bootstrap_writes_a_kubeconfig_that_uses_the_new_pair(tmp_path: Pa
 
 
 async def test_restart_while_waiting_continues_the_same_request(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     bed.signer.mode = "ignore"
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(30):
@@ -215,7 +215,7 @@ async def test_restart_while_waiting_continues_the_same_request(tmp_path: Path) 
 
 
 async def test_denied_bootstrap_asks_again_with_a_new_key(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     bed.signer.mode = "deny"
 
     async def relent() -> None:
@@ -229,7 +229,7 @@ async def test_denied_bootstrap_asks_again_with_a_new_key(tmp_path: Path) -> Non
 
 
 async def test_bootstrap_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     bed.kube.stop()
 
     async def arrive() -> None:
@@ -259,7 +259,7 @@ async def test_every_part_of_the_address_is_taken_over(tmp_path: Path) -> None:
 
 
 async def test_still_good_looks_at_the_time(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, life=100)
+    bed = CertificatesFixture(tmp_path, life=100)
     certificate, _ = await bed.a_pair()
     now = bed.clock.now()
     assert still_good(certificate, now) and not still_good(certificate, now + 101)
@@ -267,7 +267,7 @@ async def test_still_good_looks_at_the_time(tmp_path: Path) -> None:
 
 
 async def test_deadline_is_between_70_and_90_percent(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, life=1000)
+    bed = CertificatesFixture(tmp_path, life=1000)
     pair = read_pair(*await bed.a_pair())
     begun = pair.facts.not_before
     assert rotation_deadline(pair, 0.0) == begun + 700
@@ -275,7 +275,7 @@ async def test_deadline_is_between_70_and_90_percent(tmp_path: Path) -> None:
 
 
 async def test_rotation_renews_in_time_again_and_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, life=120)
+    bed = CertificatesFixture(tmp_path, life=120)
     async with running(bed.rotation()):
         await asyncio.sleep(600)
         assert "kubelet_certificate_manager_client_ttl_seconds" in bed.metrics.expose()
@@ -286,7 +286,7 @@ async def test_rotation_renews_in_time_again_and_again(tmp_path: Path) -> None:
 
 
 async def test_rotation_starts_from_the_pair_on_disk(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     bed.files.save(*await bed.a_pair())
     async with running(bed.rotation()):
         await asyncio.sleep(60)
@@ -295,7 +295,7 @@ async def test_rotation_starts_from_the_pair_on_disk(tmp_path: Path) -> None:
 
 
 async def test_failed_renewal_keeps_the_old_pair_and_tries_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, life=1000)
+    bed = CertificatesFixture(tmp_path, life=1000)
     bed.files.save(*await bed.a_pair())
     bed.kube.fail_next("create", ApiDown("refused"), times=8)
     async with running(bed.rotation()):
@@ -305,7 +305,7 @@ async def test_failed_renewal_keeps_the_old_pair_and_tries_again(tmp_path: Path)
 
 
 async def test_expired_client_certificate_is_told_when_the_server_answers(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, life=100)
+    bed = CertificatesFixture(tmp_path, life=100)
     bed.files.save(*await bed.a_pair())
     bed.signer.mode = "deny"
     bed.kube.healthy = False
@@ -318,7 +318,7 @@ async def test_expired_client_certificate_is_told_when_the_server_answers(tmp_pa
 
 
 async def test_certificate_that_never_came_is_told_after_five_minutes(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     bed.signer.mode = "deny"
     async with running(bed.rotation()):
         await asyncio.sleep(290)
@@ -328,7 +328,7 @@ async def test_certificate_that_never_came_is_told_after_five_minutes(tmp_path: 
 
 
 async def test_serving_certificate_follows_the_addresses(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, prefix="kubelet-server")
+    bed = CertificatesFixture(tmp_path, prefix="kubelet-server")
     ips: list[str] = []
     rotation = bed.rotation(SERVING_SIGNER, lambda: wanted_for_serving("n1", ["n1"], ips))
     async with running(rotation):
@@ -347,7 +347,7 @@ async def test_serving_certificate_follows_the_addresses(tmp_path: Path) -> None
 
 
 async def test_request_replaced_by_somebody_else_is_not_trusted(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     bed.signer.mode = "ignore"
 
     async def replace() -> None:
@@ -374,7 +374,7 @@ async def test_request_replaced_by_somebody_else_is_not_trusted(tmp_path: Path) 
 async def test_series_have_the_names_that_alert_rules_look_for(
     tmp_path: Path, signer: str, errors: str, ttl: str
 ) -> None:
-    bed = Bed(tmp_path)
+    bed = CertificatesFixture(tmp_path)
     bed.rotation(signer)
     shown = bed.metrics.expose()
     assert f"{errors} 0" in shown

@@ -13,13 +13,13 @@ from pykubelet.cli.pods import list_pods
 from pykubelet.cli.up import need_root
 from pykubelet.model.pod import name_of
 from tests.builders import a_pod
-from tests.unit.server.support import FakePods, World, serving
+from tests.unit.server.support import FakePods, ServedNode, serving
 
 pytestmark = pytest.mark.real_loop
 
 
 async def test_another_node_is_asked_with_a_client_certificate(tmp_path: Path) -> None:
-    world = World(tmp_path, pods=FakePods(a_pod("web")))
+    world = ServedNode(tmp_path, pods=FakePods(a_pod("web")))
     world.reviewer.everything = {"admin"}
     me = world.ca.issue("admin")
     async with serving(world.server()) as port:
@@ -41,7 +41,7 @@ async def test_another_node_is_asked_with_a_client_certificate(tmp_path: Path) -
 
 
 async def test_the_local_socket_of_the_real_server(tmp_path: Path) -> None:
-    world = World(tmp_path, pods=FakePods(a_pod("web")))
+    world = ServedNode(tmp_path, pods=FakePods(a_pod("web")))
     async with serving(world.server(local_socket=tmp_path / "s")):
         node = NodeClient(Target(sockets=(tmp_path / "none", tmp_path / "s")))
         assert [name_of(pod) for pod in await asyncio.to_thread(list_pods, node)] == ["web"]

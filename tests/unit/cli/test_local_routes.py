@@ -90,7 +90,7 @@ def running(*names: str) -> PodRuntimeStatus:
     return PodRuntimeStatus(uid="uid-web", containers=tuple(runs))
 
 
-class World:
+class LocalRoutesFixture:
     def __init__(self, *pods: Pod, ending: Sequence[str] = ()) -> None:
         self.known = list(pods)
         self.clock = LoopClock()
@@ -139,7 +139,7 @@ def _match(pattern: str, path: str) -> dict[str, str] | None:
 
 
 async def test_pods_carry_their_newest_status_and_show_that_they_end() -> None:
-    world = World(a_pod("web"), a_pod("gone", static=True), ending=["uid-gone"])
+    world = LocalRoutesFixture(a_pod("web"), a_pod("gone", static=True), ending=["uid-gone"])
     first, second = (await world.ask("/local/pods"))["items"]
     assert first["status"]["phase"] == "Running"
     assert "deletionTimestamp" not in first["metadata"]
@@ -148,7 +148,7 @@ async def test_pods_carry_their_newest_status_and_show_that_they_end() -> None:
 
 async def test_events_of_one_pod_or_all() -> None:
     pod = a_pod("web")
-    world = World(pod)
+    world = LocalRoutesFixture(pod)
     world.events.pod_event(pod, "Normal", "Started", "one")
     world.events.pod_event(a_pod("other", namespace="shop"), "Normal", "Started", "two")
     world.events.node_event("Warning", "Odd", "three")
@@ -158,7 +158,7 @@ async def test_events_of_one_pod_or_all() -> None:
 
 
 async def test_images() -> None:
-    world = World()
+    world = LocalRoutesFixture()
     assert (await world.ask("/local/images"))["items"][0]["tags"] == ["app:1"]
     login = b'{"username":"me","password":"x"}'
     assert (await world.ask("/local/images", "POST", login, image="new:1"))["size_bytes"] == 7
@@ -173,7 +173,7 @@ async def test_images() -> None:
 
 
 async def test_restart_through_the_route() -> None:
-    world = World(a_pod("web"))
+    world = LocalRoutesFixture(a_pod("web"))
     assert await world.ask("/local/restart/default/web", "POST") == {"stopped": ["app"]}
     with pytest.raises(Refused) as refused:
         await world.ask("/local/restart/default/nobody", "POST")

@@ -36,7 +36,7 @@ def asking(name: str, cpu: str, *, priority: int = 0, generation: int = 1, statu
     return a_pod(name, containers=[container], priority=priority, generation=generation, status=status)
 
 
-class Bench:
+class AllocationFixture:
     """`room` is how much cpu one pod may ask for."""
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +101,7 @@ class Bench:
 
 
 async def test_a_request_that_fits_becomes_the_allocation_on_disk(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = AllocationFixture(tmp_path)
     bench.room = 4
     bench.run(asking("a", "1"))
     bench.request(asking("a", "2", generation=2))
@@ -112,7 +112,7 @@ async def test_a_request_that_fits_becomes_the_allocation_on_disk(tmp_path: Path
 
 
 async def test_waiting_requests_are_judged_in_their_order(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = AllocationFixture(tmp_path)
     for name in ("low", "high", "down"):
         bench.run(asking(name, "2"))
     bench.request(asking("low", "3"))
@@ -131,7 +131,7 @@ async def test_waiting_requests_are_judged_in_their_order(tmp_path: Path) -> Non
 
 
 async def test_nothing_is_judged_before_every_source_was_heard(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = AllocationFixture(tmp_path)
     bench.room = 4
     bench.run(asking("a", "1"))
     bench.ready = False
@@ -145,7 +145,7 @@ async def test_nothing_is_judged_before_every_source_was_heard(tmp_path: Path) -
 
 
 async def test_waiting_requests_are_judged_again_every_three_minutes(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = AllocationFixture(tmp_path)
     bench.run(asking("a", "1"))
     async with running(bench.allocations):
         bench.request(asking("a", "2"))
@@ -159,7 +159,7 @@ async def test_waiting_requests_are_judged_again_every_three_minutes(tmp_path: P
 
 
 async def test_an_allocation_that_cannot_be_written_does_not_count(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "not-there")
+    bench = AllocationFixture(tmp_path / "not-there")
     bench.room = 4
     bench.run(asking("a", "1"))
     bench.request(asking("a", "2"))
@@ -170,7 +170,7 @@ async def test_an_allocation_that_cannot_be_written_does_not_count(tmp_path: Pat
 
 
 async def test_victims_of_a_critical_pod_are_handed_on(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = AllocationFixture(tmp_path)
     bench.room = 4
     other = asking("b", "1")
     bench.run(other)
@@ -181,7 +181,7 @@ async def test_victims_of_a_critical_pod_are_handed_on(tmp_path: Path) -> None:
 
 
 async def test_conditions_from_before_a_restart_are_kept(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = AllocationFixture(tmp_path)
     bench.run(asking("a", "1"))
     async with running(bench.allocations):
         await asyncio.sleep(0)
@@ -198,7 +198,7 @@ async def test_conditions_from_before_a_restart_are_kept(tmp_path: Path) -> None
 
 
 async def test_an_unfinished_resize_shows_until_the_record_says_it_is_done(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = AllocationFixture(tmp_path)
     bench.room = 4
     bench.run(asking("a", "1"))
     request = asking("a", "2", generation=2)
@@ -217,7 +217,7 @@ async def test_an_unfinished_resize_shows_until_the_record_says_it_is_done(tmp_p
 
 
 async def test_what_belongs_to_no_pod_is_forgotten(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = AllocationFixture(tmp_path)
     bench.run(asking("a", "1"))
     bench.request(asking("a", "2"))
     bench.allocations.keep_only([])

@@ -25,7 +25,7 @@ def burstable(name: str, cpu: str = "500m", memory: str = "64Mi") -> Pod:
     return a_pod(name, containers=[a_container("app", resources=held)])
 
 
-class Bench:
+class PodCgroupsFixture:
     def __init__(self, **rules: object) -> None:
         self.host = FakeCgroups()
         self.pods: list[Pod] = []
@@ -52,7 +52,7 @@ class Bench:
 
 
 async def test_the_class_group_follows_its_pods() -> None:
-    bench = Bench()
+    bench = PodCgroupsFixture()
     await bench.add(burstable("a"))
     await bench.add(burstable("b", cpu="1"))
     assert bench.shares() == 1536
@@ -66,7 +66,7 @@ async def test_the_class_group_follows_its_pods() -> None:
 
 
 async def test_the_class_groups_exist_from_the_start_and_are_put_right_every_minute() -> None:
-    bench = Bench()
+    bench = PodCgroupsFixture()
     async with running(bench.cgroups):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -77,7 +77,7 @@ async def test_the_class_groups_exist_from_the_start_and_are_put_right_every_min
 
 
 async def test_a_second_ensure_writes_nothing() -> None:
-    bench = Bench()
+    bench = PodCgroupsFixture()
     pod = burstable("a")
     await bench.add(pod)
     path = "/kubepods/burstable/poduid-a"
@@ -87,7 +87,7 @@ async def test_a_second_ensure_writes_nothing() -> None:
 
 
 async def test_a_new_life_writes_the_limits_again() -> None:
-    bench = Bench()
+    bench = PodCgroupsFixture()
     pod = burstable("a")
     await bench.add(pod)
     path = "/kubepods/burstable/poduid-a"
@@ -98,7 +98,7 @@ async def test_a_new_life_writes_the_limits_again() -> None:
 
 
 async def test_a_new_life_does_not_take_away_what_is_still_in_force() -> None:
-    bench = Bench()
+    bench = PodCgroupsFixture()
     bench.actual["uid-a"] = burstable("a", memory="256Mi")
     bench.host.create("/kubepods/burstable/poduid-a", CgroupLimits(memory_bytes=256 * MIB))
     await bench.add(burstable("a", memory="64Mi"))
@@ -106,7 +106,7 @@ async def test_a_new_life_does_not_take_away_what_is_still_in_force() -> None:
 
 
 async def test_a_group_that_vanished_is_missed_and_made_again() -> None:
-    bench = Bench()
+    bench = PodCgroupsFixture()
     pod = burstable("a")
     assert bench.cgroups.is_missing(pod)
     await bench.add(pod)
@@ -118,7 +118,7 @@ async def test_a_group_that_vanished_is_missed_and_made_again() -> None:
 
 
 async def test_a_root_of_its_own_must_exist_and_is_above_everything() -> None:
-    bench = Bench(root="/fleet")
+    bench = PodCgroupsFixture(root="/fleet")
     with pytest.raises(ExceptionGroup) as caught:
         async with running(bench.cgroups):
             await asyncio.sleep(1)
@@ -129,7 +129,7 @@ async def test_a_root_of_its_own_must_exist_and_is_above_everything() -> None:
 
 
 async def test_without_cgroups_per_class_nothing_is_made_or_removed() -> None:
-    bench = Bench(enabled=False)
+    bench = PodCgroupsFixture(enabled=False)
     pod = burstable("a")
     await bench.add(pod)
     assert not bench.cgroups.is_missing(pod) and bench.cgroups.current(pod) is None
@@ -140,7 +140,7 @@ async def test_without_cgroups_per_class_nothing_is_made_or_removed() -> None:
 
 
 async def test_groups_of_forgotten_pods_go_and_those_of_known_ones_stay() -> None:
-    bench = Bench()
+    bench = PodCgroupsFixture()
     for path in ("/kubepods/podgone", "/kubepods/besteffort/podkept", "/kubepods/burstable/podheld"):
         bench.host.create(path, CgroupLimits(cpu_shares=1024))
     await bench.cgroups.remove_orphans({"kept"}, still_held=lambda uid: uid == "held")
@@ -156,7 +156,7 @@ async def test_one_group_that_cannot_go_does_not_keep_the_others() -> None:
                 raise OSError("still has processes in it")
             await super().destroy(path)
 
-    bench = Bench()
+    bench = PodCgroupsFixture()
     bench.host = Stuck()
     bench.again()
     for uid in ("a", "stuck", "z"):
@@ -166,7 +166,7 @@ async def test_one_group_that_cannot_go_does_not_keep_the_others() -> None:
 
 
 async def test_systemd_names_are_used_for_its_driver() -> None:
-    bench = Bench(driver="systemd")
+    bench = PodCgroupsFixture(driver="systemd")
     await bench.add(burstable("a"))
     path = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid_a.slice"
     assert bench.host.groups[path].memory_bytes == 64 * MIB

@@ -47,7 +47,7 @@ def pod(name: str = "web", count: int = 1) -> Pod:
 
 
 @dataclass
-class Bed:
+class DeviceManagerFixture:
     folder: Path
     plugin: FakeDevicePlugin = field(default_factory=lambda: FakeDevicePlugin([a_device("a"), a_device("b")]))
     running: set[str] = field(default_factory=set)
@@ -111,14 +111,14 @@ def test_names(name: str, good: bool) -> None:
     ],
 )
 async def test_who_may_not_register(tmp_path: Path, registration: DeviceRegistration, text: str) -> None:
-    async with Bed(tmp_path).life(registers=False) as manager:
+    async with DeviceManagerFixture(tmp_path).life(registers=False) as manager:
         with pytest.raises(RegistrationRefused) as caught:
             await manager.take(registration)
         assert str(caught.value) == text
 
 
 async def test_two_pods_get_different_devices_and_a_third_none(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         assert (manager.capacity(), manager.allocatable()) == ({R: 2}, {R: 2})
         one, two = pod("one"), pod("two")
@@ -135,7 +135,7 @@ async def test_two_pods_get_different_devices_and_a_third_none(tmp_path: Path) -
 
 
 async def test_allocate_is_called_once_and_pre_start_before_each_start(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     bed.plugin.can = DeviceOptions(pre_start=True)
     async with bed.life() as manager:
         made = pod()
@@ -146,7 +146,7 @@ async def test_allocate_is_called_once_and_pre_start_before_each_start(tmp_path:
 
 
 async def test_the_plugin_may_choose(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     bed.plugin.can, bed.plugin.likes = DeviceOptions(prefers=True), ["b"]
     async with bed.life() as manager:
         made = pod()
@@ -156,7 +156,7 @@ async def test_the_plugin_may_choose(tmp_path: Path) -> None:
 
 
 async def test_a_choice_that_another_pod_holds_does_not_count(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     bed.plugin.can, bed.plugin.likes = DeviceOptions(prefers=True), ["b"]
     async with bed.life() as manager:
         one, two = pod("one"), pod("two")
@@ -167,7 +167,7 @@ async def test_a_choice_that_another_pod_holds_does_not_count(tmp_path: Path) ->
 
 
 async def test_a_failing_plugin_makes_the_container_wait(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     bed.plugin.fails = "broken"
     async with bed.life() as manager:
         made = pod()
@@ -179,7 +179,7 @@ async def test_a_failing_plugin_makes_the_container_wait(tmp_path: Path) -> None
 
 
 async def test_a_plugin_gone_and_back(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
@@ -202,7 +202,7 @@ async def test_a_plugin_gone_and_back(tmp_path: Path) -> None:
 
 
 async def test_a_resource_without_a_plugin_is_forgotten_after_five_minutes(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         bed.plugin.leave()
         await asyncio.sleep(299)
@@ -212,7 +212,7 @@ async def test_a_resource_without_a_plugin_is_forgotten_after_five_minutes(tmp_p
 
 
 async def test_a_device_turns_unhealthy_and_back(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
@@ -229,7 +229,7 @@ async def test_a_device_turns_unhealthy_and_back(tmp_path: Path) -> None:
 
 
 async def test_the_next_life_knows_who_holds_what(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     made = pod()
     async with bed.life() as manager:
         manager.allocate(made, made.spec.containers[0], NO_HINT)
@@ -254,13 +254,13 @@ async def test_the_next_life_knows_who_holds_what(tmp_path: Path) -> None:
 
 async def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1}')
-    async with Bed(tmp_path).life() as manager:
+    async with DeviceManagerFixture(tmp_path).life() as manager:
         assert not manager.had_checkpoint
     assert json.loads((tmp_path / f"{FILE}.damaged").read_text())["Checksum"] == 1
 
 
 async def test_what_is_reserved_but_not_allocated_waits_for_the_plugin(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
@@ -271,7 +271,7 @@ async def test_what_is_reserved_but_not_allocated_waits_for_the_plugin(tmp_path:
 
 
 async def test_init_containers_pass_on_what_they_had_but_sidecars_keep_it(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     limits = ResourceRequirements(limits={R: "1"})
     made = a_pod(
         init=[a_container("init", resources=limits), a_sidecar("side", resources=limits)],
@@ -286,7 +286,7 @@ async def test_init_containers_pass_on_what_they_had_but_sidecars_keep_it(tmp_pa
 
 
 async def test_a_plugin_that_leaves_again_has_its_five_minutes_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         bed.plugin.leave()
         await asyncio.sleep(10)
@@ -301,7 +301,7 @@ async def test_a_plugin_that_leaves_again_has_its_five_minutes_again(tmp_path: P
 
 
 async def test_a_plugin_that_is_replaced_is_let_go(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         old, bed.plugin = bed.plugin, FakeDevicePlugin([a_device("c")])
         await manager.take(REGISTRATION)
@@ -311,7 +311,7 @@ async def test_a_plugin_that_is_replaced_is_let_go(tmp_path: Path) -> None:
 
 
 async def test_devices_that_vanished_before_the_plugin_was_asked_are_replaced(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     bed.plugin.can, bed.plugin.likes = DeviceOptions(prefers=True), ["b"]
     async with bed.life() as manager:
         made = pod()
@@ -324,7 +324,7 @@ async def test_devices_that_vanished_before_the_plugin_was_asked_are_replaced(tm
 
 
 async def test_devices_that_vanished_and_cannot_be_replaced_say_so(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     bed.plugin.can = DeviceOptions(prefers=True)
     async with bed.life() as manager:
         made, other = pod("web"), pod("other")
@@ -342,7 +342,7 @@ async def test_devices_that_vanished_and_cannot_be_replaced_say_so(tmp_path: Pat
 
 async def test_a_running_pod_is_admitted_again_though_its_resource_was_forgotten(tmp_path: Path) -> None:
     """The plugin was away for long, then the agent restarted: the Node has none of them, the pod still runs."""
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     made = pod()
     async with bed.life() as manager:
         manager.allocate(made, made.spec.containers[0], NO_HINT)
@@ -357,7 +357,7 @@ async def test_a_running_pod_is_admitted_again_though_its_resource_was_forgotten
 
 
 async def test_a_plugin_whose_stream_breaks_oddly_ends_nobody_else(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
 
     class Odd(FakeDevicePlugin):
         async def watch(self) -> AsyncGenerator[Sequence[Device], None]:
@@ -375,7 +375,7 @@ async def test_a_plugin_whose_stream_breaks_oddly_ends_nobody_else(tmp_path: Pat
 
 async def test_a_second_life_without_admission_gets_devices_again(tmp_path: Path) -> None:
     """A static pod that is written anew under its old UID is not admitted twice."""
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
@@ -393,7 +393,7 @@ async def test_a_second_life_without_admission_gets_devices_again(tmp_path: Path
 
 
 async def test_a_container_waits_until_what_it_gets_is_on_disk(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         made = pod("web")
         manager.allocate(made, made.spec.containers[0], NO_HINT)
@@ -407,7 +407,7 @@ async def test_a_container_waits_until_what_it_gets_is_on_disk(tmp_path: Path) -
 
 
 async def test_a_container_without_devices_waits_for_no_disk(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:
         made, plain = pod("web"), a_pod("plain")
         manager.allocate(made, made.spec.containers[0], NO_HINT)
@@ -419,7 +419,7 @@ async def test_a_container_without_devices_waits_for_no_disk(tmp_path: Path) -> 
 
 
 async def test_a_list_that_says_nothing_new_is_not_written_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     async with bed.life():
         written = (tmp_path / FILE).stat().st_ino
         bed.plugin.tell(a_device("a"), a_device("b"))
@@ -431,7 +431,7 @@ async def test_a_list_that_says_nothing_new_is_not_written_again(tmp_path: Path)
 
 
 async def test_a_container_whose_plugin_must_see_each_start_waits_for_it(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     bed.plugin.can = DeviceOptions(pre_start=True)
     async with bed.life() as manager:
         made = pod()
@@ -449,7 +449,7 @@ async def test_a_container_whose_plugin_must_see_each_start_waits_for_it(tmp_pat
 
 
 async def test_what_a_resource_claim_serves_is_left_to_it(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DeviceManagerFixture(tmp_path)
     claimed = pod("claimed")
     mapping = ContainerExtendedResourceRequest(container_name="app", resource_name=R, request_name="gpu")
     claimed.status.extended_resource_claim_status = PodExtendedResourceClaimStatus(

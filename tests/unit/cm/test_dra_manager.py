@@ -69,7 +69,7 @@ def using(name: str, *claims: str, request: str = "") -> Pod:
 
 
 @dataclass
-class Bed:
+class DraFixture:
     root: Path
     driver: FakeDraDriver = field(default_factory=FakeDraDriver)
     objects: FakeClaimObjects = field(default_factory=FakeClaimObjects)
@@ -104,7 +104,7 @@ class Bed:
 
 
 async def test_claims_are_prepared_in_one_call_and_given_back_in_one(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     bed.claim("b", "web")
     pod = using("web", "a", "b")
@@ -122,7 +122,7 @@ async def test_claims_are_prepared_in_one_call_and_given_back_in_one(tmp_path: P
 
 
 async def test_a_container_gets_only_the_request_it_names(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     pod = using("web", "a", request="two")
     async with bed.life() as manager:
@@ -131,7 +131,7 @@ async def test_a_container_gets_only_the_request_it_names(tmp_path: Path) -> Non
 
 
 async def test_a_shared_claim_is_given_back_by_its_last_pod(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "one", "two")
     async with bed.life() as manager:
         await manager.prepare(using("one", "a"))
@@ -150,7 +150,7 @@ async def test_a_shared_claim_is_given_back_by_its_last_pod(tmp_path: Path) -> N
     ],
 )
 async def test_claims_a_pod_may_not_or_cannot_use(tmp_path: Path, change: dict[str, Any], text: str) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", *change.pop("pods", ()), **change)
     async with bed.life() as manager:
         with pytest.raises(ClaimProblem):
@@ -166,7 +166,7 @@ async def test_claims_a_pod_may_not_or_cannot_use(tmp_path: Path, change: dict[s
 
 
 async def test_a_missing_claim_and_one_without_allocation(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     async with bed.life() as manager:
         with pytest.raises(ClaimProblem, match="fetch ResourceClaim a: not found"):
             await manager.prepare(using("web", "a"))
@@ -177,7 +177,7 @@ async def test_a_missing_claim_and_one_without_allocation(tmp_path: Path) -> Non
 
 
 async def test_what_the_driver_says_is_told_and_tried_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     pod = using("web", "a")
     async with bed.life() as manager:
@@ -207,7 +207,7 @@ async def test_what_the_driver_says_is_told_and_tried_again(tmp_path: Path) -> N
 
 
 async def test_a_failure_to_give_back_keeps_the_claim(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     async with bed.life() as manager:
         await manager.prepare(using("web", "a"))
@@ -220,7 +220,7 @@ async def test_a_failure_to_give_back_keeps_the_claim(tmp_path: Path) -> None:
 
 
 async def test_the_next_life_gives_back_what_the_last_one_took(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     bed.driver.hangs = True
     async with bed.life() as manager, TaskSet("test") as tasks:
@@ -236,7 +236,7 @@ async def test_the_next_life_gives_back_what_the_last_one_took(tmp_path: Path) -
 
 
 async def test_the_next_life_prepares_again_and_knows_the_devices(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     pod = using("web", "a")
     async with bed.life() as manager:
@@ -248,7 +248,7 @@ async def test_the_next_life_prepares_again_and_knows_the_devices(tmp_path: Path
 
 
 async def test_a_hanging_driver_holds_up_only_who_wants_it(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "slow")
     bed.claim("b", "quick")
     async with bed.life() as manager, TaskSet("test") as tasks:
@@ -260,7 +260,7 @@ async def test_a_hanging_driver_holds_up_only_who_wants_it(tmp_path: Path) -> No
 
 
 async def test_templates_and_extended_resources(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     pod = using("web")
     pod.spec.resource_claims = [PodResourceClaim(name="c", resource_claim_template_name="t")]
     pod.spec.containers[0].resources = ResourceRequirements(claims=[ResourceClaim(name="c")])
@@ -284,7 +284,7 @@ async def test_templates_and_extended_resources(tmp_path: Path) -> None:
 
 
 async def test_slices_of_a_driver_that_left_are_deleted_but_not_during_an_update(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     async with bed.life() as manager:
         assert bed.objects.deleted == [""]
         await manager.drivers.register("d", Path("/new.sock"), ("v1beta1.DRAPlugin", "v1.DRAPlugin"))
@@ -299,7 +299,7 @@ async def test_slices_of_a_driver_that_left_are_deleted_but_not_during_an_update
 
 
 async def test_slices_stay_until_a_driver_that_left_again_is_gone_for_long(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     async with bed.life() as manager:
         await manager.drivers.deregister("d", ENDPOINT)
         await asyncio.sleep(10)
@@ -313,7 +313,7 @@ async def test_slices_stay_until_a_driver_that_left_again_is_gone_for_long(tmp_p
 
 
 async def test_who_may_not_register(tmp_path: Path) -> None:
-    bed = Bed(tmp_path, registers=False)
+    bed = DraFixture(tmp_path, registers=False)
     bed.table.put(using("web", "a"))
     bed.table.put(a_pod("other"))
     async with bed.life() as manager:
@@ -325,7 +325,7 @@ async def test_who_may_not_register(tmp_path: Path) -> None:
 
 
 async def test_health_of_devices(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     pod = using("web", "a", request="one")
     async with bed.life() as manager:
@@ -347,7 +347,7 @@ async def test_health_of_devices(tmp_path: Path) -> None:
 
 async def test_a_damaged_state_file_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "dra_manager_state").write_text('{"Data": "{}", "Checksum": 1}')
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     async with bed.life() as manager:
         bed.table.mark_synced()
         await manager.sweep()
@@ -356,7 +356,7 @@ async def test_a_damaged_state_file_is_not_used(tmp_path: Path) -> None:
 
 async def test_a_pod_with_its_sandbox_needs_neither_the_driver_nor_the_api_server(tmp_path: Path) -> None:
     """As upstream: claims are prepared for a sandbox; what runs in it is restarted also while a driver is away."""
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     pod = using("web", "a")
     async with bed.life() as manager:
@@ -375,7 +375,7 @@ async def test_a_pod_with_its_sandbox_needs_neither_the_driver_nor_the_api_serve
 
 
 async def test_a_claim_that_was_half_given_back_is_prepared_again_for_the_next_pod(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "one", "two", drivers=("d", "e"))
     drivers = {Path("/d.sock"): bed.driver, Path("/e.sock"): FakeDraDriver()}
     async with bed.life() as manager:
@@ -392,7 +392,7 @@ async def test_a_claim_that_was_half_given_back_is_prepared_again_for_the_next_p
 
 
 async def test_giving_back_twice_at_once_leaves_a_new_claim_of_that_name_alone(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     gate = asyncio.Event()
 
@@ -420,7 +420,7 @@ async def test_giving_back_twice_at_once_leaves_a_new_claim_of_that_name_alone(t
 
 
 async def test_sweeping_asks_all_drivers_at_once(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "one")
     bed.claim("b", "two", drivers=("e",))
     slow = FakeDraDriver()
@@ -442,7 +442,7 @@ async def test_sweeping_asks_all_drivers_at_once(tmp_path: Path) -> None:
 
 
 async def test_health_that_breaks_oddly_ends_nobody_else(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
 
     class Odd(FakeDraDriver):
@@ -457,7 +457,7 @@ async def test_health_that_breaks_oddly_ends_nobody_else(tmp_path: Path) -> None
 
 
 async def test_health_that_was_stale_is_news_when_it_is_told_again(tmp_path: Path) -> None:
-    bed = Bed(tmp_path)
+    bed = DraFixture(tmp_path)
     bed.claim("a", "web")
     pod = using("web", "a", request="one")
     well = ClaimedHealth(pool="p", device="a-one", health="Healthy", stale_after=30.0)

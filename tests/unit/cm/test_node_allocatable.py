@@ -41,7 +41,7 @@ class Host(FakeCgroups):
         super().apply(path, limits)
 
 
-class Bench:
+class NodeAllocatableFixture:
     def __init__(self, limits: NodeLimits, **rules: object) -> None:
         self.host, self.events = Host(), RecordedEvents()
         self.node = NodeAllocatable(
@@ -57,7 +57,7 @@ class Bench:
 
 
 async def test_the_limits_are_written_told_once_and_put_right() -> None:
-    bench = Bench(NodeLimits(pods=PODS))
+    bench = NodeAllocatableFixture(NodeLimits(pods=PODS))
     async with running(bench.node):
         await asyncio.sleep(1)
         assert bench.host.groups["/kubepods"] == PODS
@@ -68,7 +68,7 @@ async def test_the_limits_are_written_told_once_and_put_right() -> None:
 
 
 async def test_a_refused_write_is_told_once_and_the_rest_is_written(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(NodeLimits(pods=PODS))
+    bench = NodeAllocatableFixture(NodeLimits(pods=PODS))
     bench.host.refuses_memory = True
     async with running(bench.node):
         await asyncio.sleep(600)
@@ -84,7 +84,7 @@ async def test_a_refused_write_is_told_once_and_the_rest_is_written(caplog: pyte
 
 
 async def test_where_pods_are_not_enforced_nobody_is_told() -> None:
-    bench = Bench(NodeLimits(pods=PODS, enforced=False))
+    bench = NodeAllocatableFixture(NodeLimits(pods=PODS, enforced=False))
     async with running(bench.node):
         await asyncio.sleep(1)
         assert bench.host.groups["/kubepods"] == PODS
@@ -92,14 +92,14 @@ async def test_where_pods_are_not_enforced_nobody_is_told() -> None:
 
 
 async def test_without_cgroups_of_our_own_nothing_is_touched() -> None:
-    bench = Bench(NodeLimits(pods=PODS), enabled=False)
+    bench = NodeAllocatableFixture(NodeLimits(pods=PODS), enabled=False)
     async with running(bench.node):
         await asyncio.sleep(1)
     assert bench.host.groups == {}
 
 
 async def test_a_root_that_does_not_exist_is_not_made() -> None:
-    bench = Bench(NodeLimits(pods=PODS), root="/fleet")
+    bench = NodeAllocatableFixture(NodeLimits(pods=PODS), root="/fleet")
     async with running(bench.node):
         await asyncio.sleep(1)
     assert bench.host.groups == {}
@@ -116,7 +116,7 @@ async def test_a_root_that_does_not_exist_is_not_made() -> None:
 async def test_reserved_groups_are_limited_where_they_are(driver: str, name: str, path: str) -> None:
     limits = CgroupLimits(cpu_shares=512, memory_bytes=1 << 20)
     group = ReservedGroup(setting="systemReservedCgroup", name=name, limits=limits)
-    bench = Bench(NodeLimits(reserved=[group]), driver=driver)
+    bench = NodeAllocatableFixture(NodeLimits(reserved=[group]), driver=driver)
     bench.host.create(path, CgroupLimits())
     async with running(bench.node):
         await asyncio.sleep(1)
@@ -125,7 +125,7 @@ async def test_reserved_groups_are_limited_where_they_are(driver: str, name: str
 
 async def test_a_reserved_group_that_is_missing_or_refuses_ends_the_agent() -> None:
     group = ReservedGroup(setting="kubeReservedCgroup", name="/kube", limits=CgroupLimits(memory_bytes=5))
-    bench = Bench(NodeLimits(reserved=[group]))
+    bench = NodeAllocatableFixture(NodeLimits(reserved=[group]))
     with pytest.raises(PykubeletError, match="kubeReservedCgroup: the cgroup /kube does not exist"):
         await bench.node.run()
     bench.host.create("/kube", CgroupLimits())

@@ -82,7 +82,7 @@ class FakeHandler:
 
 
 @dataclass
-class Bed:
+class PluginManagerFixture:
     watch: FakeWatch = field(default_factory=FakeWatch)
     registrations: FakeRegistrations = field(default_factory=FakeRegistrations)
     handler: FakeHandler = field(default_factory=FakeHandler)
@@ -116,7 +116,7 @@ def dead(socket: Path) -> PluginError:
 
 
 async def test_a_plugin_that_is_there_at_the_start_is_registered_and_told() -> None:
-    bed = Bed()
+    bed = PluginManagerFixture()
     bed.registrations.infos[A] = csi("one", "/csi/one.sock")
     bed.watch.put(A)
     async with bed.live():
@@ -129,7 +129,7 @@ async def test_a_plugin_that_is_there_at_the_start_is_registered_and_told() -> N
 
 
 async def test_an_empty_endpoint_is_the_socket_itself() -> None:
-    bed = Bed()
+    bed = PluginManagerFixture()
     bed.registrations.infos[A] = csi("one")
     async with bed.live():
         bed.watch.put(A)
@@ -138,7 +138,7 @@ async def test_an_empty_endpoint_is_the_socket_itself() -> None:
 
 
 async def test_a_replaced_socket_is_a_new_plugin_and_a_removed_one_is_gone() -> None:
-    bed = Bed()
+    bed = PluginManagerFixture()
     bed.registrations.infos[A] = csi("one")
     bed.watch.put(A)
     async with bed.live():
@@ -153,7 +153,7 @@ async def test_a_replaced_socket_is_a_new_plugin_and_a_removed_one_is_gone() -> 
 
 
 async def test_a_stale_socket_is_tried_with_back_off_until_it_is_replaced() -> None:
-    bed = Bed()
+    bed = PluginManagerFixture()
     bed.registrations.infos[A] = dead(A)
     bed.watch.put(A)
     async with bed.live():
@@ -173,7 +173,7 @@ async def test_a_stale_socket_is_tried_with_back_off_until_it_is_replaced() -> N
 
 
 async def test_a_refused_plugin_is_told_why() -> None:
-    bed = Bed()
+    bed = PluginManagerFixture()
     bed.registrations.infos[A] = csi("one")
     bed.registrations.infos[B] = PluginInfo(type="Odd", name="two", endpoint="", versions=())
     bed.handler.refuse = "too old"
@@ -187,7 +187,7 @@ async def test_a_refused_plugin_is_told_why() -> None:
 
 
 async def test_a_plugin_that_hangs_delays_no_other() -> None:
-    bed = Bed()
+    bed = PluginManagerFixture()
     bed.registrations.infos[A] = None
     bed.registrations.infos[B] = csi("two")
     bed.watch.put(A)
@@ -198,7 +198,7 @@ async def test_a_plugin_that_hangs_delays_no_other() -> None:
 
 
 async def test_nothing_is_asked_before_the_sources_are_ready() -> None:
-    bed = Bed(may_start=False)
+    bed = PluginManagerFixture(may_start=False)
     bed.registrations.infos[A] = csi("one")
     bed.watch.put(A)
     async with bed.live():
@@ -210,7 +210,7 @@ async def test_nothing_is_asked_before_the_sources_are_ready() -> None:
 
 
 async def test_a_handler_that_breaks_is_that_plugins_trouble_alone() -> None:
-    bed = Bed()
+    bed = PluginManagerFixture()
     bed.registrations.infos |= {A: csi("one"), B: csi("two")}
 
     class Breaking(FakeHandler):

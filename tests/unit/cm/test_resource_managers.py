@@ -61,7 +61,7 @@ class Runtime:
         self.told.append((container_id, resources.cpuset_cpus))
 
 
-class Bench:
+class ResourceManagersFixture:
     def __init__(
         self,
         folder: Path,
@@ -123,7 +123,7 @@ class Bench:
 
 
 async def test_what_is_admitted_is_on_disk_before_a_container_is_made(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = ResourceManagersFixture(tmp_path)
     assert bench.admit(guaranteed("a", 2, "4Gi")) == ""
     await bench.states.written()
     assert bench.on_disk() == {"uid-a": {"app": "1-2"}}
@@ -139,7 +139,7 @@ async def test_what_is_admitted_is_on_disk_before_a_container_is_made(tmp_path: 
 
 
 def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = ResourceManagersFixture(tmp_path)
     pod = a_pod("a", containers=[owner("one", 5, "1Gi"), owner("two", 5, "1Gi")])
     assert bench.admit(pod) == (
         "UnexpectedAdmissionError: Allocate failed due to not enough cpus available to satisfy request: requested=5, "
@@ -155,7 +155,7 @@ def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 async def test_a_later_check_may_undo_it_but_not_for_a_pod_that_runs(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = ResourceManagersFixture(tmp_path)
     room = {"pods": Quantity.of(1)}
     admission = PodAdmission(
         node=NodeNow(info=lambda: NodeInfo(name="node1", labels={}, allocatable=room)),
@@ -176,7 +176,7 @@ async def test_a_later_check_may_undo_it_but_not_for_a_pod_that_runs(tmp_path: P
 
 
 async def test_pods_that_are_gone_give_back_and_those_that_leave_make_room(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = ResourceManagersFixture(tmp_path)
     assert bench.admit(guaranteed("a", 4)) == "" and bench.admit(guaranteed("b", 3)) == ""
     assert bench.admit(guaranteed("c", 1)) != ""
     bench.pods.wanted.remove("uid-b")  # left its source, still stopping
@@ -194,11 +194,11 @@ async def test_pods_that_are_gone_give_back_and_those_that_leave_make_room(tmp_p
 
 
 async def test_a_restart_keeps_everything(tmp_path: Path) -> None:
-    first = Bench(tmp_path, policy="single-numa-node")
+    first = ResourceManagersFixture(tmp_path, policy="single-numa-node")
     for name in ("a", "b"):
         assert first.admit(guaranteed(name, 3, "5Gi")) == ""
     await first.states.written()
-    second = Bench(tmp_path, policy="single-numa-node")
+    second = ResourceManagersFixture(tmp_path, policy="single-numa-node")
     second.pods.ready = False
     for name in ("b", "a"):
         assert second.admit(guaranteed(name, 3, "5Gi")) == ""
@@ -207,7 +207,7 @@ async def test_a_restart_keeps_everything(tmp_path: Path) -> None:
 
 
 def test_a_second_life_is_served_when_its_container_is_made(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = ResourceManagersFixture(tmp_path)
     pod = guaranteed("a", 2)
     assert bench.admit(pod) == ""
     bench.manager.release("uid-a")
@@ -230,7 +230,7 @@ def test_a_second_life_is_served_when_its_container_is_made(tmp_path: Path) -> N
     ],
 )
 def test_topology_policies(tmp_path: Path, scope: str, policy: str, cpu: int, memory: str, refusal: str) -> None:
-    bench = Bench(tmp_path, policy=policy, scope=scope)
+    bench = ResourceManagersFixture(tmp_path, policy=policy, scope=scope)
     assert bench.admit(guaranteed("a", cpu, memory)) == refusal
     if not refusal and policy == "single-numa-node":
         assert bench.cpu_state.owned("uid-a", "app") == cpus("4-7"), "node 0 has only three left"
@@ -242,7 +242,7 @@ def test_in_pod_scope_all_containers_share_a_place(tmp_path: Path) -> None:
     for scope, places in (("container", {(0,), (1,)}), ("pod", {(1,)})):
         folder = tmp_path / scope
         folder.mkdir()
-        bench = Bench(folder, policy="single-numa-node", scope=scope)
+        bench = ResourceManagersFixture(folder, policy="single-numa-node", scope=scope)
         assert bench.admit(pod) == ""
         nodes = {tuple(TWO.spanned("numa", each)) for each in bench.cpu_state.entries["uid-a"].values()}
         assert nodes == places
@@ -250,7 +250,7 @@ def test_in_pod_scope_all_containers_share_a_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scope", ["container", "pod"])
 def test_two_sockets_of_64_cpus_are_filled_socket_by_socket(tmp_path: Path, scope: str) -> None:
-    bench = Bench(tmp_path, policy="single-numa-node", scope=scope, topology=BIG)
+    bench = ResourceManagersFixture(tmp_path, policy="single-numa-node", scope=scope, topology=BIG)
     assert bench.admit(guaranteed("a", 40, "8Gi")) == "" and bench.admit(guaranteed("b", 40, "8Gi")) == ""
     places = [BIG.spanned("numa", bench.cpu_state.entries[f"uid-{name}"]["app"]) for name in "ab"]
     assert sorted(map(set, places), key=min) == [{0}, {1}]
@@ -289,14 +289,14 @@ class Devices:
 
 def test_other_providers_have_a_say(tmp_path: Path) -> None:
     devices = Devices()
-    bench = Bench(tmp_path, policy="single-numa-node", devices=[devices])
+    bench = ResourceManagersFixture(tmp_path, policy="single-numa-node", devices=[devices])
     assert bench.admit(guaranteed("a", 2)) == ""
     assert devices.given == [("app", Hint(mask_of([1]), True))]
     assert bench.cpu_state.owned("uid-a", "app") == cpus("4-5")
 
 
 def test_the_podresources_service_gets_what_containers_have(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = ResourceManagersFixture(tmp_path)
     assert bench.admit(guaranteed("a", 2, "4Gi")) == ""
     view = AssignedResources(bench.manager, None, None)
     assert view.cpus_of("uid-a", "app") == cpus("1-2") and view.cpus_of("uid-b", "app") == cpus("")
@@ -306,7 +306,7 @@ def test_the_podresources_service_gets_what_containers_have(tmp_path: Path) -> N
 
 
 def test_figures(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, policy="single-numa-node")
+    bench = ResourceManagersFixture(tmp_path, policy="single-numa-node")
     bench.admit(guaranteed("a", 2))
     bench.admit(guaranteed("b", 6))
     text = bench.registry.expose()
@@ -328,7 +328,7 @@ def test_figures(tmp_path: Path) -> None:
 async def test_no_container_is_made_or_moved_by_what_is_not_on_disk(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
-    bench = Bench(folder)
+    bench = ResourceManagersFixture(folder)
     for each in folder.iterdir():
         each.unlink()
     folder.rmdir()
@@ -340,7 +340,7 @@ async def test_no_container_is_made_or_moved_by_what_is_not_on_disk(tmp_path: Pa
     await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == []
     with pytest.raises(ResourceManagerError, match="cannot be kept"):
-        Bench(folder)
+        ResourceManagersFixture(folder)
     folder.mkdir()
     await bench.reconciler.bring_up_to_date()
     assert bench.runtime.told == [("id-other", "0,3-7")] and bench.on_disk() == {"uid-a": {"app": "1-2"}}
@@ -357,7 +357,7 @@ def ran(*names: str) -> Sequence[RunningContainer]:
 
 
 async def test_containers_are_moved_when_the_pool_changes(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = ResourceManagersFixture(tmp_path)
     assert bench.manager.pinned(a_pod("other"), a_container("app")).cpus == "0-7"
     bench.containers = list(ran("other"))
     await bench.reconciler.bring_up_to_date()
@@ -374,7 +374,7 @@ async def test_containers_are_moved_when_the_pool_changes(tmp_path: Path) -> Non
 
 
 async def test_after_a_restart_every_container_is_updated_once(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = ResourceManagersFixture(tmp_path)
     bench.containers = list(ran("x", "y"))
     await bench.reconciler.bring_up_to_date()
     await bench.reconciler.bring_up_to_date()
@@ -383,7 +383,7 @@ async def test_after_a_restart_every_container_is_updated_once(tmp_path: Path) -
 
 @pytest.mark.parametrize("fault", [CriError("no"), CriNotFound("gone"), RuntimeDown("down")])
 async def test_what_the_runtime_refuses_is_tried_again(tmp_path: Path, fault: Exception) -> None:
-    bench = Bench(tmp_path)
+    bench = ResourceManagersFixture(tmp_path)
     bench.containers = list(ran("x"))
     bench.runtime.fault = fault
     await bench.reconciler.bring_up_to_date()
@@ -393,7 +393,7 @@ async def test_what_the_runtime_refuses_is_tried_again(tmp_path: Path, fault: Ex
 
 
 def test_what_never_ran_is_forgotten_with_its_pod(tmp_path: Path) -> None:
-    node = Bench(tmp_path)
+    node = ResourceManagersFixture(tmp_path)
     pod = a_pod("web")
     node.manager.pinned(pod, pod.spec.containers[0])
     assert node.reconciler._created

@@ -20,7 +20,7 @@ from tests.fakes.fake_kube import FakeKube
 POD = Pod(metadata=ObjectMeta(name="web", namespace="shop", uid="u1", resource_version="7"))
 
 
-class Bed:
+class EventSinkFixture:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
@@ -48,7 +48,7 @@ async def settle(seconds: float = 0.01) -> None:
 
 
 async def test_event_has_every_field_tools_look_at() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         bed.tell(path="spec.containers{main}")
         await settle()
@@ -69,7 +69,7 @@ async def test_event_has_every_field_tools_look_at() -> None:
 
 
 async def test_node_event_goes_to_the_default_namespace() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         bed.events.node_event("Normal", "Starting", "Starting kubelet.")
         await settle()
@@ -80,7 +80,7 @@ async def test_node_event_goes_to_the_default_namespace() -> None:
 
 
 async def test_equal_events_are_counted_into_one() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         for _ in range(3):
             bed.tell()
@@ -93,7 +93,7 @@ async def test_equal_events_are_counted_into_one() -> None:
 
 
 async def test_counted_event_that_expired_is_created_again_with_its_count() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         bed.tell()
         await settle()
@@ -105,7 +105,7 @@ async def test_counted_event_that_expired_is_created_again_with_its_count() -> N
 
 
 async def test_different_field_paths_are_different_events() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         bed.tell(path="spec.containers{a}")
         bed.tell(path="spec.containers{b}")
@@ -114,7 +114,7 @@ async def test_different_field_paths_are_different_events() -> None:
 
 
 async def test_tenth_similar_event_starts_a_combined_one() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         for index in range(15):
             bed.tell(f"message {index}")
@@ -126,7 +126,7 @@ async def test_tenth_similar_event_starts_a_combined_one() -> None:
 
 
 async def test_similar_events_far_apart_are_not_combined() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         for index in range(12):
             bed.tell(f"message {index}")
@@ -135,7 +135,7 @@ async def test_similar_events_far_apart_are_not_combined() -> None:
 
 
 async def test_one_object_gets_25_events_and_then_one_in_five_minutes() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         for index in range(40):
             bed.tell("same", reason=f"Reason{index}")
@@ -150,7 +150,7 @@ async def test_one_object_gets_25_events_and_then_one_in_five_minutes() -> None:
 
 
 async def test_events_wait_while_the_server_is_away() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         bed.kube.stop()
         bed.tell("one")
@@ -164,7 +164,7 @@ async def test_events_wait_while_the_server_is_away() -> None:
 
 
 async def test_refused_event_is_dropped_and_the_next_one_sent() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     bed.kube.fail_next("create", Forbidden("namespace is ending", code=403))
     async with bed.sending():
         bed.tell("one")
@@ -175,7 +175,7 @@ async def test_refused_event_is_dropped_and_the_next_one_sent() -> None:
 
 
 async def test_server_that_always_fails_costs_the_event_not_the_queue() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     bed.kube.fail_next("create", ApiServerError("oops", code=500), times=module.TRIES)
     async with bed.sending():
         bed.tell("one")
@@ -186,14 +186,14 @@ async def test_server_that_always_fails_costs_the_event_not_the_queue() -> None:
 
 
 async def test_full_queue_drops_and_counts() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     for index in range(module.QUEUED + 5):
         bed.tell(f"m{index}")
     assert bed.dropped("queue full") == 5
 
 
 async def test_last_events_are_sent_on_the_way_out() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         await settle()
         bed.tell("bye")
@@ -201,7 +201,7 @@ async def test_last_events_are_sent_on_the_way_out() -> None:
 
 
 async def test_leaving_while_the_server_is_away_does_not_hang() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         bed.kube.stop()
         bed.tell("bye")
@@ -211,7 +211,7 @@ async def test_leaving_while_the_server_is_away_does_not_hang() -> None:
 
 
 async def test_names_are_unique_even_within_one_nanosecond() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         for index in range(5):
             bed.tell(f"m{index}")
@@ -220,7 +220,7 @@ async def test_names_are_unique_even_within_one_nanosecond() -> None:
 
 
 async def test_texts_of_any_length_are_cut_and_still_told_apart() -> None:
-    bed = Bed()
+    bed = EventSinkFixture()
     async with bed.sending():
         for end in ("a", "b", "b"):
             bed.tell("x" * 9000 + end, "Unhealthy")

@@ -13,14 +13,14 @@ from pykubelet.eviction.stats import NodeSignals
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.runtime_status import ContainerState
 from pykubelet.model.stats import FsUsage
-from tests.unit.stats.making import Bed, a_container, a_status
+from tests.unit.stats.making import StatsFixture, a_status, an_observed_container
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
 
 
 @BOTH
 async def test_node_signals(version: int, tmp_path: Path) -> None:
-    bed = Bed(version, tmp_path)
+    bed = StatsFixture(version, tmp_path)
     bed.add("web")
     found = await bed.signals.node()
     assert found.memory is not None and found.memory.available == 1_000_000 - 497_000
@@ -35,7 +35,7 @@ async def test_node_signals(version: int, tmp_path: Path) -> None:
 async def test_memory_is_watched_while_a_filesystem_of_the_node_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bed = Bed(2, tmp_path)
+    bed = StatsFixture(2, tmp_path)
     answer = threading.Event()
     monkeypatch.setattr(stats, "SIGNALS_WITHIN", 0.3)
     monkeypatch.setattr(bed.signals, "_clock", SystemClock())  # threads have no loop to ask
@@ -51,7 +51,7 @@ async def test_memory_is_watched_while_a_filesystem_of_the_node_hangs(
 
 @BOTH
 async def test_memory_is_read_at_once(version: int, tmp_path: Path) -> None:
-    bed = Bed(version, tmp_path)
+    bed = StatsFixture(version, tmp_path)
     before = bed.signals.memory()
     if version == 1:
         bed.group("/", usage=900_000)
@@ -64,12 +64,12 @@ async def test_memory_is_read_at_once(version: int, tmp_path: Path) -> None:
 
 
 async def test_no_limit_on_pods_is_no_signal(tmp_path: Path) -> None:
-    bed = Bed(1, tmp_path)
+    bed = StatsFixture(1, tmp_path)
     assert bed.signals.allocatable_memory() is None
 
 
 async def test_pods(tmp_path: Path) -> None:
-    bed = Bed(2, tmp_path)
+    bed = StatsFixture(2, tmp_path)
     bed.add("web")
     quick = (await bed.signals.pods(disks=False))["uid-web"]
     assert (quick.memory, quick.containers["app"].memory, quick.containers["app"].logs) == (17_000, 17_000, 0)
@@ -92,7 +92,7 @@ def test_filesystems_apart() -> None:
 
 
 async def test_files_of_some_pods(tmp_path: Path) -> None:
-    bed = Bed(2, tmp_path)
+    bed = StatsFixture(2, tmp_path)
     bed.add("web")
     bed.add("other")
     found = await bed.signals.files({"uid-web"})
@@ -102,17 +102,17 @@ async def test_files_of_some_pods(tmp_path: Path) -> None:
 
 
 async def test_a_pod_of_which_nothing_runs_uses_nothing(tmp_path: Path) -> None:
-    bed = Bed(2, tmp_path)
+    bed = StatsFixture(2, tmp_path)
     bed.add("web")
     bed.add("waits")
-    bed.statuses["uid-waits"] = a_status("waits", a_container("app", "con-waits", ContainerState.EXITED))
+    bed.statuses["uid-waits"] = a_status("waits", an_observed_container("app", "con-waits", ContainerState.EXITED))
     found = await bed.signals.pods(disks=False)
     assert found["uid-waits"].memory == 0 and found["uid-waits"].containers == {}
     assert found["uid-web"].memory == 17_000
 
 
 async def test_where_images_are_is_remembered_while_the_runtime_is_away(tmp_path: Path) -> None:
-    bed = Bed(2, tmp_path)
+    bed = StatsFixture(2, tmp_path)
     bed.add("web")
     first = await bed.signals.node()
     bed.runtime.lost = True

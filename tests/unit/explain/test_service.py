@@ -20,7 +20,7 @@ from tests.unit.explain.making import crashed, ended
 
 
 @dataclass
-class World:
+class ExplainerFixture:
     """Everything an explainer asks, in one object."""
 
     table: PodTable = field(default_factory=PodTable)
@@ -58,7 +58,7 @@ async def test_a_crash_is_told_with_the_end_of_the_right_log(tmp_path: Path) -> 
     clock = LoopClock()
     recorder = LifeRecorder(clock)
     recorder.note("uid-web", Step.SEEN)
-    world = World()
+    world = ExplainerFixture()
     status = PodStatus(phase="Running", container_statuses=[crashed(ended(1))])
     world.table.report(ReportedStatus(pod=world.want(a_pod()), status=status, version=1, plain=status))
     new, old = tmp_path / "1.log", tmp_path / "0.log"
@@ -76,7 +76,7 @@ async def test_a_crash_is_told_with_the_end_of_the_right_log(tmp_path: Path) -> 
 
 
 async def test_a_pod_whose_source_gave_it_up_is_found_while_it_ends() -> None:
-    world = World()
+    world = ExplainerFixture()
     world.work(a_pod("gone"), WorkerState.TERMINATING)
     world.work(a_pod("other"))
     explainer = world.explainer(LifeRecorder(LoopClock()))
@@ -87,7 +87,7 @@ async def test_a_pod_whose_source_gave_it_up_is_found_while_it_ends() -> None:
 
 
 async def test_names_and_strangers() -> None:
-    world = World()
+    world = ExplainerFixture()
     static = world.want(a_pod("web-node1", static=True, node_name="node1"))
     explainer = world.explainer(LifeRecorder(LoopClock()))
     assert explainer.find("default", "web") is static
@@ -97,7 +97,7 @@ async def test_names_and_strangers() -> None:
 
 
 async def test_a_runtime_that_is_away_is_told_even_without_words() -> None:
-    world = World(up=False)
+    world = ExplainerFixture(up=False)
     world.want(a_pod())
     found = world.explainer(LifeRecorder(LoopClock()))("default", "web")
     assert found is not None

@@ -37,7 +37,7 @@ class Runtime(FakeCri):
         return ImageFilesystems() if self.no_filesystems else await super().image_fs_info()
 
 
-class Bench:
+class ImageGcFixture:
     def __init__(self, **policy: Any) -> None:
         self.clock = LoopClock()
         self.cri = Runtime(self.clock)
@@ -86,7 +86,7 @@ class Bench:
 
 
 async def test_nothing_happens_below_the_high_threshold() -> None:
-    bench = Bench()
+    bench = ImageGcFixture()
     await bench.image("r.io/a:1", 840)
     await bench.clock.sleep(1000)
     assert await bench.gc.collect() == 0
@@ -94,7 +94,7 @@ async def test_nothing_happens_below_the_high_threshold() -> None:
 
 
 async def test_the_least_recently_used_go_until_the_low_threshold() -> None:
-    bench = Bench()
+    bench = ImageGcFixture()
     used = await bench.image("r.io/used:1", 300)
     container = await bench.container("p", "r.io/used:1")
     once = await bench.image("r.io/once:1", 100)
@@ -119,7 +119,7 @@ async def test_the_least_recently_used_go_until_the_low_threshold() -> None:
 
 
 async def test_young_pinned_and_wanted_images_stay() -> None:
-    bench = Bench()
+    bench = ImageGcFixture()
     await bench.image("r.io/pinned:1", 100, pinned=True)
     await bench.image("registry.k8s.io/pause:3.9", 100)
     await bench.image("docker.io/library/busybox:1", 100)
@@ -144,7 +144,7 @@ def test_what_pods_want() -> None:
 
 
 async def test_old_images_go_whatever_the_disk_says() -> None:
-    bench = Bench(max_age=3600.0)
+    bench = ImageGcFixture(max_age=3600.0)
     bench.gc._started = bench.clock.now()
     await bench.image("r.io/a:1", 10)
     await bench.clock.sleep(3500)
@@ -156,7 +156,7 @@ async def test_old_images_go_whatever_the_disk_says() -> None:
 
 
 async def test_when_nothing_can_be_freed_it_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
+    bench = ImageGcFixture()
     await bench.image("r.io/a:1", 300)
     await bench.container("p", "r.io/a:1")
     bench.other_bytes = 650
@@ -182,7 +182,7 @@ async def test_when_nothing_can_be_freed_it_says_why_once(caplog: pytest.LogCapt
 
 
 async def test_an_image_that_cannot_be_removed_does_not_stop_the_others() -> None:
-    bench = Bench()
+    bench = ImageGcFixture()
     await bench.image("r.io/stuck:1", 300)
     await bench.image("r.io/a:1", 600)
     await bench.clock.sleep(1000)
@@ -207,7 +207,7 @@ async def test_an_image_that_cannot_be_removed_does_not_stop_the_others() -> Non
     ],
 )
 async def test_what_can_be_wrong_with_the_disk(break_it: str, said: str, event: str) -> None:
-    bench = Bench()
+    bench = ImageGcFixture()
     if break_it == "capacity":
         bench.capacity = 0
     elif break_it == "nothing":
@@ -222,7 +222,7 @@ async def test_what_can_be_wrong_with_the_disk(break_it: str, said: str, event: 
 
 
 async def test_one_failed_pass_is_no_event_and_the_service_goes_on() -> None:
-    bench = Bench()
+    bench = ImageGcFixture()
     bench.cri.fail_next("list_images", RuntimeDown("gone"))
     async with running(bench.gc):
         await bench.clock.sleep(700)
@@ -231,7 +231,7 @@ async def test_one_failed_pass_is_no_event_and_the_service_goes_on() -> None:
 
 
 async def test_switched_off_it_only_watches() -> None:
-    bench = Bench(high_percent=100)
+    bench = ImageGcFixture(high_percent=100)
     bench.cri.image_filesystem = FilesystemUsage(mountpoint="/unused")
     async with running(bench.gc):
         await bench.clock.sleep(700)

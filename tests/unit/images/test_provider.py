@@ -70,7 +70,7 @@ class Accounts:
         return f"secret-token-{pod.metadata.name}"
 
 
-class Bench:
+class ProviderFixture:
     def __init__(
         self,
         *,
@@ -115,7 +115,7 @@ def tokens(cache_type: str = "ServiceAccount", *, require: bool = True, **keys: 
 
 
 async def test_asked_only_for_images_that_match() -> None:
-    bench = Bench()
+    bench = ProviderFixture()
     assert await bench.provider.provide("r.com/a", a_pulling_pod()) == ({}, None)
     assert bench.runs == 0
     assert await bench.provider.provide("r.com/team/a", a_pulling_pod()) == (
@@ -131,7 +131,7 @@ async def test_asked_only_for_images_that_match() -> None:
     [("Image", [1, 1, 2, 3]), ("Registry", [1, 1, 1, 2]), ("Global", [1, 1, 1, 1])],
 )
 async def test_what_an_answer_is_remembered_for(key_type: str, runs: list[int]) -> None:
-    bench = Bench(cacheKeyType=key_type, cacheDuration="1m")
+    bench = ProviderFixture(cacheKeyType=key_type, cacheDuration="1m")
     seen = []
     for image in ("r.io/a", "r.io/a", "r.io/b", "s.io/a"):
         assert await bench.users(image) == ["u"]
@@ -144,7 +144,7 @@ async def test_what_an_answer_is_remembered_for(key_type: str, runs: list[int]) 
     [(60.0, None, 60.0), (60.0, "0s", 0.0), (0.0, None, 0.0), (0.0, "2m", 120.0), (60.0, "-1s", 0.0)],
 )
 async def test_for_how_long(default: float, given: str | None, kept_for: float) -> None:
-    bench = Bench(default_cache=default, cacheDuration=given)
+    bench = ProviderFixture(default_cache=default, cacheDuration=given)
     await bench.users()
     if kept_for:
         await bench.clock.sleep(kept_for)
@@ -156,7 +156,7 @@ async def test_for_how_long(default: float, given: str | None, kept_for: float) 
 
 
 async def test_callers_at_the_same_time_share_a_run() -> None:
-    bench = Bench(takes=5.0)
+    bench = ProviderFixture(takes=5.0)
     got: list[list[str]] = []
 
     async def want(image: str) -> None:
@@ -186,7 +186,7 @@ async def test_callers_at_the_same_time_share_a_run() -> None:
     ],
 )
 async def test_answers_that_do_not_count(changes: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(**changes)
+    bench = ProviderFixture(**changes)
     assert await bench.provider.provide("r.io/a", a_pulling_pod()) == ({}, None)
     [record] = caplog.records
     assert said in record.__dict__["error"]
@@ -201,7 +201,7 @@ def test_what_is_no_answer(printed: bytes) -> None:
 
 
 async def test_a_plugin_that_fails_gives_nothing_and_counts() -> None:
-    bench = Bench()
+    bench = ProviderFixture()
     bench.programs.answer = PluginProblem("ended with status 1")
     assert await bench.users() == []
     assert 'kubelet_credential_provider_plugin_errors_total{plugin_name="plug"} 1' in bench.metrics.expose()
@@ -215,7 +215,7 @@ async def test_a_plugin_that_fails_gives_nothing_and_counts() -> None:
 async def test_a_token_and_annotations_go_to_the_plugin() -> None:
     accounts = Accounts(must="1", may="2", other="3")
     wanted = tokens(required_annotations=("must",), optional_annotations=("may", "absent"))
-    bench = Bench(token=wanted, accounts=accounts)
+    bench = ProviderFixture(token=wanted, accounts=accounts)
     _, origin = await bench.provider.provide("r.io/a", a_pulling_pod(account="acc"))
     assert origin == AccountOrigin(namespace="default", name="acc", uid="uid-acc")
     assert bench.programs.requests[0]["serviceAccountToken"] == "secret-token-web"
@@ -235,7 +235,7 @@ async def test_a_token_and_annotations_go_to_the_plugin() -> None:
 async def test_who_takes_part(require: bool, account: str | None, annotations: dict[str, str], runs: int) -> None:
     required = ("must",) if require else ()
     wanted = tokens(require=require, required_annotations=required)
-    bench = Bench(token=wanted, accounts=Accounts(**annotations))
+    bench = ProviderFixture(token=wanted, accounts=Accounts(**annotations))
     await bench.provider.provide("r.io/a", a_pulling_pod(account=account))
     assert bench.runs == runs
     if runs and account is None:
@@ -244,7 +244,7 @@ async def test_who_takes_part(require: bool, account: str | None, annotations: d
 
 @pytest.mark.parametrize(("cache_type", "runs"), [("ServiceAccount", 1), ("Token", 2)])
 async def test_answers_hang_on_the_account_or_on_the_token(cache_type: str, runs: int) -> None:
-    bench = Bench(token=tokens(cache_type), accounts=Accounts(), cacheKeyType="Global", cacheDuration="1h")
+    bench = ProviderFixture(token=tokens(cache_type), accounts=Accounts(), cacheKeyType="Global", cacheDuration="1h")
     for name in ("one", "two", "one"):
         await bench.users(pod=a_pulling_pod(name, account="acc"))
     assert bench.runs == runs
@@ -257,20 +257,20 @@ async def test_the_token_itself_as_password(
     cache_type: str, expected: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     auth = {"r.io": {"username": "u", "password": "secret-token-web"}}
-    bench = Bench(token=tokens(cache_type), accounts=Accounts(), auth=auth)
+    bench = ProviderFixture(token=tokens(cache_type), accounts=Accounts(), auth=auth)
     assert await bench.users(pod=a_pulling_pod(account="acc")) == expected
     assert "secret-token" not in str([record.__dict__ for record in caplog.records])
 
 
 async def test_a_token_in_a_complaint_is_masked(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(token=tokens(), accounts=Accounts())
+    bench = ProviderFixture(token=tokens(), accounts=Accounts())
     bench.programs.answer = PluginProblem("bad token secret-token-web!")
     await bench.users(pod=a_pulling_pod(account="acc"))
     assert caplog.records[0].__dict__["error"] == "bad token <masked>!"
 
 
 async def test_no_api_server_no_tokens(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(token=tokens())
+    bench = ProviderFixture(token=tokens())
     assert await bench.users(pod=a_pulling_pod(account="acc")) == []
     assert "this agent has none" in caplog.records[0].__dict__["error"]
 

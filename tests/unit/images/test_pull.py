@@ -52,7 +52,7 @@ class Guard:
         self.told.append(("failed", image))
 
 
-class Bench:
+class PullerFixture:
     def __init__(
         self,
         *,
@@ -87,7 +87,7 @@ class Bench:
 
 
 async def test_image_at_hand_costs_one_call() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     image = bench.cri.add_image("busybox:1")
     assert await bench.ensure("busybox:1") == image.id
     assert [c.verb for c in bench.cri.calls] == ["image_status"]
@@ -97,7 +97,7 @@ async def test_image_at_hand_costs_one_call() -> None:
 
 
 async def test_a_pull_and_what_it_tells() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     image = bench.cri.add_to_registry("busybox:1", size_bytes=4_261_550, takes=1.2345)
     assert await bench.ensure("busybox:1") == image.id
     assert bench.events.seen == [
@@ -120,7 +120,7 @@ async def test_a_pull_and_what_it_tells() -> None:
 
 
 async def test_default_tag_goes_to_the_runtime_only() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_to_registry("busybox:latest")
     await bench.ensure("busybox", None)
     assert bench.cri.called("pull_image")[0].name == "busybox:latest"
@@ -128,7 +128,7 @@ async def test_default_tag_goes_to_the_runtime_only() -> None:
 
 
 async def test_always_pulls_without_looking() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_image("busybox:1")
     bench.cri.add_to_registry("busybox:1")
     await bench.ensure("busybox:1", "Always")
@@ -136,7 +136,7 @@ async def test_always_pulls_without_looking() -> None:
 
 
 async def test_never() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     error = await bench.fails("busybox:1", "Never")
     text = 'Container image "busybox:1" is not present with pull policy of Never'
     assert (error.problem.reason, str(error)) == ("ErrImageNeverPull", text)
@@ -145,7 +145,7 @@ async def test_never() -> None:
 
 
 async def test_invalid_name() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     error = await bench.fails("Bad:1")
     assert error.problem.reason == "InvalidImageName"
     assert str(error).startswith('Failed to apply default image tag "Bad:1": couldn\'t parse image name "Bad:1": ')
@@ -154,7 +154,7 @@ async def test_invalid_name() -> None:
 
 
 async def test_inspect_error() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.fail_next("image_status", CriError("store is corrupt"))
     error = await bench.fails("busybox:1")
     assert (error.problem.reason, str(error)) == ("ImageInspectError", 'Failed to inspect image "": store is corrupt')
@@ -163,7 +163,7 @@ async def test_inspect_error() -> None:
 
 @pytest.mark.parametrize("verb", ["image_status", "pull_image"])
 async def test_a_runtime_that_is_down_is_nobodys_fault(verb: str) -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_to_registry("busybox:1")
     bench.cri.fail_next(verb, RuntimeDown("gone"))
     with pytest.raises(RuntimeDown):
@@ -173,7 +173,7 @@ async def test_a_runtime_that_is_down_is_nobodys_fault(verb: str) -> None:
 
 
 async def test_failure_then_back_off_then_another_try() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
     error = await bench.fails("busybox:1")
     assert (error.problem.reason, str(error), round(error.problem.retry_at - bench.clock.now(), 3)) == (
@@ -193,7 +193,7 @@ async def test_failure_then_back_off_then_another_try() -> None:
 
 
 async def test_back_off_grows_to_five_minutes_and_is_forgotten_after_ten() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
     delays: list[float] = []
     for _ in range(8):
@@ -207,7 +207,7 @@ async def test_back_off_grows_to_five_minutes_and_is_forgotten_after_ten() -> No
 
 
 async def test_back_off_is_per_pod_and_image_and_ends_with_the_pod() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_to_registry("busybox:1", error=CriError("no such host"))
     await bench.fails("busybox:1")
     assert (await bench.fails("busybox:1", pod="other")).problem.reason == "ErrImagePull"
@@ -239,14 +239,14 @@ def test_reasons_of_failed_pulls(text: str, expected: tuple[str, str]) -> None:
 
 
 async def test_credentials_are_tried_in_order() -> None:
-    bench = Bench(logins=Logins(("old", "x"), ("me", "secret"), ("other", "y")))
+    bench = PullerFixture(logins=Logins(("old", "x"), ("me", "secret"), ("other", "y")))
     image = bench.cri.add_to_registry("r.io/a:1", needs_auth=("me", "secret"))
     assert await bench.ensure("r.io/a:1") == image.id
     assert [c.args["auth"].username for c in bench.cri.called("pull_image")] == ["old", "me"]
 
 
 async def test_all_credentials_fail() -> None:
-    bench = Bench(logins=Logins(("old", "x"), ("older", "y")))
+    bench = PullerFixture(logins=Logins(("old", "x"), ("older", "y")))
     bench.cri.fail_next("pull_image", CriError("denied: old"))
     bench.cri.add_to_registry("r.io/a:1", error=CriError("denied: older"))
     error = await bench.fails("r.io/a:1")
@@ -254,7 +254,7 @@ async def test_all_credentials_fail() -> None:
 
 
 async def test_pods_share_a_pull_under_way() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_to_registry("busybox:1", takes=5.0)
     got: list[str] = []
 
@@ -270,7 +270,7 @@ async def test_pods_share_a_pull_under_way() -> None:
 
 
 async def test_a_shared_failure_is_everybodys() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_to_registry("busybox:1", takes=5.0, error=CriError("no such host"))
     reasons: list[str] = []
 
@@ -285,7 +285,7 @@ async def test_a_shared_failure_is_everybodys() -> None:
 
 
 async def test_when_the_first_pod_goes_away_the_next_pulls() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_to_registry("busybox:1", takes=5.0)
     got: list[str] = []
 
@@ -303,7 +303,7 @@ async def test_when_the_first_pod_goes_away_the_next_pulls() -> None:
 
 
 async def test_different_credentials_do_not_share() -> None:
-    bench = Bench(logins=Logins(("me", "secret")))
+    bench = PullerFixture(logins=Logins(("me", "secret")))
     bench.cri.add_to_registry("r.io/a:1", takes=5.0)
 
     async def want(pod: str) -> None:
@@ -328,7 +328,7 @@ async def test_different_credentials_do_not_share() -> None:
     ],
 )
 async def test_how_many_at_once(settings: PullSettings, seconds: float) -> None:
-    bench = Bench(settings=settings)
+    bench = PullerFixture(settings=settings)
     done: list[float] = []
 
     async def want(number: int) -> None:
@@ -346,7 +346,7 @@ async def test_how_many_at_once(settings: PullSettings, seconds: float) -> None:
 
 
 async def test_the_cap_holds_for_pulls_that_take_very_long() -> None:
-    bench = Bench(settings=PullSettings(max_parallel=2))
+    bench = PullerFixture(settings=PullSettings(max_parallel=2))
     done: list[float] = []
 
     async def want(number: int) -> None:
@@ -362,7 +362,7 @@ async def test_the_cap_holds_for_pulls_that_take_very_long() -> None:
 
 
 async def test_registry_rate() -> None:
-    bench = Bench(settings=PullSettings(qps=1.0, burst=2))
+    bench = PullerFixture(settings=PullSettings(qps=1.0, burst=2))
     for number in range(3):
         bench.cri.add_to_registry(f"r.io/a{number}:1")
     await bench.ensure("r.io/a0:1")
@@ -373,7 +373,7 @@ async def test_registry_rate() -> None:
 
 
 async def test_a_present_image_somebody_else_brought() -> None:
-    bench = Bench(guard=Guard())
+    bench = PullerFixture(guard=Guard())
     bench.cri.add_image("r.io/a:1")
     bench.cri.add_to_registry("r.io/a:1")
     error = await bench.fails("r.io/a:1", "Never")
@@ -387,7 +387,7 @@ async def test_a_present_image_somebody_else_brought() -> None:
 
 async def test_every_pull_is_written_down_before_and_after() -> None:
     guard = Guard()
-    bench = Bench(guard=guard)
+    bench = PullerFixture(guard=guard)
     bench.cri.add_to_registry("r.io/a:latest")
     bench.cri.add_to_registry("r.io/b:1", error=CriError("no such host"))
     await bench.ensure("r.io/a")
@@ -398,7 +398,7 @@ async def test_every_pull_is_written_down_before_and_after() -> None:
 
 async def test_a_pull_given_up_is_written_down_too() -> None:
     guard = Guard()
-    bench = Bench(guard=guard)
+    bench = PullerFixture(guard=guard)
     bench.cri.add_to_registry("r.io/a:1", takes=60.0)
 
     async def want() -> None:
@@ -417,7 +417,7 @@ class Broken(Logins):
 
 
 async def test_credentials_that_cannot_be_read_fail_the_pull() -> None:
-    bench = Bench(logins=Broken())
+    bench = PullerFixture(logins=Broken())
     bench.cri.add_to_registry("r.io/a:1")
     error = await bench.fails("r.io/a:1")
     assert (error.problem.reason, str(error)) == ("ErrImagePull", "pull secret default/s: is not JSON")
@@ -426,7 +426,7 @@ async def test_credentials_that_cannot_be_read_fail_the_pull() -> None:
 
 async def test_a_long_pull_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    bench = Bench(settings=PullSettings(serialize=True))
+    bench = PullerFixture(settings=PullSettings(serialize=True))
     bench.cri.add_to_registry("r.io/a:1", takes=135.0)
     bench.cri.add_to_registry("r.io/b:1", takes=0.0)
 
@@ -445,7 +445,7 @@ async def test_a_long_pull_is_told_in_the_log(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_metrics_of_pulls() -> None:
-    bench = Bench()
+    bench = PullerFixture()
     bench.cri.add_to_registry("r.io/a:1", size_bytes=20 << 20, takes=3.0)
     await bench.ensure("r.io/a:1")
     await bench.ensure("r.io/a:1", "Always")
@@ -459,7 +459,7 @@ async def test_metrics_of_pulls() -> None:
 
 
 async def test_without_the_gate_the_text_says_less() -> None:
-    bench = Bench(settings=PullSettings(checks_access=False))
+    bench = PullerFixture(settings=PullSettings(checks_access=False))
     bench.cri.add_image("busybox:1")
     await bench.ensure("busybox:1")
     assert bench.events.seen == [("Normal", "Pulled", 'Container image "busybox:1" already present on machine')]

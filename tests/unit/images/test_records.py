@@ -22,7 +22,7 @@ from tests.unit.images.making import secret_login
 SECOND = 1_700_000_000
 
 
-class Bench:
+class PullRecordsFixture:
     def __init__(self, folder: Path, *, policy: Policy = Policy.NOT_PRELOADED) -> None:
         self.folder = folder / "image_manager"
         self.clock = LoopClock(start=float(SECOND))
@@ -65,16 +65,16 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path) -> PullRecordsFixture:
+    return PullRecordsFixture(tmp_path)
 
 
-async def test_preloaded_images_are_everybodys(bench: Bench) -> None:
+async def test_preloaded_images_are_everybodys(bench: PullRecordsFixture) -> None:
     assert await bench.may_use("r.io/a:1", "sha256:a")
     assert bench.lookups == 0
 
 
-async def test_an_intent_while_the_pull_lasts_and_the_record_after_it(bench: Bench) -> None:
+async def test_an_intent_while_the_pull_lasts_and_the_record_after_it(bench: PullRecordsFixture) -> None:
     await bench.records.intend("r.io/a:1")
     assert bench.stored("pulling") == [
         {"kind": "ImagePullIntent", "apiVersion": "kubelet.config.k8s.io/v1beta1", "image": "r.io/a:1"}
@@ -97,7 +97,7 @@ async def test_an_intent_while_the_pull_lasts_and_the_record_after_it(bench: Ben
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_secret_opens_the_image_to_those_who_have_it(bench: Bench) -> None:
+async def test_a_secret_opens_the_image_to_those_who_have_it(bench: PullRecordsFixture) -> None:
     await bench.pull("r.io/a:1", "sha256:a", secret_login("s"))
     assert not await bench.may_use("r.io/a:1", "sha256:a")
     assert not await bench.may_use("r.io/a:1", "sha256:a", secret_login("t", "other"))
@@ -110,14 +110,14 @@ async def test_a_secret_opens_the_image_to_those_who_have_it(bench: Bench) -> No
     assert 'result="credentialRecordFound"} 1' in bench.metrics.expose()
 
 
-async def test_a_pull_without_or_with_the_nodes_login_opens_it_to_all(bench: Bench) -> None:
+async def test_a_pull_without_or_with_the_nodes_login_opens_it_to_all(bench: PullRecordsFixture) -> None:
     await bench.pull("r.io/a:1", "sha256:a")
     await bench.pull("r.io/b:1", "sha256:b", Login(entry=Entry(username="node")))
     assert await bench.may_use("r.io/a:1", "sha256:a") and await bench.may_use("r.io/b:1", "sha256:b")
     assert bench.lookups == 0
 
 
-async def test_a_service_account_opens_it_to_its_pods(bench: Bench) -> None:
+async def test_a_service_account_opens_it_to_its_pods(bench: PullRecordsFixture) -> None:
     login = Login(entry=Entry(), origin=AccountOrigin(namespace="default", name="acc", uid="1"))
     await bench.pull("r.io/a:1", "sha256:a", login)
     assert await bench.may_use("r.io/a:1", "sha256:a", login)
@@ -129,13 +129,13 @@ async def test_a_service_account_opens_it_to_its_pods(bench: Bench) -> None:
     [(Policy.NEVER, True, True), (Policy.NOT_PRELOADED, True, False), (Policy.ALWAYS, False, False)],
 )
 async def test_policies(tmp_path: Path, policy: Policy, unknown: bool, pulled: bool) -> None:
-    bench = Bench(tmp_path, policy=policy)
+    bench = PullRecordsFixture(tmp_path, policy=policy)
     await bench.pull("r.io/a:1", "sha256:a", secret_login("s"))
     assert await bench.may_use("r.io/x:1", "sha256:x") is unknown
     assert await bench.may_use("r.io/a:1", "sha256:a") is pulled
 
 
-async def test_an_intent_lasts_as_long_as_any_pull_of_the_image(bench: Bench) -> None:
+async def test_an_intent_lasts_as_long_as_any_pull_of_the_image(bench: PullRecordsFixture) -> None:
     await bench.records.intend("r.io/a:1")
     await bench.records.intend("r.io/a:1")
     await bench.records.failed("r.io/a:1")
@@ -147,7 +147,7 @@ async def test_an_intent_lasts_as_long_as_any_pull_of_the_image(bench: Bench) ->
 
 @pytest.mark.real_loop
 async def test_a_pull_given_up_while_its_intent_is_written_leaves_none(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: PullRecordsFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.records.intend("r.io/b:1")
     loop, go_on = asyncio.get_running_loop(), threading.Event()
@@ -175,7 +175,7 @@ async def test_a_pull_given_up_while_its_intent_is_written_leaves_none(
     assert [each["image"] for each in bench.stored("pulling")] == ["r.io/b:1"]
 
 
-async def test_a_pull_cut_short_by_a_crash(bench: Bench) -> None:
+async def test_a_pull_cut_short_by_a_crash(bench: PullRecordsFixture) -> None:
     here = bench.cri.add_image("busybox")
     for image in ("busybox", "r.io/gone:1"):
         await bench.records.intend(image)
@@ -187,14 +187,14 @@ async def test_a_pull_cut_short_by_a_crash(bench: Bench) -> None:
     assert bench.stored("pulling") == []
 
 
-async def test_a_runtime_that_is_down_at_the_start_is_waited_for(bench: Bench) -> None:
+async def test_a_runtime_that_is_down_at_the_start_is_waited_for(bench: PullRecordsFixture) -> None:
     bench.cri.fail_next("list_images", RuntimeDown("gone"))
     with pytest.raises(RuntimeDown):
         await bench.may_use("r.io/a:1", "sha256:a")
     assert await bench.may_use("r.io/a:1", "sha256:a")
 
 
-async def test_a_runtime_that_cannot_list_keeps_the_intents(bench: Bench) -> None:
+async def test_a_runtime_that_cannot_list_keeps_the_intents(bench: PullRecordsFixture) -> None:
     here = bench.cri.add_image("r.io/a:1")
     await bench.records.intend("r.io/a:1")
     bench.restart()
@@ -203,7 +203,9 @@ async def test_a_runtime_that_cannot_list_keeps_the_intents(bench: Bench) -> Non
     assert len(bench.stored("pulling")) == 1
 
 
-async def test_a_damaged_record_is_set_aside_and_opens_nothing(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_record_is_set_aside_and_opens_nothing(
+    bench: PullRecordsFixture, caplog: pytest.LogCaptureFixture
+) -> None:
     here = bench.cri.add_image("r.io/a:1")
     await bench.pull("r.io/a:1", here.id, secret_login("s"))
     path = bench.damage("pulled", here.id)
@@ -236,13 +238,13 @@ async def test_a_damaged_record_is_set_aside_and_opens_nothing(bench: Bench, cap
         ' "lastUpdatedTime": "2023-11-14T22:13:20Z", "credentialMapping": {"a": {"kubernetesSecrets": [1]}}}',
     ],
 )
-async def test_every_kind_of_damage(bench: Bench, text: str) -> None:
+async def test_every_kind_of_damage(bench: PullRecordsFixture, text: str) -> None:
     bench.damage("pulled", "x").write_text(text)
     assert await bench.may_use("r.io/a:1", "sha256:a")
     assert bench.stored("pulled") == []
 
 
-async def test_older_versions_are_migrated(bench: Bench) -> None:
+async def test_older_versions_are_migrated(bench: PullRecordsFixture) -> None:
     old = {"apiVersion": "kubelet.config.k8s.io/v1alpha1"}
     bench.files.make_folders()
     (bench.folder / "pulling" / file_name("r.io/x:1")).write_text(
@@ -290,7 +292,7 @@ def test_the_go_kubelets_own_bytes(tmp_path: Path) -> None:
     assert read == record and current
 
 
-async def test_records_of_images_that_are_gone_are_pruned(bench: Bench) -> None:
+async def test_records_of_images_that_are_gone_are_pruned(bench: PullRecordsFixture) -> None:
     for name in ("kept", "gone", "new"):
         if name == "new":
             await bench.clock.sleep(10)
@@ -312,7 +314,7 @@ class FullDisk(RecordFiles):
         raise OSError(28, "No space left on device")
 
 
-async def test_a_disk_that_takes_nothing(bench: Bench, tmp_path: Path) -> None:
+async def test_a_disk_that_takes_nothing(bench: PullRecordsFixture, tmp_path: Path) -> None:
     bench.files = files = FullDisk(tmp_path)
     bench.restart()
     await bench.pull("r.io/a:1", "sha256:a")
@@ -325,7 +327,7 @@ async def test_a_disk_that_takes_nothing(bench: Bench, tmp_path: Path) -> None:
     assert str(caught.value) == text
 
 
-async def test_a_lookup_that_fails_is_told(bench: Bench) -> None:
+async def test_a_lookup_that_fails_is_told(bench: PullRecordsFixture) -> None:
     await bench.pull("r.io/a:1", "sha256:a", secret_login("s"))
 
     async def broken() -> Sequence[Login]:

@@ -14,7 +14,7 @@ from tests.fakes.fake_kube import FakeKube
 NAMESPACE = "kube-node-lease"
 
 
-class Bed:
+class LeaseFixture:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
@@ -32,7 +32,7 @@ class Bed:
 
 
 async def test_the_lease_belongs_to_the_node_and_waits_for_it() -> None:
-    bed = Bed()
+    bed = LeaseFixture()
     async with running(bed.keeper):
         await bed.clock.sleep(30)
         assert bed.lease is None
@@ -47,7 +47,7 @@ async def test_the_lease_belongs_to_the_node_and_waits_for_it() -> None:
 
 
 async def test_it_is_renewed_at_a_quarter_of_its_duration_with_one_request() -> None:
-    bed = Bed()
+    bed = LeaseFixture()
     bed.node_appears()
     async with running(bed.keeper):
         await bed.clock.sleep(56)  # five periods of 10 s and the jitter, not six
@@ -57,7 +57,7 @@ async def test_it_is_renewed_at_a_quarter_of_its_duration_with_one_request() -> 
 
 
 async def test_a_lease_found_is_taken_over() -> None:
-    bed = Bed()
+    bed = LeaseFixture()
     bed.kube.add(Lease(metadata=ObjectMeta(name="box", namespace=NAMESPACE)))
     bed.node_appears()
     async with running(bed.keeper):
@@ -69,7 +69,7 @@ async def test_a_lease_found_is_taken_over() -> None:
 
 
 async def test_a_conflict_is_resolved_by_reading_again() -> None:
-    bed = Bed()
+    bed = LeaseFixture()
     bed.node_appears()
     async with running(bed.keeper):
         await bed.clock.sleep(1)
@@ -80,7 +80,7 @@ async def test_a_conflict_is_resolved_by_reading_again() -> None:
 
 
 async def test_a_lease_deleted_by_somebody_is_made_again() -> None:
-    bed = Bed()
+    bed = LeaseFixture()
     bed.node_appears()
     async with running(bed.keeper):
         await bed.clock.sleep(1)
@@ -90,7 +90,7 @@ async def test_a_lease_deleted_by_somebody_is_made_again() -> None:
 
 
 async def test_while_the_server_is_away_pauses_grow_and_it_is_back_within_seconds() -> None:
-    bed = Bed()
+    bed = LeaseFixture()
     bed.node_appears()
     async with running(bed.keeper):
         await bed.clock.sleep(1)
@@ -104,7 +104,7 @@ async def test_while_the_server_is_away_pauses_grow_and_it_is_back_within_second
 
 
 async def test_five_failures_lead_to_a_fresh_look() -> None:
-    bed = Bed()
+    bed = LeaseFixture()
     bed.node_appears()
     async with running(bed.keeper):
         await bed.clock.sleep(1)
@@ -115,7 +115,7 @@ async def test_five_failures_lead_to_a_fresh_look() -> None:
 
 
 async def test_a_request_that_hangs_is_given_up() -> None:
-    bed = Bed()
+    bed = LeaseFixture()
     bed.node_appears()
 
     class Hanging(FakeKube):
@@ -137,7 +137,7 @@ async def test_a_request_that_hangs_is_given_up() -> None:
 
 
 async def test_silence_is_told_so_that_other_connections_are_left_too() -> None:
-    bed = Bed()
+    bed = LeaseFixture()
     bed.node_appears()
     silent: list[float] = []
 

@@ -37,7 +37,7 @@ class Groups:
         return None
 
 
-class Bed:
+class OomWatcherFixture:
     def __init__(self) -> None:
         self.clock, self.log, self.groups = LoopClock(), FakeKernelLog(), Groups()
         pod = a_pod("web")
@@ -71,7 +71,7 @@ class Bed:
 
 
 async def test_floods_are_counted() -> None:
-    bed = Bed()
+    bed = OomWatcherFixture()
     async with running(bed.watcher):
         await bed.clock.sleep(0.1)
         for pid in range(100, 150):
@@ -85,7 +85,7 @@ async def test_floods_are_counted() -> None:
 
 
 async def test_a_container_that_ends_with_it() -> None:
-    bed = Bed()
+    bed = OomWatcherFixture()
     async with running(bed.watcher):
         await bed.clock.sleep(0.1)
         bed.groups.alive = False
@@ -95,7 +95,7 @@ async def test_a_container_that_ends_with_it() -> None:
 
 
 async def test_an_agent_that_may_not_protect_itself_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    bed = Bed()
+    bed = OomWatcherFixture()
     bed.refuses = True
     async with running(bed.watcher):
         await bed.clock.sleep(0.1)
@@ -105,7 +105,7 @@ async def test_an_agent_that_may_not_protect_itself_goes_on(caplog: pytest.LogCa
 
 
 async def test_others_processes_are_no_pods_business() -> None:
-    bed = Bed()
+    bed = OomWatcherFixture()
     async with running(bed.watcher):
         await bed.clock.sleep(0.1)
         bed.log.say(
@@ -125,8 +125,8 @@ async def test_others_processes_are_no_pods_business() -> None:
     ],
 )
 def test_the_container_is_found_by_its_id(group: str) -> None:
-    assert find_victim(group, Bed().table) == Victim(uid="uid-web", container="app", id=ID)
-    assert find_victim("/system.slice", Bed().table) is None
+    assert find_victim(group, OomWatcherFixture().table) == Victim(uid="uid-web", container="app", id=ID)
+    assert find_victim("/system.slice", OomWatcherFixture().table) is None
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from tests.unit.node.making import GIB, FakeNetwork, FakeRuntime, a_machine
 PARTS = ("", "_pre_kubelet", "_pre_registration", "_registration", "_post_registration")
 
 
-class Bed:
+class ReporterFixture:
     """A reporter on a fake API server, a fake runtime and a fake network."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Bed:
 
 async def test_the_start_of_a_new_node_in_parts() -> None:
     metrics, clock = Registry(), LoopClock()
-    bed = Bed(metrics=metrics, booted=clock.now() - 40)
+    bed = ReporterFixture(metrics=metrics, booted=clock.now() - 40)
     bed.others = ["not yet"]
     await clock.sleep(2)
     async with running(bed.reporter):
@@ -119,7 +119,7 @@ async def test_the_start_of_a_new_node_in_parts() -> None:
 
 async def test_a_node_that_was_there_has_no_start_to_tell() -> None:
     metrics = Registry()
-    bed = Bed(metrics=metrics, booted=1.0)
+    bed = ReporterFixture(metrics=metrics, booted=1.0)
     bed.kube.add(Node(metadata=ObjectMeta(name="box")))
     async with running(bed.reporter):
         await bed.clock.sleep(5)
@@ -128,7 +128,7 @@ async def test_a_node_that_was_there_has_no_start_to_tell() -> None:
 
 
 async def test_a_node_whose_runtime_answers_is_ready_from_its_creation() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     async with running(bed.reporter):
         await bed.clock.sleep(0.5)
         assert is_ready(bed.node.status)
@@ -144,7 +144,7 @@ async def test_a_node_whose_runtime_answers_is_ready_from_its_creation() -> None
 
 
 async def test_the_first_ready_is_told_within_a_tenth_of_a_second() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     bed.runtime.network = "container runtime network not ready: NetworkReady=false reason:x message:y"
     async with running(bed.reporter):
         await bed.clock.sleep(3)
@@ -156,7 +156,7 @@ async def test_the_first_ready_is_told_within_a_tenth_of_a_second() -> None:
 
 
 async def test_a_signal_is_answered_at_once() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     async with running(bed.reporter):
         await bed.clock.sleep(1)
         bed.pressures.add("MemoryPressure")
@@ -168,7 +168,7 @@ async def test_a_signal_is_answered_at_once() -> None:
 
 
 async def test_an_unchanged_status_is_sent_only_when_the_last_report_is_old() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     async with running(bed.reporter):
         await bed.clock.sleep(120)
         assert bed.patches == []
@@ -179,7 +179,7 @@ async def test_an_unchanged_status_is_sent_only_when_the_last_report_is_old() ->
 
 
 async def test_an_existing_node_is_adopted() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     bed.kube.add(
         Node(
             metadata=ObjectMeta(name="box", labels={"mine": "1", "kubernetes.io/arch": "arm64"}),
@@ -197,7 +197,7 @@ async def test_an_existing_node_is_adopted() -> None:
 
 
 async def test_a_node_that_may_not_create_itself_adopts_the_one_that_is_there() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     bed.kube.add(Node(metadata=ObjectMeta(name="box")))
     bed.kube.fail_next("create", Forbidden("no", code=403))
     async with running(bed.reporter):
@@ -206,7 +206,7 @@ async def test_a_node_that_may_not_create_itself_adopts_the_one_that_is_there() 
 
 
 async def test_registration_is_retried_until_the_server_is_there() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     bed.kube.stop()
     async with running(bed.reporter):
         await bed.clock.sleep(60)
@@ -217,7 +217,7 @@ async def test_registration_is_retried_until_the_server_is_there() -> None:
 
 
 async def test_without_registration_only_an_existing_node_is_updated() -> None:
-    bed = Bed(settings=Settings(config=KubeletConfig(node=NodeSettings(register_node=False))))
+    bed = ReporterFixture(settings=Settings(config=KubeletConfig(node=NodeSettings(register_node=False))))
     async with running(bed.reporter):
         await bed.clock.sleep(30)
         assert bed.kube.find(Node, "box") is None
@@ -228,7 +228,7 @@ async def test_without_registration_only_an_existing_node_is_updated() -> None:
 
 
 async def test_after_an_outage_the_node_is_told_again_within_seconds() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     async with running(bed.reporter):
         await bed.clock.sleep(1)
         bed.kube.stop()
@@ -241,7 +241,7 @@ async def test_after_an_outage_the_node_is_told_again_within_seconds() -> None:
 
 
 async def test_a_stale_copy_is_replaced_by_a_fresh_one_when_the_patch_fails() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     async with running(bed.reporter):
         await bed.clock.sleep(1)
         bed.kube.fail_next("patch", ApiServerError("busy", code=500), times=2)
@@ -253,7 +253,7 @@ async def test_a_stale_copy_is_replaced_by_a_fresh_one_when_the_patch_fails() ->
 
 
 async def test_a_node_called_unreachable_speaks_up_at_once() -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     async with running(bed.reporter):
         await bed.clock.sleep(1)
         unknown = [msgspec.structs.replace(each, status="Unknown") for each in bed.node.status.conditions]
@@ -266,7 +266,7 @@ async def test_a_node_called_unreachable_speaks_up_at_once() -> None:
 
 
 async def test_several_problems_are_told_together() -> None:
-    bed = Bed(storage=0)
+    bed = ReporterFixture(storage=0)
     bed.runtime.runtime = "container runtime is down"
     bed.others = ["node is shutting down"]
     async with running(bed.reporter):
@@ -278,7 +278,7 @@ async def test_several_problems_are_told_together() -> None:
 
 
 async def test_without_an_address_the_rest_is_still_reported(caplog: pytest.LogCaptureFixture) -> None:
-    bed = Bed()
+    bed = ReporterFixture()
     bed.network.local, bed.network.route = (), ()
     async with running(bed.reporter):
         await bed.clock.sleep(31)

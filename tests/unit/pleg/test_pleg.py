@@ -20,7 +20,7 @@ from tests.unit.pleg.pods import IMAGE, start_pod
 HINT = ContainerEvent(container_id="c", kind=EventKind.STARTED, pod_uid="uid-web")
 
 
-class Bench:
+class PlegFixture:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.cri = FakeCri(self.clock, images=[IMAGE])
@@ -39,7 +39,7 @@ class Bench:
 
 
 async def test_refresh_works_before_the_service_runs() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web")
     status = await bench.pleg.inspect("uid-web")
     assert status.running() and bench.table.runtime_status("uid-web") == status
@@ -48,7 +48,7 @@ async def test_refresh_works_before_the_service_runs() -> None:
 
 
 async def test_cache_is_renewed_before_events_are_told() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web")
     seen: list[bool] = []
     bench.signals.subscribe(
@@ -59,7 +59,7 @@ async def test_cache_is_renewed_before_events_are_told() -> None:
 
 
 async def test_nothing_new_tells_nothing() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web")
     await bench.pleg.inspect("uid-web")
     bench.published.clear()
@@ -68,7 +68,7 @@ async def test_nothing_new_tells_nothing() -> None:
 
 
 async def test_callers_share_the_inspection_that_starts_after_they_asked() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web")
     bench.cri.slow("list_containers", 1.0)
     results: list[PodRuntimeStatus] = []
@@ -87,7 +87,7 @@ async def test_callers_share_the_inspection_that_starts_after_they_asked() -> No
 
 
 async def test_a_cancelled_caller_does_not_harm_the_others() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web")
     bench.cri.slow("list_containers", 1.0)
     results: list[PodRuntimeStatus] = []
@@ -105,7 +105,7 @@ async def test_a_cancelled_caller_does_not_harm_the_others() -> None:
 
 
 async def test_deadline_becomes_an_error_and_the_next_success_a_pod_sync() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web")
     await bench.pleg.inspect("uid-web")
     bench.published.clear()
@@ -120,7 +120,7 @@ async def test_deadline_becomes_an_error_and_the_next_success_a_pod_sync() -> No
 
 
 async def test_a_bug_is_this_pods_trouble_only() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web")
 
     async def broken(container_id: str) -> None:
@@ -132,7 +132,7 @@ async def test_a_bug_is_this_pods_trouble_only() -> None:
 
 
 async def test_stopping_answers_everybody() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web")
     bench.cri.hang("list_containers")
     async with bench.pleg.inspecting():
@@ -143,7 +143,7 @@ async def test_stopping_answers_everybody() -> None:
 
 
 async def test_the_index_follows_what_is_there() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web", "app", "side")
     await bench.pleg.inspect("uid-web")
     assert set(bench.pleg._pod_of.values()) == {"uid-web"} and len(bench.pleg._pod_of) == 3
@@ -157,7 +157,7 @@ async def test_the_index_follows_what_is_there() -> None:
 
 
 async def test_an_outdated_listing_is_not_used() -> None:
-    bench = Bench()
+    bench = PlegFixture()
     await start_pod(bench.cri, "web")
     async with bench.pleg.inspecting():
         await bench.clock.sleep(1)
@@ -178,7 +178,7 @@ async def test_an_outdated_listing_is_not_used() -> None:
     assert isinstance(bench.published[-1], ContainerDied)
 
 
-async def _listing(bench: Bench):  # type: ignore[no-untyped-def]
+async def _listing(bench: PlegFixture):  # type: ignore[no-untyped-def]
     from pykubelet.pleg.inspect import list_pod
 
     return await list_pod(bench.cri, "uid-web", started=asyncio.get_running_loop().time())

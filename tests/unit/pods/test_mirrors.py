@@ -16,7 +16,7 @@ from tests.builders import a_pod
 from tests.fakes.fake_kube import FakeKube
 
 
-class Bed:
+class MirrorsFixture:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
@@ -66,7 +66,7 @@ def test_a_mirror_is_the_static_pod_owned_by_the_node() -> None:
 
 
 async def test_static_pods_get_their_mirrors_as_soon_as_the_node_is_known() -> None:
-    bed = Bed()
+    bed = MirrorsFixture()
     await bed.mirrors.reconcile(bed.static())
     async with bed.running():
         await bed.clock.sleep(30)
@@ -79,7 +79,7 @@ async def test_static_pods_get_their_mirrors_as_soon_as_the_node_is_known() -> N
 
 
 async def test_a_mirror_that_fits_is_left_alone() -> None:
-    bed = Bed()
+    bed = MirrorsFixture()
     bed.node_appears()
     static = bed.static()
     async with bed.running():
@@ -91,7 +91,7 @@ async def test_a_mirror_that_fits_is_left_alone() -> None:
 
 
 async def test_a_mirror_of_an_older_version_is_replaced() -> None:
-    bed = Bed()
+    bed = MirrorsFixture()
     bed.node_appears()
     await bed.mirrors.reconcile(bed.static("v1"))
     async with bed.running():
@@ -105,7 +105,7 @@ async def test_a_mirror_of_an_older_version_is_replaced() -> None:
 
 
 async def test_a_mirror_deleted_by_somebody_comes_back() -> None:
-    bed = Bed()
+    bed = MirrorsFixture()
     bed.node_appears()
     static = bed.static()
     async with bed.running():
@@ -118,7 +118,7 @@ async def test_a_mirror_deleted_by_somebody_comes_back() -> None:
 
 
 async def test_after_a_restart_the_mirror_that_is_there_is_recognised() -> None:
-    bed = Bed()
+    bed = MirrorsFixture()
     bed.node_appears()
     static = bed.static()
     bed.kube.add(a_pod("web-box", uid="m", node_name="box", annotations={MIRROR_ANNOTATION: "v1"}))
@@ -130,7 +130,7 @@ async def test_after_a_restart_the_mirror_that_is_there_is_recognised() -> None:
 
 
 async def test_pods_do_not_wait_for_a_server_that_is_away() -> None:
-    bed = Bed()
+    bed = MirrorsFixture()
     bed.node_appears()
     bed.kube.stop()
     async with bed.running():
@@ -142,7 +142,7 @@ async def test_pods_do_not_wait_for_a_server_that_is_away() -> None:
 
 
 async def test_a_refusal_is_retried_ever_more_slowly() -> None:
-    bed = Bed()
+    bed = MirrorsFixture()
     bed.node_appears()
     bed.kube.fail_next("create", Forbidden("no", code=403), times=99)
     async with bed.running():
@@ -152,7 +152,7 @@ async def test_a_refusal_is_retried_ever_more_slowly() -> None:
 
 
 async def test_mirrors_without_their_pod_are_removed_when_it_has_ended() -> None:
-    bed = Bed()
+    bed = MirrorsFixture()
     bed.node_appears()
     static = bed.static()
     async with bed.running():
@@ -168,7 +168,7 @@ async def test_mirrors_without_their_pod_are_removed_when_it_has_ended() -> None
 
 
 async def test_another_pod_of_that_name_is_not_touched() -> None:
-    bed = Bed()
+    bed = MirrorsFixture()
     bed.node_appears()
     bed.kube.add(a_pod("web-box", uid="theirs"))
     async with bed.running():

@@ -11,7 +11,7 @@ from pykubelet.model.pod import ProbeKind, ProbeOutcome
 from pykubelet.model.runtime_status import ExecResult
 from pykubelet.recorder import Outcome
 from tests.builders import a_container, a_pod, a_sidecar
-from tests.unit.probes.bench import Bench, fails
+from tests.unit.probes.fixture import ProbesFixture, fails
 
 LIVE, READY, START = ProbeKind.LIVENESS, ProbeKind.READINESS, ProbeKind.STARTUP
 GOOD, BAD, UNKNOWN = ProbeOutcome.SUCCESS, ProbeOutcome.FAILURE, ProbeOutcome.UNKNOWN
@@ -30,7 +30,7 @@ def ready(**fields: Any) -> Container:
 
 
 async def test_a_container_is_probed_the_moment_it_runs_and_then_on_its_period() -> None:
-    bench = Bench(a_pod(containers=[ready(period_seconds=10)]))
+    bench = ProbesFixture(a_pod(containers=[ready(period_seconds=10)]))
     async with bench.up():
         await bench.clock.sleep(3.3)
         assert bench.asked == []
@@ -41,7 +41,7 @@ async def test_a_container_is_probed_the_moment_it_runs_and_then_on_its_period()
 
 
 async def test_initial_delay_ends_exactly() -> None:
-    bench = Bench(a_pod(containers=[live(initial_delay_seconds=7, period_seconds=5)]))
+    bench = ProbesFixture(a_pod(containers=[live(initial_delay_seconds=7, period_seconds=5)]))
     async with bench.up():
         bench.runs()
         await bench.clock.sleep(15)
@@ -49,7 +49,7 @@ async def test_initial_delay_ends_exactly() -> None:
 
 
 async def test_containers_older_than_the_agent_are_spread_and_keep_their_state() -> None:
-    bench = Bench(a_pod(containers=[ready(period_seconds=10)]), spread=0.7)
+    bench = ProbesFixture(a_pod(containers=[ready(period_seconds=10)]), spread=0.7)
     async with bench.up():
         bench.runs(ago=100, was_ready=True)
         await bench.clock.sleep(6)
@@ -60,7 +60,7 @@ async def test_containers_older_than_the_agent_are_spread_and_keep_their_state()
 
 
 async def test_an_agent_that_is_up_for_long_spreads_nothing() -> None:
-    bench = Bench(a_pod(containers=[ready(period_seconds=10)]), age=60)
+    bench = ProbesFixture(a_pod(containers=[ready(period_seconds=10)]), age=60)
     async with bench.up():
         bench.runs(ago=100)
         await bench.clock.sleep(1)
@@ -68,7 +68,7 @@ async def test_an_agent_that_is_up_for_long_spreads_nothing() -> None:
 
 
 async def test_liveness_fails_after_its_threshold_and_then_holds_still() -> None:
-    bench = Bench(a_pod(containers=[live(period_seconds=2, failure_threshold=3)]))
+    bench = ProbesFixture(a_pod(containers=[live(period_seconds=2, failure_threshold=3)]))
     bench.script = fails
     async with bench.up():
         bench.runs()
@@ -81,7 +81,7 @@ async def test_liveness_fails_after_its_threshold_and_then_holds_still() -> None
 
 
 async def test_a_new_container_begins_anew() -> None:
-    bench = Bench(a_pod(containers=[live(period_seconds=2, failure_threshold=2)]))
+    bench = ProbesFixture(a_pod(containers=[live(period_seconds=2, failure_threshold=2)]))
     bench.script = fails
     async with bench.up():
         bench.runs("c1")
@@ -98,7 +98,7 @@ async def test_a_new_container_begins_anew() -> None:
 
 
 async def test_failures_of_a_container_that_died_do_not_count_for_the_next() -> None:
-    bench = Bench(a_pod(containers=[live(period_seconds=2, failure_threshold=3)]))
+    bench = ProbesFixture(a_pod(containers=[live(period_seconds=2, failure_threshold=3)]))
     bench.script = fails
     async with bench.up():
         bench.runs("c1")
@@ -109,7 +109,7 @@ async def test_failures_of_a_container_that_died_do_not_count_for_the_next() -> 
 
 
 async def test_readiness_comes_and_goes_by_its_thresholds() -> None:
-    bench = Bench(a_pod(containers=[ready(period_seconds=1, success_threshold=2, failure_threshold=2)]))
+    bench = ProbesFixture(a_pod(containers=[ready(period_seconds=1, success_threshold=2, failure_threshold=2)]))
     async with bench.up():
         bench.runs()
         await bench.clock.sleep(4.5)
@@ -128,7 +128,7 @@ async def test_startup_gates_the_others_and_ends_with_its_success() -> None:
         liveness_probe=a_probe("live", period_seconds=10),
         readiness_probe=a_probe("ready", period_seconds=10),
     )
-    bench = Bench(a_pod(containers=[container]))
+    bench = ProbesFixture(a_pod(containers=[container]))
     bench.script = lambda word: ExecResult(exit_code=0 if bench.clock.monotonic() > 5 else 1)
     async with bench.up():
         bench.runs(started=False)
@@ -144,7 +144,7 @@ async def test_startup_gates_the_others_and_ends_with_its_success() -> None:
 
 async def test_startup_that_gives_up_is_a_failure_and_holds() -> None:
     container = a_container(startup_probe=a_probe("start", period_seconds=1, failure_threshold=2))
-    bench = Bench(a_pod(containers=[container]))
+    bench = ProbesFixture(a_pod(containers=[container]))
     bench.script = fails
     async with bench.up():
         bench.runs(started=False)
@@ -156,7 +156,7 @@ async def test_startup_that_gives_up_is_a_failure_and_holds() -> None:
 
 
 async def test_a_slow_probe_drops_ticks_but_keeps_the_grid() -> None:
-    bench = Bench(a_pod(containers=[live(period_seconds=2)]))
+    bench = ProbesFixture(a_pod(containers=[live(period_seconds=2)]))
     bench.takes = 5
     async with bench.up():
         bench.runs()
@@ -167,7 +167,7 @@ async def test_a_slow_probe_drops_ticks_but_keeps_the_grid() -> None:
 
 
 async def test_an_error_changes_nothing_and_is_told() -> None:
-    bench = Bench(a_pod(containers=[live(period_seconds=2, failure_threshold=1)]))
+    bench = ProbesFixture(a_pod(containers=[live(period_seconds=2, failure_threshold=1)]))
     bench.script = lambda word: CriError("no such exec")
     async with bench.up():
         bench.runs()
@@ -180,7 +180,7 @@ async def test_an_error_changes_nothing_and_is_told() -> None:
 
 
 async def test_a_bug_in_a_probe_does_not_end_probing() -> None:
-    bench = Bench(a_pod(containers=[live(period_seconds=2)]))
+    bench = ProbesFixture(a_pod(containers=[live(period_seconds=2)]))
     bench.script = lambda word: ZeroDivisionError("bug")
     async with bench.up():
         bench.runs()
@@ -189,7 +189,7 @@ async def test_a_bug_in_a_probe_does_not_end_probing() -> None:
 
 
 async def test_a_container_that_ends_is_not_ready_at_once() -> None:
-    bench = Bench(a_pod(containers=[ready()]))
+    bench = ProbesFixture(a_pod(containers=[ready()]))
     async with bench.up():
         bench.runs()
         await bench.clock.sleep(2)
@@ -202,7 +202,7 @@ async def test_a_container_that_ends_is_not_ready_at_once() -> None:
 
 
 async def test_what_never_restarts_is_left_alone_until_it_does() -> None:
-    bench = Bench(a_pod(containers=[ready()], restart_policy="Never"))
+    bench = ProbesFixture(a_pod(containers=[ready()], restart_policy="Never"))
     async with bench.up():
         bench.runs()
         await bench.clock.sleep(1)
@@ -215,7 +215,7 @@ async def test_what_never_restarts_is_left_alone_until_it_does() -> None:
 
 
 async def test_deletion_ends_liveness_with_a_good_word() -> None:
-    bench = Bench(a_pod(containers=[live(period_seconds=1, failure_threshold=1)]))
+    bench = ProbesFixture(a_pod(containers=[live(period_seconds=1, failure_threshold=1)]))
     async with bench.up():
         bench.runs()
         await bench.clock.sleep(1.5)
@@ -228,7 +228,7 @@ async def test_deletion_ends_liveness_with_a_good_word() -> None:
 
 async def test_termination_stops_all_but_readiness() -> None:
     container = a_container(liveness_probe=a_probe("live"), readiness_probe=a_probe("ready"))
-    bench = Bench(a_pod(containers=[container]))
+    bench = ProbesFixture(a_pod(containers=[container]))
     async with bench.up():
         bench.runs()
         await bench.clock.sleep(1)
@@ -244,7 +244,7 @@ async def test_termination_stops_all_but_readiness() -> None:
 
 
 async def test_a_probe_under_way_is_given_up_with_its_pod() -> None:
-    bench = Bench(a_pod(containers=[live()]))
+    bench = ProbesFixture(a_pod(containers=[live()]))
     bench.takes = 100
     async with bench.up():
         bench.runs()
@@ -257,7 +257,7 @@ async def test_a_probe_under_way_is_given_up_with_its_pod() -> None:
 
 
 async def test_a_pod_that_ended_is_probed_no_more() -> None:
-    bench = Bench(a_pod(containers=[live(period_seconds=1)]))
+    bench = ProbesFixture(a_pod(containers=[live(period_seconds=1)]))
     async with bench.up():
         bench.runs()
         await bench.clock.sleep(0.5)
@@ -271,7 +271,7 @@ async def test_a_pod_that_ended_is_probed_no_more() -> None:
 async def test_sidecars_have_probes_and_plain_init_containers_do_not() -> None:
     side = a_sidecar(readiness_probe=a_probe("side"))
     init = a_container("init", readiness_probe=a_probe("init"))
-    bench = Bench(a_pod(init=[init, side]))
+    bench = ProbesFixture(a_pod(init=[init, side]))
     bench.script = fails
     async with bench.up():
         bench.runs(name="init")
@@ -282,7 +282,7 @@ async def test_sidecars_have_probes_and_plain_init_containers_do_not() -> None:
 
 
 async def test_pods_added_before_the_manager_runs_are_probed_when_it_does() -> None:
-    bench = Bench(a_pod(containers=[live()]))
+    bench = ProbesFixture(a_pod(containers=[live()]))
     bench.runs()
     bench.manager.add_pod(bench.pod)
     async with bench.up():
@@ -291,7 +291,7 @@ async def test_pods_added_before_the_manager_runs_are_probed_when_it_does() -> N
 
 
 async def test_metrics_and_the_record_of_the_pods_life() -> None:
-    bench = Bench(a_pod(containers=[ready(period_seconds=1)]))
+    bench = ProbesFixture(a_pod(containers=[ready(period_seconds=1)]))
     bench.takes = 0.02
     async with bench.up():
         bench.runs()
@@ -313,7 +313,7 @@ async def test_metrics_and_the_record_of_the_pods_life() -> None:
 
 
 async def test_outputs_that_always_differ_do_not_flood_the_record() -> None:
-    bench = Bench(a_pod(containers=[ready(period_seconds=1)]))
+    bench = ProbesFixture(a_pod(containers=[ready(period_seconds=1)]))
     bench.script = lambda word: ExecResult(stdout=str(bench.clock.monotonic()).encode(), exit_code=1)
     async with bench.up():
         bench.runs()
@@ -324,7 +324,7 @@ async def test_outputs_that_always_differ_do_not_flood_the_record() -> None:
 
 
 async def test_what_a_probe_writes_names_its_own_pod_whoever_made_it_look() -> None:
-    bench = Bench(a_pod(containers=[ready(period_seconds=10)]))
+    bench = ProbesFixture(a_pod(containers=[ready(period_seconds=10)]))
     named: list[str] = []
 
     def script(_: str) -> ExecResult:

@@ -17,7 +17,7 @@ from tests.fakes.fake_cri import FakeCri
 from tests.unit.pleg.pods import IMAGE, container_config, sandbox_config
 
 
-class Box:
+class LoggingContainer:
     """One running container `app` whose log is in a folder of its own."""
 
     def __init__(self, folder: Path, policy: RotationPolicy) -> None:
@@ -50,14 +50,14 @@ class Box:
         return [line.split(" ", 3)[3] for line in text.decode().splitlines()]
 
 
-async def a_box(folder: Path, **policy: int) -> Box:
-    box = Box(folder, RotationPolicy(**{"max_bytes": 100, "max_files": 3, **policy}))
+async def a_logging_container(folder: Path, **policy: int) -> LoggingContainer:
+    box = LoggingContainer(folder, RotationPolicy(**{"max_bytes": 100, "max_files": 3, **policy}))
     await box.start()
     return box
 
 
 async def test_a_small_log_is_left_alone_and_costs_one_stat(tmp_path: Path) -> None:
-    box = await a_box(tmp_path)
+    box = await a_logging_container(tmp_path)
     box.write("short")
     for _ in range(3):
         await box.rotation.check()
@@ -66,7 +66,7 @@ async def test_a_small_log_is_left_alone_and_costs_one_stat(tmp_path: Path) -> N
 
 
 async def test_a_big_log_is_renamed_and_later_compressed(tmp_path: Path) -> None:
-    box = await a_box(tmp_path)
+    box = await a_logging_container(tmp_path)
     box.write("first", "x" * 100)
     await box.rotation.check()
     box.write("second")
@@ -83,7 +83,7 @@ async def test_a_big_log_is_renamed_and_later_compressed(tmp_path: Path) -> None
 
 
 async def test_only_so_many_files_are_kept(tmp_path: Path) -> None:
-    box = await a_box(tmp_path)
+    box = await a_logging_container(tmp_path)
     for number in range(6):
         box.write(f"{number} " + "x" * 100)
         await box.rotation.check()
@@ -93,7 +93,7 @@ async def test_only_so_many_files_are_kept(tmp_path: Path) -> None:
 
 
 async def test_two_files_keep_one_rotated(tmp_path: Path) -> None:
-    box = await a_box(tmp_path, max_files=2)
+    box = await a_logging_container(tmp_path, max_files=2)
     for number in range(3):
         box.write(f"{number} " + "x" * 100)
         await box.rotation.check()
@@ -103,7 +103,7 @@ async def test_two_files_keep_one_rotated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [CriError("container is not running"), CallTimedOut("slow")])
 async def test_a_runtime_that_does_not_reopen_gets_its_file_back(tmp_path: Path, error: CriError) -> None:
-    box = await a_box(tmp_path)
+    box = await a_logging_container(tmp_path)
     box.write("x" * 100)
     box.cri.fail_next("reopen_container_log", error)
     await box.rotation.check()
@@ -115,7 +115,7 @@ async def test_a_runtime_that_does_not_reopen_gets_its_file_back(tmp_path: Path,
 
 
 async def test_a_reopen_that_worked_but_was_not_confirmed_loses_nothing(tmp_path: Path) -> None:
-    box = await a_box(tmp_path)
+    box = await a_logging_container(tmp_path)
     box.write("x" * 100)
     real = box.cri.reopen_container_log
 
@@ -130,7 +130,7 @@ async def test_a_reopen_that_worked_but_was_not_confirmed_loses_nothing(tmp_path
 
 
 async def test_a_removed_log_is_opened_anew(tmp_path: Path) -> None:
-    box = await a_box(tmp_path)
+    box = await a_logging_container(tmp_path)
     await box.rotation.check()
     (tmp_path / "0.log").unlink()
     await box.rotation.check()
@@ -139,7 +139,7 @@ async def test_a_removed_log_is_opened_anew(tmp_path: Path) -> None:
 
 
 async def test_a_rotated_file_is_never_written_over(tmp_path: Path) -> None:
-    box = await a_box(tmp_path)
+    box = await a_logging_container(tmp_path)
     for _ in range(2):
         box.write("x" * 100)
         await box.rotation.check()  # the second within the same second, and with room for three files
@@ -147,7 +147,7 @@ async def test_a_rotated_file_is_never_written_over(tmp_path: Path) -> None:
 
 
 async def test_the_service_survives_the_runtime_and_stops_when_asked(tmp_path: Path) -> None:
-    box = await a_box(tmp_path)
+    box = await a_logging_container(tmp_path)
     async with running(box.rotation):
         box.cri.crash()
         await box.clock.sleep(25)
@@ -158,7 +158,7 @@ async def test_the_service_survives_the_runtime_and_stops_when_asked(tmp_path: P
 
 
 async def test_a_negative_size_turns_rotation_off(tmp_path: Path) -> None:
-    box = await a_box(tmp_path, max_bytes=-1)
+    box = await a_logging_container(tmp_path, max_bytes=-1)
     async with running(box.rotation):
         box.write("x" * 1000)
         await box.clock.sleep(60)

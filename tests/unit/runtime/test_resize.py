@@ -111,7 +111,7 @@ SMALL = CgroupLimits(cpu_shares=1024, cpu_quota_us=100_000, memory_bytes=128 * M
 LARGE = CgroupLimits(cpu_shares=2048, cpu_quota_us=200_000, memory_bytes=256 * MIB)
 
 
-class Bench:
+class ResizerFixture:
     def __init__(self, *, grouped: bool = True, exclusive: bool = False) -> None:
         self.cri = FakeCri(LoopClock(), images=["busybox:1"])
         self.groups = Groups(LARGE, SMALL if grouped else None)
@@ -149,7 +149,7 @@ class Bench:
 
 
 async def test_each_step_of_a_pod_changes_one_thing() -> None:
-    bench = Bench()
+    bench = ResizerFixture()
     await bench.resize()
     assert bench.groups.changes == [
         CgroupLimits(memory_bytes=256 * MIB),
@@ -162,14 +162,14 @@ async def test_each_step_of_a_pod_changes_one_thing() -> None:
 
 @pytest.mark.parametrize(("exclusive", "quotas"), [(True, [-1, -1]), (False, [100_000, 200_000])])
 async def test_who_owns_its_cpus_is_not_throttled_after_a_resize(exclusive: bool, quotas: list[int]) -> None:
-    bench = Bench(exclusive=exclusive)
+    bench = ResizerFixture(exclusive=exclusive)
     await bench.resize()
     sent = [call.args["resources"].cpu_quota for call in bench.cri.called("update_container_resources")]
     assert sent == quotas
 
 
 async def test_a_kernel_that_refuses_is_taken_back_with_the_runtime() -> None:
-    bench = Bench()
+    bench = ResizerFixture()
     bench.groups.refuses = True
     with pytest.raises(ResizeProblem, match="busy"):
         await bench.resize()
@@ -179,7 +179,7 @@ async def test_a_kernel_that_refuses_is_taken_back_with_the_runtime() -> None:
 
 
 async def test_a_runtime_that_refuses_leaves_the_kernel_alone() -> None:
-    bench = Bench()
+    bench = ResizerFixture()
     bench.cri.fail_next("update_pod_sandbox_resources", CriError("vm too small"))
     with pytest.raises(ResizeProblem, match="vm too small"):
         await bench.resize()
@@ -187,7 +187,7 @@ async def test_a_runtime_that_refuses_leaves_the_kernel_alone() -> None:
 
 
 async def test_the_record_says_how_far_it_got() -> None:
-    bench = Bench()
+    bench = ResizerFixture()
     fault = bench.cri.fail_next("update_container_resources", CriError("busy"), times=None)
     fault.left = 0
 
@@ -204,21 +204,21 @@ async def test_the_record_says_how_far_it_got() -> None:
 
 
 async def test_a_runtime_that_is_away_is_nobodys_fault() -> None:
-    bench = Bench()
+    bench = ResizerFixture()
     bench.cri.fail_next("update_container_resources", RuntimeDown("gone"))
     with pytest.raises(RuntimeDown):
         await bench.resize()
 
 
 async def test_without_groups_of_their_own_only_containers_change() -> None:
-    bench = Bench(grouped=False)
+    bench = ResizerFixture(grouped=False)
     await bench.resize()
     assert bench.groups.changes == [] and bench.sandbox_memory() == []
     assert len(bench.cri.called("update_container_resources")) == 2
 
 
 def test_a_pod_without_a_record_counts_as_right(tmp_path: Path) -> None:
-    bench = Bench()
+    bench = ResizerFixture()
     bench.record.held.clear()
     assert not bench.resizer.is_due(bench.pod, PodPlan(start_regular=tuple(bench.pod.spec.containers)))
     assert bench.resizer.begin(bench.pod) == {"app": NEW}
@@ -226,7 +226,7 @@ def test_a_pod_without_a_record_counts_as_right(tmp_path: Path) -> None:
 
 
 def test_a_container_that_starts_larger_makes_its_pod_larger() -> None:
-    bench = Bench()
+    bench = ResizerFixture()
     plan = PodPlan(start_regular=tuple(bench.pod.spec.containers))
     assert bench.resizer.is_due(bench.pod, plan)
     bench.resizer.starting(bench.pod, bench.pod.spec.containers[0])

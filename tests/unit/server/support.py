@@ -46,6 +46,7 @@ from pykubelet.server.tls import FindServing, ServingFiles
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.schema_server import Authentication, ServerSettings, X509Authentication
 from tests.bed.certificates import Authority, Pair
+from tests.builders import a_container, a_pod
 
 
 class FakePods:
@@ -160,7 +161,7 @@ class FakeReviewer:
 
 
 @dataclass
-class World:
+class ServedNode:
     """Everything a served node is made of; change it before `serve`."""
 
     folder: Path
@@ -336,3 +337,14 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     while block := await reader.read(1 << 16):
         writer.write(block)
         await writer.drain()
+
+
+def with_a_pod(world: ServedNode, url: str) -> None:
+    pod = a_pod("web", containers=[a_container("app")])
+    uid = pod.metadata.uid or ""
+    names = {"pod_uid": uid, "pod_name": "web", "pod_namespace": pod.metadata.namespace or ""}
+    world.pods = FakePods(pod)
+    world.runtime.url = url
+    world.runtime.sandboxes = [SandboxRecord(id="s1", **names)]
+    world.runtime.containers = [ContainerRecord(id="c1", sandbox_id="s1", name="app", **names)]
+    world.reviewer.everything = {"ada"}

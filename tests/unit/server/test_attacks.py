@@ -23,7 +23,7 @@ from pykubelet.server import relay
 from pykubelet.server.app import NodeServer
 from pykubelet.server.listeners import Limits
 from tests.builders import a_container, a_pod
-from tests.unit.server.support import RawClient, World, connected, echo, get, serving, streaming_runtime
+from tests.unit.server.support import RawClient, ServedNode, connected, echo, get, serving, streaming_runtime
 
 pytestmark = pytest.mark.real_loop
 
@@ -32,8 +32,8 @@ SPDY = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1", "X-Stream-Protocol-Versi
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
+def world(tmp_path: Path) -> ServedNode:
+    world = ServedNode(tmp_path)
     world.reviewer.everything = {"ada", "bob"}
     world.reviewer.tokens = {"good": "bob"}
     return world
@@ -62,7 +62,7 @@ async def from_bad(port: int, context: ssl.SSLContext | None = None) -> AsyncIte
         writer.transport.abort()
 
 
-async def good_callers_are_served(port: int, world: World) -> None:
+async def good_callers_are_served(port: int, world: ServedNode) -> None:
     """With a certificate and with a token, each within a second or two."""
     ada, nobody = world.client_context(world.ca.issue("ada")), world.client_context()
     for _ in range(3):
@@ -71,14 +71,14 @@ async def good_callers_are_served(port: int, world: World) -> None:
             assert (await get(port, "/healthz", nobody, Authorization="Bearer good")).text == "ok"
 
 
-async def test_a_thousand_callers_who_say_nothing(world: World) -> None:
+async def test_a_thousand_callers_who_say_nothing(world: ServedNode) -> None:
     async with serving(world.server()) as port, contextlib.AsyncExitStack() as crowd:
         for _ in range(1200):
             await crowd.enter_async_context(from_bad(port))
         await good_callers_are_served(port, world)
 
 
-async def test_a_crowd_that_is_through_with_its_handshakes(world: World) -> None:
+async def test_a_crowd_that_is_through_with_its_handshakes(world: ServedNode) -> None:
     world.limits = Limits(pending_connections=30)
     async with serving(world.server()) as port, contextlib.AsyncExitStack() as crowd:
         for number in range(100):
@@ -87,7 +87,7 @@ async def test_a_crowd_that_is_through_with_its_handshakes(world: World) -> None
         await good_callers_are_served(port, world)
 
 
-async def test_headers_without_end_are_bounded_together_and_in_time(world: World) -> None:
+async def test_headers_without_end_are_bounded_together_and_in_time(world: ServedNode) -> None:
     world.limits = Limits(head=1.0, head_bytes=1 << 20, heads_bytes=4 << 20)
     server = world.server()
     async with serving(server) as port, contextlib.AsyncExitStack() as crowd:
@@ -110,7 +110,7 @@ async def test_headers_without_end_are_bounded_together_and_in_time(world: World
         assert front._heads == 0
 
 
-async def test_a_request_behind_another_has_no_more_time_either(world: World) -> None:
+async def test_a_request_behind_another_has_no_more_time_either(world: ServedNode) -> None:
     world.limits = Limits(head=0.5)
     async with serving(world.server()) as port, connected(port, world.client_context()) as client:
         client.writer.write(b"GET /pods HTTP/1.1\r\nHost: x\r\n\r\nGET /pods HTTP/1.1\r\nX-Slow: ")
@@ -120,7 +120,7 @@ async def test_a_request_behind_another_has_no_more_time_either(world: World) ->
                 assert await client.reader.read() == b""
 
 
-async def test_strangers_have_no_long_query_taken_apart(world: World) -> None:
+async def test_strangers_have_no_long_query_taken_apart(world: ServedNode) -> None:
     ada, query = world.client_context(world.ca.issue("ada")), "?" + "&" * 500_000
     async with serving(world.server()) as port:
         # Ten of these would take seconds if they were taken apart before anybody asks who calls.
@@ -163,7 +163,7 @@ def hellos(port: int, context: ssl.SSLContext) -> Iterator[Callable[[], int]]:
             thread.join()
 
 
-async def test_handshakes_without_end_are_computed_beside_the_loop(world: World) -> None:
+async def test_handshakes_without_end_are_computed_beside_the_loop(world: ServedNode) -> None:
     server = world.server()
     computed_in: set[int] = set()
     async with serving(server) as port:
@@ -178,7 +178,7 @@ async def test_handshakes_without_end_are_computed_beside_the_loop(world: World)
     assert threading.get_ident() not in computed_in
 
 
-def pod_with_a_log(world: World, namespace: str) -> Path:
+def pod_with_a_log(world: ServedNode, namespace: str) -> Path:
     pod = a_pod("web", namespace=namespace, containers=[a_container("app")])
     uid, id = pod.metadata.uid or "", f"c-{namespace}"
     names = {"pod_uid": uid, "pod_name": "web", "pod_namespace": namespace}
@@ -203,7 +203,7 @@ async def followers(port: int, context: ssl.SSLContext, crowd: contextlib.AsyncE
     return statuses
 
 
-async def test_followers_of_one_namespace_leave_room_for_others(world: World) -> None:
+async def test_followers_of_one_namespace_leave_room_for_others(world: ServedNode) -> None:
     world.limits = Limits(requests=60, connections=5)
     ada = world.client_context(world.ca.issue("ada"))
     for namespace in ("crowd", "other"):
@@ -225,11 +225,11 @@ async def test_followers_of_one_namespace_leave_room_for_others(world: World) ->
 
 
 @pytest.mark.parametrize("path", ["/containerLogs/crowd/web/app?follow=true", "/metrics/probes"])
-async def test_a_caller_who_takes_nothing_ends(world: World, path: str) -> None:
+async def test_a_caller_who_takes_nothing_ends(world: ServedNode, path: str) -> None:
     await takes_nothing(world, path)
 
 
-async def takes_nothing(world: World, path: str = "/metrics/probes") -> None:
+async def takes_nothing(world: ServedNode, path: str = "/metrics/probes") -> None:
     world.limits = Limits(stalled_flow=0.5, stalled_answer=0.5)
     world.probe_metrics = lambda: "x" * 20_000_000
     ada = world.client_context(world.ca.issue("ada"))
@@ -246,7 +246,7 @@ async def takes_nothing(world: World, path: str = "/metrics/probes") -> None:
         client.writer.transport.abort()
 
 
-async def test_a_large_answer_arrives_whole(world: World) -> None:
+async def test_a_large_answer_arrives_whole(world: ServedNode) -> None:
     text = "".join(f"{number}\n" for number in range(200_000))
     world.probe_metrics = lambda: text
     ada = world.client_context(world.ca.issue("ada"))
@@ -255,7 +255,7 @@ async def test_a_large_answer_arrives_whole(world: World) -> None:
         assert (await client.ask("GET", "/healthz")).text == "ok"
 
 
-async def test_a_patient_websocket_is_not_asked_whether_it_lives(world: World) -> None:
+async def test_a_patient_websocket_is_not_asked_whether_it_lives(world: ServedNode) -> None:
     """While one side waits for the other nobody reads answers to pings; the kernel asks instead."""
     assert relay._socket("v5.channel.k8s.io")._heartbeat is None
     server = world.server()
@@ -266,7 +266,7 @@ async def test_a_patient_websocket_is_not_asked_whether_it_lives(world: World) -
         assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
 
 
-async def test_guessing_tokens_costs_the_guesser_time(world: World) -> None:
+async def test_guessing_tokens_costs_the_guesser_time(world: ServedNode) -> None:
     async with serving(world.server()) as port, connected(port, world.client_context()) as client:
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -287,7 +287,7 @@ async def test_guessing_tokens_costs_the_guesser_time(world: World) -> None:
     ],
 )
 def test_the_loop_of_production_does_the_same(
-    scenario: Callable[[World], Coroutine[Any, Any, None]], world: World
+    scenario: Callable[[ServedNode], Coroutine[Any, Any, None]], world: ServedNode
 ) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(scenario(world))

@@ -22,7 +22,7 @@ from pykubelet.settings.schema_server import (
     X509Authentication,
 )
 from pykubelet.settings.settings import Settings
-from tests.unit.server.support import World, get, serving
+from tests.unit.server.support import ServedNode, get, serving
 
 
 def settings(folder: Path, **server: object) -> Settings:
@@ -47,7 +47,7 @@ def test_alone_the_https_server_stays_off(tmp_path: Path, caplog: pytest.LogCapt
         authorization=Authorization(mode="AlwaysAllow"),
     )
     assert servable(own, alone=True).enable_server
-    world = World(tmp_path)
+    world = ServedNode(tmp_path)
     alone = servable(ServerSettings(healthz_port=0), alone=True)
     assert https(alone, Gates({}), "node", None, serving_files(settings(tmp_path), "node", ()), SystemClock()) is None
     made = world.server(settings=alone, local_socket=tmp_path / "s")
@@ -66,7 +66,7 @@ def test_where_the_certificate_is(tmp_path: Path) -> None:
 
 @pytest.mark.real_loop
 async def test_a_self_signed_certificate_serves(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = ServedNode(tmp_path)
     world.reviewer.tokens = {"t": "ada"}
     world.reviewer.everything = {"ada"}
     folder = tmp_path / "pki"

@@ -19,22 +19,29 @@ import pytest
 import uvloop
 from msgspec import structs
 
-from pykubelet.model.runtime_status import ContainerRecord, SandboxRecord
 from pykubelet.server.listeners import CannotListen, Limits, LocalAddress
 from pykubelet.server.routes import Offers, main_routes
 from tests.bed.certificates import Authority
-from tests.builders import a_container, a_pod
-from tests.unit.server.support import FakePods, RawClient, World, connected, echo, get, serving, streaming_runtime
+from tests.unit.server.support import (
+    RawClient,
+    ServedNode,
+    connected,
+    echo,
+    get,
+    serving,
+    streaming_runtime,
+    with_a_pod,
+)
 
 pytestmark = pytest.mark.real_loop
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> ServedNode:
+    return ServedNode(tmp_path)
 
 
-async def test_who_gets_in(world: World) -> None:
+async def test_who_gets_in(world: ServedNode) -> None:
     world.reviewer.rights = {("ada", "get", "pods"), ("bob", "get", "healthz")}
     world.reviewer.tokens = {"good": "bob"}
     ada = world.client_context(world.ca.issue("ada", ["staff"]))
@@ -54,7 +61,7 @@ async def test_who_gets_in(world: World) -> None:
         assert (await get(port, "/healthz", nobody, Authorization="Bearer bad")).status == 401
 
 
-async def test_a_certificate_of_a_stranger_is_refused(world: World, tmp_path: Path) -> None:
+async def test_a_certificate_of_a_stranger_is_refused(world: ServedNode, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()
     pending = world.client_context(Authority(folder, "other").issue("ada"))
@@ -63,7 +70,7 @@ async def test_a_certificate_of_a_stranger_is_refused(world: World, tmp_path: Pa
             await get(port, "/pods", pending)
 
 
-async def test_without_rights_every_route_is_forbidden(world: World) -> None:
+async def test_without_rights_every_route_is_forbidden(world: ServedNode) -> None:
     server = world.server()
     context = world.client_context(world.ca.issue("eve"))
     async with serving(server) as port, connected(port, context) as client:
@@ -78,7 +85,7 @@ async def test_without_rights_every_route_is_forbidden(world: World) -> None:
         assert (await client.ask("HEAD", "/pods")).status == 403
 
 
-async def test_paths_that_are_not_there(world: World) -> None:
+async def test_paths_that_are_not_there(world: ServedNode) -> None:
     world.reviewer.everything = {"ada"}
     context = world.client_context(world.ca.issue("ada"))
     async with serving(world.server()) as port, connected(port, context) as client:
@@ -93,7 +100,7 @@ async def test_paths_that_are_not_there(world: World) -> None:
         assert (await client.ask("PUT", "/debug/flags/v", body=b"4" * 100)).status == 413
 
 
-async def test_read_only_and_health_servers(world: World) -> None:
+async def test_read_only_and_health_servers(world: ServedNode) -> None:
     world.settings = replace(world.settings, enable_server=False, read_only_port=1, healthz_port=1)
     server = world.server()
     for listener in server.listeners:
@@ -112,7 +119,7 @@ async def test_read_only_and_health_servers(world: World) -> None:
         assert (await get(health, "/pods")).status == 404
 
 
-async def test_a_second_agent_does_not_take_the_local_socket_away(world: World, tmp_path: Path) -> None:
+async def test_a_second_agent_does_not_take_the_local_socket_away(world: ServedNode, tmp_path: Path) -> None:
     path = tmp_path / "run" / "pykubelet.sock"
     world.settings = replace(world.settings, enable_server=False)
     before = os.umask(0o002)
@@ -135,7 +142,7 @@ async def test_a_second_agent_does_not_take_the_local_socket_away(world: World, 
         os.umask(before)
 
 
-async def test_the_local_socket_needs_no_certificate(world: World, tmp_path: Path) -> None:
+async def test_the_local_socket_needs_no_certificate(world: ServedNode, tmp_path: Path) -> None:
     path = tmp_path / "run" / "pykubelet.sock"
     world.settings = replace(world.settings, enable_server=False)
     world.explain = lambda namespace, name: {"pod": f"{namespace}/{name}"} if name == "web" else None
@@ -153,7 +160,7 @@ async def test_the_local_socket_needs_no_certificate(world: World, tmp_path: Pat
     assert not path.exists()
 
 
-async def test_an_address_that_is_taken_is_said(world: World) -> None:
+async def test_an_address_that_is_taken_is_said(world: ServedNode) -> None:
     world.settings = replace(world.settings, enable_server=False, healthz_port=1)
     first, second = world.server(), world.server()
     first.listeners[0].address = structs.replace(first.listeners[0].address, port=0)  # type: ignore[type-var]
@@ -163,7 +170,7 @@ async def test_an_address_that_is_taken_is_said(world: World) -> None:
             second.open()
 
 
-async def test_certificates_are_read_again_without_a_restart(world: World) -> None:
+async def test_certificates_are_read_again_without_a_restart(world: ServedNode) -> None:
     world.reviewer.everything = {"ada"}
     ada = world.ca.issue("ada")
     async with serving(world.server()) as port:
@@ -181,7 +188,7 @@ async def test_certificates_are_read_again_without_a_restart(world: World) -> No
             assert (await third.ask("GET", "/healthz")).status == 200
 
 
-async def test_a_ca_that_was_taken_away_is_forgotten_on_open_connections(world: World, tmp_path: Path) -> None:
+async def test_a_ca_that_was_taken_away_is_forgotten_on_open_connections(world: ServedNode, tmp_path: Path) -> None:
     world.reviewer.everything = {"ada"}
     bundle = tmp_path / "clients.crt"
     shutil.copy(world.ca.pair.certificate, bundle)
@@ -199,7 +206,7 @@ async def test_a_ca_that_was_taken_away_is_forgotten_on_open_connections(world: 
             await get(port, "/healthz", context)
 
 
-async def test_slow_callers_are_cut_and_make_room(world: World) -> None:
+async def test_slow_callers_are_cut_and_make_room(world: ServedNode) -> None:
     world.reviewer.everything = {"ada"}
     world.limits = Limits(pending_connections=20, head=0.3)
     nobody, ada = world.client_context(), world.client_context(world.ca.issue("ada"))
@@ -217,7 +224,7 @@ async def test_slow_callers_are_cut_and_make_room(world: World) -> None:
                 writer.close()
 
 
-async def test_headers_that_are_too_large(world: World) -> None:
+async def test_headers_that_are_too_large(world: ServedNode) -> None:
     world.limits = Limits(head_bytes=8192)
     async with serving(world.server()) as port:
         for request, expected in (
@@ -234,22 +241,11 @@ async def test_headers_that_are_too_large(world: World) -> None:
                 assert b"Traceback" not in await client.reader.read()
 
 
-def with_a_pod(world: World, url: str) -> None:
-    pod = a_pod("web", containers=[a_container("app")])
-    uid = pod.metadata.uid or ""
-    names = {"pod_uid": uid, "pod_name": "web", "pod_namespace": pod.metadata.namespace or ""}
-    world.pods = FakePods(pod)
-    world.runtime.url = url
-    world.runtime.sandboxes = [SandboxRecord(id="s1", **names)]
-    world.runtime.containers = [ContainerRecord(id="c1", sandbox_id="s1", name="app", **names)]
-    world.reviewer.everything = {"ada"}
-
-
 EXEC = "/exec/default/web/app?command=cat&command=a%20b&input=1&output=1"
 SPDY = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1", "X-Stream-Protocol-Version": "v4.channel.k8s.io"}
 
 
-async def test_exec_joins_the_caller_to_the_runtime(world: World) -> None:
+async def test_exec_joins_the_caller_to_the_runtime(world: ServedNode) -> None:
     data = random.Random(1).randbytes(8 * 1024 * 1024)
     async with streaming_runtime(echo) as (url, heads):
         with_a_pod(world, url)
@@ -274,7 +270,7 @@ async def test_exec_joins_the_caller_to_the_runtime(world: World) -> None:
         assert "x-stream-protocol-version: v4.channel.k8s.io" in head
 
 
-async def test_what_the_runtime_said_last_arrives_although_the_caller_is_slow(world: World) -> None:
+async def test_what_the_runtime_said_last_arrives_although_the_caller_is_slow(world: ServedNode) -> None:
     data = random.Random(2).randbytes(4 * 1024 * 1024)
 
     async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -294,7 +290,7 @@ async def test_what_the_runtime_said_last_arrives_although_the_caller_is_slow(wo
             assert bytes(received) == data
 
 
-async def test_an_idle_stream_ends(world: World) -> None:
+async def test_an_idle_stream_ends(world: ServedNode) -> None:
     world.settings = replace(world.settings, streaming_connection_idle_timeout=0.1)
     async with streaming_runtime(echo) as (url, _):
         with_a_pod(world, url)
@@ -306,7 +302,7 @@ async def test_an_idle_stream_ends(world: World) -> None:
                 assert await client.reader.read() == b""
 
 
-async def test_malformed_upgrades(world: World) -> None:
+async def test_malformed_upgrades(world: ServedNode) -> None:
     with_a_pod(world, "http://127.0.0.1:1/exec/gone")
     context = world.client_context(world.ca.issue("ada"))
     async with serving(world.server()) as port:
@@ -326,7 +322,7 @@ async def test_malformed_upgrades(world: World) -> None:
                 assert (answer.status, text in answer.text) == (status, True), (path, answer)
 
 
-async def test_what_the_runtime_refuses_is_passed_on(world: World) -> None:
+async def test_what_the_runtime_refuses_is_passed_on(world: ServedNode) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 11\r\nContent-Type: text/plain\r\n\r\nno token 12")
@@ -354,7 +350,7 @@ async def test_what_the_runtime_refuses_is_passed_on(world: World) -> None:
     ],
 )
 def test_the_loop_of_production_does_the_same(
-    scenario: Callable[[World], Coroutine[Any, Any, None]], world: World
+    scenario: Callable[[ServedNode], Coroutine[Any, Any, None]], world: ServedNode
 ) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(scenario(world))
@@ -365,7 +361,7 @@ stats summary attach portForward"""
 EXPECTED = {(503, "stats"), (500, "run"), (500, "attach"), (500, "exec")}
 
 
-async def test_random_requests_never_break_it(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_random_requests_never_break_it(world: ServedNode, caplog: pytest.LogCaptureFixture) -> None:
     with_a_pod(world, "http://127.0.0.1:1/exec/gone")
     (world.folder / "log").mkdir()
     dice = random.Random(3)
@@ -388,7 +384,7 @@ async def test_random_requests_never_break_it(world: World, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EHOSTUNREACH, errno.EPROTO, errno.EMFILE])
-def test_a_caller_that_cannot_be_accepted_ends_nothing(world: World, number: int) -> None:
+def test_a_caller_that_cannot_be_accepted_ends_nothing(world: ServedNode, number: int) -> None:
     """Linux hands errors of the new connection to whoever accepts it."""
 
     class Listening:
@@ -399,7 +395,7 @@ def test_a_caller_that_cannot_be_accepted_ends_nothing(world: World, number: int
     assert listener._accept(cast(Any, Listening()), cast(Any, None)) is False
 
 
-def test_a_listening_socket_that_is_none_any_more_is_an_error(world: World) -> None:
+def test_a_listening_socket_that_is_none_any_more_is_an_error(world: ServedNode) -> None:
     class Closed:
         def accept(self) -> None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))

@@ -8,7 +8,7 @@ import pytest
 
 from pykubelet.server.requests import BadRoute, Reply, Request, Response, Route, Router
 from pykubelet.server.routes import Offers, main_routes
-from tests.unit.server.support import World
+from tests.unit.server.support import ServedNode
 
 
 async def nothing(call: Request) -> Reply:
@@ -35,7 +35,7 @@ def test_a_route_without_a_right_cannot_be_served(bad: Route, why: str) -> None:
 
 def test_the_server_refuses_to_be_made_with_such_a_route(tmp_path: Path) -> None:
     with pytest.raises(BadRoute, match="/local names no right"):
-        World(tmp_path).server(local_socket=tmp_path / "s", local_routes=[route("/local", access=())])
+        ServedNode(tmp_path).server(local_socket=tmp_path / "s", local_routes=[route("/local", access=())])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_where_a_request_goes(method: str, path: str, pattern: str | None, param
     ],
 )
 def test_the_right_each_path_needs(path: str, access: tuple[str, ...], tmp_path: Path) -> None:
-    router = Router(main_routes(World(tmp_path).handlers(), Offers()))
+    router = Router(main_routes(ServedNode(tmp_path).handlers(), Offers()))
     method = "POST" if path.startswith(("/checkpoint", "/run/")) else "PUT" if path.endswith("/v") else "GET"
     match = router.find(method, path)
     assert match.access == access
@@ -114,7 +114,7 @@ def test_the_right_each_path_needs(path: str, access: tuple[str, ...], tmp_path:
 
 
 async def test_what_is_switched_off_says_so(tmp_path: Path) -> None:
-    handlers = World(tmp_path).handlers()
+    handlers = ServedNode(tmp_path).handlers()
     off = Router(main_routes(handlers, Offers(debugging=False)))
     for path in ("/exec/a/b/c", "/logs/", "/run/a/b/c", "/debug/pprof/heap", "/runningpods/", "/containerLogs/a/b/c"):
         assert off.find("GET", path).route is not None, path

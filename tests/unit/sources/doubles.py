@@ -10,6 +10,7 @@ from typing import Any
 from pykubelet.api.types import Pod
 from pykubelet.clients.http.port import Fetched
 from pykubelet.model.pod import Source, name_of
+from pykubelet.sources.manifests import file_loader
 from pykubelet.sources.watch import FileEvent
 from tests.builders import a_decoded_pod
 
@@ -34,7 +35,19 @@ def a_delivered_pod(name: str, *, uid: str = "", image: str = "i", **metadata: A
     return a_decoded_pod(name, uid=uid, metadata=metadata, containers=[{"name": "c", "image": image}])
 
 
-class HeardSets:
+class FileLoader:
+    """Reads manifests as the agent does; `names` are the files in the order they were read."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._load = file_loader("node")
+
+    def load(self, data: bytes, origin: str) -> Pod:
+        self.names.append(Path(origin).name)
+        return self._load(data, origin)
+
+
+class DeliveredSets:
     """Keeps every delivered set, as sorted pod names in `names`."""
 
     def __init__(self) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.api.types import Pod
 from pykubelet.model.pod import name_of
 from pykubelet.sources.manifests import (
     MAX_BYTES,
@@ -13,25 +12,19 @@ from pykubelet.sources.manifests import (
     ManifestFiles,
     Problem,
     UnreadableManifest,
-    file_loader,
     read_manifest,
 )
-from tests.unit.sources.doubles import manifest
+from tests.unit.sources.doubles import FileLoader, manifest
 
 LATER = 1000.0
 
 
-class Bed:
+class ManifestFilesFixture:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.parsed: list[str] = []
+        self.loader = FileLoader()
         self.problems: list[Problem] = []
-        self.files = ManifestFiles(path, self._load, self.problems.append)
-        self._loader = file_loader("node")
-
-    def _load(self, data: bytes, origin: str) -> Pod:
-        self.parsed.append(Path(origin).name)
-        return self._loader(data, origin)
+        self.files = ManifestFiles(path, self.loader.load, self.problems.append)
 
     def scan(self, now: float = LATER) -> list[str]:
         names = self.files.list_names()
@@ -58,17 +51,17 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def bed(tmp_path: Path) -> ManifestFilesFixture:
+    return ManifestFilesFixture(tmp_path)
 
 
-def test_files_are_read_in_order_of_their_names(bed: Bed) -> None:
+def test_files_are_read_in_order_of_their_names(bed: ManifestFilesFixture) -> None:
     for name in ("c.yaml", "a.json", "b"):
         bed.write(name, manifest(name[0]))
     assert bed.scan() == ["a", "b", "c"]
 
 
-def test_only_regular_files_without_a_leading_dot_count(bed: Bed) -> None:
+def test_only_regular_files_without_a_leading_dot_count(bed: ManifestFilesFixture) -> None:
     bed.write(".hidden.yaml", manifest("hidden"))
     (bed.path / "folder").mkdir()
     bed.write("folder/inner.yaml", manifest("inner"))
@@ -81,28 +74,28 @@ def test_only_regular_files_without_a_leading_dot_count(bed: Bed) -> None:
     assert bed.files.has_links()
 
 
-def test_unchanged_files_are_not_read_again(bed: Bed) -> None:
+def test_unchanged_files_are_not_read_again(bed: ManifestFilesFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     bed.write("b.yaml", manifest("b"))
     bed.scan()
     first = bed.files.pods(LATER)
     bed.write("b.yaml", manifest("b", "busybox:22"))
     bed.scan()
-    assert bed.parsed == ["a.yaml", "b.yaml", "b.yaml"]
+    assert bed.loader.names == ["a.yaml", "b.yaml", "b.yaml"]
     assert bed.files.pods(LATER)[0] is first[0]
 
 
-def test_a_file_written_with_the_same_content_keeps_its_pod(bed: Bed) -> None:
+def test_a_file_written_with_the_same_content_keeps_its_pod(bed: ManifestFilesFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     bed.scan()
     before = bed.files.pods(LATER)
     bed.write("a.yaml", manifest("a"))
     bed.look("a.yaml", force=True)
     assert bed.files.pods(LATER)[0] is before[0]
-    assert bed.parsed == ["a.yaml"]
+    assert bed.loader.names == ["a.yaml"]
 
 
-def test_a_bad_file_keeps_the_last_good_pod_and_is_told_once(bed: Bed) -> None:
+def test_a_bad_file_keeps_the_last_good_pod_and_is_told_once(bed: ManifestFilesFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     bed.scan()
     good = bed.files.pods(LATER)
@@ -123,14 +116,14 @@ def test_a_bad_file_keeps_the_last_good_pod_and_is_told_once(bed: Bed) -> None:
     assert bed.files.problems() == {}
 
 
-def test_a_bad_file_does_not_trouble_others(bed: Bed) -> None:
+def test_a_bad_file_does_not_trouble_others(bed: ManifestFilesFixture) -> None:
     bed.write("a.yaml", "}")
     bed.write("b.yaml", manifest("b"))
     assert bed.scan() == ["b"]
     assert bed.problems[0].pod is None
 
 
-def test_all_problems_of_a_manifest_are_in_one_line(bed: Bed) -> None:
+def test_all_problems_of_a_manifest_are_in_one_line(bed: ManifestFilesFixture) -> None:
     bed.write("a.yaml", manifest("A_B").replace("image: busybox:1", "image: ''"))
     bed.scan()
     assert "metadata.name" in bed.texts[0]
@@ -138,7 +131,7 @@ def test_all_problems_of_a_manifest_are_in_one_line(bed: Bed) -> None:
     assert "\n" not in bed.texts[0]
 
 
-def test_a_file_that_is_gone_loses_its_pod_even_if_it_was_bad(bed: Bed) -> None:
+def test_a_file_that_is_gone_loses_its_pod_even_if_it_was_bad(bed: ManifestFilesFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     bed.scan()
     bed.write("a.yaml", "}")
@@ -148,7 +141,7 @@ def test_a_file_that_is_gone_loses_its_pod_even_if_it_was_bad(bed: Bed) -> None:
     assert bed.texts[-1] == ""
 
 
-def test_a_file_that_turns_into_something_else_is_gone(bed: Bed) -> None:
+def test_a_file_that_turns_into_something_else_is_gone(bed: ManifestFilesFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     bed.scan()
     (bed.path / "a.yaml").unlink()
@@ -157,7 +150,7 @@ def test_a_file_that_turns_into_something_else_is_gone(bed: Bed) -> None:
 
 
 def test_a_missing_path_holds_nothing_and_may_appear(tmp_path: Path) -> None:
-    bed = Bed(tmp_path / "later")
+    bed = ManifestFilesFixture(tmp_path / "later")
     assert bed.scan() == []
     bed.path.mkdir()
     bed.write("a.yaml", manifest("a"))
@@ -167,13 +160,13 @@ def test_a_missing_path_holds_nothing_and_may_appear(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_listed_is_told_once_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    bed = Bed(tmp_path / "file" / "below")
+    bed = ManifestFilesFixture(tmp_path / "file" / "below")
     assert [bed.files.list_names() for _ in range(2)] == [None, None]
     assert bed.texts == ["cannot read the manifest path: Not a directory"]
 
 
 def test_the_path_may_be_a_single_file(tmp_path: Path) -> None:
-    bed = Bed(tmp_path / "pod.yaml")
+    bed = ManifestFilesFixture(tmp_path / "pod.yaml")
     assert bed.scan() == []
     bed.path.write_text(manifest("a"))
     assert bed.scan() == ["a"]
@@ -184,7 +177,9 @@ def test_the_path_may_be_a_single_file(tmp_path: Path) -> None:
     assert bed.scan() == []
 
 
-def test_of_two_files_with_the_same_pod_the_first_by_name_wins_and_the_other_is_told_once(bed: Bed) -> None:
+def test_of_two_files_with_the_same_pod_the_first_by_name_wins_and_the_other_is_told_once(
+    bed: ManifestFilesFixture,
+) -> None:
     bed.write("b.yaml", manifest("web", "second"))
     bed.write("a.yaml", manifest("web", "first"))
     for now in (1.0, 1.0 + SETTLE_SECONDS, 50.0):
@@ -197,7 +192,7 @@ def test_of_two_files_with_the_same_pod_the_first_by_name_wins_and_the_other_is_
     assert [pod.spec.containers[0].image for pod in bed.files.pods(60.0)] == ["second"]
 
 
-def test_a_newcomer_takes_a_pod_over_only_when_it_stays(bed: Bed) -> None:
+def test_a_newcomer_takes_a_pod_over_only_when_it_stays(bed: ManifestFilesFixture) -> None:
     bed.write("web.yaml", manifest("web", "old"))
     bed.scan(1.0)
     bed.write("sedX1", manifest("web", "new"))
@@ -215,7 +210,7 @@ def test_a_newcomer_takes_a_pod_over_only_when_it_stays(bed: Bed) -> None:
     assert bed.files.next_deadline(deadline) is None
 
 
-def test_a_file_renamed_away_has_a_moment_to_come_back(bed: Bed) -> None:
+def test_a_file_renamed_away_has_a_moment_to_come_back(bed: ManifestFilesFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     bed.scan(1.0)
     bed.files.leave("a.yaml", 2.0)
@@ -229,7 +224,7 @@ def test_a_file_renamed_away_has_a_moment_to_come_back(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("how", ["symlink", "hard link"])
-def test_links_are_complete_when_they_appear(bed: Bed, how: str) -> None:
+def test_links_are_complete_when_they_appear(bed: ManifestFilesFixture, how: str) -> None:
     bed.write(".target", manifest("a"))
     if how == "symlink":
         (bed.path / "a.yaml").symlink_to(".target")
@@ -241,7 +236,7 @@ def test_links_are_complete_when_they_appear(bed: Bed, how: str) -> None:
     assert bed.files.is_settled_on_creation("gone.yaml")
 
 
-def test_a_file_that_vanishes_before_it_is_read_is_gone(bed: Bed) -> None:
+def test_a_file_that_vanishes_before_it_is_read_is_gone(bed: ManifestFilesFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     reading = bed.files.inspect("a.yaml")
     assert reading is not None

@@ -13,17 +13,17 @@ from pykubelet.model.pod import Source, name_of
 from pykubelet.sources.manifests import url_loader
 from pykubelet.sources.remote import ApiSource, UrlSource
 from tests.fakes.recorded_events import RecordedEvents
-from tests.unit.sources.doubles import HeardSets, ScriptedFetch, a_delivered_pod, manifest
+from tests.unit.sources.doubles import DeliveredSets, ScriptedFetch, a_delivered_pod, manifest
 
 URL = "http://config/pods"
 
 
-class Bed:
+class UrlSourceFixture:
     def __init__(
         self, *answers: Fetched | Exception, load: Callable[[bytes, str], Sequence[Pod]] | None = None
     ) -> None:
         self.fetch = ScriptedFetch(*answers)
-        self.sets = HeardSets()
+        self.sets = DeliveredSets()
         self.events = RecordedEvents()
         self.clock = LoopClock()
         self.source = UrlSource(
@@ -59,7 +59,7 @@ items:
     ("text", "names"), [(manifest("web"), ["web-node"]), (LIST, ["a-node", "b-node"])], ids=["pod", "list"]
 )
 async def test_a_pod_or_a_list(text: str, names: list[str]) -> None:
-    bed = Bed(_ok(text))
+    bed = UrlSourceFixture(_ok(text))
     await bed.check()
     assert bed.sets.names == [names]
     assert bed.sets.sets[0][0] is Source.HTTP
@@ -69,7 +69,7 @@ async def test_a_pod_or_a_list(text: str, names: list[str]) -> None:
 
 
 async def test_an_unchanged_body_is_ignored() -> None:
-    bed = Bed(_ok(manifest("web")))
+    bed = UrlSourceFixture(_ok(manifest("web")))
     await bed.check(3)
     assert len(bed.sets.sets) == 1
 
@@ -85,7 +85,7 @@ async def test_an_unchanged_body_is_ignored() -> None:
     ],
 )
 async def test_trouble_keeps_the_last_good_pods_and_is_told_once(bad: Fetched | Exception, text: str) -> None:
-    bed = Bed(_ok(manifest("web")), bad)
+    bed = UrlSourceFixture(_ok(manifest("web")), bad)
     await bed.check(4)
     assert bed.sets.names == [["web-node"]]
     assert len(bed.events.all) == 1
@@ -97,13 +97,13 @@ async def test_trouble_keeps_the_last_good_pods_and_is_told_once(bad: Fetched | 
 
 
 async def test_a_first_answer_that_is_bad_leaves_the_source_unheard() -> None:
-    bed = Bed(_ok("]"))
+    bed = UrlSourceFixture(_ok("]"))
     await bed.check(2)
     assert bed.sets.sets == []
 
 
 async def test_an_empty_body_is_an_empty_set_and_a_problem() -> None:
-    bed = Bed(_ok(manifest("web")), _ok(""), _ok(manifest("web")))
+    bed = UrlSourceFixture(_ok(manifest("web")), _ok(""), _ok(manifest("web")))
     await bed.check(3)
     assert bed.sets.names == [["web-node"], [], ["web-node"]]
     assert ["empty body" in message for _, message in bed.events.node] == [True]
@@ -111,14 +111,14 @@ async def test_an_empty_body_is_an_empty_set_and_a_problem() -> None:
 
 
 async def test_it_recovers_from_a_bad_body() -> None:
-    bed = Bed(_ok(manifest("web")), _ok("]"), _ok("]"), _ok(manifest("web", "busybox:2")))
+    bed = UrlSourceFixture(_ok(manifest("web")), _ok("]"), _ok("]"), _ok(manifest("web", "busybox:2")))
     await bed.check(4)
     assert [pods[0].spec.containers[0].image for _, pods in bed.sets.sets] == ["busybox:1", "busybox:2"]
 
 
 async def test_an_unchanged_body_after_an_outage_ends_the_problem_or_brings_its_own_back() -> None:
     down = FetchFailed("down")
-    bed = Bed(_ok(manifest("web")), down, _ok(manifest("web")), _ok("]"), down, _ok("]"))
+    bed = UrlSourceFixture(_ok(manifest("web")), down, _ok(manifest("web")), _ok("]"), down, _ok("]"))
     problems = []
     for _ in range(6):
         await bed.check()
@@ -130,7 +130,7 @@ async def test_an_unchanged_body_after_an_outage_ends_the_problem_or_brings_its_
 
 
 async def test_it_asks_again_after_each_period() -> None:
-    bed = Bed(_ok(manifest("a")), _ok(manifest("b")))
+    bed = UrlSourceFixture(_ok(manifest("a")), _ok(manifest("b")))
     async with running(bed.source):
         await bed.clock.sleep(1)
         assert bed.sets.names == [["a-node"]]
@@ -141,7 +141,7 @@ async def test_it_asks_again_after_each_period() -> None:
 
 
 async def test_names_of_pods_are_shown() -> None:
-    bed = Bed(_ok(LIST))
+    bed = UrlSourceFixture(_ok(LIST))
     await bed.check()
     assert bed.source.snapshot().pods == ("default/a-node", "default/b-node")
     assert [name_of(pod) for pod in bed.sets.sets[0][1]] == ["a-node", "b-node"]
@@ -170,7 +170,7 @@ class Feed:
 async def test_every_set_is_handed_on_once_the_node_is_known() -> None:
     node, sets, feed = (
         Node(),
-        HeardSets(),
+        DeliveredSets(),
         Feed([a_delivered_pod("a")], [a_delivered_pod("a"), a_delivered_pod("b")], []),
     )
     async with running(ApiSource(sets=feed.sets, wait_node_known=node.wait_known, deliver=sets.deliver)):

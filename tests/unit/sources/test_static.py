@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.api.types import Pod
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.tasks import running
 from pykubelet.model.pod import Source
-from pykubelet.sources.manifests import BIG_BYTES, file_loader
+from pykubelet.sources.manifests import BIG_BYTES
 from pykubelet.sources.static import StaticSource
 from pykubelet.sources.watch import FileEvent, Happened
 from tests.fakes.recorded_events import RecordedEvents
-from tests.unit.sources.doubles import HeardSets, ScriptedWatch, manifest
+from tests.unit.sources.doubles import DeliveredSets, FileLoader, ScriptedWatch, manifest
 
 PERIOD = 20.0
 
@@ -33,28 +32,23 @@ class SlowReading(LoopClock):
         return super().monotonic() + self._extra
 
 
-class Bed:
+class StaticSourceFixture:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.clock = SlowReading()
-        self.sets = HeardSets()
+        self.sets = DeliveredSets()
         self.events = RecordedEvents()
         self.watch = ScriptedWatch()
-        self.loads: list[str] = []
-        self._loader = file_loader("node")
+        self.loader = FileLoader()
         self.source = StaticSource(
             path=path,
             check_period=PERIOD,
-            load=self._load,
+            load=self.loader.load,
             deliver=self.sets.deliver,
             events=self.events,
             clock=self.clock,
             open_watch=self.watch.open,
         )
-
-    def _load(self, data: bytes, origin: str) -> Pod:
-        self.loads.append(Path(origin).name)
-        return self._loader(data, origin)
 
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text)
@@ -76,11 +70,11 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def bed(tmp_path: Path) -> StaticSourceFixture:
+    return StaticSourceFixture(tmp_path)
 
 
-async def test_the_first_set_is_complete(bed: Bed) -> None:
+async def test_the_first_set_is_complete(bed: StaticSourceFixture) -> None:
     bed.clock.drift = 1.0  # every file takes longer than a slice
     for i in range(5):
         bed.write(f"{i}.yaml", manifest(f"p{i}"))
@@ -90,13 +84,13 @@ async def test_the_first_set_is_complete(bed: Bed) -> None:
 
 
 async def test_an_empty_or_missing_folder_is_a_set_too(tmp_path: Path) -> None:
-    bed = Bed(tmp_path / "none")
+    bed = StaticSourceFixture(tmp_path / "none")
     async with bed.followed():
         assert bed.sets.names == [[]]
         assert bed.source.snapshot().watching
 
 
-async def test_a_finished_write_is_delivered_at_once(bed: Bed) -> None:
+async def test_a_finished_write_is_delivered_at_once(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
         await bed.tell((Happened.CREATED, "a.yaml"), (Happened.MODIFIED, "a.yaml"), (Happened.WRITTEN, "a.yaml"))
@@ -104,20 +98,20 @@ async def test_a_finished_write_is_delivered_at_once(bed: Bed) -> None:
         assert bed.source.snapshot().pods == ("default/a-node",)
 
 
-async def test_a_file_is_not_read_while_it_is_written(bed: Bed) -> None:
+async def test_a_file_is_not_read_while_it_is_written(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a")[:20])
         await bed.tell((Happened.CREATED, "a.yaml"), (Happened.MODIFIED, "a.yaml"), (Happened.TOUCHED, "a.yaml"))
         await bed.clock.sleep(5)
         await bed.source.rescan()
-        assert bed.loads == []
+        assert bed.loader.names == []
         bed.write("a.yaml", manifest("a"))
         await bed.tell((Happened.MODIFIED, "a.yaml"), (Happened.WRITTEN, "a.yaml"))
         assert bed.last == ["a"]
         assert bed.events.all == []
 
 
-async def test_a_writer_that_never_closes_is_not_waited_for_for_ever(bed: Bed) -> None:
+async def test_a_writer_that_never_closes_is_not_waited_for_for_ever(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
         await bed.tell((Happened.CREATED, "a.yaml"), (Happened.MODIFIED, "a.yaml"))
@@ -127,7 +121,7 @@ async def test_a_writer_that_never_closes_is_not_waited_for_for_ever(bed: Bed) -
         assert bed.last == ["a"]
 
 
-async def test_a_file_that_appears_complete_is_read_a_moment_later(bed: Bed) -> None:
+async def test_a_file_that_appears_complete_is_read_a_moment_later(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
         await bed.tell((Happened.CREATED, "a.yaml"))
@@ -136,7 +130,7 @@ async def test_a_file_that_appears_complete_is_read_a_moment_later(bed: Bed) -> 
         assert bed.last == ["a"]
 
 
-async def test_a_deleted_file_is_gone_at_once(bed: Bed) -> None:
+async def test_a_deleted_file_is_gone_at_once(bed: StaticSourceFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():
         (bed.path / "a.yaml").unlink()
@@ -145,7 +139,7 @@ async def test_a_deleted_file_is_gone_at_once(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_file_deleted_and_written_again_is_a_pod_that_was_gone(bed: Bed, at_once: bool) -> None:
+async def test_a_file_deleted_and_written_again_is_a_pod_that_was_gone(bed: StaticSourceFixture, at_once: bool) -> None:
     bed.write("a.yaml", manifest("a"))
     bed.write("b.yaml", manifest("b"))
     async with bed.followed():
@@ -157,7 +151,7 @@ async def test_a_file_deleted_and_written_again_is_a_pod_that_was_gone(bed: Bed,
         assert bed.sets.names == [["a-node", "b-node"], ["b-node"], ["a-node", "b-node"]]
 
 
-async def test_a_copy_that_outlives_its_original_is_not_shown_gone(bed: Bed) -> None:
+async def test_a_copy_that_outlives_its_original_is_not_shown_gone(bed: StaticSourceFixture) -> None:
     fixed = manifest("a").replace("name: a\n", "name: a\n  uid: fixed\n", 1)
     bed.write("a.yaml", fixed)
     async with bed.followed():
@@ -168,7 +162,7 @@ async def test_a_copy_that_outlives_its_original_is_not_shown_gone(bed: Bed) -> 
         assert [[pod.metadata.uid for pod in pods] for _, pods in bed.sets.sets] == [["fixed"], ["fixed"]]
 
 
-async def test_a_file_moved_away_is_gone_in_a_moment(bed: Bed) -> None:
+async def test_a_file_moved_away_is_gone_in_a_moment(bed: StaticSourceFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():
         (bed.path / "a.yaml").rename(bed.path / ".a")
@@ -178,7 +172,7 @@ async def test_a_file_moved_away_is_gone_in_a_moment(bed: Bed) -> None:
         assert bed.last == []
 
 
-async def test_saving_by_rename_never_shows_the_pod_gone(bed: Bed) -> None:
+async def test_saving_by_rename_never_shows_the_pod_gone(bed: StaticSourceFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():
         (bed.path / "a.yaml").rename(bed.path / "a.yaml~")
@@ -198,7 +192,7 @@ async def test_saving_by_rename_never_shows_the_pod_gone(bed: Bed) -> None:
         assert len(uids) == 2, "the old and the new version, never the copy"
 
 
-async def test_a_pod_that_moves_to_another_file_is_not_shown_gone(bed: Bed) -> None:
+async def test_a_pod_that_moves_to_another_file_is_not_shown_gone(bed: StaticSourceFixture) -> None:
     fixed = manifest("a").replace("name: a\n", "name: a\n  uid: fixed\n", 1)
     bed.write("a.yaml", fixed)
     async with bed.followed():
@@ -209,7 +203,7 @@ async def test_a_pod_that_moves_to_another_file_is_not_shown_gone(bed: Bed) -> N
         assert [[pod.metadata.uid for pod in pods] for _, pods in bed.sets.sets] == [["fixed"], ["fixed"]]
 
 
-async def test_a_burst_is_delivered_while_it_is_read(bed: Bed) -> None:
+async def test_a_burst_is_delivered_while_it_is_read(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.clock.drift = 0.004
         for i in range(20):
@@ -219,10 +213,10 @@ async def test_a_burst_is_delivered_while_it_is_read(bed: Bed) -> None:
         assert sizes[-1] == 20
         assert sizes == sorted(sizes)
         assert 3 < len(sizes) < 15
-        assert len(bed.loads) == 20
+        assert len(bed.loader.names) == 20
 
 
-async def test_the_rescan_finds_what_was_not_told(bed: Bed) -> None:
+async def test_the_rescan_finds_what_was_not_told(bed: StaticSourceFixture) -> None:
     bed.write("gone.yaml", manifest("gone"))
     async with bed.followed():
         bed.write("new.yaml", manifest("new"))
@@ -233,23 +227,23 @@ async def test_the_rescan_finds_what_was_not_told(bed: Bed) -> None:
         assert bed.last == ["new"]
 
 
-async def test_nothing_new_is_not_delivered(bed: Bed) -> None:
+async def test_nothing_new_is_not_delivered(bed: StaticSourceFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():
         await bed.tell((Happened.WRITTEN, "a.yaml"), (Happened.TOUCHED, "a.yaml"))
         await bed.clock.sleep(10 * PERIOD)
         assert len(bed.sets.sets) == 1
-        assert bed.loads == ["a.yaml"]
+        assert bed.loader.names == ["a.yaml"]
 
 
-async def test_after_an_overflow_everything_is_looked_at(bed: Bed) -> None:
+async def test_after_an_overflow_everything_is_looked_at(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
         await bed.tell((Happened.MODIFIED, "a.yaml"), (Happened.RESCAN, ""))
         assert bed.last == ["a"]
 
 
-async def test_the_watch_is_opened_anew_when_it_lost_the_path(bed: Bed) -> None:
+async def test_the_watch_is_opened_anew_when_it_lost_the_path(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
         await bed.tell((Happened.REOPEN, ""))
@@ -258,7 +252,7 @@ async def test_the_watch_is_opened_anew_when_it_lost_the_path(bed: Bed) -> None:
     assert bed.watch.closed == 2
 
 
-async def test_without_inotify_the_folder_is_scanned(bed: Bed) -> None:
+async def test_without_inotify_the_folder_is_scanned(bed: StaticSourceFixture) -> None:
     bed.watch.refuse = OSError(errno.EMFILE, "too many open files")
     async with bed.followed():
         assert bed.sets.names == [[]]
@@ -271,7 +265,7 @@ async def test_without_inotify_the_folder_is_scanned(bed: Bed) -> None:
         assert bed.source.snapshot().watching
 
 
-async def test_a_bad_file_is_one_event_about_its_pod_or_the_node(bed: Bed) -> None:
+async def test_a_bad_file_is_one_event_about_its_pod_or_the_node(bed: StaticSourceFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():
         for name in ("a.yaml", "b.yaml"):
@@ -287,7 +281,7 @@ async def test_a_bad_file_is_one_event_about_its_pod_or_the_node(bed: Bed) -> No
         assert sorted(bed.source.snapshot().problems) == [str(bed.path / "a.yaml"), str(bed.path / "b.yaml")]
 
 
-async def test_hidden_files_tell_nothing_unless_links_go_through_them(bed: Bed) -> None:
+async def test_hidden_files_tell_nothing_unless_links_go_through_them(bed: StaticSourceFixture) -> None:
     (bed.path / "..v1").mkdir()
     bed.write("..v1/a.yaml", manifest("a"))
     (bed.path / "..data").symlink_to("..v1")
@@ -304,7 +298,7 @@ async def test_hidden_files_tell_nothing_unless_links_go_through_them(bed: Bed) 
         assert len(bed.sets.sets) == 2
 
 
-async def test_big_files_are_read_too(bed: Bed) -> None:
+async def test_big_files_are_read_too(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a") + "#" * BIG_BYTES)
         await bed.tell((Happened.WRITTEN, "a.yaml"))
@@ -313,13 +307,13 @@ async def test_big_files_are_read_too(bed: Bed) -> None:
 
 async def test_a_folder_that_cannot_be_listed_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    bed = Bed(tmp_path / "file" / "below")
+    bed = StaticSourceFixture(tmp_path / "file" / "below")
     async with bed.followed():
         assert bed.sets.sets == [], "an unread source must not count as an empty one"
         assert len(bed.events.all) == 1
 
 
-async def test_single_files_never_pass_for_the_whole_set(bed: Bed) -> None:
+async def test_single_files_never_pass_for_the_whole_set(bed: StaticSourceFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     bed.write("b.yaml", manifest("b"))
     await bed.source.handle([FileEvent(Happened.WRITTEN, "b.yaml")])

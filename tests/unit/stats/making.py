@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from pykubelet.stats.source import NodeStatsSource
 from pykubelet.stats.volumes import VolumeStatsCalculator
 from pykubelet.volumes.spec import VolumeUsage
 from pykubelet.wire import cri_pb2
-from tests import builders
+from tests.builders import a_pod
 from tests.fakes.fake_guard import FakeKernelLog
 from tests.unit.stats.trees import NET_DEV, group, machine, write
 
@@ -56,10 +55,7 @@ async def inline(work: Callable[[], Any]) -> Any:
     return work()
 
 
-a_pod = partial(builders.a_pod, namespace="ns")
-
-
-def a_container(name: str, id: str, state: ContainerState = ContainerState.RUNNING) -> ContainerStatus:
+def an_observed_container(name: str, id: str, state: ContainerState = ContainerState.RUNNING) -> ContainerStatus:
     return ContainerStatus(id=id, name=name, state=state, image='img"1', created_at=CREATED + 5_000_000_000)
 
 
@@ -142,7 +138,7 @@ def no_volumes(clock: Clock) -> VolumeStatsCalculator:
     return VolumeStatsCalculator(meter=NoVolumes(), table=NoVolumes(), clock=clock, metrics=Registry())
 
 
-class Bed:
+class StatsFixture:
     """Everything around a provider; `add` makes pods."""
 
     def __init__(
@@ -204,8 +200,8 @@ class Bed:
 
     def add(self, name: str, *, network: NamespaceMode = NamespaceMode.POD, groups: bool = True) -> str:
         """A best-effort pod with one running container `app`; its cgroup path."""
-        self.known.append(a_pod(name))
-        self.statuses[f"uid-{name}"] = a_status(name, a_container("app", f"con-{name}"), network=network)
+        self.known.append(a_pod(name, namespace="ns"))
+        self.statuses[f"uid-{name}"] = a_status(name, an_observed_container("app", f"con-{name}"), network=network)
         self.runtime.stats.append(container_stats(f"con-{name}", mountpoint=self.runtime.mountpoint))
         path = f"/kubepods/besteffort/poduid-{name}"
         if groups:

@@ -16,14 +16,15 @@ from pykubelet.model.errors import CriError
 from pykubelet.model.runtime_status import ContainerState, NamespaceMode
 from pykubelet.stats.provider import CpuRates
 from pykubelet.stats.snapshot import CgroupNames, Snapshot, pod_item
-from tests.unit.stats.making import Bed, a_container, a_pod, a_status
+from tests.builders import a_pod
+from tests.unit.stats.making import StatsFixture, a_status, an_observed_container
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
 
 
 @BOTH
 async def test_a_full_look(version: int, tmp_path: Path) -> None:
-    bed = Bed(version, tmp_path)
+    bed = StatsFixture(version, tmp_path)
     path = bed.add("web")
     snapshot = await bed.provider.snapshot(full=True)
     (pod,) = snapshot.pods
@@ -44,7 +45,7 @@ async def test_a_full_look(version: int, tmp_path: Path) -> None:
 
 @BOTH
 async def test_a_quick_look_asks_the_runtime_nothing(version: int, tmp_path: Path) -> None:
-    bed = Bed(version, tmp_path)
+    bed = StatsFixture(version, tmp_path)
     bed.add("web")
     bed.runtime.broken = True
     snapshot = await bed.provider.snapshot(full=False)
@@ -53,7 +54,7 @@ async def test_a_quick_look_asks_the_runtime_nothing(version: int, tmp_path: Pat
 
 
 async def test_snapshots_that_fall_together_are_one(tmp_path: Path) -> None:
-    bed = Bed(1, tmp_path)
+    bed = StatsFixture(1, tmp_path)
     bed.add("web")
     snapshots: list[Snapshot] = await asyncio.gather(*[bed.provider.snapshot(full=True) for _ in range(5)])
     assert all(each is snapshots[0] for each in snapshots) and bed.runtime.calls == 1
@@ -68,7 +69,7 @@ async def test_snapshots_that_fall_together_are_one(tmp_path: Path) -> None:
 
 
 async def test_cpu_rate_from_two_snapshots(tmp_path: Path) -> None:
-    bed = Bed(2, tmp_path)
+    bed = StatsFixture(2, tmp_path)
     path = bed.add("web")
     first = await bed.provider.snapshot(full=False)
     assert first.pods[0].group.rate is None
@@ -80,7 +81,7 @@ async def test_cpu_rate_from_two_snapshots(tmp_path: Path) -> None:
 
 
 async def test_a_runtime_that_fails(tmp_path: Path) -> None:
-    bed = Bed(1, tmp_path)
+    bed = StatsFixture(1, tmp_path)
     bed.add("web")
     bed.runtime.broken = True
     with pytest.raises(CriError):
@@ -95,7 +96,7 @@ async def test_a_runtime_that_fails(tmp_path: Path) -> None:
 
 
 async def test_containers_without_a_cgroup_have_the_runtimes_figures(tmp_path: Path) -> None:
-    bed = Bed(1, tmp_path)
+    bed = StatsFixture(1, tmp_path)
     bed.add("web", groups=False)
     snapshot = await bed.provider.snapshot(full=True)
     (pod,) = snapshot.pods
@@ -109,27 +110,27 @@ async def test_containers_without_a_cgroup_have_the_runtimes_figures(tmp_path: P
 
 
 async def test_pods_on_the_hosts_network_have_no_network_of_their_own(tmp_path: Path) -> None:
-    bed = Bed(1, tmp_path)
+    bed = StatsFixture(1, tmp_path)
     bed.add("web", network=NamespaceMode.NODE)
     assert (await bed.provider.snapshot(full=True)).pods[0].network is None
 
 
 async def test_pods_come_and_go(tmp_path: Path) -> None:
-    bed = Bed(1, tmp_path)
+    bed = StatsFixture(1, tmp_path)
     bed.add("web")
     bed.add("old")
     assert len((await bed.provider.snapshot(full=False)).pods) == 2
     del bed.statuses["uid-old"]
-    bed.statuses["uid-stranger"] = a_status("stranger", a_container("x", "y"))
+    bed.statuses["uid-stranger"] = a_status("stranger", an_observed_container("x", "y"))
     await bed.clock.sleep(2)
     assert [pod.item.name for pod in (await bed.provider.snapshot(full=False)).pods] == ["web"]
 
 
 async def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
-    bed = Bed(1, tmp_path)
+    bed = StatsFixture(1, tmp_path)
     bed.add("web", groups=False)
     bed.runtime.stats = []
-    empty = Bed(1, tmp_path / "b")
+    empty = StatsFixture(1, tmp_path / "b")
     empty.cgroups = bed.cgroups
     snapshot = await bed.provider.snapshot(full=True)
     assert snapshot.pods[0].group.usage is None
@@ -139,16 +140,16 @@ async def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
 
 
 def test_only_running_containers_count() -> None:
-    gone = a_container("init", "c0", ContainerState.EXITED)
-    item = pod_item(a_status("web", a_container("app", "c1"), gone), "/g")
+    gone = an_observed_container("init", "c0", ContainerState.EXITED)
+    item = pod_item(a_status("web", an_observed_container("app", "c1"), gone), "/g")
     assert item is not None and [each.name for each in item.containers] == ["app"]
     assert pod_item(a_status("web", gone), "/g") is None
-    bare = pod_item(a_status("web", a_container("app", "c1"), sandbox=False), None)
+    bare = pod_item(a_status("web", an_observed_container("app", "c1"), sandbox=False), None)
     assert bare is not None and bare.sandbox_id == "" and bare.created_ns > 0
 
 
 def test_group_names() -> None:
-    pod = a_pod("web", uid="a-b")
+    pod = a_pod("web", uid="a-b", namespace="ns")
     assert CgroupNames(root="/x").pod(pod) == "/x/kubepods/besteffort/poda-b"
     assert CgroupNames(root="/x").classes() == ("/x/kubepods/burstable", "/x/kubepods/besteffort")
     systemd = CgroupNames(driver="systemd")
@@ -166,7 +167,7 @@ async def test_a_caller_that_goes_spoils_nothing(tmp_path: Path) -> None:
         reads.append(clock.monotonic())
         return work()
 
-    bed = Bed(1, tmp_path, run=slowly)
+    bed = StatsFixture(1, tmp_path, run=slowly)
     bed.add("web")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):

@@ -17,7 +17,8 @@ from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
 from pykubelet.stats.volumes import VolumeStatsCalculator
-from tests.unit.stats.making import Bed, a_pod
+from tests.builders import a_pod
+from tests.unit.stats.making import StatsFixture
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
 
@@ -57,17 +58,17 @@ class Pods:
         self.names = names
 
     def pods(self) -> list[Pod]:
-        made = [a_pod(name) for name in self.names]
+        made = [a_pod(name, namespace="ns") for name in self.names]
         for pod in made:
             pod.spec.volumes = [Volume(name="tmp")]
         return made
 
 
-async def full_summary(version: int, folder: Path) -> tuple[dict[str, Any], Bed]:
+async def full_summary(version: int, folder: Path) -> tuple[dict[str, Any], StatsFixture]:
     clock = LoopClock()
     volumes = VolumeStatsCalculator(meter=FakeMeter(clock), table=Pods("web"), clock=clock, metrics=Registry())
     await volumes.measure_due()
-    bed = Bed(version, folder, volumes)
+    bed = StatsFixture(version, folder, volumes)
     bed.add("web")
     await bed.source.summary(only_cpu_and_memory=False)
     await bed.clock.sleep(2)
@@ -138,7 +139,7 @@ async def test_cpu_and_memory_only(tmp_path: Path) -> None:
 
 
 async def test_no_pods_is_an_empty_list(tmp_path: Path) -> None:
-    bed = Bed(2, tmp_path)
+    bed = StatsFixture(2, tmp_path)
     assert json.loads(await bed.source.summary(only_cpu_and_memory=False))["pods"] == []
 
 

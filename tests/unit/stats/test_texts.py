@@ -14,7 +14,7 @@ from pykubelet.model.stats import CgroupBounds, CgroupDetail, CgroupUsage, Memor
 from pykubelet.stats.cadvisor import render_cadvisor
 from pykubelet.stats.snapshot import ContainerItem, ContainerSample, Group, NodeSample, PodItem, PodSample, Snapshot
 from pykubelet.stats.source import render_resource
-from tests.unit.stats.making import Bed
+from tests.unit.stats.making import StatsFixture
 
 BOTH = pytest.mark.parametrize("version", [1, 2])
 
@@ -67,8 +67,8 @@ async def test_the_row_of_the_sandbox_names_its_image(version: int, tmp_path: Pa
     assert bed.runtime.asked_images == ["box-web"], "asked once"
 
 
-async def scraped_bed(version: int, tmp_path: Path) -> Bed:
-    bed = Bed(version, tmp_path)
+async def scraped_bed(version: int, tmp_path: Path) -> StatsFixture:
+    bed = StatsFixture(version, tmp_path)
     bed.add("web")
     (bed.proc / "41/fd").mkdir(parents=True)
     (bed.proc / "41/limits").write_text("Max open files            1024                 4096                 files\n")
@@ -126,7 +126,7 @@ async def test_series_are_unique(version: int, tmp_path: Path) -> None:
 
 
 async def test_a_failing_runtime_shows(tmp_path: Path) -> None:
-    bed = Bed(1, tmp_path)
+    bed = StatsFixture(1, tmp_path)
     bed.add("web")
     bed.runtime.broken = True
     assert one(samples(await bed.source.cadvisor()), "container_scrape_error").value == 1
@@ -134,7 +134,7 @@ async def test_a_failing_runtime_shows(tmp_path: Path) -> None:
 
 @BOTH
 async def test_resource_metrics(version: int, tmp_path: Path) -> None:
-    bed = Bed(version, tmp_path)
+    bed = StatsFixture(version, tmp_path)
     bed.add("web")
     found = samples(await bed.source.resource())
     assert one(found, "node_cpu_usage_seconds_total").value == 90.0

@@ -40,7 +40,7 @@ class SlowKube(FakeKube):
             self.working -= 1
 
 
-class Bed:
+class SenderFixture:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.kube = SlowKube(self.clock)
@@ -90,7 +90,7 @@ def running_container(name: str = "app") -> ContainerStatus:
 
 
 async def test_a_change_is_sent_at_once_without_reading_the_pod_first() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
@@ -104,7 +104,7 @@ async def test_a_change_is_sent_at_once_without_reading_the_pod_first() -> None:
 
 
 async def test_a_status_the_server_has_already_is_not_sent() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound(status=PodStatus(phase="Running"))
     async with bed.running():
         await bed.clock.sleep(1)
@@ -114,7 +114,7 @@ async def test_a_status_the_server_has_already_is_not_sent() -> None:
 
 
 async def test_what_changes_while_a_request_runs_is_sent_next_and_only_the_newest() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     bed.kube.patch_takes = 1.0
     pod = bed.bound()
     async with bed.running():
@@ -129,7 +129,7 @@ async def test_what_changes_while_a_request_runs_is_sent_next_and_only_the_newes
 
 
 async def test_a_few_pods_are_sent_at_once_and_never_more() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     bed.kube.patch_takes = 0.1
     pods = [bed.bound(f"p{number}") for number in range(30)]
     async with bed.running():
@@ -142,7 +142,7 @@ async def test_a_few_pods_are_sent_at_once_and_never_more() -> None:
 
 
 async def test_nothing_is_lost_while_the_server_is_away() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pods = [bed.bound(f"p{number}") for number in range(5)]
     async with bed.running():
         await bed.clock.sleep(1)
@@ -160,7 +160,7 @@ async def test_nothing_is_lost_while_the_server_is_away() -> None:
 
 
 async def test_a_pod_created_anew_under_the_same_name_keeps_its_own_status() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     old = bed.bound(uid="old")
     async with bed.running():
         await bed.clock.sleep(1)
@@ -172,7 +172,7 @@ async def test_a_pod_created_anew_under_the_same_name_keeps_its_own_status() -> 
 
 
 async def test_a_pod_that_is_gone_is_not_asked_for_again_and_again() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
@@ -184,7 +184,7 @@ async def test_a_pod_that_is_gone_is_not_asked_for_again_and_again() -> None:
 
 
 async def test_a_status_that_somebody_else_overwrote_is_put_right() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
@@ -200,7 +200,7 @@ async def test_a_status_that_somebody_else_overwrote_is_put_right() -> None:
 
 async def test_what_somebody_else_wrote_while_the_watch_was_away_is_put_right_too() -> None:
     """Our patch says only what changed since we looked; when the watch is back it shows nothing but our own answer."""
-    bed = Bed()
+    bed = SenderFixture()
     before = [PodCondition(type="Ready", status="True", last_transition_time=utc(1_700_000_000))]
     pod = bed.bound(status=PodStatus(phase="Running", conditions=before))
     async with bed.running():
@@ -218,7 +218,7 @@ async def test_what_somebody_else_wrote_while_the_watch_was_away_is_put_right_to
 
 
 async def test_an_end_is_held_back_until_nothing_runs() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound(status=PodStatus(phase="Running"))
     async with bed.running():
         await bed.clock.sleep(1)
@@ -233,7 +233,7 @@ async def test_an_end_is_held_back_until_nothing_runs() -> None:
 
 
 async def test_an_end_held_back_is_found_even_if_nobody_says_that_it_may_go() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound(status=PodStatus(phase="Running"))
     async with bed.running():
         bed.could_run = True
@@ -245,7 +245,7 @@ async def test_an_end_held_back_is_found_even_if_nobody_says_that_it_may_go() ->
 
 
 async def test_a_finished_pod_that_was_to_go_is_deleted_for_good() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound(deleted=True)
     async with bed.running():
         await bed.clock.sleep(1)
@@ -260,7 +260,7 @@ async def test_a_finished_pod_that_was_to_go_is_deleted_for_good() -> None:
 
 
 async def test_a_finished_pod_is_deleted_at_once_when_it_is_asked_to_go_later() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound(grace=30)
     async with bed.running():
         await bed.clock.sleep(1)
@@ -275,7 +275,7 @@ async def test_a_finished_pod_is_deleted_at_once_when_it_is_asked_to_go_later() 
 
 
 async def test_deletion_is_retried_while_the_server_is_away() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound(deleted=True)
     async with bed.running():
         await bed.clock.sleep(1)
@@ -287,7 +287,7 @@ async def test_deletion_is_retried_while_the_server_is_away() -> None:
 
 
 async def test_the_status_of_a_static_pod_goes_to_its_mirror_once_there_is_one() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     static = a_pod("web", static=True, uid="hash-1")
     async with bed.running():
         await bed.clock.sleep(1)
@@ -305,7 +305,7 @@ async def test_the_status_of_a_static_pod_goes_to_its_mirror_once_there_is_one()
 
 
 async def test_a_mirror_of_another_version_gets_no_status_and_no_deletion() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     static = a_pod("web", static=True, uid="hash-2")
     bed.kube.add(a_pod("web", node_name="box", uid="m", deleted=True, annotations={MIRROR_ANNOTATION: "hash-1"}))
     async with bed.running():
@@ -317,7 +317,7 @@ async def test_a_mirror_of_another_version_gets_no_status_and_no_deletion() -> N
 
 async def test_a_refused_status_is_sent_again_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     """Webhooks and policies say no with the codes of a bad request, and may think otherwise a moment later."""
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
@@ -334,7 +334,7 @@ async def test_a_refused_status_is_sent_again_every_ten_seconds(caplog: pytest.L
 
 
 async def test_another_status_than_the_refused_one_is_sent_at_once() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
@@ -347,7 +347,7 @@ async def test_another_status_than_the_refused_one_is_sent_at_once() -> None:
 
 
 async def test_a_pod_whose_last_status_was_refused_once_is_deleted_all_the_same() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound(status=PodStatus(phase="Running"))
     await bed.kube.delete(Pod, "web", "default", grace_seconds=30)
     async with bed.running():
@@ -360,7 +360,7 @@ async def test_a_pod_whose_last_status_was_refused_once_is_deleted_all_the_same(
 
 async def test_a_server_restored_from_a_backup_learns_what_it_lost() -> None:
     """Its versions are lower than those it answered with before."""
-    bed = Bed()
+    bed = SenderFixture()
     bed.kube.store.version = 5000
     pod = bed.bound()
     async with bed.running():
@@ -380,7 +380,7 @@ async def test_a_server_restored_from_a_backup_learns_what_it_lost() -> None:
 
 
 async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
@@ -393,7 +393,7 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks() -> None:
 
 
 async def test_last_statuses_leave_before_the_agent_does() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     bed.kube.patch_takes = 1.0
     pods = [bed.bound(f"p{number}") for number in range(20)]
     async with bed.running():
@@ -405,7 +405,7 @@ async def test_last_statuses_leave_before_the_agent_does() -> None:
 
 
 async def test_leaving_does_not_wait_for_a_server_that_is_away() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
@@ -416,7 +416,7 @@ async def test_leaving_does_not_wait_for_a_server_that_is_away() -> None:
 
 
 async def test_records_of_forgotten_pods_are_dropped() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
@@ -429,7 +429,7 @@ async def test_records_of_forgotten_pods_are_dropped() -> None:
 
 
 async def test_a_status_that_cannot_even_be_made_is_that_pod_s_trouble_alone() -> None:
-    bed = Bed()
+    bed = SenderFixture()
     broken = True
 
     def make_patch(pod: Pod, status: PodStatus) -> dict[str, Any] | None:

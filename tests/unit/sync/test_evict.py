@@ -40,7 +40,7 @@ class Workers:
             kill.done.set_result(None)
 
 
-class Bed:
+class EvictorFixture:
     def __init__(self, *, obeys: bool = True) -> None:
         self.clock = LoopClock()
         self.workers, self.table = Workers(obeys=obeys), PodTable()
@@ -61,7 +61,7 @@ class Bed:
 
 @pytest.mark.parametrize("disruption", [True, False])
 async def test_status_event_and_story(disruption: bool) -> None:
-    bed = Bed()
+    bed = EvictorFixture()
     await bed.evictor.evict(bed.pod, an_order(disruption=disruption))
     (kill,) = bed.workers.kills
     assert kill.evicted and kill.grace_override == 1 and kill.change_status is not None
@@ -76,14 +76,14 @@ async def test_status_event_and_story(disruption: bool) -> None:
 
 
 async def test_a_runtime_that_does_not_obey_is_told_and_not_waited_for() -> None:
-    bed = Bed(obeys=False)
+    bed = EvictorFixture(obeys=False)
     await bed.evictor.evict(bed.pod, an_order(grace=20))
     assert bed.clock.monotonic() == 30
     assert bed.texts("ExceededGracePeriod") == ["Container runtime did not kill the pod within specified grace period."]
 
 
 async def test_waiting_until_everything_is_back() -> None:
-    bed = Bed()
+    bed = EvictorFixture()
     assert not await bed.evictor.cleaned_up(bed.pod, within=30)
     assert bed.clock.monotonic() >= 30
     bed.worker.move(WorkerState.FINISHED, "test")
@@ -93,7 +93,7 @@ async def test_waiting_until_everything_is_back() -> None:
 
 
 def test_a_pod_that_was_evicted_is_no_candidate() -> None:
-    bed = Bed()
+    bed = EvictorFixture()
     bed.active.append(a_pod("other"))
     assert bed.evictor.candidates() == bed.active
     bed.worker.evicted = True

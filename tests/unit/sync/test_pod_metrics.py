@@ -19,7 +19,7 @@ from pykubelet.sync.pod_metrics import PodMetrics
 from tests.builders import a_container, a_context, a_pod, a_sandbox_status
 
 
-class World:
+class PodMetricsFixture:
     def __init__(self) -> None:
         self.clock, self.metrics = LoopClock(), Registry()
         self.recorder, self.table = LifeRecorder(self.clock), PodTable()
@@ -40,7 +40,7 @@ class World:
 
 
 async def test_pods_and_containers_are_counted_when_asked() -> None:
-    world = World()
+    world = PodMetricsFixture()
     pod = a_pod("a", containers=[a_container("main")], ephemeral=[])
     world.add(pod)
     ending = world.add(a_pod("b", static=True))
@@ -68,7 +68,7 @@ async def test_pods_and_containers_are_counted_when_asked() -> None:
 
 
 async def test_a_start_is_timed_once() -> None:
-    world = World()
+    world = PodMetricsFixture()
     created = datetime.fromtimestamp(world.clock.now() - 100, UTC)
     pod = a_pod("a", containers=[a_container("one"), a_container("two")])
     pod.metadata.creation_timestamp = created
@@ -92,7 +92,7 @@ async def test_a_start_is_timed_once() -> None:
 
 
 async def test_failures_are_counted() -> None:
-    world = World()
+    world = PodMetricsFixture()
     world.add(a_pod("a", containers=[a_container("main")], init=[a_container("first")]))
     for step, subject in ((Step.SANDBOX, ""), (Step.CREATE, "first"), (Step.START, "main")):
         try:
@@ -111,7 +111,7 @@ async def test_failures_are_counted() -> None:
 
 
 async def test_ends_are_counted_with_their_reason() -> None:
-    world = World()
+    world = PodMetricsFixture()
     world.add(a_pod("a", containers=[a_container("main")]))
     died = ContainerStatus(id="1", name="main", state=ContainerState.EXITED, exit_code=3, reason="Error")
     world.table.observe(PodRuntimeStatus(uid="uid-a", containers=(died,), observed_at=1.0), {})

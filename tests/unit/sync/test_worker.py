@@ -80,7 +80,7 @@ class Inspections:
         return
 
 
-class Bench:
+class WorkersFixture:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.table = PodTable()
@@ -99,15 +99,15 @@ class Bench:
 
 
 @asynccontextmanager
-async def a_bench() -> AsyncIterator[Bench]:
-    bench = Bench()
+async def running_workers() -> AsyncIterator[WorkersFixture]:
+    bench = WorkersFixture()
     async with running(bench.workers):
         await asyncio.sleep(0)
         yield bench
 
 
 async def test_a_pod_lives_and_ends_through_the_three_steps() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
         bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1", deletion_grace=10))
@@ -119,7 +119,7 @@ async def test_a_pod_lives_and_ends_through_the_three_steps() -> None:
 
 
 async def test_updates_while_syncing_are_merged_into_one_more_run() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.sync_takes = 5
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
@@ -130,14 +130,14 @@ async def test_updates_while_syncing_are_merged_into_one_more_run() -> None:
 
 
 async def test_an_idle_pod_is_looked_at_once_per_resync_interval() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(3600)
         assert 40 <= bench.steps.done("sync web") <= 60
 
 
 async def test_a_kill_interrupts_the_sync_and_is_never_overwritten() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.sync_takes = 1000
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
@@ -149,7 +149,7 @@ async def test_a_kill_interrupts_the_sync_and_is_never_overwritten() -> None:
 
 
 async def test_a_shorter_grace_restarts_the_kill_a_longer_one_does_not() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.kill_takes = 100
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
@@ -163,7 +163,7 @@ async def test_a_shorter_grace_restarts_the_kill_a_longer_one_does_not() -> None
 
 
 async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
 
         def fail(pod: Pod) -> SyncResult:
             if name_of(pod) == "bad":
@@ -186,7 +186,7 @@ async def test_errors_are_retried_by_their_kind_and_only_for_that_pod() -> None:
 
 
 async def test_a_status_that_cannot_be_had_is_told_but_not_when_the_whole_runtime_is_away() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.pleg.error = CriError("no such sandbox")
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
@@ -197,7 +197,7 @@ async def test_a_status_that_cannot_be_had_is_told_but_not_when_the_whole_runtim
 
 
 async def test_a_pod_waits_for_those_that_make_room_but_not_for_ever() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         gone, stuck = (asyncio.get_running_loop().create_future() for _ in range(2))
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"), after=Room(stopped=[gone], patience=45))
         bench.workers.update(UpdateKind.CREATE, a_pod("late", uid="u2"), after=Room(stopped=[stuck], patience=45))
@@ -213,7 +213,7 @@ async def test_a_pod_waits_for_those_that_make_room_but_not_for_ever() -> None:
 
 
 async def test_a_pod_that_waited_for_room_starts_as_it_is_by_then() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         gone = asyncio.get_running_loop().create_future()
         bench.workers.update(UpdateKind.CREATE, a_pod("old", uid="u1"), after=Room(stopped=[gone], patience=45))
         await bench.clock.sleep(5)
@@ -225,7 +225,7 @@ async def test_a_pod_that_waited_for_room_starts_as_it_is_by_then() -> None:
 
 
 async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.pleg.error = RuntimeDown("no answer")
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(3)
@@ -236,7 +236,7 @@ async def test_a_status_that_cannot_be_had_counts_as_error() -> None:
 
 
 async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         tries: list[float] = []
 
         async def fresh(uid: str, than: float) -> PodRuntimeStatus:
@@ -251,7 +251,7 @@ async def test_a_runtime_that_is_away_for_long_is_asked_as_often_as_before() -> 
 
 
 async def test_a_pod_that_ends_by_itself_is_terminated_but_not_deleted() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.on_sync = lambda pod: SyncResult(ended=True)
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
@@ -264,7 +264,7 @@ async def test_a_pod_that_ends_by_itself_is_terminated_but_not_deleted() -> None
 
 
 async def test_a_pod_that_already_ended_in_the_api_is_only_cleaned_up() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         pod = a_pod(uid="u1")
         pod.status.phase = "Succeeded"
         bench.workers.update(UpdateKind.CREATE, pod)
@@ -273,7 +273,7 @@ async def test_a_pod_that_already_ended_in_the_api_is_only_cleaned_up() -> None:
 
 
 async def test_a_pod_that_ended_in_the_api_and_is_still_up_is_stopped_first() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.table.relisted(0.0, changed=(), up=["u1"])
         pod = a_pod(uid="u1")
         pod.status.phase = "Failed"
@@ -283,7 +283,7 @@ async def test_a_pod_that_ended_in_the_api_and_is_still_up_is_stopped_first() ->
 
 
 async def test_same_name_static_pods_take_turns() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.kill_takes = 10
         old, new = a_pod(uid="old", static=True), a_pod(uid="new", static=True)
         bench.workers.update(UpdateKind.CREATE, old)
@@ -299,7 +299,7 @@ async def test_same_name_static_pods_take_turns() -> None:
 
 
 async def test_a_waiting_static_pod_that_is_removed_never_starts() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="old", static=True))
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="new", static=True))
         await bench.clock.sleep(1)
@@ -310,7 +310,7 @@ async def test_a_waiting_static_pod_that_is_removed_never_starts() -> None:
 
 
 async def test_a_uid_added_again_while_it_ends_is_started_anew_after_it_was_forgotten() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.kill_takes = 5
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1", static=True))
         await bench.clock.sleep(1)
@@ -325,7 +325,7 @@ async def test_a_uid_added_again_while_it_ends_is_started_anew_after_it_was_forg
 
 
 async def test_who_asked_for_a_kill_learns_when_nothing_runs_any_more() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.kill_takes = 3
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(1)
@@ -345,7 +345,7 @@ async def test_who_asked_for_a_kill_learns_when_nothing_runs_any_more() -> None:
 
 
 async def test_a_pod_first_seen_when_it_is_deleted_is_stopped_in_case_an_earlier_agent_started_it() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.workers.update(UpdateKind.UPDATE, a_pod(uid="u1", deletion_grace=30))
         await bench.clock.sleep(1)
         assert bench.what() == ["kill web 30", "killed web", "terminated web"]
@@ -353,7 +353,7 @@ async def test_a_pod_first_seen_when_it_is_deleted_is_stopped_in_case_an_earlier
 
 
 async def test_an_orphan_is_killed_once_and_forgotten() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         orphan = Orphan(uid=PodUID("lost"), name="lost", namespace="default")
         bench.workers.kill_orphan(orphan)
         bench.workers.kill_orphan(orphan)
@@ -364,7 +364,7 @@ async def test_an_orphan_is_killed_once_and_forgotten() -> None:
 
 
 async def test_a_deadline_brings_the_next_run_forward() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.on_sync = lambda pod: SyncResult(retry_at=bench.clock.now() + 7)
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(8)
@@ -373,7 +373,7 @@ async def test_a_deadline_brings_the_next_run_forward() -> None:
 
 @pytest.mark.parametrize("problems", [[], [BACK_OFF]])
 async def test_passes_that_change_nothing_are_not_repeated_without_a_pause(problems: list[Problem]) -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.on_sync = lambda pod: SyncResult(problems=problems, retry_at=bench.clock.now())
         bench.steps.sync_takes = 0.01
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
@@ -382,7 +382,7 @@ async def test_passes_that_change_nothing_are_not_repeated_without_a_pause(probl
 
 
 async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
 
         async def fresh(uid: str, than: float) -> PodRuntimeStatus:
             number = bench.steps.done("sync web")
@@ -398,7 +398,7 @@ async def test_a_pod_that_changes_is_synced_without_a_pause() -> None:
 
 
 async def test_steps_are_timed() -> None:
-    async with a_bench() as bench:
+    async with running_workers() as bench:
         bench.steps.sync_takes, bench.steps.kill_takes = 1, 2
         bench.workers.update(UpdateKind.CREATE, a_pod(uid="u1"))
         await bench.clock.sleep(5)

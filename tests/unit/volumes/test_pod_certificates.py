@@ -27,7 +27,7 @@ from tests.fakes.recorded_events import RecordedEvents
 SOURCE = PodCertificateProjection(signer_name="example.com/s", key_type="ED25519", credential_bundle_path="c.pem")
 
 
-class Bed:
+class CertificateKeeperFixture:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
@@ -53,7 +53,7 @@ class Bed:
 
 
 async def test_asked_for_once_and_renewed_when_due() -> None:
-    bed, pod = Bed(), a_pod()
+    bed, pod = CertificateKeeperFixture(), a_pod()
     first, request = await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
     assert first.chain_pem == f"CHAIN {request.metadata.name}\n".encode()
     spec = request.spec
@@ -67,7 +67,7 @@ async def test_asked_for_once_and_renewed_when_due() -> None:
 
 
 async def test_the_old_one_serves_while_nobody_answers() -> None:
-    bed, pod = Bed(), a_pod()
+    bed, pod = CertificateKeeperFixture(), a_pod()
     first, _ = await asyncio.gather(bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer("Issued"))
     await asyncio.sleep(1801)
     assert await bed.keeper.credentials(pod, "v", 0, SOURCE) is first
@@ -80,7 +80,7 @@ async def test_the_old_one_serves_while_nobody_answers() -> None:
 
 @pytest.mark.parametrize("kind", ["Denied", "Failed"])
 async def test_a_refusal_is_final(kind: str) -> None:
-    bed, pod = Bed(), a_pod()
+    bed, pod = CertificateKeeperFixture(), a_pod()
     results = await asyncio.gather(
         bed.keeper.credentials(pod, "v", 0, SOURCE), bed.answer(kind), return_exceptions=True
     )

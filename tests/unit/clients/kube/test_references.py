@@ -59,7 +59,7 @@ def a_referring_pod(uid: str, *, volumes: Sequence[str] = (), env: Sequence[str]
     )
 
 
-class Bed:
+class ReferencesFixture:
     def __init__(self, strategy: Strategy = Strategy.WATCH, **options: Any) -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
@@ -121,7 +121,7 @@ def test_every_reference_of_a_pod_is_found() -> None:
 
 
 async def test_first_read_waits_for_the_watch() -> None:
-    bed = Bed()
+    bed = ReferencesFixture()
     bed.kube.add(a_map("conf", a="1"))
     async with bed.live():
         bed.references.register(a_referring_pod("1", volumes=["conf"]))
@@ -132,7 +132,7 @@ async def test_first_read_waits_for_the_watch() -> None:
 
 
 async def test_the_watch_begins_a_little_after_the_first_look_and_misses_nothing() -> None:
-    bed = Bed(watch_after=0.5)
+    bed = ReferencesFixture(watch_after=0.5)
     bed.kube.add(a_map("conf", a="1"))
     async with bed.live():
         bed.references.register(a_referring_pod("1", volumes=["conf"]))
@@ -147,7 +147,7 @@ async def test_the_watch_begins_a_little_after_the_first_look_and_misses_nothing
 
 
 async def test_pods_share_one_watch_until_the_last_one_leaves() -> None:
-    bed = Bed()
+    bed = ReferencesFixture()
     bed.kube.add(a_map("conf"))
     async with bed.live():
         one, two = a_referring_pod("1", volumes=["conf"]), a_referring_pod("2", env=["conf"])
@@ -167,7 +167,7 @@ async def test_pods_share_one_watch_until_the_last_one_leaves() -> None:
 
 
 async def test_changed_pod_gives_back_what_it_no_longer_needs() -> None:
-    bed = Bed()
+    bed = ReferencesFixture()
     async with bed.live():
         bed.references.register(a_referring_pod("1", volumes=["old", "kept"]))
         await settle()
@@ -177,7 +177,7 @@ async def test_changed_pod_gives_back_what_it_no_longer_needs() -> None:
 
 
 async def test_change_pokes_the_pods_that_refer_to_the_object() -> None:
-    bed = Bed()
+    bed = ReferencesFixture()
     bed.kube.add(a_map("conf", a="1"))
     async with bed.live():
         bed.references.register(a_referring_pod("1", volumes=["conf"]))
@@ -192,7 +192,7 @@ async def test_change_pokes_the_pods_that_refer_to_the_object() -> None:
 
 
 async def test_absent_object_is_none_and_appears_later() -> None:
-    bed = Bed()
+    bed = ReferencesFixture()
     async with bed.live():
         bed.references.register(a_referring_pod("1", volumes=["late"]))
         assert await bed.references.config_map(NS, "late") is None
@@ -203,7 +203,7 @@ async def test_absent_object_is_none_and_appears_later() -> None:
 
 
 async def test_immutable_object_is_read_once_and_not_watched() -> None:
-    bed = Bed()
+    bed = ReferencesFixture()
     bed.kube.add(a_map("fixed", immutable=True))
     async with bed.live():
         bed.references.register(a_referring_pod("1", volumes=["fixed"]))
@@ -215,7 +215,7 @@ async def test_immutable_object_is_read_once_and_not_watched() -> None:
 
 
 async def test_silent_server_fails_the_first_read_but_not_later_ones() -> None:
-    bed = Bed()
+    bed = ReferencesFixture()
     bed.kube.add(a_map("conf"))
     async with bed.live():
         bed.kube.stop()
@@ -231,7 +231,7 @@ async def test_silent_server_fails_the_first_read_but_not_later_ones() -> None:
 
 
 async def test_server_that_has_not_heard_of_the_pod_yet_costs_little_time() -> None:
-    bed = Bed()
+    bed = ReferencesFixture()
     bed.kube.add(Secret(metadata=ObjectMeta(name="pull", namespace=NS)))
     async with bed.live():
         bed.kube.fail_next("list", Forbidden("no relationship found between node and this object"), kind=Secret)
@@ -242,7 +242,7 @@ async def test_server_that_has_not_heard_of_the_pod_yet_costs_little_time() -> N
 
 
 async def test_unread_watch_of_a_variable_is_closed_and_opened_again_on_demand() -> None:
-    bed = Bed(sync_frequency=60.0)
+    bed = ReferencesFixture(sync_frequency=60.0)
     for name in ("env", "vol"):
         bed.kube.add(a_map(name))
     async with bed.live():
@@ -255,7 +255,7 @@ async def test_unread_watch_of_a_variable_is_closed_and_opened_again_on_demand()
 
 
 async def test_pods_registered_before_the_service_runs_are_watched_then() -> None:
-    bed = Bed()
+    bed = ReferencesFixture()
     bed.kube.add(a_map("conf"))
     bed.references.register(a_referring_pod("1", volumes=["conf"]))
     async with running(bed.references):
@@ -266,7 +266,7 @@ async def test_pods_registered_before_the_service_runs_are_watched_then() -> Non
 
 
 async def test_cache_asks_again_after_its_time_and_after_registration() -> None:
-    bed = Bed(Strategy.CACHE, ttl=lambda: 30.0)
+    bed = ReferencesFixture(Strategy.CACHE, ttl=lambda: 30.0)
     bed.kube.add(a_map("conf"))
     async with bed.live():
         pod = a_referring_pod("1", volumes=["conf"])
@@ -284,7 +284,7 @@ async def test_cache_asks_again_after_its_time_and_after_registration() -> None:
 
 
 async def test_get_asks_every_time_without_registration() -> None:
-    bed = Bed(Strategy.GET)
+    bed = ReferencesFixture(Strategy.GET)
     bed.kube.add(a_map("conf"))
     assert await bed.references.config_map(NS, "conf") is not None
     assert await bed.references.config_map(NS, "none") is None

@@ -15,7 +15,7 @@ from pykubelet.model.errors import Forbidden, NotFound
 from tests.fakes.fake_kube import FakeKube
 
 
-class Bed:
+class TokensFixture:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.kube = FakeKube(self.clock)
@@ -38,7 +38,7 @@ def a_request(*, life: int = 3600, uid: str = "u1", audience: str = "") -> Token
 
 
 async def test_equal_requests_share_a_token() -> None:
-    bed = Bed()
+    bed = TokensFixture()
     tokens = await gather_all(*(bed.ask() for _ in range(5)))
     assert len(set(tokens)) == 1
     assert (
@@ -52,7 +52,7 @@ async def test_equal_requests_share_a_token() -> None:
     [(3600, 3600 * 0.8 - 11, 3600 * 0.8 + 1), (600, 600 * 0.8 - 11, 600 * 0.8 + 1), (7 * 86400, 86400 - 11, 86401)],
 )
 async def test_token_is_renewed_in_time(life: int, still_good: float, renewed: float) -> None:
-    bed = Bed()
+    bed = TokensFixture()
     first = await bed.ask(life=life)
     due = bed.tokens.due("shop", "default", a_request(life=life))
     assert due is not None and bed.clock.now() + still_good <= due <= bed.clock.now() + renewed
@@ -63,7 +63,7 @@ async def test_token_is_renewed_in_time(life: int, still_good: float, renewed: f
 
 
 async def test_old_token_serves_while_renewing_fails_until_it_is_over() -> None:
-    bed = Bed()
+    bed = TokensFixture()
     first = await bed.ask()
     bed.kube.stop()
     await asyncio.sleep(3500)
@@ -76,14 +76,14 @@ async def test_old_token_serves_while_renewing_fails_until_it_is_over() -> None:
 
 
 async def test_tokens_of_a_pod_that_is_gone_are_forgotten() -> None:
-    bed = Bed()
+    bed = TokensFixture()
     first = await bed.ask()
     bed.tokens.forget_pod("u1")
     assert await bed.ask() != first
 
 
 async def test_expired_tokens_are_swept_out() -> None:
-    bed = Bed()
+    bed = TokensFixture()
     async with running(bed.tokens):
         await bed.ask(life=600)
         await asyncio.sleep(700)
@@ -91,14 +91,14 @@ async def test_expired_tokens_are_swept_out() -> None:
 
 
 async def test_unknown_account_is_an_error_that_says_so() -> None:
-    bed = Bed()
+    bed = TokensFixture()
     with pytest.raises(TokenUnavailable, match='serviceaccounts "nobody" not found'):
         await bed.tokens.token("shop", "nobody", a_request())
 
 
 async def test_a_server_that_has_not_heard_of_the_pod_yet_is_asked_again_at_once() -> None:
     """We may be quicker than the part of the server that checks whether the pod is ours."""
-    bed = Bed()
+    bed = TokensFixture()
     bed.kube.fail_next("token", NotFound('pod "p" not found'))
     bed.kube.fail_next("token", Forbidden("node requested token bound to a pod scheduled on a different node"))
     began = bed.clock.monotonic()

@@ -121,7 +121,7 @@ class SomeVolumes:
         return (77,)
 
 
-class Bed:
+class SpecBuilderFixture:
     def __init__(self, root: Path) -> None:
         paths = NodePaths(root=root / "k", pod_logs=root / "logs", container_logs=root / "links")
         self.paths = paths
@@ -161,8 +161,8 @@ class Bed:
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def bed(tmp_path: Path) -> SpecBuilderFixture:
+    return SpecBuilderFixture(tmp_path)
 
 
 def one(**container: Any) -> Pod:
@@ -172,7 +172,7 @@ def one(**container: Any) -> Pod:
 # --- sandboxes --------------------------------------------------------------------------------------
 
 
-async def test_sandbox(bed: Bed) -> None:
+async def test_sandbox(bed: SpecBuilderFixture) -> None:
     pod = a_pod(security_context=PodSecurityContext(fs_group=5))
     config = await bed.builder().sandbox(pod, 2)
     assert config.metadata.attempt == 2
@@ -183,7 +183,7 @@ async def test_sandbox(bed: Bed) -> None:
     assert config.linux.security_context.namespace_options.userns_options.mode == cri_pb2.NamespaceMode.NODE
 
 
-async def test_dns_trouble_is_told_once_per_pod(bed: Bed) -> None:
+async def test_dns_trouble_is_told_once_per_pod(bed: SpecBuilderFixture) -> None:
     builder = bed.builder(node={"cluster_dns": ()})
     crowded = PodDNSConfig(nameservers=["1.1.1.1", "2.2.2.2", "3.3.3.3"])
     for attempt in range(3):
@@ -197,21 +197,21 @@ async def test_dns_trouble_is_told_once_per_pod(bed: Bed) -> None:
     ]
 
 
-async def test_without_a_cluster_nobody_misses_its_dns(bed: Bed) -> None:
+async def test_without_a_cluster_nobody_misses_its_dns(bed: SpecBuilderFixture) -> None:
     builder = bed.builder(node={"cluster_dns": (), "in_cluster": False})
     config = await builder.sandbox(a_pod(), 0)
     assert list(config.dns_config.servers) == ["192.168.0.53"]
     assert bed.events.all == []
 
 
-async def test_a_changed_resolver_file_reaches_the_next_pod(bed: Bed) -> None:
+async def test_a_changed_resolver_file_reaches_the_next_pod(bed: SpecBuilderFixture) -> None:
     builder, pod = bed.builder(), a_pod(dns_policy="Default")
     assert list((await builder.sandbox(pod, 0)).dns_config.servers) == ["192.168.0.53"]
     bed.resolv_conf.write_text("nameserver 9.9.9.9\nsearch x\n")
     assert list((await builder.sandbox(pod, 0)).dns_config.servers) == ["9.9.9.9"]
 
 
-def test_the_resolver_file_is_judged_at_the_start(bed: Bed) -> None:
+def test_the_resolver_file_is_judged_at_the_start(bed: SpecBuilderFixture) -> None:
     bed.builder().check_resolv_conf()
     bed.builder(node={"resolv_conf": ""}).check_resolv_conf()
     assert bed.events.all == []
@@ -222,7 +222,7 @@ def test_the_resolver_file_is_judged_at_the_start(bed: Bed) -> None:
     assert bed.events.about == [("node", "CheckLimitsForResolvConf")] * 2
 
 
-async def test_sandbox_trouble_is_a_config_problem(bed: Bed) -> None:
+async def test_sandbox_trouble_is_a_config_problem(bed: SpecBuilderFixture) -> None:
     bed.resolv_conf.unlink()
     with pytest.raises(ConfigProblem, match="cannot read the resolver file"):
         await bed.builder().sandbox(a_pod(), 0)
@@ -231,7 +231,7 @@ async def test_sandbox_trouble_is_a_config_problem(bed: Bed) -> None:
         await bed.builder(node={"resolv_conf": "", "cluster_domain": "c"}).sandbox(long, 0)
 
 
-async def test_user_namespaces_need_mappings(bed: Bed) -> None:
+async def test_user_namespaces_need_mappings(bed: SpecBuilderFixture) -> None:
     pod = a_pod(host_users=False)
     with pytest.raises(ConfigProblem) as caught:
         await bed.builder().sandbox(pod, 0)
@@ -253,7 +253,7 @@ async def test_user_namespaces_need_mappings(bed: Bed) -> None:
 # --- containers -------------------------------------------------------------------------------------
 
 
-async def test_a_simple_container(bed: Bed) -> None:
+async def test_a_simple_container(bed: SpecBuilderFixture) -> None:
     pod = one(command=["$(X)"], env=[EnvVar(name="X", value="1")], termination_message_path="/dev/term")
     config = await bed.container(pod, restart_count=4)
     assert (list(config.command), config.log_path) == (["1"], "app/4.log")
@@ -266,7 +266,7 @@ async def test_a_simple_container(bed: Bed) -> None:
     assert bed.objects.asked == []
 
 
-async def test_the_hosts_file_is_written_for_every_start(bed: Bed) -> None:
+async def test_the_hosts_file_is_written_for_every_start(bed: SpecBuilderFixture) -> None:
     builder, pod = bed.builder(), one()
     path = Path((await bed.container(pod, builder)).mounts[0].host_path)
     path.write_text("edited")
@@ -274,14 +274,14 @@ async def test_the_hosts_file_is_written_for_every_start(bed: Bed) -> None:
     assert path.read_text().endswith("10.1.0.6\tweb\n")
 
 
-async def test_no_hosts_file_where_a_volume_is_mounted_or_nothing_is_known(bed: Bed) -> None:
+async def test_no_hosts_file_where_a_volume_is_mounted_or_nothing_is_known(bed: SpecBuilderFixture) -> None:
     mounted = await bed.container(one(volume_mounts=[VolumeMount(name="v", mount_path="/etc/hosts")]))
     assert [each.host_path for each in mounted.mounts] == ["/v"]
     assert not (await bed.container(one(), ips=())).mounts
     assert not bed.paths.etc_hosts("uid-web").exists()
 
 
-async def test_host_network_gets_the_nodes_hosts_and_addresses(bed: Bed) -> None:
+async def test_host_network_gets_the_nodes_hosts_and_addresses(bed: SpecBuilderFixture) -> None:
     source = EnvVarSource(field_ref=ObjectFieldSelector(field_path="status.podIPs"))
     pod = a_pod(host_network=True, containers=[a_container(env=[EnvVar(name="IPS", value_from=source)])])
     config = await bed.container(pod, ips=())
@@ -290,7 +290,7 @@ async def test_host_network_gets_the_nodes_hosts_and_addresses(bed: Bed) -> None
     assert {each.key: each.value for each in config.envs}["IPS"] == b"192.168.0.1,fd00::1"
 
 
-async def test_each_object_is_fetched_once(bed: Bed) -> None:
+async def test_each_object_is_fetched_once(bed: SpecBuilderFixture) -> None:
     def key(name: str) -> EnvVarSource:
         return EnvVarSource(config_map_key_ref=ConfigMapKeySelector(name="cm", key=name, optional=True))
 
@@ -304,7 +304,7 @@ async def test_each_object_is_fetched_once(bed: Bed) -> None:
     assert bed.objects.asked == ["configmap team/cm", "secret team/s"]
 
 
-async def test_service_variables_follow_the_pods_wish(bed: Bed) -> None:
+async def test_service_variables_follow_the_pods_wish(bed: SpecBuilderFixture) -> None:
     pod = one()
     assert {each.key for each in (await bed.container(pod)).envs} >= {"KUBERNETES_SERVICE_HOST", "DB_SERVICE_HOST"}
     pod.spec.enable_service_links = False
@@ -312,13 +312,13 @@ async def test_service_variables_follow_the_pods_wish(bed: Bed) -> None:
     assert "KUBERNETES_SERVICE_HOST" in names and "DB_SERVICE_HOST" not in names
 
 
-async def test_services_must_have_been_read_except_for_static_pods(bed: Bed) -> None:
+async def test_services_must_have_been_read_except_for_static_pods(bed: SpecBuilderFixture) -> None:
     bed.objects.read = False
     assert await bed.refused(one()) == "services have not yet been read at least once, cannot construct envvars"
     assert not (await bed.container(a_pod(static=True))).envs
 
 
-async def test_variables_from_files_in_volumes(bed: Bed, tmp_path: Path) -> None:
+async def test_variables_from_files_in_volumes(bed: SpecBuilderFixture, tmp_path: Path) -> None:
     (tmp_path / "env").write_text("K='filed'\n")
 
     def source(volume: str) -> EnvVarSource:
@@ -332,7 +332,7 @@ async def test_variables_from_files_in_volumes(bed: Bed, tmp_path: Path) -> None
     assert {each.key: each.value for each in off.envs}["X"] == b""
 
 
-async def test_volumes_see_the_final_variables(bed: Bed) -> None:
+async def test_volumes_see_the_final_variables(bed: SpecBuilderFixture) -> None:
     class Devices:
         async def container_resources(self, pod: Pod, container: AnyContainer) -> ContainerResources:
             return ContainerResources(envs={"DEV": "0"}, exclusive_cpus=True)
@@ -351,7 +351,7 @@ async def test_volumes_see_the_final_variables(bed: Bed) -> None:
     assert (await builder.sandbox(pod, 0)).linux.resources.cpu_quota == -1
 
 
-async def test_only_ephemeral_containers_join_others(bed: Bed) -> None:
+async def test_only_ephemeral_containers_join_others(bed: SpecBuilderFixture) -> None:
     pod = a_pod(ephemeral=[an_ephemeral_container()])
     bed.folders.make_pod(uid_of(pod))
     request = ContainerRequest(image_ref="i", restart_count=0, pod_ips=(), target_id="abc")
@@ -364,7 +364,7 @@ async def test_only_ephemeral_containers_join_others(bed: Bed) -> None:
 # --- trouble ----------------------------------------------------------------------------------------
 
 
-async def test_errors_of_others_become_config_problems(bed: Bed) -> None:
+async def test_errors_of_others_become_config_problems(bed: SpecBuilderFixture) -> None:
     source = EnvVarSource(config_map_key_ref=ConfigMapKeySelector(name="broken", key="k"))
     assert await bed.refused(one(env=[EnvVar(name="X", value_from=source)])) == "the API server says no"
     assert "1x" in await bed.refused(one(resources=ResourceRequirements(limits={"cpu": "1x"})))
@@ -372,19 +372,19 @@ async def test_errors_of_others_become_config_problems(bed: Bed) -> None:
     assert await bed.refused(one()) == "image service is odd"
 
 
-async def test_files_that_cannot_be_made_name_their_path(bed: Bed) -> None:
+async def test_files_that_cannot_be_made_name_their_path(bed: SpecBuilderFixture) -> None:
     bed.folders.make_pod("uid-web")
     (bed.paths.pod("uid-web") / "containers").write_text("in the way")
     assert "containers" in await bed.refused(one(termination_message_path="/t"))
 
 
-async def test_a_runtime_that_is_down_is_nobodys_config(bed: Bed) -> None:
+async def test_a_runtime_that_is_down_is_nobodys_config(bed: SpecBuilderFixture) -> None:
     bed.images.error = RuntimeDown("gone")
     with pytest.raises(RuntimeDown):
         await bed.container(one())
 
 
-async def test_non_root_is_judged_before_anything_is_written(bed: Bed) -> None:
+async def test_non_root_is_judged_before_anything_is_written(bed: SpecBuilderFixture) -> None:
     bed.images.image = Image(id="sha256:abc", username="bob")
     pod = one(security_context=SecurityContext(run_as_non_root=True), termination_message_path="/t")
     assert "image has non-numeric user (bob)" in await bed.refused(pod)
@@ -395,7 +395,7 @@ async def test_non_root_is_judged_before_anything_is_written(bed: Bed) -> None:
 # --- lookups ----------------------------------------------------------------------------------------
 
 
-async def test_the_images_user_is_asked_once_and_only_if_needed(bed: Bed) -> None:
+async def test_the_images_user_is_asked_once_and_only_if_needed(bed: SpecBuilderFixture) -> None:
     builder = bed.builder()
     for _ in range(3):
         await bed.container(one(), builder)

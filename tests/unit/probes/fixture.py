@@ -48,7 +48,7 @@ class NoNetwork:
         raise AssertionError("not used")
 
 
-class Bench:
+class ProbesFixture:
     """One pod, `uid-web`, with exec probes; `asked` holds (time, first word of the command)."""
 
     def __init__(self, pod: Pod, *, age: float = 0.0, spread: float = 0.5) -> None:

@@ -42,7 +42,7 @@ FORGETS = 65.0
 FLAGS = ("--node-status-update-frequency=1h", "--eviction-hard=memory.available<1Mi")
 
 
-class World:
+class SimulatedNode:
     def __init__(self, folder: Path, *, deep: bool) -> None:
         self.deep = deep
         """Look through the agent's whole memory in the end."""
