@@ -514,9 +514,10 @@ STUCK_MOUNT = 30.0
         "no container can start before all volumes are mounted",
         "{volume} needs {object}, which does not exist",
     ),
-    next="The agent looks again {when}, and at once when it appears.",
+    next="The agent looks again {when}; a ConfigMap or Secret that the pod itself names is noticed when it appears.",
     advice=(
         "create it in the pod's namespace, or correct the name in spec.volumes",
+        "the secret of a persistent volume belongs into the namespace that the volume names",
         "mark the reference `optional: true` if the pod can do without",
         "a node without a cluster has no ConfigMaps and Secrets: use hostPath or env values there",
     ),

@@ -8,10 +8,11 @@ claim changes.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pykubelet.api.quantity import Quantity, QuantityError
+from pykubelet.api.references import claim_name, volume_references
 from pykubelet.api.types import (
     ISCSIPersistentVolumeSource,
     ISCSIVolumeSource,
@@ -21,9 +22,8 @@ from pykubelet.api.types import (
     PersistentVolumeClaim,
     Pod,
     Volume,
-    VolumeProjection,
 )
-from pykubelet.model.pod import all_containers, name_of, namespace_of, uid_of
+from pykubelet.model.pod import all_containers, namespace_of, uid_of
 from pykubelet.volumes.csi.migration import migrated_volume
 from pykubelet.volumes.errors import ClaimProblem, VolumeProblem
 from pykubelet.volumes.objects import Claims
@@ -61,43 +61,10 @@ def desired_volumes(pod: Pod) -> dict[str, Use]:
     return found
 
 
-def claim_name(pod: Pod, volume: Volume) -> str:
-    """The claim of a volume; empty when it has none."""
-    if volume.persistent_volume_claim is not None:
-        return volume.persistent_volume_claim.claim_name or ""
-    if volume.ephemeral is not None:
-        return f"{name_of(pod)}-{volume.name}"
-    return ""
-
-
 def objects_of(pod: Pod, volume: Volume) -> frozenset[ObjectKey]:
     """Objects whose creation or change concerns the volume."""
-    return frozenset(_objects(pod, volume))
-
-
-def _objects(pod: Pod, volume: Volume) -> Iterator[ObjectKey]:
-    namespace = namespace_of(pod)
-    if volume.config_map is not None:
-        yield ObjectKey("configmap", namespace, volume.config_map.name or "")
-    if volume.secret is not None:
-        yield ObjectKey("secret", namespace, volume.secret.secret_name or "")
-    if claim := claim_name(pod, volume):
-        yield ObjectKey("persistentvolumeclaim", namespace, claim)
-    if volume.projected is not None:
-        for source in volume.projected.sources:
-            yield from _projected(namespace, pod, source)
-
-
-def _projected(namespace: str, pod: Pod, source: VolumeProjection) -> Iterator[ObjectKey]:
-    if source.config_map is not None:
-        yield ObjectKey("configmap", namespace, source.config_map.name or "")
-    if source.secret is not None:
-        yield ObjectKey("secret", namespace, source.secret.name or "")
-    if source.service_account_token is not None:
-        yield ObjectKey("serviceaccount", namespace, pod.spec.service_account_name or "default")
-    if source.cluster_trust_bundle is not None:
-        # By signer any bundle may matter: the empty name stands for all of them.
-        yield ObjectKey("clustertrustbundle", "", source.cluster_trust_bundle.name or "")
+    # Of trust bundles by signer any may matter: the empty name stands for all of them.
+    return frozenset(ObjectKey(each.kind.lower(), each.namespace, each.name) for each in volume_references(pod, volume))
 
 
 def nested_folders(pod: Pod, name: str) -> tuple[str, ...]:

@@ -31,6 +31,8 @@ from pykubelet.volumes.selinux import SelinuxMounts
 
 
 class References(Protocol):
+    """Knows what pods themselves name; anything else is an error."""
+
     async def config_map(self, namespace: str, name: str) -> ConfigMap | None: ...
 
     async def secret(self, namespace: str, name: str) -> Secret | None: ...
@@ -79,6 +81,10 @@ class Claims(Protocol):
 
     async def volume(self, name: str) -> PersistentVolume | None: ...
 
+    async def secret(self, namespace: str, name: str) -> Secret | None:
+        """A secret that a persistent volume names."""
+        ...
+
 
 class Downward(Protocol):
     """Fields of the pod as text; pure."""
@@ -104,8 +110,6 @@ class CsiObjects(Claims, Protocol):
         ...
 
     async def attachment(self, name: str) -> VolumeAttachment | None: ...
-
-    async def secret(self, namespace: str, name: str) -> Secret | None: ...
 
     async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> tuple[str, str]:
         """A token of the pod's service account and its expirationTimestamp."""

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from pykubelet.api.references import claim_name
 from pykubelet.api.types import Pod
 from pykubelet.clients.host.port import Mounts, NodePaths
 from pykubelet.context import Context
@@ -24,7 +25,7 @@ from pykubelet.model.problems import VolumeFailed
 from pykubelet.model.reasons import FAILED_MOUNT, WARNING
 from pykubelet.recorder import Step as LifeStep
 from pykubelet.volumes.actual_state import FIRST_RETRY, LAST_RETRY, State, Step, VolumeEntry, VolumeTable, failure_of
-from pykubelet.volumes.desired_state import ObjectKey, claim_name, fs_user, nested_folders, resolve_claim
+from pykubelet.volumes.desired_state import ObjectKey, fs_user, nested_folders, resolve_claim
 from pykubelet.volumes.errors import ClaimProblem, GrowthProblem, VolumeProblem
 from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.ownership import report_slow_ownership

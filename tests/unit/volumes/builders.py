@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,11 +38,13 @@ from pykubelet.api.types import (
     VolumeMount,
 )
 from pykubelet.clients.host.port import NodePaths
+from pykubelet.clients.kube.references import ObjectName, ObjectUnavailable, referred
 from pykubelet.clients.plugins.port import Observe
 from pykubelet.context import Context
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
+from pykubelet.model.pod import uid_of
 from pykubelet.runtime.spec.downward import Addresses, field_value, resource_value
 from pykubelet.signals import Signals
 from pykubelet.volumes.csi.drivers import CsiDrivers
@@ -69,7 +71,7 @@ class Downward:
 
 @dataclass
 class ApiObjects:
-    """The API server's side, as dictionaries."""
+    """The API server's side, as dictionaries: reads that go past every watch."""
 
     config_maps: dict[tuple[str, str], ConfigMap] = field(default_factory=dict)
     secrets: dict[tuple[str, str], Secret] = field(default_factory=dict)
@@ -112,6 +114,46 @@ class ApiObjects:
 
 
 @dataclass
+class RegisteredObjects:
+    """As strict as the real watcher: what no registered pod refers to is an error, even if the API server has it."""
+
+    objects: ApiObjects
+    pods: dict[str, Collection[ObjectName]] = field(default_factory=dict)
+
+    def register(self, pod: Pod) -> None:
+        self.pods[uid_of(pod)] = referred(pod)
+
+    def unregister(self, pod: Pod) -> None:
+        self.pods.pop(uid_of(pod), None)
+
+    async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        self._check(ObjectName(ConfigMap, namespace, name))
+        return await self.objects.config_map(namespace, name)
+
+    async def secret(self, namespace: str, name: str) -> Secret | None:
+        self._check(ObjectName(Secret, namespace, name))
+        return await self.objects.secret(namespace, name)
+
+    def _check(self, key: ObjectName) -> None:
+        if not any(key in names for names in self.pods.values()):
+            raise ObjectUnavailable(f"object {key} not registered")
+
+
+class SyncedVolumes(VolumeManager):
+    """Used as by a pod's sync: its objects are registered before its volumes are mounted, until these are gone."""
+
+    registered: RegisteredObjects
+
+    async def wait_mounted(self, pod: Pod) -> None:
+        self.registered.register(pod)
+        await super().wait_mounted(pod)
+
+    async def wait_unmounted(self, pod: Pod) -> None:
+        await super().wait_unmounted(pod)
+        self.registered.unregister(pod)
+
+
+@dataclass
 class VolumeNode:
     """One volume manager on one root; `again` is the next run of the agent with the same disk and mounts."""
 
@@ -134,12 +176,13 @@ class VolumeNode:
         )
 
     def manager(self) -> VolumeManager:
-        return VolumeManager(
+        registered = RegisteredObjects(self.objects)
+        manager = SyncedVolumes(
             self.context(),
             mounts=self.mounts,
             paths=self.paths,
             objects=VolumeObjects(
-                references=self.objects,
+                references=registered,
                 tokens=self.objects,
                 trust=self.objects,
                 certificates=self.objects,
@@ -149,6 +192,8 @@ class VolumeNode:
             rules=self.rules,
             images=ImageVolumes(),
         )
+        manager.registered = registered
+        return manager
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[VolumeManager]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pykubelet.api.manifest import load_pods
 from pykubelet.api.types import (
     CinderPersistentVolumeSource,
     CSIPersistentVolumeSource,
@@ -22,10 +24,12 @@ from pykubelet.api.types import (
     Volume,
     VolumeNodeAffinity,
 )
+from pykubelet.clients.kube.references import referred
 from pykubelet.kit.tasks import TaskSet
-from pykubelet.volumes.desired_state import Use, resolve_claim
+from pykubelet.volumes.desired_state import Use, objects_of, resolve_claim
 from pykubelet.volumes.errors import VolumeProblem
 from tests.builders import NOW, a_pod, at
+from tests.unit.api.rich_pod import rich_pod
 from tests.unit.volumes.builders import ApiObjects, VolumeNode, bound, host_path, pod_with, problem_texts
 
 NFS = NFSVolumeSource(server="s", path="/p")
@@ -109,6 +113,18 @@ async def test_node_affinity() -> None:
     objects.volumes["pv-data"].spec.node_affinity = VolumeNodeAffinity(required=NodeSelector())
     with pytest.raises(VolumeProblem, match="node affinity of persistent volume pv-data does not match"):
         await resolve_claim(objects, a_pod(), use, lambda selector: False)
+
+
+def test_a_volume_waits_for_every_object_that_is_watched_for_it() -> None:
+    tree = rich_pod()
+    tree["metadata"]["namespace"] = "shop"
+    [pod] = load_pods(json.dumps(tree).encode(), origin="x")
+    watched = {
+        (key.kind.__name__.lower(), key.namespace, key.name) for key, followed in referred(pod).items() if followed
+    }
+    awaited = {key for volume in pod.spec.volumes for key in objects_of(pod, volume)}
+    assert watched and watched <= awaited
+    assert {key.kind for key in awaited} >= {"persistentvolumeclaim", "serviceaccount", "clustertrustbundle"}
 
 
 async def test_an_ephemeral_volumes_claim_must_belong_to_the_pod() -> None:

@@ -17,7 +17,7 @@ from pykubelet.volumes.plugins.iscsi import IscsiVolume, target_of, with_port
 from pykubelet.volumes.plugins.plugin import FileContent
 from pykubelet.volumes.spec import ISCSI, spec_of
 from tests.builders import a_pod
-from tests.unit.volumes.builders import ApiObjects
+from tests.unit.volumes.builders import ApiObjects, RegisteredObjects
 from tests.unit.volumes.scsi_host import IQN, ScsiHost
 
 A, B = "10.0.0.1:3260", "10.0.0.2:3260"
@@ -29,7 +29,14 @@ def volume(name: str = "disk", **fields: Any) -> Volume:
 
 
 def plugin_on(host: ScsiHost) -> IscsiVolume:
-    return IscsiVolume(mounts=host.mounts, paths=host.paths, references=ApiObjects(), disks=host.disks())
+    objects = ApiObjects()
+    return IscsiVolume(
+        mounts=host.mounts,
+        paths=host.paths,
+        references=RegisteredObjects(objects),
+        claims=objects,
+        disks=host.disks(),
+    )
 
 
 def test_a_disk_comes_by_a_session_and_goes_with_it(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from pykubelet.api.types import (
     FCVolumeSource,
     GitRepoVolumeSource,
     HostPathVolumeSource,
+    ISCSIPersistentVolumeSource,
     ISCSIVolumeSource,
     LocalObjectReference,
     LocalVolumeSource,
     NFSVolumeSource,
     ResourceRequirements,
+    SecretReference,
     Volume,
     VolumeDevice,
 )
@@ -291,6 +293,26 @@ async def test_chap_passwords_never_show(tmp_path: Path) -> None:
     assert "iscsiadm refused the setting node.session.auth.password" in str(caught.value)
     assert "hunter2" not in f"{caught.value}{node.events.pods}"
     assert any(words[-4:] == ("-n", "node.session.auth.username", "-v", "me") for words in node.mounts.commands)
+
+
+async def test_the_chap_secret_of_a_persistent_volume_is_its_own(tmp_path: Path) -> None:
+    """It may be in any namespace, and the pod does not name it: one of the same name beside the pod is another."""
+    node = VolumeNode(tmp_path)
+    for namespace, user in (("storage", "right"), ("default", "wrong")):
+        secret = a_secret("chap", namespace, **{"node.session.auth.username": user})
+        node.objects.secrets[namespace, "chap"] = secret
+    node.mounts.tools["iscsiadm"] = ""
+    node.mounts.refused = {"right"}
+    source = ISCSIPersistentVolumeSource(
+        target_portal="10.0.0.1",
+        iqn="iqn.2024-01.com.example:disk",
+        chap_auth_session=True,
+        secret_ref=SecretReference(name="chap", namespace="storage"),
+    )
+    async with node.running() as manager:
+        with pytest.raises(VolumesNotReady, match=r"refused the setting node\.session\.auth\.username"):
+            await manager.wait_mounted(pod_with(bound(node.objects, "data", iscsi=source)))
+    assert set(node.objects.reads) == {"secret storage/chap"}
 
 
 @pytest.mark.parametrize(

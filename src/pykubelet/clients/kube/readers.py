@@ -1,8 +1,9 @@
 """Objects that volumes and dynamic resources read from the API server.
 
-Claims, persistent volumes and attachments are read anew each time, since an old answer could mount the wrong disk; a
-node may read only those its own pods use. CSIDriver and ClusterTrustBundle objects are watched from the first use on: a
-node without such volumes has no such watch. Certificates of several bundles are put together, each once.
+Claims, persistent volumes, their secrets and attachments are read anew each time, since an old answer could mount the
+wrong disk; a node may read only those its own pods use. CSIDriver and ClusterTrustBundle objects are watched from the
+first use on: a node without such volumes has no such watch. Certificates of several bundles are put together, each
+once.
 """
 
 from __future__ import annotations
@@ -78,6 +79,12 @@ class ClaimReader:
         except NotFound:
             return None
 
+    async def secret(self, namespace: str, name: str) -> Secret | None:
+        try:
+            return await self._client.get(Secret, name, namespace)
+        except NotFound:
+            return None
+
 
 class KubeCsiObjects:
     name = "csi drivers"
@@ -109,12 +116,6 @@ class KubeCsiObjects:
         except NotFound:
             return None
 
-    async def secret(self, namespace: str, name: str) -> Secret | None:
-        try:
-            return await self._client.get(Secret, name, namespace)
-        except NotFound:
-            return None
-
     async def token(self, pod: Pod, audience: str, expiration_seconds: int) -> tuple[str, str]:
         status = (await self._tokens.answer(pod, audience, expiration_seconds)).status
         return status.token or "", format_time(status.expiration_timestamp) if status.expiration_timestamp else ""
@@ -124,6 +125,9 @@ class KubeCsiObjects:
 
     async def volume(self, name: str) -> PersistentVolume | None:
         return await self._claims.volume(name)
+
+    async def secret(self, namespace: str, name: str) -> Secret | None:
+        return await self._claims.secret(namespace, name)
 
     async def claim_status(self, claim: PersistentVolumeClaim, changed: PersistentVolumeClaim) -> PersistentVolumeClaim:
         body = claim_status_patch(claim, changed.status)

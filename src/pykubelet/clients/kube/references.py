@@ -4,7 +4,8 @@ Three ways, as configMapAndSecretChangeDetectionStrategy says: Watch follows eac
 its own (the only one a node may open), Cache keeps an answer for a while, Get reads every time. An absent object is
 None; other failures are errors. Objects behind volumes are followed for as long as the pod lives, since their files
 change with them; those behind variables and image pulls are read only when containers start.
-Does not cover: service account tokens (tokens.py), services (node/), which pods are registered when (sync/).
+Does not cover: which fields refer (api/references.py), objects that persistent volumes name (readers.py), service
+account tokens (tokens.py), services (node/), which pods are registered when (sync/).
 """
 
 from __future__ import annotations
@@ -12,21 +13,19 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from msgspec import Struct, field
 
-from pykubelet.api.types import ApiStruct, ConfigMap, Pod, Secret, Volume
+from pykubelet.api.references import pod_references
+from pykubelet.api.types import ApiStruct, ConfigMap, Pod, Secret
 from pykubelet.clients.kube.port import K, KubeClient
 from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.tasks import TaskSet
 from pykubelet.model.errors import ApiError, NotFound, PykubeletError
-from pykubelet.model.pod import AnyContainer, PodUID, all_containers, uid_of
-
-# Volumes that name a secret through a reference object.
-_SECRET_REFS = ("cephfs", "cinder", "flex_volume", "iscsi", "rbd", "scale_io", "storageos")
+from pykubelet.model.pod import PodUID, uid_of
 
 
 class ObjectName(Struct, frozen=True):
@@ -38,62 +37,18 @@ class ObjectName(Struct, frozen=True):
         return f'"{self.namespace}"/"{self.name}"'
 
 
+_KINDS: dict[str, type[ApiStruct]] = {"ConfigMap": ConfigMap, "Secret": Secret}
+
+
 def referred(pod: Pod) -> dict[ObjectName, bool]:
-    """Every object the pod refers to; True where its content must be followed (volumes)."""
-    namespace = pod.metadata.namespace or ""
+    """Every secret and config map the pod refers to; True where its content must be followed (volumes)."""
     found: dict[ObjectName, bool] = {}
-    for reference in pod.spec.image_pull_secrets:
-        _add(found, Secret, namespace, reference.name, False)
-    for _, container in all_containers(pod):
-        for kind, name in _of_variables(container):
-            _add(found, kind, namespace, name, False)
-    for volume in pod.spec.volumes:
-        for kind, name in _of_volume(volume):
-            _add(found, kind, namespace, name, True)
+    for reference in pod_references(pod):
+        kind = _KINDS.get(reference.kind)
+        if kind is not None and reference.name:
+            key = ObjectName(kind, reference.namespace, reference.name)
+            found[key] = found.get(key, False) or reference.in_volume
     return found
-
-
-def _add(
-    found: dict[ObjectName, bool], kind: type[ApiStruct], namespace: str, name: str | None, followed: bool
-) -> None:
-    if name:
-        key = ObjectName(kind, namespace, name)
-        found[key] = found.get(key, False) or followed
-
-
-def _of_variables(container: AnyContainer) -> Iterator[tuple[type[ApiStruct], str | None]]:
-    for source in container.env_from:
-        if source.config_map_ref is not None:
-            yield ConfigMap, source.config_map_ref.name
-        if source.secret_ref is not None:
-            yield Secret, source.secret_ref.name
-    for variable in container.env:
-        if variable.value_from is None:
-            continue
-        if variable.value_from.config_map_key_ref is not None:
-            yield ConfigMap, variable.value_from.config_map_key_ref.name
-        if variable.value_from.secret_key_ref is not None:
-            yield Secret, variable.value_from.secret_key_ref.name
-
-
-def _of_volume(volume: Volume) -> Iterator[tuple[type[ApiStruct], str | None]]:
-    if volume.config_map is not None:
-        yield ConfigMap, volume.config_map.name
-    if volume.secret is not None:
-        yield Secret, volume.secret.secret_name
-    if volume.azure_file is not None:
-        yield Secret, volume.azure_file.secret_name
-    if volume.csi is not None and volume.csi.node_publish_secret_ref is not None:
-        yield Secret, volume.csi.node_publish_secret_ref.name
-    for name in _SECRET_REFS:
-        source = getattr(volume, name)
-        if source is not None and source.secret_ref is not None:
-            yield Secret, source.secret_ref.name
-    for projection in volume.projected.sources if volume.projected is not None else ():
-        if projection.config_map is not None:
-            yield ConfigMap, projection.config_map.name
-        if projection.secret is not None:
-            yield Secret, projection.secret.name
 
 
 logger = logging.getLogger(__name__)

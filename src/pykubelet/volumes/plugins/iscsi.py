@@ -23,7 +23,7 @@ from pykubelet.api.types import ISCSIVolumeSource
 from pykubelet.clients.host.port import MountError, Mounts, NodePaths, ToolMissing
 from pykubelet.model.pod import namespace_of
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.objects import References
+from pykubelet.volumes.objects import Claims, References
 from pykubelet.volumes.plugins.disks import (
     APPEAR_SECONDS,
     BLOCK,
@@ -344,7 +344,13 @@ class IscsiVolume(MountedPlugin):
     name = ISCSI
 
     def __init__(
-        self, *, mounts: Mounts, paths: NodePaths, references: References, disks: ScsiDisks | None = None
+        self,
+        *,
+        mounts: Mounts,
+        paths: NodePaths,
+        references: References,
+        claims: Claims,
+        disks: ScsiDisks | None = None,
     ) -> None:
         super().__init__(mounts=mounts, paths=paths)
         self._top = paths.plugins / ISCSI
@@ -354,6 +360,7 @@ class IscsiVolume(MountedPlugin):
         self._sessions = Sessions(mounts=mounts, disks=disks or ScsiDisks(mounts=mounts))
         self._targets = KeyedLocks()
         self._references = references
+        self._claims = claims
 
     def unique_name(self, spec: VolumeSpec) -> str:
         source = spec.volume.iscsi
@@ -372,7 +379,9 @@ class IscsiVolume(MountedPlugin):
         if source is None or source.secret_ref is None or not (source.chap_auth_discovery or source.chap_auth_session):
             return None
         namespace = task.spec.secret_namespace or namespace_of(task.pod)
-        secret = await self._references.secret(namespace, source.secret_ref.name or "")
+        # What a persistent volume names is no reference of the pod, so it is not watched.
+        reader = self._claims if task.spec.persistent else self._references
+        secret = await reader.secret(namespace, source.secret_ref.name or "")
         if secret is None:
             missing = f"secret {namespace}/{source.secret_ref.name}"
             raise VolumeProblem(f"{missing} not found", missing=missing)

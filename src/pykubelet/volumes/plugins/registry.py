@@ -29,7 +29,7 @@ def make_plugins(
     plugins += [
         LocalVolume(mounts=mounts, paths=paths),
         NfsVolume(mounts=mounts, paths=paths),
-        IscsiVolume(mounts=mounts, paths=paths, references=objects.references),
+        IscsiVolume(mounts=mounts, paths=paths, references=objects.references, claims=objects.claims),
         FcVolume(mounts=mounts, paths=paths),
     ]
     return {plugin.name: plugin for plugin in plugins}
