@@ -57,7 +57,7 @@ class FakeDevicePlugin:
     async def close(self) -> None:
         self.closed = True
 
-    def tell(self, *devices: Device) -> None:
+    def notify(self, *devices: Device) -> None:
         self.devices = list(devices)
         self._lists.put_nowait(list(devices))
 

@@ -46,10 +46,10 @@ class FakeAlarms:
         self.set: list[FakeAlarm] = []
         self.by_usage = True
         self.refuses = ""
-        self.asked = 0
+        self.requested = 0
 
     def watch(self, group: str, usage_bytes: int, wake: Callable[[], None]) -> MemoryAlarm:
-        self.asked += 1
+        self.requested += 1
         if self.refuses:
             raise AlarmRefused(self.refuses)
         alarm = FakeAlarm(self, group, usage_bytes, wake)

@@ -18,7 +18,7 @@ class FakeTransport:
         self.listed = listed
         self.answers: dict[str, bytes] = {}
         """Path to body, for all that is no list."""
-        self.asked: list[tuple[str, str]] = []
+        self.requested: list[tuple[str, str]] = []
         self.watched_from: list[str] = []
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -33,7 +33,7 @@ class FakeTransport:
         self._lines.put_nowait(None)
 
     async def request(self, method: str, path: str, **about: Any) -> bytes:
-        self.asked.append((method, path))
+        self.requested.append((method, path))
         return self.answers.get(path, self.listed)
 
     async def stream(self, path: str, *, query: Query = (), silence: float) -> AsyncGenerator[bytes, None]:

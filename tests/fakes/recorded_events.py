@@ -53,7 +53,7 @@ class RecordedEvents:
         self.on_event()
 
     @property
-    def seen(self) -> list[tuple[str, str, str]]:
+    def recorded(self) -> list[tuple[str, str, str]]:
         """Kind, reason and message of every event about a pod."""
         return [event[1:4] for event in self.of_pods]
 

@@ -17,7 +17,7 @@ NAME, PATH = "org.freedesktop.login1", "/org/freedesktop/login1"
 class StandInLogind(StandIn):
     def __init__(self, *, max_delay: float = 5.0) -> None:
         super().__init__(NAME, PATH, f"{NAME}.Manager")
-        self.asked: list[tuple[str, ...]] = []
+        self.requested: list[tuple[str, ...]] = []
         """What, who, why and mode of every lock."""
         self.refuse = ""
         self._held: list[int] = []
@@ -36,7 +36,7 @@ class StandInLogind(StandIn):
         self.signal("PrepareForShutdown", "b", coming)
 
     def _inhibit(self, *words: str) -> tuple[str, Sequence[Any], list[int]]:
-        self.asked.append(words)
+        self.requested.append(words)
         if self.refuse:
             raise Refusal(self.refuse, "no lock for you")
         ours, theirs = os.pipe2(os.O_CLOEXEC)

@@ -37,11 +37,11 @@ class DeadServer:
         self._uid = uid_of(pod)
         self._answer = threading.Event()
         self._real = os.statvfs
-        self.asked = 0
+        self.requested = 0
 
     def statvfs(self, path: Path) -> os.statvfs_result:
         if self._uid in str(path):
-            self.asked += 1
+            self.requested += 1
             assert self._answer.wait(60)
         return self._real(path)
 
@@ -170,7 +170,7 @@ async def test_eviction_goes_on_while_a_pods_volume_hangs(tmp_path: Path, doomed
             for _ in range(5):
                 await stats.renew(within=10)
             assert clock.monotonic() - began < 5, "what is known to hang is not waited for"
-            assert dead.asked == 1, "one thread, however often it is looked at"
+            assert dead.requested == 1, "one thread, however often it is looked at"
             assert [str(call) for call in host_calls.stuck(uid_of(doomed))] == [
                 f"measuring a volume of {uid_of(doomed)}/data"
             ]

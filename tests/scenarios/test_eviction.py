@@ -328,7 +328,7 @@ async def test_a_kernel_without_alarms_costs_speed_and_one_warning(tmp_path: Pat
         machine.uses = {"greedy": 7 * GIB}
         await node.until(lambda: node.phase("greedy") == "Failed", within=12)
         await node.clock.sleep(60)
-        assert machine.alarms.asked == 1
+        assert machine.alarms.requested == 1
     finally:
         await node.kill()
 

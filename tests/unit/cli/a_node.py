@@ -25,7 +25,7 @@ class CannedNode:
     socket: Path
     answers: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
     """By method and path."""
-    asked: list[tuple[str, str, str, bytes]] = field(default_factory=list)
+    requested: list[tuple[str, str, str, bytes]] = field(default_factory=list)
     """Method, path, query, body."""
 
     def give(self, path: str, value: Any, *, method: str = "GET", status: int = 200) -> None:
@@ -47,7 +47,7 @@ def serving(node: CannedNode) -> Iterator[CannedNode]:
             parts = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             path = unquote(parts.path)
-            node.asked.append((self.command, path, unquote(parts.query), body))
+            node.requested.append((self.command, path, unquote(parts.query), body))
             status, content = node.answers.get((self.command, path), (404, b"404 page not found\n"))
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))

@@ -112,9 +112,9 @@ def test_logs(node: CannedNode, run: Commands) -> None:
     node.give_pods(web())
     node.give("/containerLogs/default/web-node1/app", b"hello\n")
     assert run("logs", "web", "-f", "--tail", "3", "--timestamps").out == "hello\n"
-    assert node.asked[-1][2] == "follow=true&timestamps=true&tailLines=3"
+    assert node.requested[-1][2] == "follow=true&timestamps=true&tailLines=3"
     run("logs", "web", "-p", "--since", "1h")
-    assert "previous=true&sinceTime=20" in node.asked[-1][2]
+    assert "previous=true&sinceTime=20" in node.requested[-1][2]
     assert run("logs", "web", "-c", "nope").status == 1
     assert run("logs", "web", "--since", "soon").status == 2
 
@@ -145,7 +145,7 @@ def test_images(node: CannedNode, run: Commands) -> None:
     assert run("image", "ls").out.splitlines()[1].split() == ["localhost:5000/app", "1", "0123456789abc", "2.13MB"]
     assert run("image", "ls", "-q").out == "localhost:5000/app:1\n"
     assert run("image", "pull", "app:1", "--creds", "me:secret").status == 0
-    assert node.asked[-1] == ("POST", "/local/images", "image=app:1", b'{"username":"me","password":"secret"}')
+    assert node.requested[-1] == ("POST", "/local/images", "image=app:1", b'{"username":"me","password":"secret"}')
     done = run("image", "rm", "y")
     assert (done.status, done.err) == (1, "pykubelet: no such image: y\n")
 
@@ -158,7 +158,7 @@ def test_events(node: CannedNode, run: Commands) -> None:
     node.give_pods(web())
     node.give("/local/events", {"items": [event]})
     done = run("events", "web")
-    assert node.asked[-1][2] == "namespace=default&pod=web-node1"
+    assert node.requested[-1][2] == "namespace=default&pod=web-node1"
     assert "(x3 over" in done.out and "pod/web-node1" in done.out
     assert run("events", "--types", "Normal").err == "No events found.\n"
     head, row = run("events", "-A").out.splitlines()

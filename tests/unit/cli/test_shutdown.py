@@ -20,7 +20,7 @@ def test_it_says_which_pods_ended_and_which_did_not(node: CannedNode, run: Comma
     done = run("shutdown", "--grace", "1m", "--grace-critical", "10s")
     assert (done.status, done.err) == (0, "")
     assert done.out == "pod default/web ended\n1 pods ended in 2.0 s; the machine may go down\n"
-    assert node.asked[-1][2] == "grace=1m&graceCritical=10s"
+    assert node.requested[-1][2] == "grace=1m&graceCritical=10s"
     node.give(PATH, {"stopped": [], "left": ["default/web"], "seconds": 60}, method="POST")
     done = run("shutdown")
     assert (done.status, done.err) == (1, "pod default/web did not end in time\n")

@@ -216,14 +216,14 @@ async def test_a_device_turns_unhealthy_and_back(tmp_path: Path) -> None:
     async with bed.life() as manager:
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
-        bed.plugin.tell(a_device("a", healthy=False), a_device("b"))
+        bed.plugin.notify(a_device("a", healthy=False), a_device("b"))
         await asyncio.sleep(1)
         assert (manager.capacity(), manager.allocatable()) == ({R: 2}, {R: 1})
         with pytest.raises(DevicesRefused, match="previously allocated devices are no longer healthy"):
             manager.allocate(made, made.spec.containers[0], NO_HINT)
         bed.running.add("uid-web")
         manager.allocate(made, made.spec.containers[0], NO_HINT)
-        bed.plugin.tell(a_device("a"), a_device("b"))
+        bed.plugin.notify(a_device("a"), a_device("b"))
         await asyncio.sleep(1)
         assert bed.synced == ["uid-web", "uid-web"]
 
@@ -317,7 +317,7 @@ async def test_devices_that_vanished_before_the_plugin_was_asked_are_replaced(tm
         made = pod()
         manager.allocate(made, made.spec.containers[0], NO_HINT)
         assert manager.devices_of("uid-web", "app")[0].ids == ("a",)
-        bed.plugin.tell(a_device("b"))
+        bed.plugin.notify(a_device("b"))
         await asyncio.sleep(0.1)
         (response,) = await manager.response(made, made.spec.containers[0])
         assert response.envs["GIVEN"] == "b"
@@ -330,11 +330,11 @@ async def test_devices_that_vanished_and_cannot_be_replaced_say_so(tmp_path: Pat
         made, other = pod("web"), pod("other")
         for each in (made, other):
             manager.allocate(each, each.spec.containers[0], NO_HINT)
-        bed.plugin.tell(a_device("b"))
+        bed.plugin.notify(a_device("b"))
         await asyncio.sleep(0.1)
         with pytest.raises(DevicesRefused, match="Requested: 1, Available: 0"):
             await manager.response(made, made.spec.containers[0])
-        bed.plugin.tell(a_device("b"), a_device("c"))
+        bed.plugin.notify(a_device("b"), a_device("c"))
         await asyncio.sleep(0.1)
         await manager.response(made, made.spec.containers[0])
         assert manager.devices_of("uid-web", "app")[0].ids == ("c",)
@@ -368,7 +368,7 @@ async def test_a_plugin_whose_stream_breaks_oddly_ends_nobody_else(tmp_path: Pat
         good, bed.plugin = bed.plugin, Odd()
         await manager.take(DeviceRegistration(version="v1beta1", endpoint="odd.sock", resource="example.com/odd"))
         await asyncio.sleep(0.1)
-        good.tell(a_device("z"))
+        good.notify(a_device("z"))
         await asyncio.sleep(0.1)
         assert manager.allocatable() == {R: 1, "example.com/odd": 0}
 
@@ -422,10 +422,10 @@ async def test_a_list_that_says_nothing_new_is_not_written_again(tmp_path: Path)
     bed = DeviceManagerFixture(tmp_path)
     async with bed.life():
         written = (tmp_path / FILE).stat().st_ino
-        bed.plugin.tell(a_device("a"), a_device("b"))
+        bed.plugin.notify(a_device("a"), a_device("b"))
         await asyncio.sleep(0.1)
         assert (tmp_path / FILE).stat().st_ino == written
-        bed.plugin.tell(a_device("a"))
+        bed.plugin.notify(a_device("a"))
         await asyncio.sleep(0.1)
         assert (tmp_path / FILE).stat().st_ino != written
 

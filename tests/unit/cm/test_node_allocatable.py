@@ -52,7 +52,7 @@ class NodeAllocatableFixture:
             clock=LoopClock(),
         )
 
-    def told(self) -> list[tuple[str, str]]:
+    def reported(self) -> list[tuple[str, str]]:
         return self.events.node
 
 
@@ -64,7 +64,7 @@ async def test_the_limits_are_written_told_once_and_put_right() -> None:
         bench.host.groups["/kubepods"] = CgroupLimits(memory_bytes=5)
         await asyncio.sleep(61)
         assert bench.host.groups["/kubepods"] == PODS
-    assert bench.told() == [("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")]
+    assert bench.reported() == [("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")]
 
 
 async def test_a_refused_write_is_told_once_and_the_rest_is_written(caplog: pytest.LogCaptureFixture) -> None:
@@ -75,12 +75,12 @@ async def test_a_refused_write_is_told_once_and_the_rest_is_written(caplog: pyte
         assert bench.host.groups["/kubepods"].memory_bytes is None
         assert bench.host.groups["/kubepods"].cpu_shares == 2048
         assert bench.host.groups["/kubepods"].pids == 1000
-        ((reason, message),) = bench.told()
+        ((reason, message),) = bench.reported()
         assert reason == "FailedNodeAllocatableEnforcement" and "memory.max" in message
         assert len([r for r in caplog.records if "not enforced" in r.message]) == 1
         bench.host.refuses_memory = False
         await asyncio.sleep(61)
-    assert [reason for reason, _ in bench.told()] == ["FailedNodeAllocatableEnforcement", "NodeAllocatableEnforced"]
+    assert [reason for reason, _ in bench.reported()] == ["FailedNodeAllocatableEnforcement", "NodeAllocatableEnforced"]
 
 
 async def test_where_pods_are_not_enforced_nobody_is_told() -> None:
@@ -88,7 +88,7 @@ async def test_where_pods_are_not_enforced_nobody_is_told() -> None:
     async with running(bench.node):
         await asyncio.sleep(1)
         assert bench.host.groups["/kubepods"] == PODS
-    assert bench.told() == []
+    assert bench.reported() == []
 
 
 async def test_without_cgroups_of_our_own_nothing_is_touched() -> None:

@@ -50,11 +50,11 @@ class FakeRegistrations:
     def __init__(self) -> None:
         self.infos: dict[Path, PluginInfo | PluginError | None] = {}
         """None hangs."""
-        self.asked: list[tuple[Path, float]] = []
-        self.told: list[tuple[Path, str | None]] = []
+        self.requested: list[tuple[Path, float]] = []
+        self.reported: list[tuple[Path, str | None]] = []
 
     async def info(self, socket: Path) -> PluginInfo:
-        self.asked.append((socket, asyncio.get_running_loop().time()))
+        self.requested.append((socket, asyncio.get_running_loop().time()))
         answer = self.infos[socket]
         if answer is None:
             await asyncio.Event().wait()
@@ -64,7 +64,7 @@ class FakeRegistrations:
         return answer
 
     async def notify(self, socket: Path, problem: str | None) -> None:
-        self.told.append((socket, problem))
+        self.reported.append((socket, problem))
 
 
 class FakeHandler:
@@ -121,7 +121,7 @@ async def test_a_plugin_that_is_there_at_the_start_is_registered_and_told() -> N
     bed.watch.put(A)
     async with bed.live():
         assert bed.handler.calls == [("register", "one", "/csi/one.sock")]
-        assert bed.registrations.told == [(A, None)]
+        assert bed.registrations.reported == [(A, None)]
         assert 'plugin_manager_total_plugins{socket_path="/reg/a.sock",state="actual_state_of_world"} 1' in (
             bed.metrics.expose()
         )
@@ -158,13 +158,13 @@ async def test_a_stale_socket_is_tried_with_back_off_until_it_is_replaced() -> N
     bed.watch.put(A)
     async with bed.live():
         await asyncio.sleep(600)
-        moments = [when for _, when in bed.registrations.asked]
+        moments = [when for _, when in bed.registrations.requested]
         gaps = [round(later - earlier, 3) for earlier, later in itertools.pairwise(moments)]
         assert gaps[:9] == [0.5, 1, 2, 4, 8, 16, 32, 64, 122]
         (state,) = bed.manager.states()
         assert state.failures == len(moments)
         assert state.problem == "GetInfo at /reg/a.sock: connection refused (UNAVAILABLE)"
-        assert bed.registrations.told == []
+        assert bed.registrations.reported == []
         bed.registrations.infos[A] = csi("one")
         bed.watch.put(A, inode=2)
         await asyncio.sleep(0.1)
@@ -180,7 +180,7 @@ async def test_a_refused_plugin_is_told_why() -> None:
     bed.watch.put(A)
     bed.watch.put(B)
     async with bed.live():
-        assert dict(bed.registrations.told) == {
+        assert dict(bed.registrations.reported) == {
             A: "too old",
             B: 'no handler registered for plugin type "Odd" (known: CSIPlugin)',
         }
@@ -203,7 +203,7 @@ async def test_nothing_is_asked_before_the_sources_are_ready() -> None:
     bed.watch.put(A)
     async with bed.live():
         await asyncio.sleep(60)
-        assert bed.registrations.asked == []
+        assert bed.registrations.requested == []
         bed.may_start = True
         await asyncio.sleep(2)
         assert bed.handler.calls == [("register", "one", str(A))]

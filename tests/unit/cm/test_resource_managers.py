@@ -52,13 +52,13 @@ class KnownPods:
 
 class Runtime:
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.reported: list[tuple[str, str]] = []
         self.fault: Exception | None = None
 
     async def update_container_resources(self, container_id: str, resources: cri_pb2.LinuxContainerResources) -> None:
         if self.fault is not None:
             raise self.fault
-        self.told.append((container_id, resources.cpuset_cpus))
+        self.reported.append((container_id, resources.cpuset_cpus))
 
 
 class ResourceManagersFixture:
@@ -338,12 +338,12 @@ async def test_no_container_is_made_or_moved_by_what_is_not_on_disk(tmp_path: Pa
         await ContainerResourceSource(bench.manager).container_resources(pod, pod.spec.containers[0])
     bench.containers = [RunningContainer(pod_uid="uid-other", name="app", id="id-other")]
     await bench.reconciler.bring_up_to_date()
-    assert bench.runtime.told == []
+    assert bench.runtime.reported == []
     with pytest.raises(ResourceManagerError, match="cannot be kept"):
         ResourceManagersFixture(folder)
     folder.mkdir()
     await bench.reconciler.bring_up_to_date()
-    assert bench.runtime.told == [("id-other", "0,3-7")] and bench.on_disk() == {"uid-a": {"app": "1-2"}}
+    assert bench.runtime.reported == [("id-other", "0,3-7")] and bench.on_disk() == {"uid-a": {"app": "1-2"}}
     assert (
         await ContainerResourceSource(bench.manager).container_resources(pod, pod.spec.containers[0])
     ).cpuset_cpus == "1-2"
@@ -361,16 +361,16 @@ async def test_containers_are_moved_when_the_pool_changes(tmp_path: Path) -> Non
     assert bench.manager.pinned(a_pod("other"), a_container("app")).cpus == "0-7"
     bench.containers = list(ran("other"))
     await bench.reconciler.bring_up_to_date()
-    assert bench.runtime.told == [], "it was created with the right set"
+    assert bench.runtime.reported == [], "it was created with the right set"
     assert bench.admit(guaranteed("a", 2)) == ""
     bench.manager.pinned(guaranteed("a", 2), owner("app", 2))
     bench.containers = list(ran("other", "a"))
     await bench.reconciler.bring_up_to_date()
-    assert bench.runtime.told == [("id-other", "0,3-7")]
+    assert bench.runtime.reported == [("id-other", "0,3-7")]
     bench.manager.release("uid-a")
     bench.containers = list(ran("other"))
     await bench.reconciler.bring_up_to_date()
-    assert bench.runtime.told[1:] == [("id-other", "0-7")]
+    assert bench.runtime.reported[1:] == [("id-other", "0-7")]
 
 
 async def test_after_a_restart_every_container_is_updated_once(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ async def test_after_a_restart_every_container_is_updated_once(tmp_path: Path) -
     bench.containers = list(ran("x", "y"))
     await bench.reconciler.bring_up_to_date()
     await bench.reconciler.bring_up_to_date()
-    assert bench.runtime.told == [("id-x", "0-7"), ("id-y", "0-7")]
+    assert bench.runtime.reported == [("id-x", "0-7"), ("id-y", "0-7")]
 
 
 @pytest.mark.parametrize("fault", [CriError("no"), CriNotFound("gone"), RuntimeDown("down")])
@@ -389,7 +389,7 @@ async def test_what_the_runtime_refuses_is_tried_again(tmp_path: Path, fault: Ex
     await bench.reconciler.bring_up_to_date()
     bench.runtime.fault = None
     await bench.reconciler.bring_up_to_date()
-    assert bench.runtime.told == [("id-x", "0-7")]
+    assert bench.runtime.reported == [("id-x", "0-7")]
 
 
 def test_what_never_ran_is_forgotten_with_its_pod(tmp_path: Path) -> None:

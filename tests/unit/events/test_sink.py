@@ -28,7 +28,7 @@ class EventSinkFixture:
         self.sink = ApiEventSink(kube=self.kube, clock=self.clock, node_name="n1", metrics=self.metrics)
         self.events = EventBroadcaster(clock=self.clock, node_name="n1", sink=self.sink)
 
-    def tell(self, message: str = "hello", reason: str = "Pulled", path: str = "") -> None:
+    def publish(self, message: str = "hello", reason: str = "Pulled", path: str = "") -> None:
         self.events.pod_event(POD, "Normal", reason, message, field_path=path)
 
     def stored(self) -> list[Event]:
@@ -50,7 +50,7 @@ async def settle(seconds: float = 0.01) -> None:
 async def test_event_has_every_field_tools_look_at() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
-        bed.tell(path="spec.containers{main}")
+        bed.publish(path="spec.containers{main}")
         await settle()
     (event,) = bed.stored()
     involved = event.involved_object
@@ -83,7 +83,7 @@ async def test_equal_events_are_counted_into_one() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
         for _ in range(3):
-            bed.tell()
+            bed.publish()
             await settle(60)
     (event,) = bed.stored()
     assert event.count == 3
@@ -95,10 +95,10 @@ async def test_equal_events_are_counted_into_one() -> None:
 async def test_counted_event_that_expired_is_created_again_with_its_count() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
-        bed.tell()
+        bed.publish()
         await settle()
         bed.kube.remove(Event, bed.stored()[0].metadata.name or "", "shop")
-        bed.tell()
+        bed.publish()
         await settle()
     (event,) = bed.stored()
     assert event.count == 2
@@ -107,8 +107,8 @@ async def test_counted_event_that_expired_is_created_again_with_its_count() -> N
 async def test_different_field_paths_are_different_events() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
-        bed.tell(path="spec.containers{a}")
-        bed.tell(path="spec.containers{b}")
+        bed.publish(path="spec.containers{a}")
+        bed.publish(path="spec.containers{b}")
         await settle()
     assert [event.count for event in bed.stored()] == [1, 1]
 
@@ -117,7 +117,7 @@ async def test_tenth_similar_event_starts_a_combined_one() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
         for index in range(15):
-            bed.tell(f"message {index}")
+            bed.publish(f"message {index}")
             await settle()
     plain = [event for event in bed.stored() if not (event.message or "").startswith(COMBINED)]
     combined = [event for event in bed.stored() if (event.message or "").startswith(COMBINED)]
@@ -129,7 +129,7 @@ async def test_similar_events_far_apart_are_not_combined() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
         for index in range(12):
-            bed.tell(f"message {index}")
+            bed.publish(f"message {index}")
             await settle(601)
     assert not [event for event in bed.stored() if (event.message or "").startswith(COMBINED)]
 
@@ -138,13 +138,13 @@ async def test_one_object_gets_25_events_and_then_one_in_five_minutes() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
         for index in range(40):
-            bed.tell("same", reason=f"Reason{index}")
+            bed.publish("same", reason=f"Reason{index}")
         await settle()
         assert len(bed.stored()) == 25
         assert bed.dropped("spam") == 15
         bed.events.node_event("Normal", "NodeReady", "other objects are not touched")
         await settle(301)
-        bed.tell("later", reason="Late")
+        bed.publish("later", reason="Late")
         await settle()
     assert len(bed.stored()) == 27
 
@@ -153,8 +153,8 @@ async def test_events_wait_while_the_server_is_away() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
         bed.kube.stop()
-        bed.tell("one")
-        bed.tell("two")
+        bed.publish("one")
+        bed.publish("two")
         await settle(60)
         assert bed.stored() == []
         bed.kube.start()
@@ -167,8 +167,8 @@ async def test_refused_event_is_dropped_and_the_next_one_sent() -> None:
     bed = EventSinkFixture()
     bed.kube.fail_next("create", Forbidden("namespace is ending", code=403))
     async with bed.sending():
-        bed.tell("one")
-        bed.tell("two")
+        bed.publish("one")
+        bed.publish("two")
         await settle()
     assert [event.message for event in bed.stored()] == ["two"]
     assert bed.dropped("refused") == 1
@@ -178,8 +178,8 @@ async def test_server_that_always_fails_costs_the_event_not_the_queue() -> None:
     bed = EventSinkFixture()
     bed.kube.fail_next("create", ApiServerError("oops", code=500), times=module.TRIES)
     async with bed.sending():
-        bed.tell("one")
-        bed.tell("two")
+        bed.publish("one")
+        bed.publish("two")
         await settle(600)
     assert [event.message for event in bed.stored()] == ["two"]
     assert bed.dropped("unreachable") == 1
@@ -188,7 +188,7 @@ async def test_server_that_always_fails_costs_the_event_not_the_queue() -> None:
 async def test_full_queue_drops_and_counts() -> None:
     bed = EventSinkFixture()
     for index in range(module.QUEUED + 5):
-        bed.tell(f"m{index}")
+        bed.publish(f"m{index}")
     assert bed.dropped("queue full") == 5
 
 
@@ -196,7 +196,7 @@ async def test_last_events_are_sent_on_the_way_out() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
         await settle()
-        bed.tell("bye")
+        bed.publish("bye")
     assert [(event.message, event.count) for event in bed.stored()] == [("bye", 1)]
 
 
@@ -204,7 +204,7 @@ async def test_leaving_while_the_server_is_away_does_not_hang() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
         bed.kube.stop()
-        bed.tell("bye")
+        bed.publish("bye")
         await settle(5)
         before = bed.clock.monotonic()
     assert bed.clock.monotonic() - before < 3
@@ -214,7 +214,7 @@ async def test_names_are_unique_even_within_one_nanosecond() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
         for index in range(5):
-            bed.tell(f"m{index}")
+            bed.publish(f"m{index}")
         await settle()
     assert len({event.metadata.name for event in bed.stored()}) == 5
 
@@ -223,7 +223,7 @@ async def test_texts_of_any_length_are_cut_and_still_told_apart() -> None:
     bed = EventSinkFixture()
     async with bed.sending():
         for end in ("a", "b", "b"):
-            bed.tell("x" * 9000 + end, "Unhealthy")
+            bed.publish("x" * 9000 + end, "Unhealthy")
         bed.events.node_event("Warning", "Odd", "y" * 400_000)
         await settle()
     told = {(event.reason, event.message[-1:] if event.message else ""): event for event in bed.stored()}

@@ -33,7 +33,7 @@ def test_an_alarm_follows_the_page_cache() -> None:
     kept.update([HARD], using(2 * GIB))
     assert [(each.group, each.usage) for each in alarms.set] == [("/", 7 * GIB + 512 * MIB)]
     kept.update([HARD], using(2 * GIB + MIB))
-    assert alarms.asked == 1
+    assert alarms.requested == 1
     kept.update([HARD], using(8 * GIB))
     assert alarms.set == [] and kept.active == frozenset()
     kept.update([HARD], using(2 * GIB))
@@ -55,7 +55,7 @@ def test_pressure_alarms_are_set_once() -> None:
     kept = keeper(alarms)
     for used in (GIB, 2 * GIB, 3 * GIB):
         kept.update([HARD], using(used))
-    assert alarms.asked == 1
+    assert alarms.requested == 1
 
 
 def test_a_refusal_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -64,7 +64,7 @@ def test_a_refusal_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     kept = keeper(alarms)
     for used in (GIB, 2 * GIB, 3 * GIB):
         kept.update([HARD], using(used))
-    assert alarms.asked == 1 and len(caplog.records) == 1
+    assert alarms.requested == 1 and len(caplog.records) == 1
     keeper(None).update([HARD], using(GIB))
 
 

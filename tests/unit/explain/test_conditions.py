@@ -53,7 +53,7 @@ async def test_a_crash_is_told_behind_upstreams_complaint_and_once_as_an_event()
     said = f"{UNREADY}: the program of container app keeps ending (exit code 3)"
     assert told.messages(unready(crashed(ended(3)))) == [said, said]
     assert told.messages(unready(crashed(ended(3), restarts=4, delay="5m0s"))) == [said, said]
-    (event,) = told.events.seen
+    (event,) = told.events.recorded
     assert event[:2] == ("Warning", "Explained")
     assert event[2].startswith(
         "The program of container app keeps ending (exit code 3) (crash-loop). You can: see what"

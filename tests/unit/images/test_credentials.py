@@ -31,10 +31,10 @@ class Store:
 class Plugin:
     def __init__(self, logins: DockerConfig, account: AccountOrigin | None = None) -> None:
         self.answer = (logins, account)
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     async def provide(self, image: str, pod: Pod) -> tuple[DockerConfig, AccountOrigin | None]:
-        self.asked.append(image)
+        self.requested.append(image)
         return self.answer
 
 
@@ -65,7 +65,7 @@ async def test_secrets_then_the_node_then_plugins(tmp_path: Path) -> None:
         account,
         None,
     ]
-    assert first.asked == ["r.io/team/app"]
+    assert first.requested == ["r.io/team/app"]
 
 
 async def test_short_names_mean_docker_hub(tmp_path: Path) -> None:

@@ -36,20 +36,20 @@ class Guard:
 
     def __init__(self) -> None:
         self.let_in: set[str] = set()
-        self.told: list[tuple[str, str]] = []
+        self.reported: list[tuple[str, str]] = []
 
     async def may_use(self, image: str, image_ref: str, logins: Lookup) -> bool:
         return image in self.let_in
 
     async def intend(self, image: str) -> None:
-        self.told.append(("intend", image))
+        self.reported.append(("intend", image))
 
     async def pulled(self, image: str, image_ref: str, login: Login | None) -> None:
-        self.told.append(("pulled", image))
+        self.reported.append(("pulled", image))
         self.let_in.add(image)
 
     async def failed(self, image: str) -> None:
-        self.told.append(("failed", image))
+        self.reported.append(("failed", image))
 
 
 class PullerFixture:
@@ -92,7 +92,7 @@ async def test_image_at_hand_costs_one_call() -> None:
     assert await bench.ensure("busybox:1") == image.id
     assert [c.verb for c in bench.cri.calls] == ["image_status"]
     text = 'Container image "busybox:1" already present on machine and can be accessed by the pod'
-    assert bench.events.seen == [("Normal", "Pulled", text)]
+    assert bench.events.recorded == [("Normal", "Pulled", text)]
     assert bench.events.paths == {PATH}
 
 
@@ -100,7 +100,7 @@ async def test_a_pull_and_what_it_tells() -> None:
     bench = PullerFixture()
     image = bench.cri.add_to_registry("busybox:1", size_bytes=4_261_550, takes=1.2345)
     assert await bench.ensure("busybox:1") == image.id
-    assert bench.events.seen == [
+    assert bench.events.recorded == [
         ("Normal", "Pulling", 'Pulling image "busybox:1"'),
         (
             "Normal",
@@ -124,7 +124,7 @@ async def test_default_tag_goes_to_the_runtime_only() -> None:
     bench.cri.add_to_registry("busybox:latest")
     await bench.ensure("busybox", None)
     assert bench.cri.called("pull_image")[0].name == "busybox:latest"
-    assert bench.events.seen[0][2] == 'Pulling image "busybox"'
+    assert bench.events.recorded[0][2] == 'Pulling image "busybox"'
 
 
 async def test_always_pulls_without_looking() -> None:
@@ -140,7 +140,7 @@ async def test_never() -> None:
     error = await bench.fails("busybox:1", "Never")
     text = 'Container image "busybox:1" is not present with pull policy of Never'
     assert (error.problem.reason, str(error)) == ("ErrImageNeverPull", text)
-    assert bench.events.seen == [("Warning", "ErrImageNeverPull", text)]
+    assert bench.events.recorded == [("Warning", "ErrImageNeverPull", text)]
     assert bench.pulls() == 0
 
 
@@ -149,7 +149,7 @@ async def test_invalid_name() -> None:
     error = await bench.fails("Bad:1")
     assert error.problem.reason == "InvalidImageName"
     assert str(error).startswith('Failed to apply default image tag "Bad:1": couldn\'t parse image name "Bad:1": ')
-    assert bench.events.seen == [("Warning", "InspectFailed", str(error))]
+    assert bench.events.recorded == [("Warning", "InspectFailed", str(error))]
     assert bench.cri.calls == []
 
 
@@ -158,7 +158,7 @@ async def test_inspect_error() -> None:
     bench.cri.fail_next("image_status", CriError("store is corrupt"))
     error = await bench.fails("busybox:1")
     assert (error.problem.reason, str(error)) == ("ImageInspectError", 'Failed to inspect image "": store is corrupt')
-    assert bench.events.seen == [("Warning", "InspectFailed", str(error))]
+    assert bench.events.recorded == [("Warning", "InspectFailed", str(error))]
 
 
 @pytest.mark.parametrize("verb", ["image_status", "pull_image"])
@@ -182,13 +182,13 @@ async def test_failure_then_back_off_then_another_try() -> None:
         1.0,
     )
     failed = ("Warning", "Failed", 'Failed to pull image "busybox:1": no such host')
-    assert bench.events.seen[1:] == [failed]
+    assert bench.events.recorded[1:] == [failed]
     await bench.clock.sleep(4)
     error = await bench.fails("busybox:1")
     assert error.problem.reason == "ImagePullBackOff"
     assert str(error) == 'Back-off pulling image "busybox:1": ErrImagePull: no such host'
     assert round(error.problem.retry_at - bench.clock.now(), 3) == 6.0 == bench.puller.retry_after(a_pod(), "busybox:1")
-    assert bench.events.seen[2:] == [("Normal", "BackOff", 'Back-off pulling image "busybox:1"')]
+    assert bench.events.recorded[2:] == [("Normal", "BackOff", 'Back-off pulling image "busybox:1"')]
     assert bench.pulls() == 1
 
 
@@ -343,7 +343,7 @@ async def test_how_many_at_once(settings: PullSettings, seconds: float) -> None:
         await bench.clock.sleep(100)
     assert max(done) == seconds
     if seconds == 40.0:
-        assert "in 10s (40s including waiting)" in bench.events.seen[-1][2]
+        assert "in 10s (40s including waiting)" in bench.events.recorded[-1][2]
 
 
 async def test_the_cap_holds_for_pulls_that_take_very_long() -> None:
@@ -370,7 +370,7 @@ async def test_registry_rate() -> None:
     await bench.ensure("r.io/a1:1")
     error = await bench.fails("r.io/a2:1")
     assert (error.problem.reason, str(error)) == ("ErrImagePull", "pull QPS exceeded")
-    assert bench.events.seen[-1][2] == 'Failed to pull image "r.io/a2:1": pull QPS exceeded'
+    assert bench.events.recorded[-1][2] == 'Failed to pull image "r.io/a2:1": pull QPS exceeded'
 
 
 async def test_a_present_image_somebody_else_brought() -> None:
@@ -394,7 +394,12 @@ async def test_every_pull_is_written_down_before_and_after() -> None:
     await bench.ensure("r.io/a")
     await bench.fails("r.io/b:1")
     await bench.fails("r.io/b:1")  # in back-off: no pull, no record
-    assert guard.told == [("intend", "r.io/a"), ("pulled", "r.io/a"), ("intend", "r.io/b:1"), ("failed", "r.io/b:1")]
+    assert guard.reported == [
+        ("intend", "r.io/a"),
+        ("pulled", "r.io/a"),
+        ("intend", "r.io/b:1"),
+        ("failed", "r.io/b:1"),
+    ]
 
 
 async def test_a_pull_given_up_is_written_down_too() -> None:
@@ -409,7 +414,7 @@ async def test_a_pull_given_up_is_written_down_too() -> None:
         task = pods.spawn(want(), name="p")
         await bench.clock.sleep(1)
         task.cancel()
-    assert guard.told == [("intend", "r.io/a:1"), ("failed", "r.io/a:1")]
+    assert guard.reported == [("intend", "r.io/a:1"), ("failed", "r.io/a:1")]
 
 
 class Broken(Logins):
@@ -463,4 +468,4 @@ async def test_without_the_gate_the_text_says_less() -> None:
     bench = PullerFixture(settings=PullSettings(checks_access=False))
     bench.cri.add_image("busybox:1")
     await bench.ensure("busybox:1")
-    assert bench.events.seen == [("Normal", "Pulled", 'Container image "busybox:1" already present on machine')]
+    assert bench.events.recorded == [("Normal", "Pulled", 'Container image "busybox:1" already present on machine')]

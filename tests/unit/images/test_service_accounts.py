@@ -14,10 +14,10 @@ from tests.unit.images.making import a_pulling_pod
 
 class Tokens:
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, TokenRequest]] = []
+        self.requested: list[tuple[str, str, TokenRequest]] = []
 
     async def token(self, namespace: str, service_account: str, request: TokenRequest) -> TokenRequest:
-        self.asked.append((namespace, service_account, request))
+        self.requested.append((namespace, service_account, request))
         return TokenRequest(status=TokenRequestStatus(token="t"))
 
 
@@ -28,7 +28,7 @@ async def test_account_and_token() -> None:
     account = await accounts.account("default", "acc")
     assert account.metadata.uid == made.metadata.uid
     assert await accounts.token(a_pulling_pod(), account, "aud") == "t"
-    [(namespace, name, request)] = tokens.asked
+    [(namespace, name, request)] = tokens.requested
     assert (namespace, name, request.metadata.uid) == ("default", "acc", made.metadata.uid)
     bound = request.spec.bound_object_ref
     assert bound is not None and (bound.kind, bound.name, bound.uid) == ("Pod", "web", "uid-web")

@@ -22,10 +22,10 @@ class DeadServer:
 
     def __init__(self) -> None:
         self._answer = threading.Event()
-        self.asked = 0
+        self.requested = 0
 
     def ask(self) -> str:
-        self.asked += 1
+        self.requested += 1
         assert self._answer.wait(60)
         return "answer"
 
@@ -64,7 +64,7 @@ async def test_a_stuck_call_is_remembered_and_refused_at_once(dead: DeadServer) 
         await calls.run(dead.ask, name="statvfs", key="/a", pod="uid-a", within=1.0)
     with pytest.raises(HostCallStuck, match="an earlier statvfs of /a has not come back"):
         await calls.run(dead.ask, name="statvfs", key="/a", pod="uid-a", within=60)
-    assert dead.asked == 1
+    assert dead.requested == 1
     assert [str(call) for call in calls.stuck("uid-a")] == ["statvfs of /a"] and calls.stuck("uid-b") == []
     assert 'pykubelet_host_calls_stuck{name="statvfs"} 1' in metrics.expose()
     # Another key, and another call of the same key, are not its business: an unmount must be tried.
@@ -79,7 +79,7 @@ async def test_a_stuck_call_is_remembered_and_refused_at_once(dead: DeadServer) 
 
 async def until_asked(dead: DeadServer, times: int) -> None:
     async with asyncio.timeout(10):
-        while dead.asked < times:  # noqa: ASYNC110
+        while dead.requested < times:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -109,7 +109,7 @@ async def test_pods_that_come_all_at_once_do_not_get_all_threads_either(
     calls = HostCalls()
     hanging = [calls.begin(dead.ask, name="mount", key=f"/{n}", pod=f"uid-{n}", within=600) for n in range(20)]
     assert await calls.run(lambda: "own", name="read", within=10) == "own"
-    assert dead.asked <= 3
+    assert dead.requested <= 3
     dead.answer()
     assert await asyncio.gather(*hanging) == ["answer"] * 20
     again = [calls.begin(dead.ask, name="mount", key=f"/{n}", pod=f"uid-{n}", within=600) for n in range(3)]
@@ -192,7 +192,7 @@ async def test_what_waits_for_a_thread_is_given_up_without_being_begun(
     dead.answer()
     await first
     assert await calls.run(lambda: 3, name="read", within=60) == 3
-    assert dead.asked == 1
+    assert dead.requested == 1
 
 
 @pytest.mark.real_loop

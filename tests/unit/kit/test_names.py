@@ -25,10 +25,10 @@ class SilentServer:
 
     def __init__(self) -> None:
         self.answers = threading.Event()
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def resolve(self, name: str) -> Found:
-        self.asked.append(name)
+        self.requested.append(name)
         if name != "here":
             self.answers.wait(30)
         if name.startswith("unknown"):
@@ -53,7 +53,7 @@ async def test_a_silent_name_server_costs_one_thread_a_name_and_others_nothing(s
     for _ in range(50):
         with pytest.raises(LookupFailed, match="lookup evil: i/o timeout"):
             await lookups.addresses("evil")
-    assert silent.asked == ["evil"] and lookups.under_way == 1
+    assert silent.requested == ["evil"] and lookups.under_way == 1
     assert len(await NameLookups(resolve=silent.resolve).addresses("here")) == 2
 
 
@@ -66,7 +66,7 @@ async def test_who_asks_meanwhile_shares_the_answer(silent: SilentServer) -> Non
     silent.answers.set()
     second, third = await asyncio.gather(*tasks[1:])
     assert (second[1][1][1], third[1][1][1]) == (2, 3)
-    assert silent.asked == ["slow"] and tasks[0].cancelled()
+    assert silent.requested == ["slow"] and tasks[0].cancelled()
 
 
 async def test_only_so_many_are_under_way_and_then_there_is_room_again(silent: SilentServer) -> None:

@@ -49,7 +49,7 @@ class NoNetwork:
 
 
 class ProbesFixture:
-    """One pod, `uid-web`, with exec probes; `asked` holds (time, first word of the command)."""
+    """One pod, `uid-web`, with exec probes; `requested` holds (time, first word of the command)."""
 
     def __init__(self, pod: Pod, *, age: float = 0.0, spread: float = 0.5) -> None:
         self.clock = LoopClock()
@@ -57,7 +57,7 @@ class ProbesFixture:
         self.table = PodTable()
         self.events = RecordedEvents()
         self.recorder = LifeRecorder(self.clock)
-        self.asked: list[tuple[float, str]] = []
+        self.requested: list[tuple[float, str]] = []
         self.script: Script = passes
         self.takes = 0.0
         self.changes: list[tuple[float, str, str, str]] = []
@@ -80,7 +80,7 @@ class ProbesFixture:
     # --- what the manager is given ----------------------------------------------------------------
 
     async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult:
-        self.asked.append((round(self.clock.monotonic(), 3), command[0]))
+        self.requested.append((round(self.clock.monotonic(), 3), command[0]))
         await self.clock.sleep(self.takes)
         answer = self.script(command[0])
         if isinstance(answer, Exception):
@@ -104,12 +104,16 @@ class ProbesFixture:
     ) -> None:
         since = at(self.clock.now() - ago)
         running = ContainerState(running=ContainerStateRunning(started_at=since))
-        self.tell(name, container_id, running, started, ready=was_ready)
+        self.report_container(name, container_id, running, started, ready=was_ready)
 
     def ends(self, container_id: str = "c1", *, code: int = 1, name: str = "app") -> None:
-        self.tell(name, container_id, ContainerState(terminated=ContainerStateTerminated(exit_code=code)), False)
+        self.report_container(
+            name, container_id, ContainerState(terminated=ContainerStateTerminated(exit_code=code)), False
+        )
 
-    def tell(self, name: str, container_id: str, state: ContainerState, started: bool, *, ready: bool = False) -> None:
+    def report_container(
+        self, name: str, container_id: str, state: ContainerState, started: bool, *, ready: bool = False
+    ) -> None:
         old = self.table.reported_status(uid_of(self.pod)) or PodStatus()
         others = [each for each in old.container_statuses if each.name != name]
         mine = ContainerStatus(
@@ -126,4 +130,4 @@ class ProbesFixture:
         return self.table.probe_outcomes(uid_of(self.pod)).get((kind, container_id))
 
     def times(self, word: str) -> list[float]:
-        return [when for when, asked in self.asked if asked == word]
+        return [when for when, asked in self.requested if asked == word]

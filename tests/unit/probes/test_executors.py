@@ -34,32 +34,32 @@ class Pod:
 
     def __init__(self, *answers: object) -> None:
         self.answers = list(answers)
-        self.asked: list[object] = []
+        self.requested: list[object] = []
 
     def _next(self) -> object:
-        answer = self.answers[min(len(self.asked), len(self.answers)) - 1]
+        answer = self.answers[min(len(self.requested), len(self.answers)) - 1]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     async def exec_sync(self, container_id: str, command: Sequence[str], timeout: int = 0) -> ExecResult:
-        self.asked.append((container_id, tuple(command), timeout))
+        self.requested.append((container_id, tuple(command), timeout))
         answer = self._next()
         assert isinstance(answer, ExecResult)
         return answer
 
     async def get(self, request: HttpRequest, *, timeout: float | None, max_body: int) -> HttpAnswer:
-        self.asked.append((request.url, timeout, max_body))
+        self.requested.append((request.url, timeout, max_body))
         answer = self._next()
         assert isinstance(answer, HttpAnswer)
         return answer
 
     async def connect(self, host: str, port: int, *, timeout: float) -> None:
-        self.asked.append((host, port, timeout))
+        self.requested.append((host, port, timeout))
         self._next()
 
     async def grpc_health(self, host: str, port: int, service: str, *, timeout: int) -> None:
-        self.asked.append((host, port, service, timeout))
+        self.requested.append((host, port, service, timeout))
         self._next()
 
 
@@ -84,7 +84,7 @@ GET = Probe(http_get=HTTPGetAction(port="web", path="/ok"))
 async def test_exec(result: object, answer: Answer) -> None:
     pod = Pod(result)
     assert await ask(EXEC, pod) == answer
-    assert pod.asked == [("c1", ("cat", "a"), 2)]
+    assert pod.requested == [("c1", ("cat", "a"), 2)]
 
 
 async def test_a_command_that_grows_beyond_every_use_is_an_error_of_the_probe() -> None:
@@ -92,7 +92,7 @@ async def test_a_command_that_grows_beyond_every_use_is_an_error_of_the_probe() 
     grows = Probe(exec=ExecAction(command=["$(BIG)$(BIG)"] * 4))
     with pytest.raises(ProbeErrored, match="the probe's command is longer than"):
         await ask(grows, pod)
-    assert pod.asked == []
+    assert pod.requested == []
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_a_command_that_grows_beyond_every_use_is_an_error_of_the_probe() 
 async def test_http(reply: object, answer: Answer) -> None:
     pod = Pod(reply)
     assert await ask(GET, pod) == answer
-    assert pod.asked == [("http://10.0.0.5:8080/ok", 1, 10240)]
+    assert pod.requested == [("http://10.0.0.5:8080/ok", 1, 10240)]
 
 
 @pytest.mark.parametrize(
@@ -144,24 +144,24 @@ async def test_http(reply: object, answer: Answer) -> None:
 async def test_tcp_and_grpc(probe: Probe, reply: object, asked: object, answer: Answer) -> None:
     pod = Pod(reply)
     assert await ask(probe, pod) == answer
-    assert pod.asked == [asked]
+    assert pod.requested == [asked]
 
 
 async def test_errors_are_tried_three_times() -> None:
     pod = Pod(RuntimeDown("gone"), CriError("oops"), ExecResult())
     assert await ask(EXEC, pod) == Answer(Result.SUCCESS)
-    assert len(pod.asked) == 3
+    assert len(pod.requested) == 3
     pod = Pod(CriError("oops"))
     with pytest.raises(ProbeErrored, match="oops") as caught:
         await ask(EXEC, pod)
-    assert (len(pod.asked), caught.value.state) == (3, "unknown")
+    assert (len(pod.requested), caught.value.state) == (3, "unknown")
 
 
 async def test_a_body_that_breaks_off_is_an_error_not_an_answer() -> None:
     pod = Pod(BodyProblem("unexpected EOF"))
     with pytest.raises(ProbeErrored) as caught:
         await ask(GET, pod)
-    assert (len(pod.asked), caught.value.state) == (3, "failure")
+    assert (len(pod.requested), caught.value.state) == (3, "failure")
 
 
 @pytest.mark.parametrize(
@@ -177,4 +177,4 @@ async def test_what_cannot_be_asked_is_an_error(probe: Probe) -> None:
     pod = Pod(None)
     with pytest.raises(ProbeErrored):
         await ask(probe, pod)
-    assert pod.asked == []
+    assert pod.requested == []

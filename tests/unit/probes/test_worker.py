@@ -33,7 +33,7 @@ async def test_a_container_is_probed_the_moment_it_runs_and_then_on_its_period()
     bench = ProbesFixture(a_pod(containers=[ready(period_seconds=10)]))
     async with bench.up():
         await bench.clock.sleep(3.3)
-        assert bench.asked == []
+        assert bench.requested == []
         bench.runs()
         await bench.clock.sleep(30)
     assert bench.times("ready") == [3.3, 13.3, 23.3, 33.3]
@@ -133,7 +133,7 @@ async def test_startup_gates_the_others_and_ends_with_its_success() -> None:
     async with bench.up():
         bench.runs(started=False)
         await bench.clock.sleep(4)
-        assert {word for _, word in bench.asked} == {"start"}
+        assert {word for _, word in bench.requested} == {"start"}
         await bench.clock.sleep(3)
         assert bench.outcome(START) is GOOD
         bench.runs(started=True, ago=7)
@@ -277,7 +277,7 @@ async def test_sidecars_have_probes_and_plain_init_containers_do_not() -> None:
         bench.runs(name="init")
         bench.runs("s1", name="side")
         await bench.clock.sleep(1)
-    assert [word for _, word in bench.asked] == ["side"]
+    assert [word for _, word in bench.requested] == ["side"]
     assert bench.events.texts == ["Warning Unhealthy spec.initContainers{side}: Readiness probe failed: sick"]
 
 

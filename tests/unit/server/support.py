@@ -138,11 +138,11 @@ class FakeReviewer:
     tokens: dict[str, str] = field(default_factory=dict)
     rights: set[tuple[str, str, str]] = field(default_factory=set)
     everything: set[str] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     failure: Exception | None = None
 
     async def token_review(self, token: str, audiences: Sequence[str] = ()) -> TokenReviewStatus:
-        self.asked.append(f"token {token}")
+        self.requested.append(f"token {token}")
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
@@ -153,7 +153,7 @@ class FakeReviewer:
         attributes = spec.resource_attributes
         assert attributes is not None
         right = (spec.user or "", attributes.verb or "", attributes.subresource or "")
-        self.asked.append(" ".join(right))
+        self.requested.append(" ".join(right))
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure

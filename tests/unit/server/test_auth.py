@@ -59,7 +59,7 @@ async def test_a_token_is_asked_about_once_per_its_time() -> None:
     auth = authenticator(reviewer)
     assert await auth.identify(TOKEN, None) == ADA
     assert await asyncio.gather(*(auth.identify(TOKEN, None) for _ in range(5))) == [ADA] * 5
-    assert reviewer.asked == ["token t1"]
+    assert reviewer.requested == ["token t1"]
     reviewer.tokens = {}
     await LoopClock().sleep(119)
     assert await auth.identify(TOKEN, None) == ADA
@@ -75,7 +75,7 @@ async def test_callers_at_the_same_time_share_one_question() -> None:
     reviewer = FakeReviewer(tokens={"t1": "ada"})
     auth = authenticator(reviewer)
     assert await asyncio.gather(*(auth.identify(TOKEN, None) for _ in range(5))) == [ADA] * 5
-    assert reviewer.asked == ["token t1"]
+    assert reviewer.requested == ["token t1"]
 
 
 async def test_a_failure_is_not_remembered() -> None:
@@ -139,10 +139,10 @@ async def test_rights_are_asked_in_order_and_remembered() -> None:
     authorizer = make_authorizer(settings=Authorization(), reviewer=reviewer, node_name="n", clock=LoopClock())
     await authorizer.check(ADA, "GET", ("pods", "proxy"))
     await authorizer.check(ADA, "GET", ("pods", "proxy"))
-    assert reviewer.asked == ["ada get pods", "ada get proxy"]
+    assert reviewer.requested == ["ada get pods", "ada get proxy"]
     await LoopClock().sleep(31)
     await authorizer.check(ADA, "GET", ("pods", "proxy"))
-    assert reviewer.asked[2:] == ["ada get pods"], "a yes lasts longer than a no"
+    assert reviewer.requested[2:] == ["ada get pods"], "a yes lasts longer than a no"
     reviewer.rights = set()
     await LoopClock().sleep(280)
     with pytest.raises(Refused, match=r"verb=get, resource=nodes, subresource\(s\)=\[pods proxy\]"):
@@ -209,7 +209,7 @@ async def test_a_token_that_is_no_text_is_nobody_s() -> None:
             call = Request(headers=[("authorization", "Bearer " + b"t\xff".decode("utf-8", "surrogateescape"))])
             await authenticator(reviewer, anonymous=anonymous).identify(call, None)
         assert refused.value.status == 401
-    assert reviewer.asked == []
+    assert reviewer.requested == []
 
 
 async def test_made_up_tokens_leave_the_api_server_to_others() -> None:

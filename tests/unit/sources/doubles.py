@@ -62,13 +62,13 @@ class DeliveredSets:
 
 
 class ScriptedWatch:
-    """A watch whose events the test tells; `opened` and `closed` count."""
+    """A watch that reports the events the test gives; `opened` and `closed` count."""
 
     def __init__(self) -> None:
         self.opened = 0
         self.closed = 0
         self.refuse: OSError | None = None
-        self._told: list[FileEvent] = []
+        self._notified: list[FileEvent] = []
         self._filled = asyncio.Event()
 
     def open(self, _path: Path) -> ScriptedWatch:
@@ -77,8 +77,8 @@ class ScriptedWatch:
         self.opened += 1
         return self
 
-    def tell(self, *events: FileEvent) -> None:
-        self._told.extend(events)
+    def notify(self, *events: FileEvent) -> None:
+        self._notified.extend(events)
         self._filled.set()
 
     async def wait(self, at_most: float | None) -> list[FileEvent]:
@@ -87,7 +87,7 @@ class ScriptedWatch:
                 await self._filled.wait()
         except TimeoutError:
             return []
-        told, self._told = self._told, []
+        told, self._notified = self._notified, []
         self._filled.clear()
         return told
 
@@ -100,10 +100,10 @@ class ScriptedFetch:
 
     def __init__(self, *answers: Fetched | Exception) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[str, dict[str, str], float, int]] = []
+        self.requested: list[tuple[str, dict[str, str], float, int]] = []
 
     async def __call__(self, url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int) -> Fetched:
-        self.asked.append((url, dict(headers), timeout, max_bytes))
+        self.requested.append((url, dict(headers), timeout, max_bytes))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer

@@ -63,7 +63,7 @@ async def test_a_pod_or_a_list(text: str, names: list[str]) -> None:
     await bed.check()
     assert bed.sets.names == [names]
     assert bed.sets.sets[0][0] is Source.HTTP
-    assert bed.fetch.asked == [(URL, {"X-Key": "v"}, 10.0, 10 * 1024 * 1024)]
+    assert bed.fetch.requested == [(URL, {"X-Key": "v"}, 10.0, 10 * 1024 * 1024)]
     pod = bed.sets.sets[0][1][0]
     assert pod.spec.tolerations == []
 
@@ -137,7 +137,7 @@ async def test_it_asks_again_after_each_period() -> None:
         await bed.clock.sleep(19)
         assert bed.sets.names == [["a-node"], ["b-node"]]
         await bed.clock.sleep(59)
-        assert len(bed.fetch.asked) == 4
+        assert len(bed.fetch.requested) == 4
 
 
 async def test_names_of_pods_are_shown() -> None:

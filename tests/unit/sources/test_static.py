@@ -53,9 +53,9 @@ class StaticSourceFixture:
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text)
 
-    async def tell(self, *events: tuple[Happened, str]) -> None:
-        """What the kernel would tell; returns when it was handled, long before any deadline."""
-        self.watch.tell(*(FileEvent(kind, name) for kind, name in events))
+    async def notify(self, *events: tuple[Happened, str]) -> None:
+        """What the kernel would report; returns when it was handled, long before any deadline."""
+        self.watch.notify(*(FileEvent(kind, name) for kind, name in events))
         await self.clock.sleep(0.001)
 
     @property
@@ -93,7 +93,7 @@ async def test_an_empty_or_missing_folder_is_a_set_too(tmp_path: Path) -> None:
 async def test_a_finished_write_is_delivered_at_once(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
-        await bed.tell((Happened.CREATED, "a.yaml"), (Happened.MODIFIED, "a.yaml"), (Happened.WRITTEN, "a.yaml"))
+        await bed.notify((Happened.CREATED, "a.yaml"), (Happened.MODIFIED, "a.yaml"), (Happened.WRITTEN, "a.yaml"))
         assert bed.last == ["a"]
         assert bed.source.snapshot().pods == ("default/a-node",)
 
@@ -101,12 +101,12 @@ async def test_a_finished_write_is_delivered_at_once(bed: StaticSourceFixture) -
 async def test_a_file_is_not_read_while_it_is_written(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a")[:20])
-        await bed.tell((Happened.CREATED, "a.yaml"), (Happened.MODIFIED, "a.yaml"), (Happened.TOUCHED, "a.yaml"))
+        await bed.notify((Happened.CREATED, "a.yaml"), (Happened.MODIFIED, "a.yaml"), (Happened.TOUCHED, "a.yaml"))
         await bed.clock.sleep(5)
         await bed.source.rescan()
         assert bed.loader.names == []
         bed.write("a.yaml", manifest("a"))
-        await bed.tell((Happened.MODIFIED, "a.yaml"), (Happened.WRITTEN, "a.yaml"))
+        await bed.notify((Happened.MODIFIED, "a.yaml"), (Happened.WRITTEN, "a.yaml"))
         assert bed.last == ["a"]
         assert bed.events.all == []
 
@@ -114,7 +114,7 @@ async def test_a_file_is_not_read_while_it_is_written(bed: StaticSourceFixture) 
 async def test_a_writer_that_never_closes_is_not_waited_for_for_ever(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
-        await bed.tell((Happened.CREATED, "a.yaml"), (Happened.MODIFIED, "a.yaml"))
+        await bed.notify((Happened.CREATED, "a.yaml"), (Happened.MODIFIED, "a.yaml"))
         await bed.clock.sleep(9)
         assert bed.last == []
         await bed.clock.sleep(2)
@@ -124,7 +124,7 @@ async def test_a_writer_that_never_closes_is_not_waited_for_for_ever(bed: Static
 async def test_a_file_that_appears_complete_is_read_a_moment_later(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
-        await bed.tell((Happened.CREATED, "a.yaml"))
+        await bed.notify((Happened.CREATED, "a.yaml"))
         assert bed.last == []
         await bed.clock.sleep(1.1)
         assert bed.last == ["a"]
@@ -134,7 +134,7 @@ async def test_a_deleted_file_is_gone_at_once(bed: StaticSourceFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():
         (bed.path / "a.yaml").unlink()
-        await bed.tell((Happened.DELETED, "a.yaml"))
+        await bed.notify((Happened.DELETED, "a.yaml"))
         assert bed.last == []
 
 
@@ -147,7 +147,7 @@ async def test_a_file_deleted_and_written_again_is_a_pod_that_was_gone(bed: Stat
         bed.write("a.yaml", manifest("a"))
         happened = [Happened.DELETED, Happened.CREATED, Happened.MODIFIED, Happened.WRITTEN]
         for batch in [happened] if at_once else [[each] for each in happened]:
-            await bed.tell(*((each, "a.yaml") for each in batch))
+            await bed.notify(*((each, "a.yaml") for each in batch))
         assert bed.sets.names == [["a-node", "b-node"], ["b-node"], ["a-node", "b-node"]]
 
 
@@ -157,7 +157,7 @@ async def test_a_copy_that_outlives_its_original_is_not_shown_gone(bed: StaticSo
     async with bed.followed():
         bed.write("b.yaml", fixed)
         (bed.path / "a.yaml").unlink()
-        await bed.tell((Happened.CREATED, "b.yaml"), (Happened.WRITTEN, "b.yaml"), (Happened.DELETED, "a.yaml"))
+        await bed.notify((Happened.CREATED, "b.yaml"), (Happened.WRITTEN, "b.yaml"), (Happened.DELETED, "a.yaml"))
         await bed.clock.sleep(2)
         assert [[pod.metadata.uid for pod in pods] for _, pods in bed.sets.sets] == [["fixed"], ["fixed"]]
 
@@ -166,7 +166,7 @@ async def test_a_file_moved_away_is_gone_in_a_moment(bed: StaticSourceFixture) -
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():
         (bed.path / "a.yaml").rename(bed.path / ".a")
-        await bed.tell((Happened.MOVED_AWAY, "a.yaml"))
+        await bed.notify((Happened.MOVED_AWAY, "a.yaml"))
         assert bed.last == ["a"]
         await bed.clock.sleep(0.2)
         assert bed.last == []
@@ -176,14 +176,14 @@ async def test_saving_by_rename_never_shows_the_pod_gone(bed: StaticSourceFixtur
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():
         (bed.path / "a.yaml").rename(bed.path / "a.yaml~")
-        await bed.tell((Happened.MOVED_AWAY, "a.yaml"), (Happened.WRITTEN, "a.yaml~"))
+        await bed.notify((Happened.MOVED_AWAY, "a.yaml"), (Happened.WRITTEN, "a.yaml~"))
         bed.write("a.yaml", "")
-        await bed.tell((Happened.CREATED, "a.yaml"))
+        await bed.notify((Happened.CREATED, "a.yaml"))
         await bed.clock.sleep(0.5)
         bed.write("a.yaml", manifest("a", "busybox:2"))
-        await bed.tell((Happened.MODIFIED, "a.yaml"), (Happened.WRITTEN, "a.yaml"))
+        await bed.notify((Happened.MODIFIED, "a.yaml"), (Happened.WRITTEN, "a.yaml"))
         (bed.path / "a.yaml~").unlink()
-        await bed.tell((Happened.DELETED, "a.yaml~"))
+        await bed.notify((Happened.DELETED, "a.yaml~"))
         await bed.clock.sleep(1)
         images = [[pod.spec.containers[0].image for pod in pods] for _, pods in bed.sets.sets]
         assert [image for image, *rest in images if not rest][-1] == "busybox:2"
@@ -198,7 +198,7 @@ async def test_a_pod_that_moves_to_another_file_is_not_shown_gone(bed: StaticSou
     async with bed.followed():
         bed.clock.drift = 1.0
         (bed.path / "a.yaml").rename(bed.path / "b.yaml")
-        await bed.tell((Happened.MOVED_AWAY, "a.yaml"), (Happened.WRITTEN, "b.yaml"))
+        await bed.notify((Happened.MOVED_AWAY, "a.yaml"), (Happened.WRITTEN, "b.yaml"))
         await bed.clock.sleep(2)
         assert [[pod.metadata.uid for pod in pods] for _, pods in bed.sets.sets] == [["fixed"], ["fixed"]]
 
@@ -208,7 +208,7 @@ async def test_a_burst_is_delivered_while_it_is_read(bed: StaticSourceFixture) -
         bed.clock.drift = 0.004
         for i in range(20):
             bed.write(f"{i:02}.yaml", manifest(f"p{i:02}"))
-        await bed.tell(*((Happened.WRITTEN, f"{i:02}.yaml") for i in range(20)))
+        await bed.notify(*((Happened.WRITTEN, f"{i:02}.yaml") for i in range(20)))
         sizes = [len(names) for names in bed.sets.names]
         assert sizes[-1] == 20
         assert sizes == sorted(sizes)
@@ -230,7 +230,7 @@ async def test_the_rescan_finds_what_was_not_told(bed: StaticSourceFixture) -> N
 async def test_nothing_new_is_not_delivered(bed: StaticSourceFixture) -> None:
     bed.write("a.yaml", manifest("a"))
     async with bed.followed():
-        await bed.tell((Happened.WRITTEN, "a.yaml"), (Happened.TOUCHED, "a.yaml"))
+        await bed.notify((Happened.WRITTEN, "a.yaml"), (Happened.TOUCHED, "a.yaml"))
         await bed.clock.sleep(10 * PERIOD)
         assert len(bed.sets.sets) == 1
         assert bed.loader.names == ["a.yaml"]
@@ -239,14 +239,14 @@ async def test_nothing_new_is_not_delivered(bed: StaticSourceFixture) -> None:
 async def test_after_an_overflow_everything_is_looked_at(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
-        await bed.tell((Happened.MODIFIED, "a.yaml"), (Happened.RESCAN, ""))
+        await bed.notify((Happened.MODIFIED, "a.yaml"), (Happened.RESCAN, ""))
         assert bed.last == ["a"]
 
 
 async def test_the_watch_is_opened_anew_when_it_lost_the_path(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a"))
-        await bed.tell((Happened.REOPEN, ""))
+        await bed.notify((Happened.REOPEN, ""))
         assert (bed.watch.opened, bed.watch.closed) == (2, 1)
         assert bed.last == ["a"]
     assert bed.watch.closed == 2
@@ -270,7 +270,7 @@ async def test_a_bad_file_is_one_event_about_its_pod_or_the_node(bed: StaticSour
     async with bed.followed():
         for name in ("a.yaml", "b.yaml"):
             bed.write(name, "kind: [")
-            await bed.tell((Happened.WRITTEN, name))
+            await bed.notify((Happened.WRITTEN, name))
         await bed.clock.sleep(10 * PERIOD)
         assert [event[:3] for event in bed.events.all] == [
             ("a-node", "Warning", "FailedValidation"),
@@ -292,16 +292,16 @@ async def test_hidden_files_tell_nothing_unless_links_go_through_them(bed: Stati
         bed.write("..v2/a.yaml", manifest("b"))
         (bed.path / "..tmp").symlink_to("..v2")
         (bed.path / "..tmp").rename(bed.path / "..data")
-        await bed.tell((Happened.WRITTEN, "..data"))
+        await bed.notify((Happened.WRITTEN, "..data"))
         assert bed.last == ["b"]
-        await bed.tell((Happened.WRITTEN, ".swp"))
+        await bed.notify((Happened.WRITTEN, ".swp"))
         assert len(bed.sets.sets) == 2
 
 
 async def test_big_files_are_read_too(bed: StaticSourceFixture) -> None:
     async with bed.followed():
         bed.write("a.yaml", manifest("a") + "#" * BIG_BYTES)
-        await bed.tell((Happened.WRITTEN, "a.yaml"))
+        await bed.notify((Happened.WRITTEN, "a.yaml"))
         assert bed.last == ["a"]
 
 

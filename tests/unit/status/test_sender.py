@@ -72,7 +72,7 @@ class SenderFixture:
     def bound(self, name: str = "web", **fields: Any) -> Pod:
         return self.kube.add(a_pod(name, node_name="box", **fields))
 
-    def tell(self, pod: Pod, phase: str, **fields: Any) -> None:
+    def report(self, pod: Pod, phase: str, **fields: Any) -> None:
         self.statuses.set_status(pod, PodStatus(phase=phase, **fields))
 
     def shown(self, name: str = "web") -> PodStatus:
@@ -95,7 +95,7 @@ async def test_a_change_is_sent_at_once_without_reading_the_pod_first() -> None:
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.tell(pod, "Running", container_statuses=[running_container()])
+        bed.report(pod, "Running", container_statuses=[running_container()])
         await bed.clock.sleep(0.001)
         assert bed.shown().phase == "Running"
     assert bed.kube.calls_of("get", Pod) == []
@@ -109,7 +109,7 @@ async def test_a_status_the_server_has_already_is_not_sent() -> None:
     pod = bed.bound(status=PodStatus(phase="Running"))
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.tell(pod, "Running")
+        bed.report(pod, "Running")
         await bed.clock.sleep(60)
     assert bed.patches == []
 
@@ -120,10 +120,10 @@ async def test_what_changes_while_a_request_runs_is_sent_next_and_only_the_newes
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.tell(pod, "Pending", reason="one")
+        bed.report(pod, "Pending", reason="one")
         await bed.clock.sleep(0.5)
         for reason in ("two", "three", "four"):
-            bed.tell(pod, "Pending", reason=reason)
+            bed.report(pod, "Pending", reason=reason)
         await bed.clock.sleep(2)
         assert bed.shown().reason == "four"
     assert [patch["status"].get("reason") for patch in bed.patches] == ["one", "four"]
@@ -136,7 +136,7 @@ async def test_a_few_pods_are_sent_at_once_and_never_more() -> None:
     async with bed.running():
         await bed.clock.sleep(1)
         for pod in pods:
-            bed.tell(pod, "Running")
+            bed.report(pod, "Running")
         await bed.clock.sleep(0.5)
         assert all(bed.shown(f"p{number}").phase == "Running" for number in range(30))
     assert bed.kube.most == 8
@@ -149,10 +149,10 @@ async def test_nothing_is_lost_while_the_server_is_away() -> None:
         await bed.clock.sleep(1)
         bed.kube.stop()
         for pod in pods:
-            bed.tell(pod, "Pending")
+            bed.report(pod, "Pending")
         await bed.clock.sleep(30)
         for pod in pods:
-            bed.tell(pod, "Running")
+            bed.report(pod, "Running")
         await bed.clock.sleep(30)
         assert len(bed.kube.calls_of("patch", Pod)) < 100
         bed.kube.start()
@@ -167,7 +167,7 @@ async def test_a_pod_created_anew_under_the_same_name_keeps_its_own_status() -> 
         await bed.clock.sleep(1)
         bed.kube.remove(Pod, "web", "default")
         bed.kube.add(a_pod("web", node_name="box", uid="new"))
-        bed.tell(old, "Failed")
+        bed.report(old, "Failed")
         await bed.clock.sleep(30)
         assert bed.shown().phase is None
 
@@ -179,7 +179,7 @@ async def test_a_pod_that_is_gone_is_not_asked_for_again_and_again() -> None:
         await bed.clock.sleep(1)
         bed.kube.remove(Pod, "web", "default")
         await bed.clock.sleep(1)
-        bed.tell(pod, "Failed")
+        bed.report(pod, "Failed")
         await bed.clock.sleep(60)
     assert bed.patches == []
 
@@ -189,7 +189,7 @@ async def test_a_status_that_somebody_else_overwrote_is_put_right() -> None:
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.tell(pod, "Running")
+        bed.report(pod, "Running")
         await bed.clock.sleep(1)
         shown = bed.kube.find(Pod, "web", "default")
         assert shown is not None
@@ -212,7 +212,7 @@ async def test_what_somebody_else_wrote_while_the_watch_was_away_is_put_right_to
         theirs = [PodCondition(type="Ready", status="False", last_transition_time=utc(1_700_000_050))]
         bed.kube.change(msgspec.structs.replace(pod, status=PodStatus(phase="Running", conditions=theirs)))
         later = [PodCondition(type="Ready", status="True", last_transition_time=utc(1_700_000_100))]
-        bed.tell(pod, "Running", conditions=later)
+        bed.report(pod, "Running", conditions=later)
         await bed.clock.sleep(60)
         assert [condition.status for condition in bed.shown().conditions] == ["True"]
     assert len(bed.patches) == 2
@@ -224,7 +224,7 @@ async def test_an_end_is_held_back_until_nothing_runs() -> None:
     async with bed.running():
         await bed.clock.sleep(1)
         bed.could_run = True
-        bed.tell(pod, "Failed", reason="Evicted")
+        bed.report(pod, "Failed", reason="Evicted")
         await bed.clock.sleep(60)
         assert (bed.shown().phase, bed.shown().reason) == ("Running", None)
         bed.could_run = False
@@ -238,7 +238,7 @@ async def test_an_end_held_back_is_found_even_if_nobody_says_that_it_may_go() ->
     pod = bed.bound(status=PodStatus(phase="Running"))
     async with bed.running():
         bed.could_run = True
-        bed.tell(pod, "Failed")
+        bed.report(pod, "Failed")
         await bed.clock.sleep(5)
         bed.could_run = False
         await bed.clock.sleep(10)
@@ -250,7 +250,7 @@ async def test_a_finished_pod_that_was_to_go_is_deleted_for_good() -> None:
     pod = bed.bound(deleted=True)
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.tell(pod, "Failed")
+        bed.report(pod, "Failed")
         await bed.clock.sleep(30)
         assert bed.shown().phase == "Failed"
         bed.statuses.terminate(pod, PodStatus(phase="Failed"))
@@ -292,7 +292,7 @@ async def test_the_status_of_a_static_pod_goes_to_its_mirror_once_there_is_one()
     static = a_pod("web", static=True, uid="hash-1")
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.tell(static, "Running")
+        bed.report(static, "Running")
         await bed.clock.sleep(5)
         assert bed.patches == []
         bed.kube.add(a_pod("web", node_name="box", uid="mirror-1", annotations={MIRROR_ANNOTATION: "hash-1"}))
@@ -323,7 +323,7 @@ async def test_a_refused_status_is_sent_again_every_ten_seconds(caplog: pytest.L
     async with bed.running():
         await bed.clock.sleep(1)
         bed.kube.fail_next("patch", Invalid("no", code=422), times=3)
-        bed.tell(pod, "Running")
+        bed.report(pod, "Running")
         await bed.clock.sleep(25)
         assert len(bed.patches) == 3
         assert bed.sender.unsent([uid_of(pod)]) == [uid_of(pod)]
@@ -340,9 +340,9 @@ async def test_another_status_than_the_refused_one_is_sent_at_once() -> None:
     async with bed.running():
         await bed.clock.sleep(1)
         bed.kube.fail_next("patch", Invalid("no", code=400))
-        bed.tell(pod, "Pending", reason="one")
+        bed.report(pod, "Pending", reason="one")
         await bed.clock.sleep(1)
-        bed.tell(pod, "Running")
+        bed.report(pod, "Running")
         await bed.clock.sleep(0.01)
         assert bed.shown().phase == "Running"
 
@@ -366,7 +366,7 @@ async def test_a_server_restored_from_a_backup_learns_what_it_lost() -> None:
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.tell(pod, "Running")
+        bed.report(pod, "Running")
         await bed.clock.sleep(1)
         bed.kube.store.version = 100
         bed.kube.store.compact()
@@ -386,7 +386,7 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks() -> None:
     async with bed.running():
         await bed.clock.sleep(1)
         bed.kube.fail_next("patch", TooManyRequests("later", code=429, retry_after=3.0))
-        bed.tell(pod, "Running")
+        bed.report(pod, "Running")
         await bed.clock.sleep(2.9)
         assert len(bed.patches) == 1
         await bed.clock.sleep(0.2)
@@ -400,7 +400,7 @@ async def test_last_statuses_leave_before_the_agent_does() -> None:
     async with bed.running():
         await bed.clock.sleep(1)
         for pod in pods:
-            bed.tell(pod, "Running")
+            bed.report(pod, "Running")
         await bed.clock.sleep(0.1)
     assert all(bed.shown(f"p{number}").phase == "Running" for number in range(20))
 
@@ -411,7 +411,7 @@ async def test_leaving_does_not_wait_for_a_server_that_is_away() -> None:
     async with bed.running():
         await bed.clock.sleep(1)
         bed.kube.patch_takes = 3600.0
-        bed.tell(pod, "Running")
+        bed.report(pod, "Running")
         began = bed.clock.monotonic()
     assert bed.clock.monotonic() - began <= 5.1
 
@@ -421,10 +421,10 @@ async def test_records_of_forgotten_pods_are_dropped() -> None:
     pod = bed.bound()
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.tell(pod, "Running")
+        bed.report(pod, "Running")
         await bed.clock.sleep(1)
         bed.sender.keep_only([])
-        bed.tell(pod, "Pending")
+        bed.report(pod, "Pending")
         await bed.clock.sleep(1)
         assert bed.shown().phase == "Pending"
 
@@ -441,12 +441,12 @@ async def test_a_status_that_cannot_even_be_made_is_that_pod_s_trouble_alone() -
     odd, good = bed.bound("odd"), bed.bound("good")
     async with bed.running():
         await bed.clock.sleep(1)
-        bed.tell(odd, "Running")
-        bed.tell(good, "Running")
+        bed.report(odd, "Running")
+        bed.report(good, "Running")
         await bed.clock.sleep(1)
         assert bed.shown("good").phase == "Running" and bed.shown("odd").phase != "Running"
         broken = False
         await bed.clock.sleep(120)
         assert bed.shown("odd").phase == "Running"
         broken = True
-        bed.tell(odd, "Failed")
+        bed.report(odd, "Failed")

@@ -36,7 +36,7 @@ async def test_a_lock_is_held_until_it_is_let_go(tmp_path: Path) -> None:
         assert not await session.is_shutting_down()
         lock = await session.delay_shutdown()
         assert logind.locks() == 1
-        assert logind.asked == [("shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")]
+        assert logind.requested == [("shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")]
         lock.release()
         lock.release()
         for _ in range(500):  # the bus has a copy of its own until it has handed the other one over

@@ -21,7 +21,7 @@ class ByteServer:
         self.closes = closes
         self.port = 0
         self.release = asyncio.Event()
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
 
     def request(self, target: str = "/", **fields: object) -> HttpRequest:
         values: dict[str, object] = {"scheme": "http", "host": "127.0.0.1", "port": self.port, "target": target}
@@ -33,7 +33,7 @@ class ByteServer:
             while b"\r\n\r\n" not in request and (data := await reader.read(4096)):
                 request += data
             self.requests.append(request)
-            self.asked.set()
+            self.requested.set()
             answer = self.answers[min(len(self.requests), len(self.answers)) - 1]
             writer.write(answer.replace(b"PORT", str(self.port).encode()))
             await writer.drain()

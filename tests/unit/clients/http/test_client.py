@@ -239,7 +239,7 @@ async def test_fetch_takes_any_address_and_refuses_long_answers() -> None:
 async def test_a_cancelled_call_leaves_nothing_open() -> None:
     async with serving(b"", closes=False) as server:
         task = asyncio.get_running_loop().create_task(CALLS.get(server.request(), timeout=None, max_body=1))
-        await server.asked.wait()
+        await server.requested.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

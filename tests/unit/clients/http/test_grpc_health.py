@@ -40,7 +40,7 @@ class Health(grpc.GenericRpcHandler):
 
     def __init__(self, status: int | None) -> None:
         self.status = status
-        self.asked: list[bytes] = []
+        self.requested: list[bytes] = []
         self.agents: list[str] = []
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -50,7 +50,7 @@ class Health(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(self._check)
 
     async def _check(self, request: bytes, context: object) -> bytes:
-        self.asked.append(request)
+        self.requested.append(request)
         if self.status is None:
             await asyncio.get_running_loop().create_future()
         return bytes([8, self.status or 0])
@@ -73,7 +73,7 @@ async def test_serving_is_success() -> None:
     handler = Health(1)
     async with health_server(handler) as port:
         await check_health("127.0.0.1", port, "db", timeout=5)
-    assert handler.asked == [b"\x0a\x02db"]
+    assert handler.requested == [b"\x0a\x02db"]
     assert handler.agents[0].startswith("kube-probe/1.36 ")
 
 

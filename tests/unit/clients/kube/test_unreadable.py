@@ -50,10 +50,10 @@ class Heard:
     def __init__(self) -> None:
         self.metrics = Registry()
         self.unreadable = UnreadableObjects(self.metrics)
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.changes: list[str] = []
         self._news = asyncio.Event()
-        self.unreadable.listen(lambda found: self.told.append(found.shown))
+        self.unreadable.listen(lambda found: self.reported.append(found.shown))
 
     def on_change(self, change: Change[Pod]) -> None:
         ending = " ending" if change.object.metadata.deletion_timestamp is not None else ""
@@ -105,7 +105,7 @@ async def test_what_a_server_stores_and_go_reads_is_read(odd: str) -> None:
         transport.send(event("ADDED", pod_json("c", 3)))
         await settle()
         assert names(live) == ["a", "b", "c", "odd", "odd2"]
-    assert heard.told == []
+    assert heard.reported == []
 
 
 async def test_neighbours_of_an_unreadable_object_are_seen_and_the_watch_goes_on_behind_it() -> None:
@@ -126,7 +126,7 @@ async def test_neighbours_of_an_unreadable_object_are_seen_and_the_watch_goes_on
         await settle()
         assert names(live) == ["a", "b", "c", "worse"]
         assert heard.unreadable.now() == []
-    assert heard.told == ["Pod ns/bad", "Pod ns/worse"]
+    assert heard.reported == ["Pod ns/bad", "Pod ns/worse"]
     assert heard.counted == 4
 
 
@@ -203,7 +203,7 @@ async def test_a_single_object_that_cannot_be_read_is_an_error_of_whoever_asked(
         await client.create(SubjectAccessReview())
     with pytest.raises(ApiServerError, match=r"status\.token"):
         await client.create_token("ns", "me", TokenRequest())
-    assert heard.told[0] == "Pod ns/bad" and len(heard.told) == 3
+    assert heard.reported[0] == "Pod ns/bad" and len(heard.reported) == 3
     await client.close()
 
 
@@ -223,7 +223,7 @@ async def test_large_lists_are_read_the_same_way(depth: int) -> None:
             await heard.until("ADDED d")
         assert names(live) == ["a", "b", "c", "d"]
         assert transport.watched_from == ["4"]
-    assert heard.told == ["Pod ns/bad"]
+    assert heard.reported == ["Pod ns/bad"]
 
 
 def test_what_is_told_has_bounds() -> None:

@@ -35,7 +35,7 @@ STAGING, TARGET = Path("/staging"), Path("/target")
 class Driver:
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
-        self.asked: list[Any] = []
+        self.requested: list[Any] = []
 
     @asynccontextmanager
     async def at(self, socket: Path) -> AsyncIterator[GrpcCsiNode]:
@@ -49,7 +49,7 @@ class Driver:
 
     def answering(self, name: str) -> Any:
         async def answer(request: Any, context: Any) -> Any:
-            self.asked.append(request)
+            self.requested.append(request)
             said = self.answers.get(name, getattr(wire, f"{name}Response")())
             if isinstance(said, grpc.StatusCode):
                 await context.abort(said, "not now")
@@ -86,7 +86,7 @@ async def test_a_volume_is_described_in_every_call(tmp_path: Path) -> None:
     mode = wire.VolumeCapability.AccessMode(mode="SINGLE_NODE_WRITER")
     mount = wire.VolumeCapability.MountVolume(fs_type="ext4", mount_flags=["noatime"], volume_mount_group="7")
     able = wire.VolumeCapability(mount=mount, access_mode=mode)
-    assert driver.asked == [
+    assert driver.requested == [
         wire.NodeStageVolumeRequest(
             volume_id="h",
             publish_context={"device": "/dev/x"},
@@ -122,8 +122,8 @@ async def test_a_block_volume(tmp_path: Path) -> None:
     async with driver.at(tmp_path / "c.sock") as client:
         disk = CsiVolume(volume_id="h", access_mode="MULTI_NODE_READER_ONLY", block=True)
         await client.publish(disk, TARGET, staging=None, read_only=False)
-    able = driver.asked[0].volume_capability
-    assert (able.WhichOneof("access_type"), driver.asked[0].staging_target_path) == ("block", "")
+    able = driver.requested[0].volume_capability
+    assert (able.WhichOneof("access_type"), driver.requested[0].staging_target_path) == ("block", "")
 
 
 async def test_figures(tmp_path: Path) -> None:

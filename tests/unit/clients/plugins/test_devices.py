@@ -36,7 +36,7 @@ class Plugin:
     """What a plugin author writes."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requested: list[Any] = []
         self.lists: asyncio.Queue[wire.ListAndWatchResponse | None] = asyncio.Queue()
 
     async def options(self, request: Any, context: Any) -> wire.DevicePluginOptions:
@@ -47,12 +47,12 @@ class Plugin:
             yield said
 
     async def preferred(self, request: Any, context: Any) -> wire.PreferredAllocationResponse:
-        self.asked.append(request)
+        self.requested.append(request)
         wanted = wire.ContainerPreferredAllocationResponse(deviceIDs=["b"])
         return wire.PreferredAllocationResponse(container_responses=[wanted])
 
     async def allocate(self, request: Any, context: Any) -> wire.AllocateResponse:
-        self.asked.append(request)
+        self.requested.append(request)
         given = wire.ContainerAllocateResponse(
             envs={"GPU": "b"},
             mounts=[wire.Mount(container_path="/lib", host_path="/usr/lib", read_only=True)],
@@ -95,7 +95,7 @@ async def test_a_plugin_is_asked_in_its_own_words(tmp_path: Path) -> None:
         assert read_allocate_response(handed.wire) == handed
         with pytest.raises(PluginError, match="cannot reset it"):
             await client.pre_start(["b"])
-    (wish,), (given,) = (each.container_requests for each in plugin.asked)
+    (wish,), (given,) = (each.container_requests for each in plugin.requested)
     assert (list(wish.available_deviceIDs), list(wish.must_include_deviceIDs), wish.allocation_size) == (
         ["a", "b"],
         ["a"],

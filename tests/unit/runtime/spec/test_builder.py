@@ -49,12 +49,12 @@ from tests.fakes.recorded_events import RecordedEvents
 
 class Images:
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.image: Image | None = Image(id="sha256:abc", uid=1000)
         self.error: Exception | None = None
 
     async def image_status(self, image: str) -> Image | None:
-        self.asked.append(image)
+        self.requested.append(image)
         if self.error is not None:
             raise self.error
         return self.image
@@ -81,17 +81,17 @@ class Objects(NoReferences):
     """Objects by kind and name; counts how often each was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.read = True
 
     async def config_map(self, namespace: str, name: str) -> ConfigMap | None:
-        self.asked.append(f"configmap {namespace}/{name}")
+        self.requested.append(f"configmap {namespace}/{name}")
         if name == "broken":
             raise PykubeletError("the API server says no")
         return ConfigMap(data={"k": "v"}) if name == "cm" else None
 
     async def secret(self, namespace: str, name: str) -> Secret | None:
-        self.asked.append(f"secret {namespace}/{name}")
+        self.requested.append(f"secret {namespace}/{name}")
         return Secret(data={"S": base64.b64encode(b"hidden").decode()}) if name == "s" else None
 
     async def services(self, namespace: str) -> Sequence[Service] | None:
@@ -263,7 +263,7 @@ async def test_a_simple_container(bed: SpecBuilderFixture) -> None:
     assert Path(hosts.host_path) == bed.paths.etc_hosts("uid-web")
     assert Path(term.host_path).parent == bed.paths.container("uid-web", "app")
     assert Path(term.host_path).stat().st_mode & 0o777 == 0o666
-    assert bed.objects.asked == []
+    assert bed.objects.requested == []
 
 
 async def test_the_hosts_file_is_written_for_every_start(bed: SpecBuilderFixture) -> None:
@@ -301,7 +301,7 @@ async def test_each_object_is_fetched_once(bed: SpecBuilderFixture) -> None:
     config = await bed.container(pod)
     env = {each.key: each.value for each in config.envs}
     assert (env["A"], env["S"], "B" in env) == (b"v", b"hidden", False)
-    assert bed.objects.asked == ["configmap team/cm", "secret team/s"]
+    assert bed.objects.requested == ["configmap team/cm", "secret team/s"]
 
 
 async def test_service_variables_follow_the_pods_wish(bed: SpecBuilderFixture) -> None:
@@ -399,9 +399,9 @@ async def test_the_images_user_is_asked_once_and_only_if_needed(bed: SpecBuilder
     builder = bed.builder()
     for _ in range(3):
         await bed.container(one(), builder)
-    assert bed.images.asked == ["sha256:abc"]
+    assert bed.images.requested == ["sha256:abc"]
     await bed.container(one(security_context=SecurityContext(run_as_user=3)), builder, image_ref="sha256:other")
-    assert bed.images.asked == ["sha256:abc"]
+    assert bed.images.requested == ["sha256:abc"]
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ async def test_only_content_addresses_are_remembered(reference: str, times: int)
     images = Images()
     users = ImageUsers(images)  # type: ignore[arg-type]  # the one call that is used
     assert await users.user_of(reference) == await users.user_of(reference)
-    assert len(images.asked) == times
+    assert len(images.requested) == times
 
 
 async def test_the_memory_of_images_is_bounded() -> None:
@@ -421,7 +421,7 @@ async def test_the_memory_of_images_is_bounded() -> None:
         await users.user_of(f"sha256:{number}")
     await users.user_of("sha256:0")
     await users.user_of(f"sha256:{REMEMBERED_IMAGES}")
-    assert len(images.asked) == REMEMBERED_IMAGES + 2
+    assert len(images.requested) == REMEMBERED_IMAGES + 2
 
 
 async def test_an_image_that_is_gone_or_names_nobody_runs_as_root() -> None:
