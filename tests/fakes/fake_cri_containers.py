@@ -347,7 +347,7 @@ class FakeContainers(FakeSandboxes):
             write_log(container, self.clock.now_ns(), line, "stdout")
         if behaviour.exits_after is not None:
             code, reason = (KILLED, "OOMKilled") if behaviour.oom else (behaviour.exit_code, "")
-            self._end_later(container, behaviour.exits_after, code, reason)
+            self.end_later(container, behaviour.exits_after, code, reason)
 
     def _signal(self, container: FakeContainer) -> None:
         """Deliver the stop signal, once; the program ends when its behaviour says so."""
@@ -356,9 +356,9 @@ class FakeContainers(FakeSandboxes):
         container.signalled = True
         delay = container.behaviour.stops_after
         if delay is not None:
-            self._end_later(container, delay, container.behaviour.stop_code, "")
+            self.end_later(container, delay, container.behaviour.stop_code, "")
 
-    def _end_later(self, container: FakeContainer, seconds: float, code: int, reason: str) -> None:
+    def end_later(self, container: FakeContainer, seconds: float, code: int, reason: str) -> None:
         self._cancel_timer(container)
         loop = asyncio.get_running_loop()
         container.timer = loop.call_later(seconds, self._end, container, code, reason)

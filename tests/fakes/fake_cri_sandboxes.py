@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pykubelet.kit.clock import Clock
@@ -44,7 +45,7 @@ class FakeSandboxes(FaultGate):
         self._subscribers: list[asyncio.Queue[ContainerEvent | CriError]] = []
         self._reserved: dict[str, str] = {}
         """containerd's name index: an attempt's name can be taken once, by sandboxes and containers."""
-        self._on_crash.append(self._drop_subscribers)
+        self._on_crash.append(self.drop_subscribers)
 
     # -- what tests look at and do
 
@@ -165,6 +166,15 @@ class FakeSandboxes(FaultGate):
             if queue in self._subscribers:
                 self._subscribers.remove(queue)
 
+    @contextmanager
+    def lost_events(self) -> Iterator[None]:
+        """Events of this block reach no subscriber."""
+        subscribers, self._subscribers = self._subscribers, []
+        try:
+            yield
+        finally:
+            self._subscribers = subscribers
+
     # -- inside
 
     def _new_id(self, kind: str) -> str:
@@ -221,7 +231,7 @@ class FakeSandboxes(FaultGate):
         for queue in self._subscribers:
             queue.put_nowait(event)
 
-    def _drop_subscribers(self) -> None:
+    def drop_subscribers(self) -> None:
         subscribers, self._subscribers = self._subscribers, []
         for queue in subscribers:
             queue.put_nowait(RuntimeDown("the event stream of the runtime ended"))

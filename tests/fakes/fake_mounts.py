@@ -62,32 +62,32 @@ class FakeMounts:
         return any(entry.mount_point == str(path) for entry in self.entries)
 
     def tmpfs(self, target: Path, *, size_bytes: int | None) -> None:
-        self._mount("tmpfs", target, fs_type="tmpfs", source="tmpfs")
+        self.add_mount("tmpfs", target, fs_type="tmpfs", source="tmpfs")
         target.chmod(0o1777)  # as the kernel makes its root
         self.sizes[str(target)] = size_bytes
 
     def hugetlbfs(self, target: Path, *, page_size: str, size_bytes: int | None) -> None:
-        self._mount("hugetlbfs", target, fs_type="hugetlbfs", source=f"pagesize={page_size}")
+        self.add_mount("hugetlbfs", target, fs_type="hugetlbfs", source=f"pagesize={page_size}")
 
     def bind(self, source: Path, target: Path, *, read_only: bool, options: Sequence[str] = ()) -> None:
         if not source.exists():
             raise MountError(f"cannot mount {source} at {target}: No such file or directory")
-        self._mount("bind", target, source=str(source), read_only=read_only, options=tuple(options))
+        self.add_mount("bind", target, source=str(source), read_only=read_only, options=tuple(options))
 
     def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
-        self._mount("bind", target, source=os.readlink(f"/proc/self/fd/{descriptor}"), read_only=read_only)
+        self.add_mount("bind", target, source=os.readlink(f"/proc/self/fd/{descriptor}"), read_only=read_only)
 
     def by_tool(
         self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
     ) -> None:
         if fs_type.startswith("nfs") and "mount.nfs" not in self.tools:
             raise ToolMissing("an nfs volume needs the program mount.nfs (package nfs-common), which this host lacks")
-        self._mount("tool", target, source=source, fs_type=fs_type, options=tuple(options))
+        self.add_mount("tool", target, source=source, fs_type=fs_type, options=tuple(options))
 
     def make_shared(self, folder: Path) -> None:
         self._note("share", folder)
         if not self.is_mounted(folder):
-            self._mount("bind", folder, source=str(folder))
+            self.add_mount("bind", folder, source=str(folder))
 
     def unmount(self, target: Path) -> bool:
         self._note("unmount", target)
@@ -143,7 +143,7 @@ class FakeMounts:
             return f"8:{self._disks.setdefault(source, len(self._disks))}"
         return f"0:{len(self.calls) + 100}"
 
-    def _mount(
+    def add_mount(
         self,
         verb: str,
         target: Path,

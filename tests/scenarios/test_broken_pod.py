@@ -186,7 +186,7 @@ async def test_an_event_of_the_runtime_that_breaks_still_restarts_the_container(
         def break_too(event: object) -> None:
             raise ZeroDivisionError("another bug")
 
-        node.node.pleg._signals._handlers[ContainerDied].insert(0, break_too)
+        node.node.ctx.signals._handlers[ContainerDied].insert(0, break_too)
         node.cri.exit("app", 1)
         await node.until(lambda: len(node.cri.called("start_container")) == 2, within=2)
         texts = [record.getMessage() for record in caplog.records]

@@ -95,9 +95,9 @@ async def test_a_runtime_that_still_says_running_is_asked_again() -> None:
         app = node.cri.container("app", "web")
         before = node.clock.monotonic()
         node.pleg.hint(ContainerEvent(container_id=app.id, kind=EventKind.STOPPED))
-        node.cri._subscribers.clear()  # no further event comes
-        node.cri._end_later(app, 0.05, 1, "")
-        await node.clock.sleep(1)
+        with node.cri.lost_events():
+            node.cri.end_later(app, 0.05, 1, "")
+            await node.clock.sleep(1)
         assert node.delay(ContainerDied, "web", before) == 0.075
         assert node.relists() == []
 
@@ -180,9 +180,8 @@ async def test_relist_is_an_audit_while_the_stream_works() -> None:
 async def test_the_audit_finds_what_the_stream_missed() -> None:
     node = Node()
     async with node.up("web"):
-        subscribers, node.cri._subscribers = node.cri._subscribers, []
-        node.cri.exit("app", 1, pod="web")
-        node.cri._subscribers = subscribers
+        with node.cri.lost_events():
+            node.cri.exit("app", 1, pod="web")
         await node.clock.sleep(15)
         assert len(node.events(ContainerDied, "web")) == 1
 
@@ -264,7 +263,7 @@ async def test_the_runtime_restarts() -> None:
 async def test_a_stream_that_comes_back_is_followed_by_a_relist() -> None:
     node = Node()
     async with node.up("web"):
-        node.cri._drop_subscribers()
+        node.cri.drop_subscribers()
         await node.clock.sleep(5)
         # one second after the loss, then each second until the new stream is believed, then once more
         assert len(node.relists()) >= 2

@@ -72,6 +72,8 @@ def using(name: str, *claims: str, request: str = "") -> Pod:
 class DraFixture:
     root: Path
     driver: FakeDraDriver = field(default_factory=FakeDraDriver)
+    others: dict[Path, FakeDraDriver] = field(default_factory=dict)
+    """Drivers behind other sockets."""
     objects: FakeClaimObjects = field(default_factory=FakeClaimObjects)
     events: RecordedEvents = field(default_factory=RecordedEvents)
     synced: list[str] = field(default_factory=list)
@@ -89,7 +91,7 @@ class DraFixture:
         manager = DraManager(
             ctx,
             root=self.root,
-            connect=lambda *call: self.driver.connect(*call),
+            connect=lambda socket, *call: self.others.get(socket, self.driver).connect(socket, *call),
             objects=self.objects,
             table=self.table,
         )
@@ -379,7 +381,7 @@ async def test_a_claim_that_was_half_given_back_is_prepared_again_for_the_next_p
     bed.claim("a", "one", "two", drivers=("d", "e"))
     drivers = {Path("/d.sock"): bed.driver, Path("/e.sock"): FakeDraDriver()}
     async with bed.life() as manager:
-        manager.drivers._connect = lambda socket, version, observe: drivers[socket].connect(socket, version, observe)
+        bed.others = drivers
         await manager.drivers.register("e", Path("/e.sock"), ("v1.DRAPlugin",))
         await manager.prepare(using("one", "a"))
         drivers[Path("/e.sock")].breaks = "down"
@@ -425,7 +427,7 @@ async def test_sweeping_asks_all_drivers_at_once(tmp_path: Path) -> None:
     bed.claim("b", "two", drivers=("e",))
     slow = FakeDraDriver()
     async with bed.life() as manager, TaskSet("test") as tasks:
-        manager.drivers._connect = slow.connect
+        bed.others[Path("/e.sock")] = slow
         await manager.drivers.register("e", Path("/e.sock"), ("v1.DRAPlugin",))
         await manager.prepare(using("one", "a"))
         await manager.prepare(using("two", "b"))

@@ -210,9 +210,6 @@ async def test_nothing_is_asked_before_the_sources_are_ready() -> None:
 
 
 async def test_a_handler_that_breaks_is_that_plugins_trouble_alone() -> None:
-    bed = PluginManagerFixture()
-    bed.registrations.infos |= {A: csi("one"), B: csi("two")}
-
     class Breaking(FakeHandler):
         async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
             if name == "one" and len(self.calls) < 2:
@@ -224,7 +221,8 @@ async def test_a_handler_that_breaks_is_that_plugins_trouble_alone() -> None:
             await super().deregister(name, endpoint)
             raise ValueError("not that either")
 
-    bed.manager._handlers = {"CSIPlugin": (handler := Breaking())}
+    bed = PluginManagerFixture(handler=(handler := Breaking()))
+    bed.registrations.infos |= {A: csi("one"), B: csi("two")}
     bed.watch.put(A)
     async with bed.live():
         assert [state.problem for state in bed.manager.states()] == ["ValueError: no such thing"]

@@ -303,7 +303,8 @@ async def test_when_the_first_pod_goes_away_the_next_pulls() -> None:
 
 
 async def test_different_credentials_do_not_share() -> None:
-    bench = PullerFixture(logins=Logins(("me", "secret")))
+    logins = Logins(("me", "secret"))
+    bench = PullerFixture(logins=logins)
     bench.cri.add_to_registry("r.io/a:1", takes=5.0)
 
     async def want(pod: str) -> None:
@@ -312,7 +313,7 @@ async def test_different_credentials_do_not_share() -> None:
     async with TaskSet("pods") as pods:
         pods.spawn(want("one"), name="one")
         await bench.clock.sleep(1)
-        bench.puller._credentials = Logins(("you", "other"))
+        logins.pairs = (("you", "other"),)
         pods.spawn(want("two"), name="two")
         await bench.clock.sleep(10)
     assert bench.pulls() == 2

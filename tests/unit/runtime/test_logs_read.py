@@ -51,10 +51,13 @@ class Log:
     def rotate(self, name: str, *, packed: bool = False) -> None:
         rotated = self.path.with_name(f"0.log.{name}")
         os.rename(self.path, rotated)
-        os.close(self._fd)
-        self._fd = self._open()
+        self.open_anew()
         if packed:
             compress(rotated)
+
+    def open_anew(self) -> None:
+        os.close(self._fd)
+        self._fd = self._open()
 
     async def is_running(self) -> bool:
         return self.alive
@@ -223,8 +226,7 @@ async def test_following_goes_on_when_the_log_was_removed_and_made_again(log: Lo
         tasks.spawn(follower.run(), name="follower")
         await clock.sleep(0.5)
         log.path.unlink()
-        log.close()
-        log._fd = log._open()
+        log.open_anew()
         log.write("anew")
         await clock.sleep(3)
     assert follower.text == "anew\n"

@@ -124,7 +124,7 @@ async def test_a_reopen_that_worked_but_was_not_confirmed_loses_nothing(tmp_path
         box.write("new")
         raise CallTimedOut("the answer was lost")
 
-    box.rotation._cri.reopen_container_log = reopen  # type: ignore[method-assign]
+    box.cri.reopen_container_log = reopen  # type: ignore[method-assign]
     await box.rotation.check()
     assert box.all_lines() == ["x" * 100, "new"]
 

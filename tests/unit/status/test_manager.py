@@ -31,13 +31,14 @@ def running(*, started: bool = True, ready: bool = True, id: str = "1") -> PodSt
     return PodStatus(container_statuses=[each], start_time=at(NOW + 60))
 
 
-def a_manager(*, recalls: bool = True) -> StatusManager:
+def a_manager(*, recalls: bool = True) -> tuple[StatusManager, PodTable]:
     gates = Gates({"ChangeContainerStatusOnKubeletRestart": not recalls})
-    return StatusManager(a_context(settings=Settings(gates=gates)), PodTable())
+    table = PodTable()
+    return StatusManager(a_context(settings=Settings(gates=gates)), table), table
 
 
-def flags(manager: StatusManager, pod: Pod) -> tuple[bool | None, bool | None]:
-    status = manager._table.reported_status(uid_of(pod))
+def flags(table: PodTable, pod: Pod) -> tuple[bool | None, bool | None]:
+    status = table.reported_status(uid_of(pod))
     assert status is not None
     return status.container_statuses[0].started, status.container_statuses[0].ready
 
@@ -57,45 +58,45 @@ async def test_what_the_api_server_shows_as_ended_is_not_running_again(
     policy: str, code: int, static: bool, refused: bool
 ) -> None:
     """The first status after a restart of the agent; a static pod lives again under its UID."""
-    manager = a_manager()
+    manager, table = a_manager()
     manager.status_of = lambda pod: ended(code)
     pod = a_pod(restart_policy=policy, static=static, status=PodStatus() if static else ended(code))
     manager.set_status(pod, running())
-    assert (manager._table.reported_status(uid_of(pod)) is None) is refused
+    assert (table.reported_status(uid_of(pod)) is None) is refused
 
 
 async def test_a_mirror_speaks_for_containers_no_probe_has_spoken_of() -> None:
-    manager, pod = a_manager(), a_pod(static=True)
+    (manager, table), pod = a_manager(), a_pod(static=True)
     before = running()
     before.start_time = at(NOW)
     manager.status_of = lambda pod: PodStatus()
     manager.set_status(pod, running(started=False, ready=False))
-    assert flags(manager, pod) == (False, False)
+    assert flags(table, pod) == (False, False)
     manager.status_of = lambda pod: before
     manager.mirror_observed(uid_of(pod))
-    assert flags(manager, pod) == (True, True)
-    told = manager._table.reported_status(uid_of(pod))
-    assert told is not None and told.start_time == at(NOW)
+    assert flags(table, pod) == (True, True)
+    reported = table.reported_status(uid_of(pod))
+    assert reported is not None and reported.start_time == at(NOW)
     manager.probe_changed(pod, ProbeKind.READINESS, "1", ProbeOutcome.FAILURE)
     manager.mirror_observed(uid_of(pod))
-    assert flags(manager, pod) == (True, False)
+    assert flags(table, pod) == (True, False)
 
 
 @pytest.mark.parametrize("recalls", [True, False])
 @pytest.mark.parametrize("id", ["1", "2"])
 async def test_only_the_very_container_is_recalled_and_only_if_that_is_wanted(recalls: bool, id: str) -> None:
-    manager, pod = a_manager(recalls=recalls), a_pod(static=True)
+    (manager, table), pod = a_manager(recalls=recalls), a_pod(static=True)
     manager.status_of = lambda pod: running()
     manager.set_status(pod, running(started=False, ready=False, id=id))
     kept = recalls and id == "1"
-    assert flags(manager, pod) == (kept, kept)
+    assert flags(table, pod) == (kept, kept)
 
 
 @pytest.mark.parametrize("static", [True, False])
 async def test_probes_of_containers_that_are_gone_are_not_kept(static: bool) -> None:
-    manager, pod = a_manager(), a_pod(static=static)
+    (manager, table), pod = a_manager(), a_pod(static=static)
     for number in range(100):
         manager.set_status(pod, running(started=False, ready=False, id=str(number)))
         manager.probe_changed(pod, ProbeKind.STARTUP, str(number), ProbeOutcome.SUCCESS)
         manager.probe_changed(pod, ProbeKind.READINESS, str(number), ProbeOutcome.SUCCESS)
-    assert len(manager._table.get(uid_of(pod)).probed or ()) == (2 if static else 0)
+    assert len(table.get(uid_of(pod)).probed or ()) == (2 if static else 0)

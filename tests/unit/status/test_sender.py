@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ class SlowKube(FakeKube):
 
 
 class SenderFixture:
-    def __init__(self) -> None:
+    def __init__(self, make_patch: Callable[[Pod, PodStatus], dict[str, Any] | None] = pod_status_patch) -> None:
         self.clock = LoopClock()
         self.kube = SlowKube(self.clock)
         self.metrics = Registry()
@@ -60,7 +61,7 @@ class SenderFixture:
             self.table,
             client=self.kube,
             api_pod=self.pods.get,
-            make_patch=pod_status_patch,
+            make_patch=make_patch,
             could_run=lambda uid: self.could_run,
         )
         ctx.signals.subscribe(PodStatusChanged, lambda changed: self.sender.changed(changed.uid))
@@ -429,7 +430,6 @@ async def test_records_of_forgotten_pods_are_dropped() -> None:
 
 
 async def test_a_status_that_cannot_even_be_made_is_that_pod_s_trouble_alone() -> None:
-    bed = SenderFixture()
     broken = True
 
     def make_patch(pod: Pod, status: PodStatus) -> dict[str, Any] | None:
@@ -437,7 +437,7 @@ async def test_a_status_that_cannot_even_be_made_is_that_pod_s_trouble_alone() -
             raise ValueError("a condition of nobody's")
         return pod_status_patch(pod, status)
 
-    bed.sender._make_patch = make_patch
+    bed = SenderFixture(make_patch)
     odd, good = bed.bound("odd"), bed.bound("good")
     async with bed.running():
         await bed.clock.sleep(1)

@@ -273,6 +273,8 @@ class CsiVolumeNode:
     node: VolumeNode = field(init=False)
     driver: FakeCsiDriver = field(init=False)
     objects: FakeCsiObjects = field(init=False)
+    others: dict[str, FakeCsiDriver] = field(default_factory=dict)
+    """Drivers by the stem of their socket."""
     registered: bool = True
     more_objects: dict[str, Any] = field(default_factory=dict)
 
@@ -305,7 +307,7 @@ class CsiVolumeNode:
             yield manager
 
     def _connect(self, endpoint: Path, observe: Observe) -> FakeCsiDriver:
-        return self.driver.connect(endpoint, observe)
+        return self.others.get(endpoint.stem, self.driver).connect(endpoint, observe)
 
     def volume(self, name: str = "data", **fields: Any) -> Volume:
         source = {"driver": "d", "volume_handle": f"h-{name}", **fields.pop("source", {})}

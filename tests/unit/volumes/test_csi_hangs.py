@@ -39,7 +39,7 @@ async def test_a_driver_that_hangs_holds_up_no_other_in_sweeping(tmp_path: Path)
     bed = CsiVolumeNode(tmp_path)
     drivers = {"d": bed.driver, "e": FakeCsiDriver(bed.node.mounts)}
     async with bed.life(), TaskSet("test") as tasks:
-        bed.drivers._connect = lambda endpoint, observe: drivers[endpoint.stem].connect(endpoint, observe)
+        bed.others = drivers
         for name in drivers:
             await bed.drivers.deregister(name, Path("/csi.sock"))
             await bed.drivers.register(name, Path(f"/{name}.sock"), ("1.0.0",))

@@ -120,7 +120,7 @@ def test_a_disk_the_host_itself_uses_is_not_taken_from_it(tmp_path: Path, used: 
     plugin, task = plugin_on(host), host.task(a_pod("web"), volume())
     plugin.set_up(task, None)
     (tmp_path / "root").mkdir()
-    host.mounts._mount("tool", tmp_path / "root", source="/dev/root")
+    host.mounts.add_mount("tool", tmp_path / "root", source="/dev/root")
     number = host.mounts.entries[-1].device
     top = host.sys / "block/sdb"
     if used == "mounted":

@@ -280,7 +280,7 @@ def test_a_session_that_the_host_itself_needs_stays(tmp_path: Path) -> None:
     plugin.set_up(task, None)
     (tmp_path / "data").mkdir()
     disk = host.mounts.entries[0]
-    host.mounts._mount("tool", tmp_path / "data", source=disk.source)
+    host.mounts.add_mount("tool", tmp_path / "data", source=disk.source)
     numbers = host.sys / "block/sda1/dev"
     numbers.write_text(f"{disk.device}\n")
     plugin.tear_down(task.uid, "disk")

@@ -67,7 +67,7 @@ class Heard:
 
     @property
     def counted(self) -> float:
-        return self.unreadable._total.value("pods")
+        return self.metrics.counter("pykubelet_unreadable_objects_total", "", ("resource",)).value("pods")
 
 
 @asynccontextmanager
