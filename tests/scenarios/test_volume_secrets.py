@@ -32,7 +32,7 @@ from pykubelet.volumes.spec import ISCSI
 from tests.builders import a_container
 from tests.fakes.fake_csi import FakeCsiDriver
 from tests.scenarios.cluster_node import ClusterHarness, a_cluster_node
-from tests.scenarios.test_plugins import Bed
+from tests.scenarios.plugin_node import PluginNode
 from tests.unit.volumes.builders import a_secret
 from tests.unit.volumes.scsi_host import IQN, ScsiHost
 
@@ -117,7 +117,7 @@ async def test_a_pod_starts_as_soon_as_the_chap_secret_of_its_disk_is_there(tmp_
 
 async def test_a_pod_starts_as_soon_as_the_secret_of_its_csi_volume_is_there(tmp_path: Path) -> None:
     node = ClusterHarness(tmp_path)
-    bed, driver = Bed(node), FakeCsiDriver(node.mounts)
+    bed, driver = PluginNode(node), FakeCsiDriver(node.mounts)
     node.plugins = msgspec.structs.replace(bed.node.plugins, csi=driver.connect)
     spec = CSIDriverSpec(attach_required=False, volume_lifecycle_modes=["Ephemeral"])
     node.api.add(CSIDriver(metadata=ObjectMeta(name="d"), spec=spec))
