@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from functools import cache
 from pathlib import Path
 
-from tools.house import MOST_LINES, MOST_PARAMETERS, Function, parameters, sources
+from tools.house import MOST_LINES, MOST_PARAMETERS, Function, parameters, sources, words_of
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "src" / "pykubelet"
@@ -54,8 +53,7 @@ def test_names_and_comments_use_plain_words() -> None:
         if path.relative_to(BASE).as_posix() in SHOWN:
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", line).lower())
-            if PRIVATE.intersection(words):
+            if PRIVATE.intersection(words_of(line)):
                 found.append(f"{path.relative_to(BASE)}:{number}: {line.strip()}")
     assert found == []
 

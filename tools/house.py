@@ -90,8 +90,13 @@ def same_name_keywords(tree: ast.AST) -> int:
     )
 
 
-def words(text: str) -> dict[str, int]:
-    parts = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower())
+def words_of(text: str) -> list[str]:
+    """The words of a text, those inside of identifiers too."""
+    return re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower())
+
+
+def private_words(text: str) -> dict[str, int]:
+    parts = words_of(text)
     return {word: parts.count(word) for word in PRIVATE_WORDS}
 
 
@@ -106,7 +111,7 @@ def measure(root: Path) -> dict[str, object]:
         tree = ast.parse(text)
         lines.append(len(text.splitlines()))
         code += code_lines(text, tree)
-        for word, count in words(text).items():
+        for word, count in private_words(text).items():
             found_words[word] += count
         keywords += same_name_keywords(tree)
         for node in ast.walk(tree):

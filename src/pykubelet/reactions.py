@@ -68,7 +68,7 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -
     on(ContainerStarted, lambda started: cm.resource_managers.reconciler.soon())
     on(InspectionRecovered, loop.inspection_recovered)
     on(RuntimeChanged, lambda _: workers.sync_all())
-    on(RuntimeChanged, lambda _: ctx.signals.publish(NodeStatusChanged()))
+    on(RuntimeChanged, lambda _: reporting.node_status_changed())
     on(PodSetChanged, lambda _: housekeeping.soon())
     on(PodFinished, lambda _: housekeeping.soon())
     on(PodFinished, lambda finished: runtime.gc.collect_pod_soon(finished.uid))

@@ -89,8 +89,8 @@ def _heartbeat_timeout(settings: Settings) -> float:
 
 
 def container_addresses(ctx: Context, edges: Edges, own: OwnNode) -> Callable[[], Sequence[str]]:
-    """Return the node's addresses for containers: without a Node the machine's, which statuses, as upstream, omit."""
-    if edges.cluster is not None or edges.host_network is None:
+    """Return the addresses of a node without an API server for containers; statuses, as upstream, omit them."""
+    if edges.host_network is None:
         return own.host_ips
     return LocalAddresses(network=edges.host_network, node_ips=ctx.settings.node_ips, clock=ctx.clock).host_ips
 
