@@ -62,6 +62,7 @@ missing_packages() {
     has docker-registry || echo docker-registry
     has dbus-daemon || echo dbus-daemon
     has mkfs.xfs || echo xfsprogs
+    has conmon || echo conmon
     # runc is partly written in C.
     has gcc || echo gcc libc6-dev
     has pkg-config || echo pkg-config
@@ -125,7 +126,7 @@ fi
 "$venv/bin/python" -m compileall -q "$root/src/pykubelet" || die "the sources cannot be compiled, see above"
 
 if [ "$purpose" = test ]; then
-  for target in controlplane containerd2 runc metricsserver e2e plugins; do
+  for target in controlplane containerd2 crio runc metricsserver e2e plugins; do
     "$root/tools/build-go.sh" "$target" >/dev/null || die "tests need $target, which could not be built"
   done
 fi
