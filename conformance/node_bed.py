@@ -39,7 +39,7 @@ trap 'kill -TERM $child' TERM
 while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
 exit $status
 """
-ASK_AGAIN = 120.0
+ASK_AGAIN = 300.0
 """Seconds that ginkgo gets to write its report after it was told to stop."""
 
 

@@ -122,8 +122,14 @@ def run_ginkgo(job: Job, containerd: BedContainerd) -> int:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=work, env=environment, start_new_session=True
         )
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # ginkgo writes its report first
+        signal.signal(signal.SIGTERM, lambda *_: stop_early(process.pid))
         return process.wait()
+
+
+def stop_early(ginkgo: int) -> None:
+    """Ginkgo writes its report when the processes that run specs end; it hands no signal on to them."""
+    for pid in (*Path(f"/proc/{ginkgo}/task/{ginkgo}/children").read_text().split(), ginkgo):
+        os.kill(int(pid), signal.SIGTERM)
 
 
 if __name__ == "__main__":
