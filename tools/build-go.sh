@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Build the Go programs that tests need, once, into a cache outside the tree.
 #
-#   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | crio | runc | crictl | metricsserver | e2e | plugins
+#   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | crio | runc | crictl | metricsserver |
+#                                                  e2e | node-e2e | plugins | kubeadm
 #
 # The last line on stdout is the folder that holds the programs; everything else goes to stderr. With --print nothing is
 # built: the folder is named when it is there and up to date, otherwise the exit status is 1.
@@ -73,13 +74,31 @@ case $target in
       flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
     done
     hint="about 6 minutes on 2 cores" ;;
+  node-e2e)
+    version=v1.36.4
+    programs="e2e_node.test nmeter"
+    packages=./nmeter
+    tests=k8s.io/kubernetes/test/e2e_node
+    for base in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+      flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
+    done
+    hint="about 1 minute on 2 cores after e2e" ;;
   plugins)
     version=v1.36.4
     programs="sample-device-plugin test-driver csi-sanity csimock"
     packages="k8s.io/kubernetes/test/images/sample-device-plugin k8s.io/kubernetes/test/e2e/dra/test-driver"
     packages+=" github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity ./csimock"
     hint="about 2 minutes on 2 cores" ;;
-  *) die "usage: tools/build-go.sh controlplane|containerd2|crio|runc|crictl|metricsserver|e2e|plugins [--print]" ;;
+  kubeadm)
+    version=v1.36.4
+    programs="kubeadm kube-proxy etcd coredns bridge host-local loopback portmap"
+    packages="k8s.io/kubernetes/cmd/kubeadm k8s.io/kubernetes/cmd/kube-proxy ./etcd ./coredns"
+    packages+=$(printf ' github.com/containernetworking/plugins/plugins/%s' main/bridge main/loopback ipam/host-local meta/portmap)
+    for base in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+      flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
+    done
+    hint="about 3 minutes on 2 cores" ;;
+  *) die "usage: tools/build-go.sh controlplane|containerd2|crio|runc|crictl|metricsserver|e2e|node-e2e|plugins|kubeadm [--print]" ;;
 esac
 
 sources=$root/tests/$target

@@ -4,6 +4,7 @@
 #   tools/setup.sh run      what `make run` needs
 #   tools/setup.sh check    what `make check` needs: the virtual environment alone, no root
 #   tools/setup.sh test     all of it, and what `make test` needs
+#   tools/setup.sh hosts    all of it, and what `make hosts` needs: qemu and what builds a guest's disk
 #
 # Safe to repeat; when nothing is missing it takes well under a second. Installs packages only as root: for others it
 # says which are missing and ends with status 1. Services that come with the packages are not started.
@@ -18,7 +19,7 @@ say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 purpose=${1:-}
-case $purpose in run | check | test) ;; *) die "usage: tools/setup.sh run|check|test" ;; esac
+case $purpose in run | check | test | hosts) ;; *) die "usage: tools/setup.sh run|check|test|hosts" ;; esac
 
 exec 8<"$root"
 flock -n 8 || { say "another set-up is running here, waiting for it"; flock 8; }
@@ -57,7 +58,14 @@ missing_packages() {
   has_cni || echo containernetworking-plugins
   has_static_busybox || echo busybox-static
   has iptables || echo iptables
-  if [ "$purpose" = test ]; then
+  if [ "$purpose" = hosts ]; then
+    has qemu-system-x86_64 || echo qemu-system-x86 seabios ipxe-qemu
+    has qemu-img || echo qemu-utils
+    has mmdebstrap || echo mmdebstrap
+    has ssh && has ssh-keygen || echo openssh-client
+    has mke2fs || echo e2fsprogs
+  fi
+  if [ "$purpose" = test ] || [ "$purpose" = hosts ]; then
     has etcd || echo etcd-server
     has docker-registry || echo docker-registry
     has dbus-daemon || echo dbus-daemon
@@ -125,7 +133,7 @@ fi
 # anew: half a second of a core.
 "$venv/bin/python" -m compileall -q "$root/src/pykubelet" || die "the sources cannot be compiled, see above"
 
-if [ "$purpose" = test ]; then
+if [ "$purpose" = test ] || [ "$purpose" = hosts ]; then
   for target in controlplane containerd2 crio runc metricsserver e2e plugins; do
     "$root/tools/build-go.sh" "$target" >/dev/null || die "tests need $target, which could not be built"
   done
