@@ -7,8 +7,10 @@ EXAMPLE ?= examples/hello.yaml
 AGENT ?= pykubelet
 RUNTIME ?= 1.6
 FOCUS ?=
+PART ?= parallel
+LABELS ?=
 
-.PHONY: run test check fix lint bench conformance proto pause types docs setup dev
+.PHONY: run test check fix lint bench conformance node-suite proto pause types docs setup dev
 
 run: ## set up, then run the example pod in the foreground until Ctrl-C
 	@tools/setup.sh run
@@ -52,6 +54,11 @@ bench: ## measure against the bare runtime and the Go kubelet; see docs/performa
 conformance: ## Kubernetes' own node tests; AGENT=pykubelet|go, RUNTIME=1.6|2, FOCUS=part of names; see docs/conformance.md
 	@tools/setup.sh test
 	@$(PYTHON) -m conformance --agent=$(AGENT) --runtime=$(RUNTIME) --focus='$(FOCUS)'
+
+node-suite: ## Kubernetes' own tests of the kubelet; AGENT=pykubelet|go|both, PART=, FOCUS=, LABELS=; see docs/conformance.md
+	@tools/setup.sh test
+	@tools/build-go.sh node-e2e >/dev/null
+	@$(PYTHON) -m conformance.node_suite --agent=$(AGENT) --part=$(PART) --focus='$(FOCUS)' --labels='$(LABELS)'
 
 proto: dev ## generate the gRPC messages anew
 	@$(PYTHON) tools/gen_protos.py

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,7 @@ def running_bed(agent: str, runtime: str, folder: Path) -> Iterator[Bed]:
 def joined_bed(cluster: Cluster, containerd: BedContainerd, folder: Path, kubelet: Path | None = None) -> Iterator[Bed]:
     """The same with parts that run already; the node is taken out of the cluster at the end."""
     programs = go_programs("e2e")
-    import_images(containerd, programs, folder)
+    import_images(containerd, images.build(programs, folder))
     foreign = frozenset(containerd.ctr("containers", "ls", "-q").split())
     login = cluster.node_kubeconfig(NODE)
     settings = agent_settings(cluster, containerd, folder)
@@ -91,8 +91,7 @@ def agent_settings(cluster: Cluster, containerd: BedContainerd, folder: Path) ->
     }
 
 
-def import_images(containerd: BedContainerd, programs: Path, folder: Path) -> None:
-    built = images.build(programs, folder)
+def import_images(containerd: BedContainerd, built: Sequence[images.Named]) -> None:
     for each in built:
         containerd.ctr("images", "import", "-", stdin=each.archive.data)
         if each.others:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Build the Go programs that tests need, once, into a cache outside the tree.
 #
-#   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | runc | crictl | metricsserver | e2e | plugins | kubeadm
+#   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | runc | crictl | metricsserver | e2e |
+#                                                  node-e2e | plugins | kubeadm
 #
 # The last line on stdout is the folder that holds the programs; everything else goes to stderr. With --print nothing is
 # built: the folder is named when it is there and up to date, otherwise the exit status is 1.
@@ -63,6 +64,15 @@ case $target in
       flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
     done
     hint="about 6 minutes on 2 cores" ;;
+  node-e2e)
+    version=v1.36.4
+    programs="e2e_node.test nmeter"
+    packages=./nmeter
+    tests=k8s.io/kubernetes/test/e2e_node
+    for base in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+      flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
+    done
+    hint="about 1 minute on 2 cores after e2e" ;;
   plugins)
     version=v1.36.4
     programs="sample-device-plugin test-driver csi-sanity csimock"
@@ -78,7 +88,7 @@ case $target in
       flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
     done
     hint="about 3 minutes on 2 cores" ;;
-  *) die "usage: tools/build-go.sh controlplane|containerd2|runc|crictl|metricsserver|e2e|plugins|kubeadm [--print]" ;;
+  *) die "usage: tools/build-go.sh controlplane|containerd2|runc|crictl|metricsserver|e2e|node-e2e|plugins|kubeadm [--print]" ;;
 esac
 
 sources=$root/tests/$target
