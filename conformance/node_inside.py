@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from conformance import node_images
@@ -21,12 +22,15 @@ from conformance.bed import import_images
 from conformance.node_bed import NODE, STAND_INS, Job
 from tests.bed.runtime import BedContainerd, running_containerd
 
+from pykubelet.standalone import daemon
+
 COPIED = ("/etc", "/var/lib")
 """Folders of the machine whose changes stay in the bed."""
 PRIVATE = ("/tmp", "/run", "/var/log", "/var/lib/kubelet", "/etc/cni")
 """Folders that the bed has its own of."""
 HANDLER = "test-handler"
 CARD, OTHER_END = "eth0", "outside"
+LOOK_EVERY = 0.5
 ADDRESS, GATEWAY = "172.29.0.2/24", "172.29.0.1"
 
 
@@ -135,7 +139,11 @@ def run_ginkgo(job: Job, containerd: BedContainerd) -> int:
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=work, env=environment, start_new_session=True
         )
         signal.signal(signal.SIGTERM, lambda *_: stop_early(process.pid))
-        return process.wait()
+        while (status := process.poll()) is None:
+            if daemon.process_start(containerd.pid) is None:  # specs kill it, and a machine's init starts it again
+                containerd.restart()
+            time.sleep(LOOK_EVERY)
+        return status
 
 
 def stop_early(ginkgo: int) -> None:
