@@ -21,11 +21,15 @@ class FakeDevicePlugin:
     likes: list[str] = field(default_factory=list)
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     fails: str = ""
+    says_nothing: str = ""
+    """The error of GetDevicePluginOptions."""
     hangs: bool = False
     closed: bool = False
     _lists: asyncio.Queue[list[Device] | None] = field(default_factory=asyncio.Queue)
 
     async def options(self) -> DeviceOptions:
+        if self.says_nothing:
+            raise PluginError(self.says_nothing, code="UNKNOWN", call="GetDevicePluginOptions", socket="/dev.sock")
         return self.can
 
     async def watch(self) -> AsyncGenerator[Sequence[Device], None]:
