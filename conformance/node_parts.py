@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-FLAKY = r"\[Flaky\]"
-FEATURES = r"\[Flaky\]|\[Feature:.+\]"
-"""What the suite itself skips when it is started without a selection."""
+WHOLE_MACHINE = "more memory than node allocatable|MemoryAllocatableEviction|MemoryEviction|PidEviction|swap stress"
+"""Specs that use up all memory or process numbers of the machine, outside the bed too."""
+FLAKY = rf"\[Flaky\]|{WHOLE_MACHINE}"
+FEATURES = rf"{FLAKY}|\[Feature:.+\]"
+"""What the suite itself skips when it is started without a selection, and what a bed must not do to its machine."""
 PARALLEL = 6
 
 
