@@ -41,13 +41,12 @@ def main() -> int:
     own_cgroups()
     network()
     built = node_images.build(Path(job.common), job.home, [Path(job.programs) / "nmeter"])
-    with (
-        running_containerd(Path(job.containerd), runc=Path(job.runc), below=job.home) as containerd,
-        node_images.serving(containerd, built),
-    ):
+    with running_containerd(Path(job.containerd), runc=Path(job.runc), below=job.home) as containerd:
         add_handler(containerd)
         import_images(containerd, built)
-        return run_ginkgo(job, containerd)
+        with node_images.serving(containerd, built):
+            built.clear()  # 300 MB that nobody needs any more
+            return run_ginkgo(job, containerd)
 
 
 def command(*words: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 WHOLE_MACHINE = "more memory than node allocatable|MemoryAllocatableEviction|MemoryEviction|PidEviction|swap stress"
@@ -58,6 +59,11 @@ PARTS = {
         suite=("--standalone-mode=true",),
     ),
 }
+
+
+def exactly(names: Iterable[str]) -> str:
+    """A pattern that focuses on specs of these names."""
+    return "|".join(re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", name) for name in sorted(names))
 
 
 def ginkgo_options(part: Part, *, focus: str, skip: str, labels: str, processes: int, longest: str) -> list[str]:
