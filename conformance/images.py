@@ -56,7 +56,9 @@ def build(programs: Path, folder: Path, applets: Sequence[Path] = ()) -> list[Na
     arch = architecture()
     bare = base(programs, applets)
     pause = replace(pause_image(arch), name="registry.k8s.io/pause:3.10.2")
-    agnhost = _agnhost(programs, folder, bare) | served("pause", "testing", pack(pause, arch))
+    # Specs remove it from the runtime, and with it all names of the same image: the sandboxes' must be another one.
+    private = replace(pause, labels={"stands-for": "a private image"})
+    agnhost = _agnhost(programs, folder, bare) | served("pause", "testing", pack(private, arch))
     images: list[tuple[Image, Sequence[str]]] = [
         (pause, _pauses("3.6", "3.7", "3.8", "3.9", "3.10")),
         *((busybox(name, bare), ()) for name in (f"{E2E}/busybox:1.37.0-1", "docker.io/library/busybox:latest")),

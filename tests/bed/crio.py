@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import CriError
 from pykubelet.standalone import images, programs
 from pykubelet.standalone.cleanup import CGROUPS, children, hierarchies, unmount_below
+from pykubelet.standalone.containerd import CAP_SYS_RESOURCE, has_capability
 from pykubelet.standalone.layout import Layout
 from pykubelet.standalone.network import PodNetwork
 from pykubelet.standalone.packer import Archive
@@ -37,23 +39,24 @@ from tests.bed.parts import abandoned, blocking, cannot, need_program, need_root
 from tests.bed.services import Service
 
 PREFIX = "pklcrio-"
+PLACE = Path("/var/tmp")
+"""Where its folder is: a host path that holds CRI-O's storage gets another mount propagation, and specs use /tmp."""
 TOP_CGROUP = "crio"
 """Where CRI-O puts pods that name no parent."""
 HOST_PORT_CHAINS = ("KUBE-HOSTPORTS", "KUBE-HP-", "CRIO-HOSTPORTS-MASQ", "CRIO-MASQ-")
 POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}\n'
-RUNC_WITHOUT_HUGETLB = """\
+RUNC = """\
 #!/bin/sh
-# CRI-O takes the kernel's word for the hugetlb controller, also on a machine of cgroup v1 that does not mount its
-# hierarchy; runc then refuses every container that has a limit for huge pages, and kubelets set them all.
+# runc, after what this machine cannot give was taken out of the container's configuration.
 previous=
 for word in "$@"; do
-  if [ "$previous" = --bundle ]; then
-    sed -z -i 's/,\\s*"hugepageLimits":\\s*\\[[^]]*\\]//; s/"hugepageLimits":\\s*\\[[^]]*\\],\\?//' "$word/config.json"
-  fi
+  [ "$previous" != --bundle ] || sed -z -i -e {edits} "$word/config.json"
   previous=$word
 done
 exec {runc} "$@"
 """
+WITHOUT_HUGE_PAGES = r's/,\s*"hugepageLimits":\s*\[[^]]*\]//; s/"hugepageLimits":\s*\[[^]]*\],\?//'
+WITHOUT_SYS_RESOURCE = r's/,\s*"CAP_SYS_RESOURCE"//g; s/"CAP_SYS_RESOURCE",\?//g'
 CONFIG = """\
 [crio]
 root = "{folder}/root"
@@ -190,11 +193,19 @@ class BedCrio:
         )
 
     def _runc(self) -> Path:
+        """The program, or a script that lets it run where CRI-O expects more of the machine than containerd does."""
         runc = go_programs("runc") / "runc"
-        if (CGROUPS / "cgroup.controllers").exists() or (CGROUPS / "hugetlb").exists():
+        edits = []
+        if not ((CGROUPS / "cgroup.controllers").exists() or (CGROUPS / "hugetlb").exists()):
+            # It takes the kernel's word for the controller, also where its hierarchy (v1) is not mounted.
+            edits.append(WITHOUT_HUGE_PAGES)
+        if not has_capability(CAP_SYS_RESOURCE, Path("/proc/self/status").read_text()):
+            # It gives privileged containers all that the kernel knows, not what it has itself.
+            edits.append(WITHOUT_SYS_RESOURCE)
+        if not edits:
             return runc
         script = self.state_dir / "runc"
-        script.write_text(RUNC_WITHOUT_HUGETLB.format(runc=runc))
+        script.write_text(RUNC.format(runc=runc, edits=shlex.quote("; ".join(edits))))
         script.chmod(0o755)
         return script
 
@@ -224,13 +235,12 @@ class BedCrio:
 
 
 @contextmanager
-def running_crio(*, events: bool = True, below: Path | None = None) -> Iterator[BedCrio]:
-    """A CRI-O for as long as the block lasts; with `events` it tells of what happens to containers, `below` is where it
-    keeps its things (a temporary folder otherwise)."""
+def running_crio(*, events: bool = True) -> Iterator[BedCrio]:
+    """A CRI-O for as long as the block lasts; with `events` it tells of what happens to containers."""
     need_root()
     sweep()
     before, chains, groups = leaks.snapshot(), host_port_rules(), top_cgroups()
-    state_dir = Path(tempfile.mkdtemp(prefix=PREFIX, dir=below))
+    state_dir = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
     state_dir.chmod(0o711)
     with (state_dir / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -253,7 +263,7 @@ def running_crio(*, events: bool = True, below: Path | None = None) -> Iterator[
 
 def sweep() -> None:
     """Remove what killed runs left: folders of ours whose lock nobody holds."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in PLACE.glob(f"{PREFIX}*"):
         if abandoned(folder / "lock"):
             remove_containers(folder)
             blocking(PodNetwork(Layout(folder), need_program("iptables", "iptables")).remove())
