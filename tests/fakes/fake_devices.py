@@ -26,6 +26,8 @@ class FakeDevicePlugin:
     likes: list[str] = field(default_factory=list)
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     fails: str = ""
+    says_nothing: str = ""
+    """The error of GetDevicePluginOptions."""
     hangs: bool = False
     closed: bool = False
     crashed: bool = False
@@ -33,6 +35,8 @@ class FakeDevicePlugin:
 
     async def options(self) -> DeviceOptions:
         self._reach("GetDevicePluginOptions")
+        if self.says_nothing:
+            raise PluginError(self.says_nothing, code="UNKNOWN", call="GetDevicePluginOptions", socket=SOCKET)
         return self.can
 
     async def watch(self) -> AsyncGenerator[Sequence[Device], None]:
