@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
+from tests.bed import registry
 from tests.bed.certificates import Authority
 from tests.bed.parts import cannot, need_program
 
@@ -25,6 +26,7 @@ GROUPS = b"root:x:0:\nnogroup:x:65534:\n"
 IMAGE_USER = b"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"
 IMAGE_GROUPS = b"user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n"
 WELCOME = b"<!DOCTYPE html>\n<html><head><title>Welcome to nginx!</title></head><body>Welcome to nginx!</body></html>\n"
+NGINX = "echo $$ >/var/run/nginx.pid; exec busybox httpd -f -p 80 -h /www"
 HOST_PROGRAMS = {
     "bash": "bash",
     "curl": "curl",
@@ -48,44 +50,36 @@ class Named:
         return (self.archive.name, *self.others)
 
 
-def build(programs: Path, folder: Path) -> list[Named]:
-    """Every image; `programs` holds what was built of Kubernetes, `folder` takes the key pair of the https specs."""
+def build(programs: Path, folder: Path, applets: Sequence[Path] = ()) -> list[Named]:
+    """Every image; `programs` holds what was built of Kubernetes, `folder` takes the key pair of the https specs,
+    `applets` are static programs that Debian's busybox lacks."""
     arch = architecture()
-    base = _base(programs)
-    agnhost = _agnhost(programs, folder, base)
+    bare = base(programs, applets)
+    pause = replace(pause_image(arch), name="registry.k8s.io/pause:3.10.2")
+    # Specs remove it from the runtime, and with it all names of the same image: the sandboxes' must be another one.
+    private = replace(pause, labels={"stands-for": "a private image"})
+    agnhost = _agnhost(programs, folder, bare) | served("pause", "testing", pack(private, arch))
     images: list[tuple[Image, Sequence[str]]] = [
-        (replace(pause_image(arch), name="registry.k8s.io/pause:3.10.2"), _pauses("3.6", "3.7", "3.8", "3.9", "3.10")),
-        (
-            Image(name=f"{E2E}/busybox:1.37.0-1", entries=base, command=["sh"], environment=PATH),
-            ["docker.io/library/busybox:latest"],
-        ),
-        (
-            Image(
-                name=f"{E2E}/agnhost:2.63.0",
-                entries=agnhost,
-                entrypoint=["/agnhost"],
-                command=["pause"],
-                environment=PATH,
-            ),
-            [f"{E2E}/agnhost:2.55"],
-        ),
+        (pause, _pauses("3.6", "3.7", "3.8", "3.9", "3.10")),
+        *((busybox(name, bare), ()) for name in (f"{E2E}/busybox:1.37.0-1", "docker.io/library/busybox:latest")),
+        *((_agnhost_image(version, agnhost), ()) for version in ("2.63.0", "2.55")),
         (Image(name=f"{E2E}/glibc-dns-testing:2.0.0", entries=agnhost, command=["sh"], environment=PATH), ()),
         (
             Image(
                 name=f"{E2E}/nginx:1.15-4",
-                entries=base | {"www/index.html": File(WELCOME)},
-                entrypoint=["/bin/busybox", "httpd", "-f", "-p", "80", "-h", "/www"],
+                entries=bare | {"www/index.html": File(WELCOME), "var/run": Folder()},
+                entrypoint=["/bin/busybox", "sh", "-c", NGINX],
                 environment=PATH,
             ),
             [f"{E2E}/nginx:1.27-0"],
         ),
-        (Image(name=f"{E2E}/nonroot:1.5", entries=base, command=["sh"], user="1234", environment=PATH), ()),
+        (Image(name=f"{E2E}/nonroot:1.5", entries=bare, command=["sh"], user="1234", environment=PATH), ()),
         (
             Image(
                 name=f"{E2E}/nonewprivs:1.4",
                 command=["/nnp"],
                 environment=PATH,
-                entries=base | {"nnp": File((programs / "nonewprivs").read_bytes(), 0o4755)},
+                entries=bare | {"nnp": File((programs / "nonewprivs").read_bytes(), 0o4755)},
             ),
             (),
         ),
@@ -93,12 +87,23 @@ def build(programs: Path, folder: Path) -> list[Named]:
     return [Named(pack(image, arch), tuple(others)) for image, others in images]
 
 
+def _agnhost_image(version: str, entries: Mapping[str, Entry]) -> Image:
+    """Each version another image, for the same reason."""
+    return Image(
+        name=f"{E2E}/agnhost:{version}",
+        entries={**entries, "version": File(f"{version}\n".encode())},
+        entrypoint=["/agnhost"],
+        command=["pause"],
+        environment=PATH,
+    )
+
+
 def _pauses(*versions: str) -> list[str]:
     return [f"registry.k8s.io/pause:{version}" for version in versions] + ["registry.k8s.io/pause:3.10.1"]
 
 
-def _base(programs: Path) -> dict[str, Entry]:
-    """All of busybox, in /bin as its own image has it."""
+def base(programs: Path, applets: Sequence[Path] = ()) -> dict[str, Entry]:
+    """All of busybox, in /bin as its own image has it, and programs that Debian's lacks."""
     entries = busybox_image(find_busybox()).entries
     linked = {f"bin/{path.rpartition('/')[2]}": entry for path, entry in entries.items() if isinstance(entry, Link)}
     plain = {path: entry for path, entry in entries.items() if not isinstance(entry, Link)}
@@ -110,7 +115,25 @@ def _base(programs: Path) -> dict[str, Entry]:
             "etc/passwd": File(USERS),
             "etc/group": File(GROUPS),
         }
+        | {f"bin/{path.name}": File(path.read_bytes(), 0o755) for path in applets}
     )
+
+
+def busybox(name: str, entries: Mapping[str, Entry]) -> Image:
+    """Each name another image: specs change a container's image and look at the name that its status shows."""
+    marked = {**entries, "etc/stand-in": File(f"{name}\n".encode())}
+    return Image(name=name, entries=marked, command=["sh"], environment=PATH)
+
+
+def served(name: str, tag: str, archive: Archive) -> dict[str, Entry]:
+    """Files from which agnhost's own registry server serves an image."""
+    blobs = registry.blobs(archive)
+    found: dict[str, Entry] = {f"var/registry/{name}/manifests/{tag}": File(archive.digest.encode())}
+    for digest, blob in blobs.items():
+        kind = "manifests" if digest == archive.digest else "blobs"
+        algorithm, _, figures = digest.partition(":")
+        found[f"var/registry/{name}/{kind}/{algorithm}/{figures[:2]}/{figures}/data"] = File(blob)
+    return found
 
 
 def _agnhost(programs: Path, folder: Path, base: Mapping[str, Entry]) -> dict[str, Entry]:

@@ -38,6 +38,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     r"make run( EXAMPLE=\S+)?": "what it runs is checked by asking make; the first part installs packages",
     r"make (test|check|fix|bench|types|proto|docs|pause)": "what it runs is checked by asking make; this run, or long",
     r"make conformance( \w+=\S+)*": "what it runs is checked by asking make; it takes an hour",
+    r"make node-suite( \w+=(\S+|'[^']*'))*": "what it runs is checked by asking make; it takes hours",
     r"(\.venv/bin/)?python -m bench(\.\w+)?( --\w+( \w+)?)*": "takes minutes; that the module is there is checked",
     r"(\.venv/bin/)?python -m conformance.*": "it takes an hour; that the module is there is checked",
     r"(\.venv/bin/)?python -m tests\.lives( --\w+ \w+)*": "takes half an hour; that the module is there is checked",

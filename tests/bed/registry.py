@@ -47,9 +47,9 @@ class Registry:
         """Store an image, busybox unless told otherwise, as `name:tag`; gives the full reference to pull."""
         repository, _, tag = name.partition(":")
         archive = archive or build([BUSYBOX])[0]
-        blobs = _blobs(archive)
-        manifest = blobs.pop(archive.digest)
-        for digest, blob in blobs.items():
+        found = blobs(archive)
+        manifest = found.pop(archive.digest)
+        for digest, blob in found.items():
             status, headers = self._call("POST", f"/v2/{repository}/blobs/uploads/")
             assert status == 202, f"registry refuses an upload: {status}"
             place = headers["Location"].split(self.host, 1)[-1]
@@ -94,7 +94,7 @@ class Registry:
             connection.close()
 
 
-def _blobs(archive: Archive) -> dict[str, bytes]:
+def blobs(archive: Archive) -> dict[str, bytes]:
     """Digest -> content of everything an archive holds."""
     found = {}
     with tarfile.open(fileobj=io.BytesIO(archive.data)) as tar:

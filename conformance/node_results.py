@@ -1,0 +1,229 @@
+"""Results of the node suite: kept as data a part and agent, newer entries over older ones, and the table made of them.
+
+A failure of ours is excused only where the Go kubelet's committed result of the same part failed the same spec.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from conformance import suite
+from conformance.node_parts import PARTS
+from conformance.report import HERE, RESULTS
+from conformance.suite import FAILED, PASSED, SKIPPED, Spec
+from tests.bed.cluster import VERSION
+from tests.bed.parts import REPO
+
+OURS, GO = "pykubelet", "go"
+FOLDER = RESULTS / "node-suite"
+DOCUMENT = REPO / "docs" / "conformance.md"
+BEGIN, END = "<!-- node suite: made by `python -m conformance.node_suite --document` -->", "<!-- end of node suite -->"
+UNFINISHED = ("interrupted", "aborted")
+"""States of specs that were running when the run was stopped: nothing is known of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What is known of one spec with one agent."""
+
+    spec: Spec
+    commit: str
+    seen: Mapping[str, int]
+    """How often each outcome was seen in all runs so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one run of ginkgo said."""
+
+    status: int
+    """Its exit status."""
+    selected: int
+    """Specs that were to run."""
+    specs: Sequence[Spec]
+    broken: Sequence[str] = ()
+    """Names of set-up steps that failed; then no spec counts."""
+
+    def faults(self) -> list[str]:
+        """Why the run as a whole cannot be believed; empty when it can."""
+        found = [f"set-up failed: {name}" for name in self.broken]
+        if len(self.specs) < self.selected:
+            found.append(f"{self.selected} specs were selected, {len(self.specs)} were run")
+        if self.status != 0 and not suite.failed(self.specs):
+            found.append(f"ginkgo ended with status {self.status}, but no spec failed")
+        if self.status == 0 and suite.failed(self.specs):
+            found.append("ginkgo ended with status 0, but specs failed")
+        return found
+
+
+def read_report(file: Path, status: int) -> Report:
+    """From ginkgo's JSON; specs that the end of the run interrupted are left out."""
+    if not file.exists():
+        return Report(status=status, selected=0, specs=(), broken=("ginkgo wrote no report",))
+    suites: list[dict[str, Any]] = json.loads(file.read_text())
+    said = [each for one in suites for each in one.get("SpecReports") or ()]
+    whole = [each for each in said if each.get("State") not in UNFINISHED]
+    specs = [spec for each in whole if each.get("LeafNodeType") == "It" and (spec := suite.spec_of(each)) is not None]
+    broken = [str(each["LeafNodeType"]) for each in whole if is_broken_setup(each)]
+    return Report(
+        status=status,
+        selected=sum((one.get("PreRunStats") or {}).get("SpecsThatWillRun", 0) for one in suites),
+        specs=sorted(specs, key=lambda spec: spec.name),
+        broken=broken,
+    )
+
+
+def is_broken_setup(said: Mapping[str, Any]) -> bool:
+    return said.get("LeafNodeType") != "It" and said.get("State") not in (PASSED, SKIPPED, "")
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """All that is known of one part with one agent."""
+
+    agent: str
+    part: str
+    runtime: str = ""
+    machine: str = ""
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    @property
+    def file(self) -> Path:
+        return FOLDER / f"{self.part}-{self.agent}.json"
+
+    def merge(self, specs: Iterable[Spec], commit: str) -> None:
+        for spec in specs:
+            before = self.entries[spec.name].seen if spec.name in self.entries else {}
+            seen = {**before, spec.outcome: before.get(spec.outcome, 0) + 1}
+            self.entries[spec.name] = Entry(spec=spec, commit=commit, seen=seen)
+
+    def names(self, outcome: str) -> set[str]:
+        return {name for name, entry in self.entries.items() if entry.spec.outcome == outcome}
+
+    def seconds(self) -> float:
+        return sum(entry.spec.seconds for entry in self.entries.values())
+
+    def commits(self) -> list[str]:
+        return sorted({entry.commit for entry in self.entries.values()})
+
+
+def load(part: str, agent: str) -> Results:
+    empty = Results(agent=agent, part=part)
+    if not empty.file.exists():
+        return empty
+    said = json.loads(empty.file.read_text())
+    entries = {}
+    for each in said["specs"]:
+        commit, seen = each.pop("commit"), each.pop("seen")
+        entries[each["name"]] = Entry(spec=Spec(**each), commit=commit, seen=seen)
+    return Results(agent=agent, part=part, runtime=said["runtime"], machine=said["machine"], entries=entries)
+
+
+def save(results: Results) -> None:
+    """One line a spec, so that a change of one is a change of one line."""
+    head = {
+        "agent": results.agent,
+        "part": results.part,
+        "kubernetes": VERSION,
+        "runtime": results.runtime,
+        "machine": f"{os.cpu_count()} cores, Linux {platform.release()}",
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "counts": {each: len(results.names(each)) for each in (PASSED, FAILED, SKIPPED)},
+    }
+    lines = [json.dumps(shown(entry), ensure_ascii=False) for _, entry in sorted(results.entries.items())]
+    text = json.dumps(head, indent=1)[:-2] + ',\n "specs": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+    results.file.parent.mkdir(parents=True, exist_ok=True)
+    results.file.write_text(text)
+
+
+def shown(entry: Entry) -> dict[str, Any]:
+    spec = {key: value for key, value in asdict(entry.spec).items() if value != ""}
+    return {**spec, "commit": entry.commit, "seen": dict(entry.seen)}
+
+
+def commit() -> str:
+    """Of the checkout; with a mark where the agent's source differs from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", str(REPO / "src"))
+    return git("rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One part, both agents: names of specs."""
+
+    ours_alone: Sequence[str]
+    """We fail, the Go kubelet passes or skips."""
+    both: Sequence[str]
+    go_alone: Sequence[str]
+    not_compared: Sequence[str]
+    """We fail, and there is no result of the Go kubelet: counts against us."""
+    missing: Sequence[str]
+    """The Go kubelet passes, and there is no result of ours."""
+
+
+def compare(ours: Results, go: Results) -> Comparison:
+    failed, passed = ours.names(FAILED), go.names(PASSED)
+    excused = failed & go.names(FAILED)
+    return Comparison(
+        ours_alone=sorted(failed & go.entries.keys() - excused),
+        both=sorted(excused),
+        go_alone=sorted(go.names(FAILED) & ours.names(PASSED)),
+        not_compared=sorted(failed - go.entries.keys()),
+        missing=sorted(passed - ours.entries.keys()),
+    )
+
+
+def document(reasons: Mapping[str, str]) -> str:
+    """The text between the marks in docs/conformance.md."""
+    lines = [
+        "| part | agent | passed | failed | skipped | seconds, summed | commits |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    notes: list[str] = []
+    for name, part in PARTS.items():
+        ours, go = load(name, OURS), load(name, GO)
+        for title, results in (("pykubelet", ours), ("Go kubelet", go)):
+            if results.entries:
+                counts = " | ".join(str(len(results.names(each))) for each in (PASSED, FAILED, SKIPPED))
+                commits = ", ".join(results.commits())
+                lines.append(f"| {part.what} | {title} | {counts} | {results.seconds():.0f} | {commits} |")
+        notes += differences(name, compare(ours, go), go, reasons)
+    heading = ["", "| part | spec | pykubelet | Go kubelet | why |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(heading + notes if notes else [])])
+
+
+def differences(part: str, found: Comparison, go: Results, reasons: Mapping[str, str]) -> list[str]:
+    rows = [(name, "failed", go.entries[name].spec.outcome) for name in found.ours_alone]
+    rows += [(name, "failed", "not run") for name in found.not_compared]
+    rows += [(name, "not run", "passed") for name in found.missing]
+    rows += [(name, "passed", "failed") for name in found.go_alone]
+    rows += [(name, "failed", "failed") for name in found.both]
+    return [f"| {part} | {cell(name)} | {a} | {b} | {cell(reason(name, reasons))} |" for name, a, b in rows]
+
+
+def reason(name: str, reasons: Mapping[str, str]) -> str:
+    return next((why for piece, why in reasons.items() if piece in name), "")
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def write_document(reasons: Mapping[str, str]) -> None:
+    before = DOCUMENT.read_text()
+    head, _, rest = before.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    DOCUMENT.write_text(f"{head}{BEGIN}\n{document(reasons)}\n{END}{tail}")

@@ -1,0 +1,103 @@
+"""`python -m conformance.node_suite`: run Kubernetes' own tests of the kubelet against pykubelet and the Go kubelet.
+
+Exit status 0 when every spec that was selected ran and none failed that the Go kubelet passes, 1 when not so. What was
+seen is merged into conformance/results/node-suite, also when the run is stopped early. See docs/conformance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from conformance import node_bed, node_results, report
+from conformance.node_parts import PARTS, exactly, ginkgo_options
+from conformance.node_results import GO, OURS, Results
+from conformance.suite import FAILED
+
+RUNTIME = "containerd v2.3.4, runc v1.3.4"
+REASONS: dict[str, str] = {}
+"""Part of a spec's name -> why it fails, for the table; excuses nothing."""
+
+
+def main() -> int:
+    options = parse()
+    if options.document:
+        node_results.write_document(REASONS)
+        return 0
+    if options.merge is not None:
+        return judged(options, options.agent, options.merge, options.status)
+    agents = (GO, OURS) if options.agent == "both" else (options.agent,)
+    return max([measured(options, agent) for agent in agents])
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m conformance.node_suite", description=__doc__.splitlines()[0])
+    parser.add_argument("--agent", choices=(OURS, GO, "both"), default=OURS)
+    parser.add_argument("--part", choices=PARTS, default="parallel")
+    parser.add_argument("--focus", default="", help="only specs whose names match this pattern")
+    parser.add_argument("--skip", default="", help="no specs whose names match this pattern")
+    parser.add_argument("--labels", default="", help="only specs whose labels match this ginkgo filter")
+    parser.add_argument("--processes", type=int, default=0, help="how many specs at once")
+    parser.add_argument("--timeout", default="6h", help="the longest that ginkgo may take")
+    parser.add_argument("--suite", action="append", default=[], help="another option of e2e_node.test")
+    parser.add_argument("--keep", action="store_true", help="keep the logs when all is well, too")
+    parser.add_argument("--failed", choices=(OURS, GO), help="only specs that failed with this agent the last time")
+    parser.add_argument("--merge", type=Path, help="run nothing: take the results from the folder of an earlier run")
+    parser.add_argument("--status", type=int, default=0, help="with --merge: how ginkgo ended then")
+    parser.add_argument("--document", action="store_true", help="run nothing: write the table in docs/conformance.md")
+    return parser.parse_args()
+
+
+def measured(options: argparse.Namespace, agent: str) -> int:
+    part = PARTS[options.part]
+    again = node_results.load(options.part, options.failed).names(FAILED) if options.failed else ()
+    if options.failed and not again:
+        print(f"no spec of {options.part} failed with {options.failed}")
+        return 0
+    chosen = ginkgo_options(
+        part,
+        focus=exactly(again) if again else options.focus,
+        skip=options.skip,
+        labels=options.labels,
+        processes=options.processes,
+        longest=options.timeout,
+    )
+    folder = node_bed.private_folder()
+    print(f"{agent}: logs are in {folder}", flush=True)
+    status = node_bed.run_inside(node_bed.job(agent, folder, chosen, [*part.suite, *options.suite]))
+    good = judged(options, agent, folder, status)
+    if good == 0 and not options.keep:
+        shutil.rmtree(folder)
+    return good
+
+
+def judged(options: argparse.Namespace, agent: str, folder: Path, status: int) -> int:
+    """Merge what a run saw, print it, and say whether it is well."""
+    seen = node_results.read_report(folder / "ginkgo.json", status)
+    results = node_results.load(options.part, agent)
+    results.runtime = RUNTIME
+    if not seen.broken:
+        results.merge(seen.specs, node_results.commit())
+        node_results.save(results)
+    outcome = report.Outcome(agent=agent, runtime=RUNTIME, focus=options.focus, seconds=0.0, specs=seen.specs)
+    print(report.table(outcome))
+    faults = seen.faults() + unexcused(results, agent, {spec.name for spec in seen.specs})
+    for fault in faults:
+        print(f"{agent}: {fault}")
+    return 1 if faults else 0
+
+
+def unexcused(results: Results, agent: str, names: set[str]) -> list[str]:
+    """Failures of this run that the Go kubelet does not share; its own are facts about the bed."""
+    if agent == GO:
+        return []
+    found = node_results.compare(results, node_results.load(results.part, GO))
+    bad = [name for name in (*found.ours_alone, *found.not_compared) if name in names]
+    assert all(results.entries[name].spec.outcome == FAILED for name in bad)
+    return [f"failed, and not with the Go kubelet: {name}" for name in bad]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
