@@ -153,6 +153,17 @@ class Node:
         """The folder of a process's cgroup (v2)."""
         return "/sys/fs/cgroup" + self.machine.get(f"/proc/{pid}/cgroup").strip().removeprefix("0::")
 
+    def files(self, folder: str, *names: str) -> dict[str, str]:
+        """The contents of small files in a folder of the guest, without the last newline; a missing file is an error.
+
+        Names may be patterns.
+        """
+        found: dict[str, str] = {}
+        for line in self.machine.run(f"cd {shlex.quote(folder)} && grep -H '' {' '.join(names)}").splitlines():
+            name, _, content = line.partition(":")
+            found[name] = f"{found[name]}\n{content}" if name in found else content
+        return found
+
     def log(self, lines: int = 200) -> str:
         return self.machine.run(f"journalctl -u {UNIT} -o cat -n {lines}", check=False)
 
