@@ -33,13 +33,14 @@ STAND_INS = Path(__file__).resolve().with_name("stand_ins")
 NODE = "node-suite"
 OURS, GO = "pykubelet", "go"
 NAMESPACES = ("--net", "--mount", "--uts", "--pid", "--ipc", "--cgroup")
+SHARES = {"cpu.shares": "8192", "cpu.weight": "800"}
 FIRST_PROCESS = """
 {command} & child=$!
 trap 'kill -TERM $child' TERM
 while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
 exit $status
 """
-ASK_AGAIN = 120.0
+ASK_AGAIN = 300.0
 """Seconds that ginkgo gets to write its report after it was told to stop."""
 
 
@@ -145,6 +146,7 @@ def run_inside(work: Job) -> int:
     of the specs that were over."""
     tree = CgroupTree(f"/{work.home.name}")
     tree.make()
+    give_shares(work.home.name)
     (work.home / "job.json").write_text(json.dumps(asdict(work), indent=1))
     inner = [sys.executable, "-m", "conformance.node_inside", str(work.home / "job.json")]
     # bash is the first process because it takes in orphans; the namespaces end when it does.
@@ -169,6 +171,14 @@ def run_inside(work: Job) -> int:
     finally:
         tree.remove()
         unmount_below(work.home)
+
+
+def give_shares(group: str) -> None:
+    """A group has the processor share of one process by default; a bed is many."""
+    for mount in cgroup_mounts():
+        for file, value in SHARES.items():
+            if (mount / group / file).exists():
+                (mount / group / file).write_text(value)
 
 
 def wait_politely(process: subprocess.Popen[bytes]) -> int:

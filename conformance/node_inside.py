@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from conformance import node_images
@@ -20,11 +21,14 @@ from conformance.bed import import_images
 from conformance.node_bed import NODE, STAND_INS, Job
 from tests.bed.runtime import BedContainerd, running_containerd
 
+from pykubelet.standalone import daemon
+
 COPIED = ("/etc", "/var/lib")
 """Folders of the machine whose changes stay in the bed."""
 PRIVATE = ("/tmp", "/run", "/var/log", "/var/lib/kubelet", "/etc/cni")
 """Folders that the bed has its own of."""
 CARD, OTHER_END = "eth0", "outside"
+LOOK_EVERY = 0.5
 ADDRESS, GATEWAY = "172.29.0.2/24", "172.29.0.1"
 
 
@@ -122,8 +126,18 @@ def run_ginkgo(job: Job, containerd: BedContainerd) -> int:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=work, env=environment, start_new_session=True
         )
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # ginkgo writes its report first
-        return process.wait()
+        signal.signal(signal.SIGTERM, lambda *_: stop_early(process.pid))
+        while (status := process.poll()) is None:
+            if daemon.process_start(containerd.pid) is None:  # specs kill it, and a machine's init starts it again
+                containerd.restart()
+            time.sleep(LOOK_EVERY)
+        return status
+
+
+def stop_early(ginkgo: int) -> None:
+    """Ginkgo writes its report when the processes that run specs end; it hands no signal on to them."""
+    for pid in (*Path(f"/proc/{ginkgo}/task/{ginkgo}/children").read_text().split(), ginkgo):
+        os.kill(int(pid), signal.SIGTERM)
 
 
 if __name__ == "__main__":

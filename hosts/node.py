@@ -23,7 +23,7 @@ MANIFESTS = "/etc/kubernetes/manifests"
 CONFIG = "/etc/pykubelet/config.json"
 UNIT = "pykubelet"
 READ_ONLY_PORT = 10255
-PATIENCE = 300.0
+PATIENCE = 900.0
 """For anything that a pod does in a guest without hardware virtualization."""
 Manifest = Mapping[str, Any]
 
@@ -164,6 +164,28 @@ class Node:
             found[name] = f"{found[name]}\n{content}" if name in found else content
         return found
 
+    def witnessed(self, name: str) -> list[tuple[str, float]]:
+        """What a pod of `a_witness` wrote: words and seconds since the boot it wrote them in."""
+        lines = self.machine.run(f"cat {WITNESSED}/{name}", check=False).splitlines()
+        return [(word, float(up)) for word, up in (line.split() for line in lines)]
+
+    def sandboxes(self) -> list[str]:
+        """Ids of all sandboxes that the runtime knows, dead ones too."""
+        return self.machine.run("ctr -n k8s.io containers ls -q 'labels.\"io.cri-containerd.kind\"==sandbox'").split()
+
+    def addresses(self) -> list[str]:
+        """The pod addresses that the CNI plugin holds as given away; they outlive a boot."""
+        return self.machine.run("cd /var/lib/cni/networks/pods && ls | grep '^[0-9]'", check=False).split()
+
+    def journal(self, *options: str) -> list[dict[str, Any]]:
+        """Entries of the guest's journal as journald has them."""
+        printed = self.machine.run(shlex.join(["journalctl", "-o", "json", "--no-pager", *options]))
+        return [json.loads(line) for line in printed.splitlines()]
+
+    def show(self, unit: str, name: str) -> str:
+        """A property of a unit, as systemd tells it."""
+        return self.machine.run(f"systemctl show --value -p {name} {unit}").strip()
+
     def log(self, lines: int = 200) -> str:
         return self.machine.run(f"journalctl -u {UNIT} -o cat -n {lines}", check=False)
 
@@ -177,6 +199,22 @@ def a_pod(name: str, command: str = "sleep 1000000", **spec: Any) -> dict[str, A
         "metadata": {"name": name, "annotations": spec.pop("annotations", {})},
         "spec": {"terminationGracePeriodSeconds": 5, "containers": [container]} | spec,
     }
+
+
+WITNESSED = "/var/witness"
+
+
+def a_witness(name: str, ends_after: int = 0, **spec: Any) -> dict[str, Any]:
+    """A pod that writes down, in WITNESSED/NAME, when it started, was asked to end and had ended.
+
+    It needs `ends_after` seconds to end. The times are seconds since the boot, which no clock step changes.
+    """
+    say = f'say() {{ read up rest </proc/uptime; echo "$1 $up" >>/out/{name}; sync; }}'
+    end = f"say term; i=0; while [ $i -lt {ends_after} ]; do sleep 1; i=$((i+1)); done; say ended; exit 0"
+    command = f"{say}; trap '{end}' TERM; say started; while :; do sleep 1; done"
+    volume = {"name": "out", "hostPath": {"path": WITNESSED, "type": "DirectoryOrCreate"}}
+    mounted = {"volumeMounts": [{"name": "out", "mountPath": "/out"}]} | spec.pop("container", {})
+    return a_pod(name, command, container=mounted, volumes=[volume], **spec)
 
 
 def _ready(pod: Any) -> Any:

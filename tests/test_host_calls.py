@@ -61,7 +61,7 @@ ALLOWED = {
     "runtime/spec/builder.py": ("_hosts_file", OWN_DISK),
     "server/relay.py": ("_tunnel_up _tunnel_down _from_caller _to_caller", NOT_A_FILE),
     "server/listeners.py": ("_open_local _has_ipv6 close take_lock _unlock", START),
-    "server/pod_resources.py": ("run _listen", START),
+    "server/local_grpc.py": ("serve _listen", START),
     "server/pods.py": ("checkpoint", OWN_DISK),
     "server/node_logs.py": ("open_below _listing", OWN_DISK),
 }

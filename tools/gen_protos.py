@@ -25,6 +25,7 @@ MODULES = {
     "cri": "cri-v1.tsv",
     "containerd_events": "containerd-events.tsv",
     "containerd_events_service": "containerd-events-service-v1.tsv",
+    "core_v1_pod": "core-v1-pod.tsv",
     "csi": "csi-v1.tsv",
     "deviceplugin": "deviceplugin-v1beta1.tsv",
     "dra_health_v1alpha1": "dra-health-v1alpha1.tsv",
@@ -33,6 +34,7 @@ MODULES = {
     "pluginregistration": "pluginregistration-v1.tsv",
     "podresources_v1": "podresources-v1.tsv",
     "podresources_v1alpha1": "podresources-v1alpha1.tsv",
+    "pods_v1alpha1": "pods-v1alpha1.tsv",
 }
 """Module -> table. Services are called and served by the path of the method, so that no service code is generated."""
 

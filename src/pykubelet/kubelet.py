@@ -78,7 +78,7 @@ def assemble(settings: Settings, edges: Edges) -> Kubelet:
     eviction = eviction_build.build(ctx, edges, table, stats, conditions, runtime, sync.evictor)
     reporting = api_server.report(ctx, edges, api, conditions, pleg, cm, volumes)
     server = server_build.build(ctx, edges, events.recorder, below, sync, stats)
-    reactions.connect(ctx, below, sync, reporting)
+    reactions.connect(ctx, below, sync, reporting, server.pod_feed)
     first = Services(sinks=[runtime_state, pleg], managers=[probes])
     services = Services.of(
         *(first, cm.services, runtime.services, events.services, volumes.services, sync.services, sources.services),

@@ -7,6 +7,7 @@ from pykubelet.cm.allocation import POD_TERMINATED
 from pykubelet.context import Context
 from pykubelet.model.pod import PodUID, is_mirror
 from pykubelet.recorder import LifeEntry, Outcome, Step
+from pykubelet.server.pods_api import PodFeed
 from pykubelet.signals import (
     ApiPodObserved,
     ContainerDied,
@@ -23,6 +24,7 @@ from pykubelet.signals import (
     PodRestarts,
     PodSetChanged,
     PodStatusChanged,
+    PodUpdated,
     ProbeResultChanged,
     ResizeChanged,
     RuntimeChanged,
@@ -33,7 +35,7 @@ from pykubelet.status.sender import uid_here
 from pykubelet.sync.build import Subsystems, Sync
 
 
-def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -> None:
+def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting, pod_feed: PodFeed | None) -> None:
     volumes, cm, probes, runtime = below.volumes.manager, below.cm, below.probes, below.runtime
     loop, workers, statuses = sync.loop, sync.workers, sync.statuses
     sender, housekeeping = sync.sender, sync.housekeeping
@@ -90,3 +92,13 @@ def connect(ctx: Context, below: Subsystems, sync: Sync, reporting: Reporting) -
     on(PodPreempted, lambda preempted: loop.preempt(preempted.pod, preempted.resource))
     on(NodeStatusChanged, lambda _: reporting.node_status_changed())
     on(NodeRead, lambda read: loop.judge_again(PodUID(read.uid)))
+    if pod_feed is not None:
+        _feed(ctx, pod_feed)
+
+
+def _feed(ctx: Context, pod_feed: PodFeed) -> None:
+    on = ctx.signals.subscribe
+    on(PodStatusChanged, lambda changed: pod_feed.changed(changed.uid))
+    on(PodUpdated, lambda updated: pod_feed.changed(updated.uid))
+    on(PodSetChanged, lambda _: pod_feed.drop_gone())
+    on(PodFinished, lambda _: pod_feed.drop_gone())

@@ -73,6 +73,10 @@ class PodSetChanged(Signal, frozen=True):
     """A source added, changed or removed pods, or an orphan was found: housekeeping may have something to do."""
 
 
+class PodUpdated(PodSignal, frozen=True):
+    """A source changed the pod, or asked for its end."""
+
+
 class PodFinished(PodSignal, frozen=True):
     """Nothing of the pod is left to do."""
 

@@ -2,7 +2,8 @@
 
 Two formats, klog-like text and JSON lines, as the kubelet's `logging.format` setting names them. Fields are
 given with `extra={...}`; the pod in `current_pod` is added to every line of its task. Values of fields
-whose name looks like a secret, and the values of headers and tokens inside texts, never reach a line.
+whose name looks like a secret, and the values of headers and tokens inside texts, never reach a line. The journal of
+systemd is told each line's priority, so that `journalctl -p warning` shows what it should.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TextIO
 
@@ -26,6 +28,8 @@ _SECRET_TEXT = re.compile(r"(?i)(bearer\s+|authorization:\s*\w+\s+|password[=:]\
 LONGEST = 4096
 """Characters of one value; what pods and servers say may be in it."""
 LONGEST_TRACEBACK = 32 * 1024
+_PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+"""Of syslog, which the journal uses."""
 _LETTER = {"DEBUG": "I", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "F"}
 
 
@@ -90,10 +94,33 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 
+class JournalFormatter(logging.Formatter):
+    """Each line of another format with its priority before it, which the journal takes off again (sd-daemon(3))."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        mark = f"<{_PRIORITY.get(record.levelname, 6)}>"
+        return "\n".join(mark + line for line in self._inner.format(record).split("\n"))
+
+
+def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether the stream is the one that systemd connected with its journal: JOURNAL_STREAM has device and inode."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # closed, or no file at all
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
 def set_up(*, json_format: bool = False, verbosity: int = 0, stream: TextIO | None = None) -> None:
     """Install one handler on the package's logger; verbosity 4 and up shows each step."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if json_format else TextFormatter())
+    target = stream or sys.stderr
+    handler = logging.StreamHandler(target)
+    formatter = JsonFormatter() if json_format else TextFormatter()
+    handler.setFormatter(JournalFormatter(formatter) if is_journal(target, os.environ) else formatter)
     logger = logging.getLogger("pykubelet")
     logger.handlers[:] = [handler]
     logger.propagate = False

@@ -67,8 +67,10 @@ def next_step(
     reported: ContainerStatus,
     on_hold: bool,
     now: float,
+    seen_running: float = 0.0,
 ) -> Step:
-    """What to do about a container whose id is known. `now` is wall time."""
+    """What to do about a container whose id is known. `now` is wall time, `seen_running` the seconds that we know it
+    to run: the clock may have been set back since its start."""
     if on_hold:
         return _WAIT
     state = reported.state
@@ -83,7 +85,8 @@ def next_step(
     if bool(reported.started) == (kind is ProbeKind.STARTUP):
         return _WAIT
     since = state.running.started_at
-    left = (since.timestamp() if since is not None else 0.0) + (probe.initial_delay_seconds or 0) - now
+    ran = max(now - (since.timestamp() if since is not None else 0.0), seen_running)
+    left = (probe.initial_delay_seconds or 0) - ran
     return Step(Act.WAIT, left) if left > 0 else Step(Act.PROBE)
 
 

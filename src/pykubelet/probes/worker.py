@@ -136,6 +136,7 @@ class ProbeWorker:
         "_on_hold",
         "_probe",
         "_probing",
+        "_ran_at",
         "_tally",
         "_timer",
         "_tools",
@@ -168,6 +169,8 @@ class ProbeWorker:
         self._timer: asyncio.TimerHandle | None = None
         self._next: float | None = None
         """Loop time of the next tick; None while the container is not one to be probed."""
+        self._ran_at: float | None = None
+        """Loop time at which this container was first seen running."""
         self._probing: asyncio.Task[None] | None = None
 
     @property
@@ -209,6 +212,7 @@ class ProbeWorker:
             reported=reported,
             on_hold=self._on_hold,
             now=self._tools.ctx.clock.now(),
+            seen_running=self._seen_running(reported),
         )
         match step.act:
             case Act.WAIT:
@@ -300,6 +304,14 @@ class ProbeWorker:
 
     # --- results ----------------------------------------------------------------------------------
 
+    def _seen_running(self, reported: ContainerStatus) -> float:
+        if reported.state is None or reported.state.running is None:
+            return 0.0
+        now = self._tools.ctx.clock.monotonic()
+        if self._ran_at is None:
+            self._ran_at = now
+        return now - self._ran_at
+
     def _adopt(self, reported: ContainerStatus) -> None:
         """A container with another id is another container: nothing known about the old one counts for it."""
         container_id = (reported.container_id or "").rpartition("//")[2]
@@ -313,6 +325,7 @@ class ProbeWorker:
         self._container_id = container_id
         self._on_hold = False
         self._next = None
+        self._ran_at = None
         self._noted = ""
         self._tally.clear()
         older = self._tools.keep_reported and self._is_older(reported)

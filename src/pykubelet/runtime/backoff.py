@@ -1,9 +1,9 @@
 """Crash-loop back-off: how long a container that ended waits before it is started again.
 
-Counted on wall time from the container's own exit, because that is the time the runtime keeps. The
-first restart is immediate and each further one waits twice as long; a run of ten minutes makes a
-container count as healthy again. The table is in memory only: after a restart of the agent every
-container gets one immediate restart. Does not cover failed pulls and creates.
+Counted on wall time from the container's own exit, because that is the time the runtime keeps; an exit in the
+future means that the clock was set back, and is not waited for. The first restart is immediate and each further one
+waits twice as long; a run of ten minutes makes a container count as healthy again. The table is in memory only: after
+a restart of the agent every container gets one immediate restart. Does not cover failed pulls and creates.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CrashBackoff:
         key = backoff_key(pod, container)
         finished = newest_exited.finished_at / 1e9
         delay = self._table.delay(key)
-        if not self._table.is_quiet(key, finished) and now - finished < delay:
+        if not self._table.is_quiet(key, finished) and 0 <= now - finished < delay:
             return CrashLoop(
                 container=container.name,
                 pod=log_form(pod),

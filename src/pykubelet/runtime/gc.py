@@ -418,21 +418,21 @@ def plan_containers(
 ) -> list[ContainerRecord]:
     """Containers to remove, the oldest of each name first."""
     units: dict[tuple[str, str], list[ContainerRecord]] = {}
-    newest: dict[tuple[str, str], int] = {}
+    newest: dict[tuple[str, str], tuple[int, int]] = {}
     for container in containers:
         key = (container.pod_uid, container.name)
-        newest[key] = max(newest.get(key, 0), container.created_at)
+        newest[key] = max(newest.get(key, (0, 0)), _age_key(container))
         if container.pod_uid and container.state is not ContainerState.RUNNING:
             units.setdefault(key, []).append(container)
     chosen: list[ContainerRecord] = []
     kept: list[list[ContainerRecord]] = []
     for key, unit in units.items():
         uid = key[0]
-        unit.sort(key=lambda c: c.created_at, reverse=True)
+        unit.sort(key=_age_key, reverse=True)
         if is_gone(uid):
             chosen += _old_enough(reversed(unit), now_ns, policy)
             continue
-        if unit[0].state is ContainerState.CREATED and unit[0].created_at == newest[key]:
+        if unit[0].state is ContainerState.CREATED and _age_key(unit[0]) == newest[key]:
             unit = unit[1:]  # about to be started; an older one was given up by a killed agent
         unit = list(_old_enough(unit, now_ns, policy))
         if policy.max_per_container >= 0:
@@ -444,9 +444,15 @@ def plan_containers(
     return chosen
 
 
+def _age_key(item: ContainerRecord | ContainerStatus | SandboxRecord) -> tuple[int, int]:
+    """Orders by age: the attempt first, because the clock may have been set back between two of them."""
+    return item.attempt, item.created_at
+
+
 def _old_enough(unit: Iterable[ContainerRecord], now_ns: int, policy: GcPolicy) -> Iterable[ContainerRecord]:
     youngest = now_ns - int(policy.min_age * 1_000_000_000)
-    return (c for c in unit if c.created_at <= youngest)
+    # One from the future was created before the clock was set back.
+    return (c for c in unit if not youngest < c.created_at <= now_ns)
 
 
 def _over_total(units: Sequence[list[ContainerRecord]], limit: int) -> list[ContainerRecord]:
@@ -471,7 +477,7 @@ def plan_sandboxes(
             pods.setdefault(sandbox.pod_uid, []).append(sandbox)
     chosen: list[SandboxRecord] = []
     for uid, owned in pods.items():
-        owned.sort(key=lambda s: (s.created_at, s.attempt))
+        owned.sort(key=_age_key)
         candidates = owned if is_gone(uid) else owned[:-1]
         chosen += [s for s in candidates if s.state is not SandboxState.READY and s.id not in in_use]
     return chosen
@@ -483,7 +489,7 @@ def plan_prune(status: PodRuntimeStatus, name: str, *, keep: int, is_gone: bool)
     if is_gone:
         return ended
     mine = [c for c in ended if not name or c.name == name]
-    mine.sort(key=lambda c: c.created_at, reverse=True)
+    mine.sort(key=_age_key, reverse=True)
     if name:
         return mine[keep:] if keep >= 0 else []
     return [c for other in {c.name for c in mine} for c in plan_prune(status, other, keep=keep, is_gone=False)]

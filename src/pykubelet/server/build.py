@@ -1,4 +1,4 @@
-"""Build the node's server with everything it shows, and the podresources service.
+"""Build the node's server with everything it shows, and the services on local sockets.
 
 A node without an API server cannot check tokens and rights: if the settings want that, which is their default, the
 HTTPS server stays off with a warning and the local socket serves alone. Everything else that cannot work is an error.
@@ -32,6 +32,7 @@ from pykubelet.server.metrics import MetricRoutes, add_agent_metrics
 from pykubelet.server.node_logs import SystemLogs
 from pykubelet.server.pod_resources import PodResourcesServer
 from pykubelet.server.pods import PodRoutes
+from pykubelet.server.pods_api import PodFeed, PodsServer
 from pykubelet.server.routes import Handlers, Offers
 from pykubelet.server.streams import StreamRoutes
 from pykubelet.server.tls import FindServing, ServingFiles, TlsFiles, tls_rules
@@ -53,6 +54,8 @@ class Server(Struct, frozen=True, kw_only=True):
     node_server: NodeServer | None
     """None for an agent that serves nothing."""
     services: Services
+    pod_feed: PodFeed | None
+    """What the Pods service shows; None when its gate is off."""
 
     def open(self) -> None:
         if self.node_server is not None:
@@ -63,8 +66,9 @@ def build(
     ctx: Context, edges: Edges, events: EventBroadcaster, served: Subsystems, sync: Sync, stats: Stats | None
 ) -> Server:
     """Raises PykubeletError for settings that cannot work."""
+    feed = PodFeed(served.table) if ctx.settings.gates.enabled("PodsAPI") else None
     if edges.serve is None or stats is None:
-        return Server(node_server=None, services=Services())
+        return Server(node_server=None, services=Services(), pod_feed=feed)
     table, pleg, runtime, shutdown = served.table, served.pleg, served.runtime, sync.shutdown
     settings, kube = ctx.settings, edges.cluster.client if edges.cluster is not None else None
     server = servable(settings.config.server, alone=kube is None)
@@ -108,7 +112,11 @@ def build(
         metrics=ctx.metrics,
     )
     add_agent_metrics(ctx.metrics, settings)
-    return Server(node_server=node_server, services=Services(producers=[pod_resources, node_server]))
+    services = Services(producers=[pod_resources, node_server])
+    if feed is not None:
+        socket = edges.paths.root / "pods-api" / "pods-api.sock"
+        services.producers.append(PodsServer(socket=socket, feed=feed, clock=ctx.clock, metrics=ctx.metrics))
+    return Server(node_server=node_server, services=services, pod_feed=feed)
 
 
 def https(

@@ -1,39 +1,25 @@
 """The podresources service on its local socket: which container holds which CPUs, memory and devices.
 
-Monitoring agents and topology tools ask it (v1: List, Get, GetAllocatableResources; v1alpha1: List). Access is by the
-permissions of the socket's folder. Callers are limited as upstream limits them. A socket that cannot be had costs
-this service, not the node. Does not cover: allocating resources (cm/).
+Monitoring agents and topology tools ask it (v1: List, Get, GetAllocatableResources; v1alpha1: List). Does not cover:
+the socket (local_grpc.py), allocating resources (cm/).
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from pykubelet.api.types import Pod
 from pykubelet.cm.container_resources import AssignedResources
 from pykubelet.kit.clock import Clock
-from pykubelet.kit.limits import TokenBucket
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import finish
 from pykubelet.model.pod import AnyContainer, is_sidecar, name_of, namespace_of, uid_of
 from pykubelet.model.topology import ClaimShare, DeviceShare, MemoryShare
+from pykubelet.server.local_grpc import CallLimit, abort, handlers, serve
 from pykubelet.wire import podresources_v1_pb2 as v1
 from pykubelet.wire import podresources_v1alpha1_pb2 as v1alpha1
 
-if TYPE_CHECKING:
-    import grpc.aio
-
-logger = logging.getLogger(__name__)
-
-RATE, BURST = 100.0, 10
-"""Calls a second, and how many at once after a silence."""
-MAX_SOCKET_PATH = 107
-"""Bytes the kernel takes for a socket's path."""
-STOP_WITHIN = 2.0
 ActivePods = Callable[[], Iterable[Pod]]
 
 
@@ -148,99 +134,48 @@ class PodResourcesServer:
     ) -> None:
         self._socket = socket
         self._resources = PodResources(active=active, assigned=assigned)
-        self._clock = clock
-        self._bucket = TokenBucket(rate=RATE, burst=BURST)
+        self._limit = CallLimit(clock)
         self._calls = _Calls(metrics)
 
     async def run(self) -> None:
-        import grpc.aio
+        await serve(self._socket, "podresources", [self._v1(), self._v1alpha1()])
 
-        server: grpc.aio.Server | None = grpc.aio.server()
-        assert server is not None
-        server.add_generic_rpc_handlers(self._handlers())
-        try:
-            self._listen(server)
-            await server.start()
-        except (OSError, RuntimeError) as error:  # RuntimeError: what grpc says when it cannot bind
-            logger.error(
-                "the podresources service is not offered", extra={"socket": str(self._socket), "error": str(error)}
-            )
-            server = None
-        try:
-            await asyncio.Event().wait()
-        finally:
-            if server is not None:
-                await finish(server.stop(STOP_WITHIN / 2), within=STOP_WITHIN)
-                self._socket.unlink(missing_ok=True)
-
-    def _listen(self, server: grpc.aio.Server) -> None:
-        path = str(self._socket)
-        if len(path.encode()) > MAX_SOCKET_PATH:
-            raise OSError(f"the path of the socket has more than {MAX_SOCKET_PATH} bytes")
-        self._socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        self._socket.unlink(missing_ok=True)  # left by an agent that was killed
-        server.add_insecure_port(f"unix:{path}")
-
-    def _handlers(self) -> tuple[Any, ...]:
-        """By hand: a generated servicer is a class, and this is four functions."""
-        import grpc
-
-        def handler(method: Any, request: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(
-                method,
-                request_deserializer=request.FromString,
-                response_serializer=lambda answer: answer.SerializeToString(),
-            )
-
-        return (
-            grpc.method_handlers_generic_handler(
-                "v1.PodResourcesLister",
-                {
-                    "List": handler(self._list, v1.ListPodResourcesRequest),
-                    "Get": handler(self._get, v1.GetPodResourcesRequest),
-                    "GetAllocatableResources": handler(self._allocatable, v1.AllocatableResourcesRequest),
-                },
-            ),
-            grpc.method_handlers_generic_handler(
-                "v1alpha1.PodResourcesLister",
-                {"List": handler(self._list_devices, v1alpha1.ListPodResourcesRequest)},
-            ),
+    def _v1(self) -> Any:
+        return handlers(
+            "v1.PodResourcesLister",
+            {
+                "List": (self._list, v1.ListPodResourcesRequest),
+                "Get": (self._get, v1.GetPodResourcesRequest),
+                "GetAllocatableResources": (self._allocatable, v1.AllocatableResourcesRequest),
+            },
         )
 
+    def _v1alpha1(self) -> Any:
+        return handlers("v1alpha1.PodResourcesLister", {"List": (self._list_devices, v1alpha1.ListPodResourcesRequest)})
+
     async def _list(self, request: Any, context: Any) -> Any:
-        await self._limit(context)
+        await self._limit.check(context)
         self._calls.count("list", "v1")
         return self._resources.list()
 
     async def _list_devices(self, request: Any, context: Any) -> Any:
-        await self._limit(context)
+        await self._limit.check(context)
         self._calls.count("", "v1alpha1")
         return self._resources.list_devices()
 
     async def _get(self, request: v1.GetPodResourcesRequest, context: Any) -> Any:
-        await self._limit(context)
+        await self._limit.check(context)
         self._calls.count("get", "v1")
         found = self._resources.get(request.pod_namespace, request.pod_name)
         if found is None:
             self._calls.failed("get", "v1")
-            await _abort(context, "UNKNOWN", f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
+            await abort(context, "UNKNOWN", f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
         return found
 
     async def _allocatable(self, request: Any, context: Any) -> Any:
-        await self._limit(context)
+        await self._limit.check(context)
         self._calls.count("get_allocatable", "v1")
         return self._resources.allocatable()
-
-    async def _limit(self, context: Any) -> None:
-        if not self._bucket.try_take(self._clock.monotonic()):
-            await _abort(context, "RESOURCE_EXHAUSTED", "rejected by rate limit")
-
-
-async def _abort(context: Any, code: str, text: str) -> NoReturn:
-    import grpc
-
-    await context.abort(grpc.StatusCode[code], text)
-    raise AssertionError("abort raises")
 
 
 class _Calls:

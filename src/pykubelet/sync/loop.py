@@ -42,7 +42,14 @@ from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_RE
 from pykubelet.pods.record import Room
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import Step
-from pykubelet.signals import ContainerDied, ContainerStarted, InspectionRecovered, PodSetChanged, ProbeResultChanged
+from pykubelet.signals import (
+    ContainerDied,
+    ContainerStarted,
+    InspectionRecovered,
+    PodSetChanged,
+    PodUpdated,
+    ProbeResultChanged,
+)
 from pykubelet.sources.mux import PodMux
 from pykubelet.status.manager import StatusManager
 from pykubelet.sync.evict import LEAST_PATIENCE, PATIENCE_FACTOR
@@ -206,6 +213,7 @@ class SyncLoop:
                 self._allocation.updated(old, pod)
                 self._update(pod)
                 self._check_features(old, pod)
+                self._signals.publish(PodUpdated(uid_of(pod)))
             case Operation.REMOVE:
                 self._remove(pod)
             case Operation.RECONCILE:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -203,6 +204,26 @@ def test_set_up_writes_to_the_stream() -> None:
     logging.getLogger("pykubelet").handlers.clear()
     logging.getLogger("pykubelet").propagate = True
     assert '"here"' in stream.getvalue()
+
+
+def test_the_journal_is_told_the_priority_of_every_line() -> None:
+    record = _record("pod sync failed")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    lines = log.JournalFormatter(log.TextFormatter()).format(record).split("\n")
+    assert len(lines) > 2 and all(line.startswith("<4>") for line in lines)
+    assert lines[0].startswith("<4>W")
+
+
+def test_only_the_stream_that_systemd_connected_is_the_journal(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        found = os.stat(stream.fileno())
+        assert log.is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
+        assert not log.is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino + 1}"})
+        assert not log.is_journal(stream, {})
+    assert not log.is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
 
 
 def test_metrics_text_parses() -> None:

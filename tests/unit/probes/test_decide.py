@@ -85,6 +85,12 @@ def test_initial_delay_counts_from_the_container_start(delay: int, expected: Ste
     assert step(LIVE, reported(), probe=Probe(initial_delay_seconds=delay)) == expected
 
 
+def test_a_clock_that_is_set_back_does_not_begin_the_initial_delay_anew() -> None:
+    probe = Probe(initial_delay_seconds=6)
+    assert step(LIVE, reported(), probe=probe, now=NOW - 3600, seen_running=5) == Step(Act.WAIT, 1.0)
+    assert step(LIVE, reported(), probe=probe, now=NOW - 3600, seen_running=6) == Step(Act.PROBE)
+
+
 @pytest.mark.parametrize(
     ("policy", "code", "act"),
     [

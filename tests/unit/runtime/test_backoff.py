@@ -36,6 +36,15 @@ def test_the_first_restart_is_immediate_and_then_waits_double() -> None:
     assert waits == [10, 20, 40, 80, 160, 300, 300]
 
 
+def test_a_clock_that_is_set_back_does_not_make_a_container_wait_for_its_old_time() -> None:
+    backoff, container = CrashBackoff(), POD.spec.containers[0]
+    backoff.check(POD, container, ended(NOW), NOW)
+    set_back = NOW + 1 - 3600
+    assert backoff.check(POD, container, ended(NOW + 1), set_back) is None
+    wait = backoff.check(POD, container, ended(set_back + 1), set_back + 1)
+    assert wait is not None and wait.delay == 20, "the loop is still counted"
+
+
 def test_the_message_is_upstreams() -> None:
     backoff, container = CrashBackoff(initial=80), POD.spec.containers[0]
     backoff.check(POD, container, ended(NOW), NOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pykubelet.model.runtime_status import (
@@ -149,6 +150,22 @@ def test_sandboxes(
     sandboxes: list[SandboxRecord], containers: list[ContainerRecord], gone: set[str], expected: list[str]
 ) -> None:
     assert [s.id for s in plan_sandboxes(sandboxes, containers, is_gone=gone.__contains__)] == expected
+
+
+def test_what_a_clock_set_back_made_older_by_its_time_is_still_the_newer_attempt() -> None:
+    before = msgspec.structs.replace(rec("p", "a", 90), attempt=0)
+    again = msgspec.structs.replace(rec("p", "a", 10, CREATED), attempt=1)
+    chosen = plan_containers([before, again], now_ns=11 * SECOND, policy=KEEP_ONE, is_gone=set().__contains__)
+    assert chosen == [], "it is about to be started"
+    dead = msgspec.structs.replace(again, state=EXITED)
+    chosen = plan_containers([before, dead], now_ns=11 * SECOND, policy=KEEP_ONE, is_gone=set().__contains__)
+    assert chosen == [before]
+    boxes = [msgspec.structs.replace(box("p", 90), attempt=0), msgspec.structs.replace(box("p", 10), attempt=1)]
+    assert plan_sandboxes(boxes, [], is_gone=set().__contains__) == boxes[:1]
+    pod = PodRuntimeStatus(
+        uid="p", containers=tuple(msgspec.structs.replace(stat("a", at), attempt=n) for n, at in enumerate((90, 10)))
+    )
+    assert [each.id for each in plan_prune(pod, "a", keep=1, is_gone=False)] == ["a90"]
 
 
 def stat(name: str, at: int, state: ContainerState = EXITED) -> ContainerStatus:

@@ -22,7 +22,8 @@ from pykubelet.model.topology import (
     DeviceShare,
     MemoryShare,
 )
-from pykubelet.server.pod_resources import BURST, PodResources, PodResourcesServer
+from pykubelet.server.local_grpc import BURST
+from pykubelet.server.pod_resources import PodResources, PodResourcesServer
 from pykubelet.wire import podresources_v1_pb2 as v1
 from pykubelet.wire import podresources_v1alpha1_pb2 as v1alpha1
 from tests.builders import a_container, a_pod
