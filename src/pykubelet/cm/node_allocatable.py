@@ -163,7 +163,7 @@ class NodeAllocatable:
         if not self._host.exists(path):
             raise PykubeletError(f"{group.setting}: the cgroup {path} does not exist; it must, for its limits are set")
         try:
-            # systemd must know them too: it writes its own again when it reloads.
+            # systemd must know them too: it writes all of its own again when anything of the slice changes.
             await self._slices.hold(path, group.limits)
             self._host.apply(path, group.limits)
         except OSError as error:

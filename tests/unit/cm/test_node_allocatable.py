@@ -136,7 +136,7 @@ async def test_reserved_groups_are_limited_where_they_are(driver: str, name: str
     async with running(bench.node):
         await asyncio.sleep(1)
     assert bench.host.groups[path] == limits
-    assert bench.slices.held[path] == limits, "systemd would write its own at the next reload"
+    assert bench.slices.held[path] == limits, "systemd would write its own at the next change"
 
 
 async def test_a_reserved_group_that_is_missing_or_refuses_ends_the_agent() -> None:
