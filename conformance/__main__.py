@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conformance import report, suite, watch
-from conformance.bed import Bed, running_bed
+from conformance.bed import RUNTIMES, Bed, running_bed
 
 from pykubelet.model.errors import PykubeletError
 
@@ -29,14 +29,14 @@ def main() -> int:
     try:
         with running_bed(options.agent, options.runtime, folder) as bed:
             outcome = measured(bed, folder, options)
-            version = bed.containerd.ctr("version").split("Version:")[-1].split()[0]
+            version = bed.runtime.version
     except (pytest.fail.Exception, PykubeletError, RuntimeError) as error:
         print(f"conformance: {error}; logs are in {folder}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"conformance: interrupted; logs are in {folder}", file=sys.stderr)
         return 2
-    report.write(outcome, options.report, f"containerd {version}")
+    report.write(outcome, options.report, version)
     print(report.table(outcome))
     print(f"every spec is in {options.report}")
     if keep or outcome.ours_failed or not outcome.specs:
@@ -49,7 +49,7 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__.splitlines()[0])
     parser.add_argument("--agent", choices=(OURS, "go"), default=OURS)
-    parser.add_argument("--runtime", choices=("1.6", "2"), default="1.6", help="Debian's containerd, or 2.x")
+    parser.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="Debian's containerd, 2.x, or CRI-O")
     parser.add_argument("--focus", default="", help="only specs whose names match this pattern")
     parser.add_argument("--skip", default="", help="no specs whose names match this pattern")
     parser.add_argument("--parallel", type=int, default=suite.PARALLEL, help="how many specs at once")

@@ -1,4 +1,4 @@
-"""What the specs run against: the real control plane, a private containerd with the stand-in images, one agent.
+"""What the specs run against: the real control plane, a private runtime with the stand-in images, one agent.
 
 Both agents get the same configuration. Logs stay in the given folder when it is over; everything else is taken away.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,21 @@ from typing import Any
 from conformance import images
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.cluster import Cluster, go_programs, running_cluster
+from tests.bed.crio import BedCrio, running_crio
 from tests.bed.parts import free_port
 from tests.bed.runtime import BedContainerd, running_containerd
-
-from pykubelet.standalone.images import parse_listing
 
 NODE = "conformance"
 NODE_SILENCE = 40.0
 """Kubernetes' default; the specs keep two cores busier than the bed's own tests do."""
-KNOWN_WITHIN = 60.0
+RUNTIMES = ("1.6", "2", "crio")
+BedRuntime = BedContainerd | BedCrio
 
 
 @dataclass(frozen=True, slots=True)
 class Bed:
     cluster: Cluster
-    containerd: BedContainerd
+    runtime: BedRuntime
     agent: BedAgent
     programs: Path
     """Folder of e2e.test and ginkgo."""
@@ -44,32 +44,37 @@ class Bed:
 
 @contextmanager
 def running_bed(agent: str, runtime: str, folder: Path) -> Iterator[Bed]:
-    """A bed of its own with one ready node for as long as the block lasts."""
-    other = go_programs("containerd2") if runtime == "2" else None
-    with running_containerd(other) as containerd, running_cluster(node_silence=NODE_SILENCE) as cluster:
+    """A bed of its own with one ready node for as long as the block lasts; `runtime` is one of RUNTIMES."""
+    with running_runtime(runtime) as container_runtime, running_cluster(node_silence=NODE_SILENCE) as cluster:
         kubelet = cluster.programs / "kubelet" if agent == "go" else None
-        with joined_bed(cluster, containerd, folder, kubelet) as bed:
+        with joined_bed(cluster, container_runtime, folder, kubelet) as bed:
             yield bed
 
 
+def running_runtime(name: str) -> AbstractContextManager[BedRuntime]:
+    if name == "crio":
+        return running_crio(events=False)  # its default
+    return running_containerd(go_programs("containerd2") if name == "2" else None)
+
+
 @contextmanager
-def joined_bed(cluster: Cluster, containerd: BedContainerd, folder: Path, kubelet: Path | None = None) -> Iterator[Bed]:
+def joined_bed(cluster: Cluster, runtime: BedRuntime, folder: Path, kubelet: Path | None = None) -> Iterator[Bed]:
     """The same with parts that run already; the node is taken out of the cluster at the end."""
     programs = go_programs("e2e")
-    import_images(containerd, images.build(programs, folder))
-    foreign = frozenset(containerd.ctr("containers", "ls", "-q").split())
+    import_images(runtime, images.build(programs, folder))
+    foreign = runtime.container_ids()
     login = cluster.node_kubeconfig(NODE)
-    settings = agent_settings(cluster, containerd, folder)
+    settings = agent_settings(cluster, runtime, folder)
     try:
-        with bed_agent(folder, containerd, node=NODE, kubeconfig=login, program=kubelet, **settings) as agent:
+        with bed_agent(folder, runtime, node=NODE, kubeconfig=login, program=kubelet, **settings) as agent:
             wait_ready(cluster, agent)
-            yield Bed(cluster, containerd, agent, programs, foreign)
+            yield Bed(cluster, runtime, agent, programs, foreign)
     finally:
         cluster.kubectl("delete", "node", NODE, "--ignore-not-found", check=False)
 
 
-def agent_settings(cluster: Cluster, containerd: BedContainerd, folder: Path) -> dict[str, Any]:
-    address = containerd.gateway_ip
+def agent_settings(cluster: Cluster, runtime: BedRuntime, folder: Path) -> dict[str, Any]:
+    address = runtime.gateway_ip
     pair = cluster.serving_certificate(f"system:node:{NODE}", [NODE, address])
     return {
         "address": address,
@@ -91,22 +96,9 @@ def agent_settings(cluster: Cluster, containerd: BedContainerd, folder: Path) ->
     }
 
 
-def import_images(containerd: BedContainerd, built: Sequence[images.Named]) -> None:
+def import_images(runtime: BedRuntime, built: Sequence[images.Named]) -> None:
     for each in built:
-        containerd.ctr("images", "import", "-", stdin=each.archive.data)
-        if each.others:
-            containerd.ctr("images", "tag", "--force", each.archive.name, *each.others)
-    wanted = {name for each in built for name in each.names}
-    deadline = time.monotonic() + KNOWN_WITHIN
-    # The CRI part hears of new images by an event and then marks them.
-    while missing := wanted - {
-        name for name, (_, known) in parse_listing(containerd.ctr("images", "ls")).items() if known
-    }:
-        if time.monotonic() > deadline:
-            raise RuntimeError(
-                f"images the runtime does not know after {KNOWN_WITHIN:g} s: {', '.join(sorted(missing))}"
-            )
-        time.sleep(0.1)
+        runtime.load(each.archive, each.others)
 
 
 def wait_ready(cluster: Cluster, agent: BedAgent, within: float = 90.0) -> None:

@@ -56,13 +56,12 @@ def build(programs: Path, folder: Path, applets: Sequence[Path] = ()) -> list[Na
     arch = architecture()
     bare = base(programs, applets)
     pause = replace(pause_image(arch), name="registry.k8s.io/pause:3.10.2")
-    agnhost = _agnhost(programs, folder, bare) | served("pause", "testing", pack(pause, arch))
+    # Specs remove it from the runtime, and with it all names of the same image: the sandboxes' must be another one.
+    private = replace(pause, labels={"stands-for": "a private image"})
+    agnhost = _agnhost(programs, folder, bare) | served("pause", "testing", pack(private, arch))
     images: list[tuple[Image, Sequence[str]]] = [
         (pause, _pauses("3.6", "3.7", "3.8", "3.9", "3.10")),
-        (
-            Image(name=f"{E2E}/busybox:1.37.0-1", entries=bare, command=["sh"], environment=PATH),
-            ["docker.io/library/busybox:latest"],
-        ),
+        *((busybox(name, bare), ()) for name in (f"{E2E}/busybox:1.37.0-1", "docker.io/library/busybox:latest")),
         *((_agnhost_image(version, agnhost), ()) for version in ("2.63.0", "2.55")),
         (Image(name=f"{E2E}/glibc-dns-testing:2.0.0", entries=agnhost, command=["sh"], environment=PATH), ()),
         (
@@ -89,7 +88,7 @@ def build(programs: Path, folder: Path, applets: Sequence[Path] = ()) -> list[Na
 
 
 def _agnhost_image(version: str, entries: Mapping[str, Entry]) -> Image:
-    """Each version another image: specs change a container's image and look at the name that its status shows."""
+    """Each version another image, for the same reason."""
     return Image(
         name=f"{E2E}/agnhost:{version}",
         entries={**entries, "version": File(f"{version}\n".encode())},
@@ -118,6 +117,12 @@ def base(programs: Path, applets: Sequence[Path] = ()) -> dict[str, Entry]:
         }
         | {f"bin/{path.name}": File(path.read_bytes(), 0o755) for path in applets}
     )
+
+
+def busybox(name: str, entries: Mapping[str, Entry]) -> Image:
+    """Each name another image: specs change a container's image and look at the name that its status shows."""
+    marked = {**entries, "etc/stand-in": File(f"{name}\n".encode())}
+    return Image(name=name, entries=marked, command=["sh"], environment=PATH)
 
 
 def served(name: str, tag: str, archive: Archive) -> dict[str, Entry]:

@@ -33,7 +33,15 @@ STAND_INS = Path(__file__).resolve().with_name("stand_ins")
 NODE = "node-suite"
 OURS, GO = "pykubelet", "go"
 NAMESPACES = ("--net", "--mount", "--uts", "--pid", "--ipc", "--cgroup")
-SHARES = {"cpu.shares": "8192", "cpu.weight": "800"}
+MEMORY = 6 * 2**30
+LIMITS = {
+    # A group has the processor share of one process by default; a bed is many.
+    "cpu.shares": "3072",
+    "cpu.weight": "300",
+    "memory.limit_in_bytes": str(MEMORY),
+    "memory.max": str(MEMORY),
+    "pids.max": "16384",
+}
 FIRST_PROCESS = """
 {command} & child=$!
 trap 'kill -TERM $child' TERM
@@ -146,7 +154,7 @@ def run_inside(work: Job) -> int:
     of the specs that were over."""
     tree = CgroupTree(f"/{work.home.name}")
     tree.make()
-    give_shares(work.home.name)
+    limit(work.home.name)
     (work.home / "job.json").write_text(json.dumps(asdict(work), indent=1))
     inner = [sys.executable, "-m", "conformance.node_inside", str(work.home / "job.json")]
     # bash is the first process because it takes in orphans; the namespaces end when it does.
@@ -173,10 +181,10 @@ def run_inside(work: Job) -> int:
         unmount_below(work.home)
 
 
-def give_shares(group: str) -> None:
-    """A group has the processor share of one process by default; a bed is many."""
+def limit(group: str) -> None:
+    """Some specs eat all memory they can get, which must not be the machine's."""
     for mount in cgroup_mounts():
-        for file, value in SHARES.items():
+        for file, value in LIMITS.items():
             if (mount / group / file).exists():
                 (mount / group / file).write_text(value)
 

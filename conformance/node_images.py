@@ -31,7 +31,7 @@ def build(programs: Path, folder: Path, applets: list[Path]) -> list[Named]:
     base = images.base(programs, applets)
     ipcs = need_program("ipcs", "util-linux")
     others = [
-        Image(name=f"{E2E}/busybox:1.36.1-1", entries=base, command=["sh"], environment=PATH),
+        *(images.busybox(name, base) for name in (f"{E2E}/busybox:1.36.1-1", "docker.io/library/busybox:1.36")),
         Image(
             name=f"{E2E}/ipc-utils:1.4",
             entries={path: entry for path, entry in base.items() if path != "bin/ipcs"}
@@ -47,10 +47,7 @@ def build(programs: Path, folder: Path, applets: list[Path]) -> list[Named]:
             environment=PATH,
         ),
     ]
-    names = {f"{E2E}/busybox:1.36.1-1": ("docker.io/library/busybox:1.36",)}
-    return images.build(programs, folder, applets) + [
-        Named(pack(image, arch), names.get(image.name, ())) for image in others
-    ]
+    return images.build(programs, folder, applets) + [Named(pack(image, arch)) for image in others]
 
 
 @contextmanager

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-FLAKY = r"\[Flaky\]"
-FEATURES = r"\[Flaky\]|\[Feature:.+\]"
-"""What the suite itself skips when it is started without a selection."""
+WHOLE_MACHINE = "more memory than node allocatable|MemoryAllocatableEviction|MemoryEviction|PidEviction|swap stress"
+"""Specs that use up all memory or process numbers of the machine, outside the bed too."""
+FLAKY = rf"\[Flaky\]|{WHOLE_MACHINE}"
+FEATURES = rf"{FLAKY}|\[Feature:.+\]"
+"""What the suite itself skips when it is started without a selection, and what a bed must not do to its machine."""
 PARALLEL = 6
 
 
@@ -56,6 +59,11 @@ PARTS = {
         suite=("--standalone-mode=true",),
     ),
 }
+
+
+def exactly(names: Iterable[str]) -> str:
+    """A pattern that focuses on specs of these names."""
+    return "|".join(re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", name) for name in sorted(names))
 
 
 def ginkgo_options(part: Part, *, focus: str, skip: str, labels: str, processes: int, longest: str) -> list[str]:

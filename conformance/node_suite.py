@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from conformance import node_bed, node_results, report
-from conformance.node_parts import PARTS, ginkgo_options
+from conformance.node_parts import PARTS, exactly, ginkgo_options
 from conformance.node_results import GO, OURS, Results
 from conformance.suite import FAILED
 
@@ -43,6 +43,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--timeout", default="6h", help="the longest that ginkgo may take")
     parser.add_argument("--suite", action="append", default=[], help="another option of e2e_node.test")
     parser.add_argument("--keep", action="store_true", help="keep the logs when all is well, too")
+    parser.add_argument("--failed", choices=(OURS, GO), help="only specs that failed with this agent the last time")
     parser.add_argument("--merge", type=Path, help="run nothing: take the results from the folder of an earlier run")
     parser.add_argument("--status", type=int, default=0, help="with --merge: how ginkgo ended then")
     parser.add_argument("--document", action="store_true", help="run nothing: write the table in docs/conformance.md")
@@ -51,9 +52,13 @@ def parse() -> argparse.Namespace:
 
 def measured(options: argparse.Namespace, agent: str) -> int:
     part = PARTS[options.part]
+    again = node_results.load(options.part, options.failed).names(FAILED) if options.failed else ()
+    if options.failed and not again:
+        print(f"no spec of {options.part} failed with {options.failed}")
+        return 0
     chosen = ginkgo_options(
         part,
-        focus=options.focus,
+        focus=exactly(again) if again else options.focus,
         skip=options.skip,
         labels=options.labels,
         processes=options.processes,

@@ -115,7 +115,7 @@ def left(bed: Bed) -> Left:
         mounts=[line.split()[4] for line in mounts if str(bed.agent.root) in line],
         cgroups=[group for group in bed.agent.cgroups.groups() if "/pod" in group or group.startswith("kubepods/pod")],
         tasks=[task for task in tasks(bed) if POD_TASK.match(task)],
-        containers=sorted(set(bed.containerd.ctr("containers", "ls", "-q").split()) - bed.foreign),
+        containers=sorted(bed.runtime.container_ids() - bed.foreign),
     )
 
 

@@ -19,6 +19,7 @@ from pykubelet.clients.host.kernel import PROC_SYS, WANTED
 
 if TYPE_CHECKING:
     from tests.bed.cluster import Cluster
+    from tests.bed.crio import BedCrio
     from tests.bed.registry import Registry
     from tests.bed.runtime import BedContainerd
 
@@ -49,6 +50,15 @@ def containerd2() -> Iterator[BedContainerd]:
     from tests.bed.runtime import running_containerd
 
     with running_containerd(go_programs("containerd2"), runc=go_programs("runc") / "runc") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def crio() -> Iterator[BedCrio]:
+    """A private CRI-O with a pod network and the same images, built on first use."""
+    from tests.bed.crio import running_crio
+
+    with running_crio() as running:
         yield running
 
 

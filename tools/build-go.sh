@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Build the Go programs that tests need, once, into a cache outside the tree.
 #
-#   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | runc | crictl | metricsserver | e2e |
-#                                                  node-e2e | plugins | kubeadm
+#   tools/build-go.sh TARGET [--print]     TARGET: controlplane | containerd2 | crio | runc | crictl | metricsserver |
+#                                                  e2e | node-e2e | plugins | kubeadm
 #
 # The last line on stdout is the folder that holds the programs; everything else goes to stderr. With --print nothing is
 # built: the folder is named when it is there and up to date, otherwise the exit status is 1.
@@ -21,6 +21,7 @@ flags="-s -w"
 cgo=0
 tags=""
 tests=""  # packages whose tests become programs, named after the package
+c_programs=""  # programs written in C: module, folder of its sources, name
 case $target in
   controlplane)
     version=v1.36.4
@@ -36,6 +37,15 @@ case $target in
     packages=$(printf 'github.com/containerd/containerd/v2/cmd/%s ' $programs)
     flags+=" -X github.com/containerd/containerd/v2/version.Version=$version"
     hint="about 1 minute on 2 cores" ;;
+  crio)
+    version=v1.36.3
+    programs="crio copyimg pinns"
+    packages="github.com/cri-o/cri-o/cmd/crio github.com/cri-o/cri-o/test/copyimg"
+    c_programs="github.com/cri-o/cri-o pinns/src pinns"
+    cgo=1  # it filters system calls by libseccomp
+    # Without the C libraries of gpgme, ostree and btrfs.
+    tags="seccomp containers_image_openpgp containers_image_ostree_stub exclude_graphdriver_btrfs btrfs_noversion"
+    hint="about 3 minutes on 2 cores" ;;
   runc)
     version=v1.3.4
     programs="runc"
@@ -88,11 +98,11 @@ case $target in
       flags+=" -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=36 -X $base.gitTreeState=clean"
     done
     hint="about 3 minutes on 2 cores" ;;
-  *) die "usage: tools/build-go.sh controlplane|containerd2|runc|crictl|metricsserver|e2e|node-e2e|plugins|kubeadm [--print]" ;;
+  *) die "usage: tools/build-go.sh controlplane|containerd2|crio|runc|crictl|metricsserver|e2e|node-e2e|plugins|kubeadm [--print]" ;;
 esac
 
 sources=$root/tests/$target
-key=$({ echo "$version $packages$tests $flags"; cat "$sources"/go.{mod,sum} $(compgen -G "$sources/*/*.go" || true); } | sha256sum | cut -c1-12)
+key=$({ echo "$version $packages$tests$c_programs $flags"; cat "$sources"/go.{mod,sum} $(compgen -G "$sources/*/*.go" || true); } | sha256sum | cut -c1-12)
 home=$cache/$target-$version
 stamp=$home/stamp
 if [ "$(cat "$stamp" 2>/dev/null || true)" = "$key" ]; then
@@ -146,6 +156,13 @@ export CGO_ENABLED=$cgo
 ( cd "$sources" && nice -n 10 "$go" build -mod=readonly -trimpath -tags "$tags" -ldflags "$flags" -o "$new/bin/" $packages ) >&2 \
   && { [ -z "$tests" ] || ( cd "$sources" && nice -n 10 "$go" test -c -vet=off -mod=readonly -trimpath -ldflags "$flags" -o "$new/bin/" $tests ) >&2; } \
   || die "$target $version could not be built, see the lines above"
+build_c() {
+  local folder
+  folder=$( cd "$sources" && "$go" list -mod=readonly -m -f '{{.Dir}}' "$1" )/$2
+  ${CC:-gcc} -std=c99 -Os -static -s -o "$new/bin/$3" "$folder"/*.c >&2 || die "$3 could not be built from $folder"
+}
+# shellcheck disable=SC2086
+[ -z "$c_programs" ] || build_c $c_programs
 for program in $programs; do
   [ -x "$new/bin/$program" ] || die "$program was not built"
 done

@@ -70,6 +70,7 @@ missing_packages() {
     has docker-registry || echo docker-registry
     has dbus-daemon || echo dbus-daemon
     has mkfs.xfs || echo xfsprogs
+    has conmon || echo conmon
     # runc is partly written in C.
     has gcc || echo gcc libc6-dev
     has pkg-config || echo pkg-config
@@ -133,7 +134,7 @@ fi
 "$venv/bin/python" -m compileall -q "$root/src/pykubelet" || die "the sources cannot be compiled, see above"
 
 if [ "$purpose" = test ] || [ "$purpose" = hosts ]; then
-  for target in controlplane containerd2 runc metricsserver e2e plugins; do
+  for target in controlplane containerd2 crio runc metricsserver e2e plugins; do
     "$root/tools/build-go.sh" "$target" >/dev/null || die "tests need $target, which could not be built"
   done
 fi

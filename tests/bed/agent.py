@@ -23,6 +23,7 @@ from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import CriError
 from pykubelet.standalone.cleanup import unmount_below
 from tests.bed.cgroups import CgroupTree
+from tests.bed.crio import BedCrio
 from tests.bed.parts import blocking, free_port
 from tests.bed.runtime import BedContainerd
 
@@ -36,7 +37,7 @@ class BedAgent:
     def __init__(
         self,
         folder: Path,
-        containerd: BedContainerd,
+        containerd: BedContainerd | BedCrio,
         cgroups: CgroupTree,
         *,
         node: str = NODE,
@@ -132,7 +133,7 @@ class BedAgent:
     def tail(self, count: int = 30) -> str:
         return "\n".join(line[:400] for line in self.log().splitlines()[-count:])
 
-    def _settings(self, containerd: BedContainerd) -> dict[str, Any]:
+    def _settings(self, containerd: BedContainerd | BedCrio) -> dict[str, Any]:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -158,7 +159,7 @@ class BedAgent:
 @contextmanager
 def bed_agent(
     folder: Path,
-    containerd: BedContainerd,
+    containerd: BedContainerd | BedCrio,
     *,
     node: str = NODE,
     kubeconfig: Path | None = None,

@@ -10,7 +10,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from pykubelet.standalone import images, programs
 from pykubelet.standalone.cleanup import unmount_below
 from pykubelet.standalone.containerd import PrivateContainerd
 from pykubelet.standalone.layout import Layout
+from pykubelet.standalone.packer import Archive
 from tests.bed import leaks
 from tests.bed.parts import abandoned, blocking, cannot, need_root
 
 PREFIX = "pklbed-"
+KNOWN_WITHIN = 60.0
 PAUSE, BUSYBOX, TESTSERVER = images.PAUSE, images.BUSYBOX, images.TESTSERVER
 
 
@@ -70,6 +73,29 @@ class BedContainerd:
     def ctr(self, *words: str, stdin: bytes = b"") -> str:
         """`ctr -n k8s.io WORDS`, and its output."""
         return blocking(self._private.ctr(*words, stdin=stdin))
+
+    @property
+    def version(self) -> str:
+        return f"containerd {self.ctr('version').split('Version:')[-1].split()[0]}"
+
+    def load(self, archive: Archive, others: Sequence[str] = ()) -> None:
+        """Import an image under the archive's name and `others`; returns when the CRI part knows all of them."""
+        self.ctr("images", "import", "-", stdin=archive.data)
+        if others:
+            self.ctr("images", "tag", "--force", archive.name, *others)
+        # The CRI part hears of new images by an event and then marks them.
+        deadline = time.monotonic() + KNOWN_WITHIN
+        while missing := {archive.name, *others} - self._known_images():
+            if time.monotonic() > deadline:
+                cannot(f"images the runtime does not know after {KNOWN_WITHIN:g} s: {', '.join(sorted(missing))}")
+            time.sleep(0.1)
+
+    def container_ids(self) -> frozenset[str]:
+        """Of all containers it knows, and of all sandboxes."""
+        return frozenset(self.ctr("containers", "ls", "-q").split())
+
+    def _known_images(self) -> set[str]:
+        return {name for name, (_, known) in images.parse_listing(self.ctr("images", "ls")).items() if known}
 
     def kill(self) -> None:
         """End containerd the hard way; containers go on running. Follow with `restart`."""

@@ -1,16 +1,17 @@
-"""The subjects of the CRI contract: tests asking for `subject` run against the fake and two versions of containerd."""
+"""The subjects of the CRI contract: tests asking for `subject` run against the fake, two versions of containerd
+and CRI-O."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.contracts.cri_subjects import ContainerdSubject, FakeSubject, Subject
+from tests.contracts.cri_subjects import FakeSubject, RuntimeSubject, Subject
 
 
 @pytest.fixture(
-    params=["fake", *(pytest.param(name, marks=pytest.mark.node) for name in ("containerd", "containerd2"))]
+    params=["fake", *(pytest.param(name, marks=pytest.mark.node) for name in ("containerd", "containerd2", "crio"))]
 )
 def subject(request: pytest.FixtureRequest) -> Subject:
     if request.param == "fake":
         return FakeSubject()
-    return ContainerdSubject(request.getfixturevalue(request.param).endpoint)
+    return RuntimeSubject(request.getfixturevalue(request.param).endpoint)

@@ -1,7 +1,7 @@
-"""The two runtimes of the CRI contract suite, and programs that mean the same in both.
+"""The runtimes of the CRI contract suite, and programs that mean the same in all.
 
-A `Subject` opens a client and makes configs; the fake is told what a program does, containerd gets a
-shell line that does it.
+A `Subject` opens a client and makes configs; the fake is told what a program does, a real
+runtime gets a shell line that does it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class FakeSubject:
         yield fake
 
 
-class ContainerdSubject:
+class RuntimeSubject:
     real = True
 
     def __init__(self, endpoint: str) -> None:
@@ -110,7 +110,7 @@ class ContainerdSubject:
             yield client
 
 
-Subject = FakeSubject | ContainerdSubject
+Subject = FakeSubject | RuntimeSubject
 
 _numbers = itertools.count(1)
 
@@ -138,7 +138,7 @@ def a_container_config(
     name = program.name.lower()
     return cri_pb2.ContainerConfig(
         metadata=cri_pb2.ContainerMetadata(name=name, attempt=attempt),
-        image=cri_pb2.ImageSpec(image=image),
+        image=cri_pb2.ImageSpec(image=image, user_specified_image=IMAGE),
         command=command_of(program),
         labels={**pod.config.labels, CONTAINER_NAME_LABEL: name},
         annotations={"io.kubernetes.container.restartCount": str(attempt)},

@@ -1,11 +1,12 @@
 """What every container runtime must do for us, second part: commands, logs, events, figures, images.
 
-Same rules as test_cri_contract.py: only the port, the same for the fake and for a real containerd.
+Same rules as test_cri_contract.py: only the port, the same for the fake and for every real runtime.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -40,12 +41,19 @@ async def test_a_command_gives_its_output_and_code(subject: Subject) -> None:
     assert (result.stdout, result.stderr, result.exit_code) == (b"out\n", b"err\n", 5)
 
 
-async def test_a_command_out_of_time_is_told_apart(subject: Subject) -> None:
+async def test_a_command_out_of_time_is_ended_and_never_a_success(subject: Subject) -> None:
+    """CRI-O makes an exit status of it; what the Go kubelet makes of that is a failure like any other."""
     pod = a_pod_config()
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
-        with pytest.raises(ExecTimedOut):
-            await cri.exec_sync(container, sleepers(), 1)
+        began = subject.clock.monotonic()
+        try:
+            result = await cri.exec_sync(container, sleepers(), 1)
+        except ExecTimedOut:
+            pass
+        else:
+            assert result.exit_code != 0 and b"timed out" in result.stderr
+        assert subject.clock.monotonic() - began < 20.0
 
 
 async def test_no_command_in_a_container_that_is_down(subject: Subject) -> None:
@@ -53,10 +61,11 @@ async def test_no_command_in_a_container_that_is_down(subject: Subject) -> None:
     async with subject.open() as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.SUCCEEDS)
         await until_exited(subject.clock, cri, container)
-        with pytest.raises(CriError, match="CONTAINER_EXITED"):
+        with pytest.raises(CriError, match=r"CONTAINER_EXITED|not (created or )?running"):
             await cri.exec_sync(container, ["true"], 1)
-        with pytest.raises(CriError, match="CONTAINER_EXITED"):
-            await cri.exec(container, ["true"])
+        # CRI-O gives an address, and refuses when it is called.
+        with contextlib.suppress(CriError):
+            assert (await cri.exec(container, ["true"])).startswith("http")
 
 
 async def test_streams_have_an_address(subject: Subject) -> None:
@@ -114,7 +123,11 @@ async def until_heard(subject: Subject, cri: CriClient, told: Sequence[object]) 
 
 
 async def test_the_life_of_a_container_is_told(subject: Subject) -> None:
-    """Other pods may be noisy meanwhile; of ours every step comes, in order."""
+    """Other pods may be noisy meanwhile; of ours every step of a container comes.
+
+    CRI-O tells of a short life's end before it tells of its beginning. Of sandboxes it tells the start and the end;
+    who makes and removes them knows the rest.
+    """
     pod = a_pod_config()
     told: list[tuple[str, EventKind]] = []
     async with subject.open() as cri, TaskSet("listening") as tasks:
@@ -131,12 +144,12 @@ async def test_the_life_of_a_container_is_told(subject: Subject) -> None:
             await until_exited(subject.clock, cri, container)
             await cri.remove_container(container)
         async with asyncio.timeout(60):
-            while not {(box, EventKind.DELETED), (container, EventKind.DELETED)} <= set(told):
+            while not {(box, EventKind.STOPPED), (container, EventKind.DELETED)} <= set(told):
                 await subject.clock.sleep(0.02)
-    wanted = [EventKind.CREATED, EventKind.STARTED, EventKind.STOPPED, EventKind.DELETED]
-    for id in (box, container):
-        kinds = [kind for who, kind in told if who == id]
-        assert list(dict.fromkeys(kinds)) == wanted, kinds
+    of_box, of_container = ([kind for who, kind in told if who == id] for id in (box, container))
+    assert {EventKind.STARTED, EventKind.STOPPED} <= set(of_box), of_box
+    assert set(of_container) == set(EventKind) - {EventKind.OOM}, of_container
+    assert (of_container[0], of_container[-1]) == (EventKind.CREATED, EventKind.DELETED), of_container
 
 
 async def test_who_looks_on_a_stop_event_sees_the_exit(subject: Subject) -> None:
@@ -188,7 +201,7 @@ async def test_an_image_is_found_by_name_and_id(subject: Subject) -> None:
         by_id = await cri.image_status(by_name.id)
         listed = await cri.list_images()
     assert by_name == by_id
-    assert IMAGE in by_name.tags and by_name.size_bytes > 0 and by_name.id.startswith("sha256:")
+    assert IMAGE in by_name.tags and by_name.size_bytes > 0
     assert by_name.id in {image.id for image in listed}
 
 

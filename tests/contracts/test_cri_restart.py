@@ -1,4 +1,4 @@
-"""A real containerd dies and comes back under a connected client."""
+"""A real runtime dies and comes back under a connected client."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from tests.contracts.cri_subjects import Program, a_pod_config, sandbox, start, 
 pytestmark = pytest.mark.node
 
 
-async def test_a_killed_runtime_is_down_then_back_with_its_containers(containerd: Any) -> None:
+@pytest.mark.parametrize("name", ["containerd", "crio"])
+async def test_a_killed_runtime_is_down_then_back_with_its_containers(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    runtime: Any = request.getfixturevalue(name)
     pod = a_pod_config()
     clock = SystemClock()
-    async with GrpcCriClient(containerd.endpoint, clock=clock) as cri, sandbox(cri, pod) as box:
+    async with GrpcCriClient(runtime.endpoint, clock=clock) as cri, sandbox(cri, pod) as box:
         container = await start(cri, box, pod, Program.POLITE)
         events = cri.container_events()
         waiting = asyncio.ensure_future(anext(events))
         await clock.sleep(0.2)
-        containerd.kill()
+        runtime.kill()
         with pytest.raises(RuntimeDown):
             async with asyncio.timeout(60):
                 await waiting
         with pytest.raises(RuntimeDown):
             await cri.version()
-        await asyncio.to_thread(containerd.restart)
+        await asyncio.to_thread(runtime.restart)
 
         async def back() -> bool:
             try:

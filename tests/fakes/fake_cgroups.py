@@ -1,20 +1,30 @@
-"""An in-memory cgroup tree: remembers which groups exist and what they are limited to."""
+"""An in-memory cgroup tree: remembers which groups exist, what they are limited to and which processes are in them.
+
+As strict as the kernel (tests/contracts/test_cgroups_contract.py): what is read back is in the kernel's units, quotas
+too small for it are refused, and so are limits below the memory in use, as v1 does.
+"""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
 
-from pykubelet.model.cgroups import CgroupLimits
+from pykubelet.model.cgroups import MIN_QUOTA_US, CgroupLimits
+
+DEFAULT_SHARES = 1024
+PAGE = 4096
 
 
 class FakeCgroups:
     def __init__(self) -> None:
         self.groups: dict[str, CgroupLimits] = {}
+        """What was asked for, by path."""
         self.usage: dict[str, int] = {}
-        """Bytes of memory in use, by path; the kernel refuses limits below it."""
+        """Bytes of memory in use by the processes of a group itself, by path; the kernel refuses limits below it."""
         self.members: dict[str, set[int]] = {}
         """Processes that were moved into a group."""
+        self.killed: set[int] = set()
+        """Processes that ended with their group."""
         self.changes: list[tuple[str, CgroupLimits]] = []
         """Every successful `apply`, oldest first."""
 
@@ -22,24 +32,38 @@ class FakeCgroups:
         parts = path.strip("/").split("/")
         for end in range(1, len(parts)):
             self.groups.setdefault("/" + "/".join(parts[:end]), CgroupLimits())
-        self.groups[path] = limits.over(self.groups.get(path, CgroupLimits()))
+        wanted = limits if _is_quota(limits.cpu_quota_us) else _without_quota(limits)
+        self.groups[path] = wanted.over(self.groups.get(path, CgroupLimits()))
 
     def apply(self, path: str, limits: CgroupLimits) -> None:
         if path not in self.groups:
             raise FileNotFoundError(path)
-        if limits.memory_bytes is not None and 0 < limits.memory_bytes < self.usage.get(path, 0):
+        if not _is_quota(limits.cpu_quota_us):
+            raise OSError(errno.EINVAL, "Invalid argument", path)
+        if limits.memory_bytes is not None and 0 < limits.memory_bytes < (self.memory_usage(path) or 0):
             raise OSError(errno.EBUSY, "Device or resource busy", path)
         self.groups[path] = limits.over(self.groups[path])
         self.changes.append((path, limits))
 
     def read(self, path: str) -> CgroupLimits | None:
-        return self.groups.get(path)
+        if path not in self.groups:
+            return None
+        asked = self.groups[path]
+        memory = _in_force(asked.memory_bytes)
+        return CgroupLimits(
+            cpu_shares=DEFAULT_SHARES if asked.cpu_shares is None else asked.cpu_shares,
+            cpu_quota_us=_in_force(asked.cpu_quota_us),
+            cpu_period_us=asked.cpu_period_us,
+            memory_bytes=memory if memory < 0 else memory // PAGE * PAGE,
+        )
 
     def memory_usage(self, path: str) -> int | None:
-        return self.usage.get(path, 0) if path in self.groups else None
+        if not self.exists(path):
+            return None
+        return sum(used for group, used in self.usage.items() if _is_in(group, path))
 
     def exists(self, path: str) -> bool:
-        return path in self.groups
+        return path == "/" or path in self.groups
 
     def children(self, path: str) -> Sequence[str]:
         prefix = path.rstrip("/") + "/"
@@ -47,8 +71,36 @@ class FakeCgroups:
 
     def join(self, path: str, pid: int) -> None:
         self.create(path, CgroupLimits())
+        for members in self.members.values():
+            members.discard(pid)
         self.members.setdefault(path, set()).add(pid)
 
     async def destroy(self, path: str) -> None:
-        for known in [p for p in self.groups if p == path or p.startswith(path + "/")]:
+        for known in [p for p in self.groups if _is_in(p, path)]:
             del self.groups[known]
+            self.usage.pop(known, None)
+            self.killed |= self.members.pop(known, set())
+
+
+def _is_in(group: str, path: str) -> bool:
+    return group == path or group.startswith(path.rstrip("/") + "/")
+
+
+def _is_quota(quota_us: int | None) -> bool:
+    """Whether the kernel takes it; below a millisecond it does not."""
+    return quota_us is None or quota_us <= 0 or quota_us >= MIN_QUOTA_US
+
+
+def _without_quota(limits: CgroupLimits) -> CgroupLimits:
+    return CgroupLimits(
+        cpu_shares=limits.cpu_shares,
+        memory_bytes=limits.memory_bytes,
+        pids=limits.pids,
+        hugepages=limits.hugepages,
+        unified=limits.unified,
+    )
+
+
+def _in_force(limit: int | None) -> int:
+    """-1 where there is no limit."""
+    return limit if limit is not None and limit > 0 else -1

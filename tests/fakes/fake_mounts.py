@@ -1,8 +1,8 @@
 """A mount table in memory over a real temporary folder: strict where the kernel is strict, and inspectable.
 
-tmpfs content lives in the folder itself and vanishes on unmount, as memory would. A bind mount is only noted: what
-it shows is looked up with `shown`. Removing a folder that holds a mount fails. Every call is kept in `calls`;
-`fail` plans trouble for paths that contain a text.
+Passes the contract of the real one (tests/contracts/test_mounts_contract.py). tmpfs content lives in the folder itself
+and vanishes on unmount, as memory would. A bind mount is only noted: what it shows is looked up with `shown`. Every
+call is kept in `calls`; `fail` plans trouble for paths that contain a text.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
+from pykubelet.clients.host.mounts import BIND_OPTIONS
 from pykubelet.clients.host.port import MountEntry, MountError, ToolMissing
 from tests.spin_guard import note
 
@@ -31,6 +32,10 @@ class FakeMounts:
         """Seconds the last run of each program was given."""
         self.refused: set[str] = set()
         """Commands with one of these words fail, showing themselves as real ones do."""
+        self.hanging: set[str] = set()
+        """Programs that do not end before their deadline."""
+        self.busy: set[str] = set()
+        """Mount points in which a process has a file open."""
         self._failures: list[list[object]] = []
         self.sizes: dict[str, int | None] = {}
         self._disks: dict[str, int] = {}
@@ -71,17 +76,25 @@ class FakeMounts:
 
     def bind(self, source: Path, target: Path, *, read_only: bool, options: Sequence[str] = ()) -> None:
         if not source.exists():
-            raise MountError(f"cannot mount {source} at {target}: No such file or directory")
-        self.add_mount("bind", target, source=str(source), read_only=read_only, options=tuple(options))
+            raise _refused(source, target, "No such file or directory")
+        if target.exists() and not target.is_symlink() and source.is_dir() != target.is_dir():
+            raise _refused(source, target, "Not a directory")
+        kept = tuple(option for option in options if option in BIND_OPTIONS and option != "ro")
+        writable = "ro" if read_only or "ro" in options else "rw"
+        self.add_mount("bind", target, source=str(source), options=(writable, *kept))
 
     def bind_descriptor(self, descriptor: int, target: Path, *, read_only: bool) -> None:
-        self.add_mount("bind", target, source=os.readlink(f"/proc/self/fd/{descriptor}"), read_only=read_only)
+        source = os.readlink(f"/proc/self/fd/{descriptor}")
+        self.add_mount("bind", target, source=source, options=("ro" if read_only else "rw",))
 
     def by_tool(
         self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
     ) -> None:
+        if source.startswith("-"):
+            raise _refused(source, target, "the source must not begin with '-'")
         if fs_type.startswith("nfs") and "mount.nfs" not in self.tools:
-            raise ToolMissing("an nfs volume needs the program mount.nfs (package nfs-common), which this host lacks")
+            needs = f"an {fs_type} volume needs the program mount.nfs (package nfs-common)"
+            raise ToolMissing(f"{needs}, which this host does not have")
         self.add_mount("tool", target, source=source, fs_type=fs_type, options=tuple(options))
 
     def make_shared(self, folder: Path) -> None:
@@ -92,6 +105,9 @@ class FakeMounts:
     def unmount(self, target: Path) -> bool:
         self._note("unmount", target)
         found = [entry for entry in self.entries if entry.mount_point == str(target)]
+        below = [entry for entry in self.entries if entry.mount_point.startswith(f"{target}/")]
+        if found and (below or str(target) in self.busy):
+            raise MountError(f"cannot unmount {target}: Device or resource busy")
         for entry in found:
             self.entries.remove(entry)
             if entry.fs_type in ("tmpfs", "hugetlbfs"):
@@ -108,11 +124,14 @@ class FakeMounts:
         if command[0] not in self.tools:
             raise ToolMissing(f"this volume needs the program {command[0]}, which this host does not have")
         self.deadlines[command[0]] = seconds
+        shown = f"`{' '.join(command)}`"
+        if command[0] in self.hanging and seconds is not None:
+            raise MountError(f"{shown} did not finish within {seconds:g} s")
         code, said = self.answer(command) or (self.codes.get(command[0], 0), self.tools[command[0]])
         if code and code not in allow:
-            raise MountError(f"`{' '.join(command)}` failed with {code}: no output")
+            raise MountError(f"{shown} failed with {code}: {' '.join(said.split()) or 'no output'}")
         if self.refused & set(command):
-            raise MountError(f"`{' '.join(command)}` failed with 1: refused")
+            raise MountError(f"{shown} failed with 1: refused")
         return said
 
     def remove_tree(self, folder: Path) -> None:
@@ -134,14 +153,15 @@ class FakeMounts:
     def points(self) -> list[str]:
         return [entry.mount_point for entry in self.entries]
 
-    def _device(self, verb: str, source: str) -> str:
-        """A bind mount is on the device of what it shows; a disk mounted twice is one device."""
+    def _filesystem(self, verb: str, source: str, fs_type: str) -> tuple[str, str]:
+        """Device and kind: a bind mount has those of what it shows; a disk mounted twice is one device."""
         if verb == "bind":
             holds = [e for e in self.entries if source == e.mount_point or source.startswith(f"{e.mount_point}/")]
-            return max(holds, key=lambda entry: len(entry.mount_point)).device if holds else "0:1"
+            top = max(holds, key=lambda entry: len(entry.mount_point), default=None)
+            return (top.device, top.fs_type) if top is not None else ("0:1", fs_type)
         if verb == "tool":
-            return f"8:{self._disks.setdefault(source, len(self._disks))}"
-        return f"0:{len(self.calls) + 100}"
+            return f"8:{self._disks.setdefault(source, len(self._disks))}", fs_type
+        return f"0:{len(self.calls) + 100}", fs_type
 
     def add_mount(
         self,
@@ -150,19 +170,25 @@ class FakeMounts:
         *,
         source: str,
         fs_type: str = "ext4",
-        read_only: bool = False,
         options: tuple[str, ...] = (),
     ) -> None:
         self._note(verb, target)
-        if target.is_symlink() or not target.exists():
-            raise MountError(f"cannot mount {source} at {target}: no such place")
+        if target.is_symlink():
+            raise _refused(source, target, "Not a directory")
+        if not target.exists():
+            raise _refused(source, target, "No such file or directory")
+        device, kind = self._filesystem(verb, source, fs_type)
         self.entries.append(
             MountEntry(
                 mount_point=str(target),
                 root="/",
-                device=self._device(verb, source),
-                fs_type=fs_type,
+                device=device,
+                fs_type=kind,
                 source=source,
-                options=("ro",) if read_only else options or ("rw",),
+                options=options or ("rw",),
             )
         )
+
+
+def _refused(source: object, target: Path, why: str) -> MountError:
+    return MountError(f"cannot mount {source} at {target}: {why}")

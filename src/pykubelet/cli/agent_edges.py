@@ -60,7 +60,10 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
     refuse_host(settings, machine, topology.all_cpus)
     cgroup_stats, node_stats = CgroupStats(hugepage_sizes=machine.hugepage_sizes), NodeStats()
     folders = DiskFolders(paths)
-    folders.make_roots()
+    try:
+        folders.make_roots()
+    except OSError as error:
+        raise PykubeletError(f"the folders of this node cannot be made: {error}") from error
     forget_old_socket(paths.root)
     metrics = Registry()
     cri = GrpcCriClient(

@@ -30,7 +30,7 @@ from pykubelet.cm.topology_manager import Hint, Hints, masks
 from pykubelet.context import Context
 from pykubelet.kit.files import Checkpoint
 from pykubelet.kit.tasks import Wakeup
-from pykubelet.model.errors import PykubeletError
+from pykubelet.model.errors import PluginError, PykubeletError
 from pykubelet.model.pod import AnyContainer, is_sidecar, uid_of
 from pykubelet.model.pod_resources import served_by_claims
 from pykubelet.model.topology import DeviceShare
@@ -135,14 +135,14 @@ class DeviceManager:
         self._check_name(registration.resource)
         if not registration.endpoint or "/" in registration.endpoint:
             raise RegistrationRefused(f'the endpoint "{registration.endpoint}" is not the name of a socket')
-        await self._use(registration.resource, self._folder / registration.endpoint, registration)
+        await self._use(registration.resource, self._folder / registration.endpoint)
 
     async def register(self, name: str, endpoint: Path, versions: tuple[str, ...]) -> None:
         """Register a plugin that was found by its socket."""
         if VERSION not in versions:
             raise RegistrationRefused(f"versions {list(versions)} of the plugin do not contain {VERSION}")
         self._check_name(name)
-        await self._use(name, endpoint, None)
+        await self._use(name, endpoint)
 
     async def deregister(self, name: str, endpoint: Path) -> None:
         self._endpoints.stop(name, endpoint)
@@ -151,8 +151,11 @@ class DeviceManager:
         if not is_extended(resource):
             raise RegistrationRefused(f'the ResourceName "{resource}" is invalid')
 
-    async def _use(self, resource: str, socket: Path, registration: DeviceRegistration | None) -> None:
-        await self._endpoints.start(resource, socket, registration.options if registration is not None else None)
+    async def _use(self, resource: str, socket: Path) -> None:
+        try:
+            await self._endpoints.start(resource, socket)
+        except PluginError as error:
+            raise RegistrationRefused(f"failed to get device plugin options: {error}") from error
         self._registrations.inc(resource)
 
     def _changed(self, resource: str, ids: frozenset[str]) -> None:

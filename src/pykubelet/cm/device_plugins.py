@@ -61,11 +61,11 @@ class Endpoints:
         """Whether the plugin, the last one if none runs, requires PreStartContainer."""
         return resource in self._needs_pre_start
 
-    async def start(self, resource: str, socket: Path, options: DeviceOptions | None = None) -> None:
-        """Use this plugin in place of an older one. PluginError when it does not answer."""
+    async def start(self, resource: str, socket: Path) -> None:
+        """Use this plugin in place of an older one. PluginError when it does not say what it can do."""
         plugin = self._connect(socket)
         try:
-            found = options or await plugin.options()
+            found = await plugin.options()
         except BaseException:
             await plugin.close()
             raise

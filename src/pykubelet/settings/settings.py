@@ -15,7 +15,7 @@ from typing import Any
 from pykubelet.settings.decode import encode_config
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.node_flags import IPAddress, NodeFlags, node_name
-from pykubelet.settings.schema import KubeletConfig
+from pykubelet.settings.schema import API_VERSION, KIND, KubeletConfig
 
 KUBERNETES_VERSION = "v1.36.4"
 PYKUBELET_VERSION = "0.1.0"
@@ -111,5 +111,5 @@ class Settings:
         return node_name(hostname_override=self.flags.hostname_override, hostname=hostname)
 
     def configz(self) -> dict[str, Any]:
-        """The configuration in its wire form."""
-        return encode_config(self.config)
+        """The configuration in its wire form, as a file of its kind."""
+        return {"kind": KIND, "apiVersion": API_VERSION, **encode_config(self.config)}

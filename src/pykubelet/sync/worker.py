@@ -320,7 +320,8 @@ class PodWorkers:
             logging.WARNING if is_new else logging.DEBUG,
             "pod sync failed, will retry",
             extra={"phase": worker.state.value, "failures": worker.failures, "error": text},
-            exc_info=not isinstance(error, PykubeletError),
+            # A disk that is full or read-only says what is wrong by itself; only a bug needs to show where.
+            exc_info=not isinstance(error, PykubeletError | OSError),
         )
         if isinstance(error, RuntimeDown):
             return min(RETRY_RUNTIME_DOWN_MOST, RETRY_RUNTIME_DOWN * 2.0 ** min(worker.failures - 1, 16))

@@ -117,6 +117,15 @@ async def test_who_may_not_register(tmp_path: Path, registration: DeviceRegistra
         assert str(caught.value) == text
 
 
+async def test_a_plugin_that_does_not_say_what_it_can_do_is_refused(tmp_path: Path) -> None:
+    bed = DeviceManagerFixture(tmp_path, FakeDevicePlugin([a_device("a")], says_nothing="no options today"))
+    async with bed.life(registers=False) as manager:
+        with pytest.raises(RegistrationRefused, match=r"^failed to get device plugin options: .*no options today"):
+            await manager.take(REGISTRATION)
+        assert manager.capacity() == {}
+    assert bed.plugin.closed
+
+
 async def test_two_pods_get_different_devices_and_a_third_none(tmp_path: Path) -> None:
     bed = DeviceManagerFixture(tmp_path)
     async with bed.life() as manager:

@@ -190,7 +190,9 @@ def test_help_and_version_come_first() -> None:
 
 def test_settings_show_their_wire_form_and_name_the_node() -> None:
     settings = load("--max-pods=3").settings
-    assert settings.configz()["maxPods"] == 3
+    shown = settings.configz()
+    assert (shown["apiVersion"], shown["kind"]) == ("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration")
+    assert shown["maxPods"] == 3
     assert settings.node_name(" Worker-1.Example\n") == "worker-1.example"
 
 

@@ -179,7 +179,7 @@ async def test_local_folder(tmp_path: Path) -> None:
         await manager.wait_mounted(pod)
         path = manager.path_of(pod, "disk")
         assert path is not None and path.endswith("kubernetes.io~local-volume/pv-disk")
-        assert node.mounts.shown(path) == str(disk) and node.mounts.entries[0].options == ("noexec", "nodev")
+        assert node.mounts.shown(path) == str(disk) and node.mounts.entries[0].options == ("rw", "noexec", "nodev")
         await manager.wait_unmounted(pod)
         assert node.mounts.points() == [] and not Path(path).exists()
     assert (disk / "data").read_text() == "keep"

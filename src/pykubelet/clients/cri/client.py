@@ -41,6 +41,9 @@ A = TypeVar("A", bound=Message)
 API_VERSION = "0.1.0"
 """Sent in Version by every kubelet, and expected back; the API itself is v1."""
 
+ENDS_AT_ONCE = 1.0
+"""Seconds within which a stream of events that ends without a word was never one."""
+
 _EXEC_TIMEOUT_TEXTS = ("timed out", "timeout ")
 """Runtimes that report an exec out of time as an unknown error say one of these."""
 
@@ -160,11 +163,16 @@ class GrpcCriClient:
 
     async def _cri_events(self) -> AsyncGenerator[ContainerEvent, None]:
         stream = self._runtime.stream(calls.GET_CONTAINER_EVENTS, pb.GetEventsRequest())
+        opened, silent = self._clock.monotonic(), True
         async with aclosing(stream) as answers:
             async for answer in answers:
+                silent = False
                 event = convert.container_event(answer)
                 if event is not None:
                     yield event
+        if silent and self._clock.monotonic() - opened < ENDS_AT_ONCE:
+            # CRI-O with `enable_pod_events = false`, its default.
+            raise Unimplemented(f"{self._endpoint} makes no events of containers: the stream ends at once")
 
     # -- sandboxes
 

@@ -105,7 +105,11 @@ class CgroupTree:
     def join(self, path: str, pid: int) -> None:
         """Move a process into the group, which is made if missing. OSError when the host refuses."""
         self.create(path, CgroupLimits())
-        for folder in self._limited_folders(path):
+        folders = list(self._limited_folders(path))
+        if "cpuacct" in self._hierarchies:  # of its own on some v1 hosts; without it no processor time is counted
+            folders.append(self._hierarchies["cpuacct"] / path.lstrip("/"))
+        for folder in dict.fromkeys(folders):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             file = folder / "cgroup.procs"
             if str(pid) not in _text(file).split():
                 _write(file, str(pid))

@@ -179,7 +179,6 @@ class DeviceRegistry:
             version=request.version,
             endpoint=request.endpoint,
             resource=request.resource_name,
-            options=options_of(request.options) if request.HasField("options") else None,
         )
         try:
             await self._take(registration)

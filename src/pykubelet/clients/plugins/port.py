@@ -195,7 +195,6 @@ class DeviceRegistration(Struct, frozen=True, kw_only=True):
     endpoint: str
     """The name of its socket in the folder of device plugins."""
     resource: str
-    options: DeviceOptions | None = None
 
 
 TakeDevicePlugin = Callable[[DeviceRegistration], Awaitable[None]]

@@ -99,7 +99,7 @@ async def test_deadlines_are_the_kubelets(socket: Path) -> None:
         left["long checkpoint"] = runtime.time_left["CheckpointContainer"]
         await cri.checkpoint_container("c", "/x", 3)
         left["short checkpoint"] = runtime.time_left["CheckpointContainer"]
-        with pytest.raises(errors.RuntimeDown, match="ended"):
+        with pytest.raises(errors.Unimplemented):
             await anext(cri.container_events())
     left |= {name: runtime.time_left[name] for name in ("ListContainers", "RunPodSandbox", "StopContainer")}
     left |= {name: runtime.time_left[name] for name in ("PullImage", "GetContainerEvents")}
@@ -353,6 +353,29 @@ async def test_the_end_of_containerds_stream_is_an_error(socket: Path) -> None:
     async with serving(socket, ScriptedRuntime(), ScriptedEvents([])) as endpoint, client(endpoint) as cri:
         with pytest.raises(errors.RuntimeDown, match="ended"):
             await anext(cri.container_events())
+
+
+async def test_a_stream_that_ends_at_once_is_none(socket: Path) -> None:
+    """What CRI-O does unless it is told to make events: the stream is there and over."""
+    runtime = ScriptedRuntime()
+    runtime.answers["GetContainerEvents"] = []
+    async with serving(socket, runtime) as endpoint, client(endpoint) as cri:
+        with pytest.raises(errors.Unimplemented):
+            await anext(cri.container_events())
+
+
+async def test_a_stream_that_told_something_and_ends_is_broken(socket: Path) -> None:
+    runtime = ScriptedRuntime()
+    created = pb.ContainerEventResponse(container_id="c", container_event_type=pb.CONTAINER_CREATED_EVENT)
+    runtime.answers["GetContainerEvents"] = [created]
+    async with (
+        serving(socket, runtime) as endpoint,
+        client(endpoint) as cri,
+        aclosing(cri.container_events()) as events,
+    ):
+        assert (await anext(events)).kind is EventKind.CREATED
+        with pytest.raises(errors.RuntimeDown, match="ended"):
+            await anext(events)
 
 
 async def test_no_events_at_all_is_said_plainly(socket: Path) -> None:

@@ -166,6 +166,19 @@ async def test_a_hybrid_host_is_cleaned_in_every_hierarchy(tmp_path: Path) -> No
     await tree.destroy(POD)  # gone already is success
 
 
+async def test_a_process_joins_where_its_processor_time_is_counted_too(tmp_path: Path) -> None:
+    for name in ("cpu", "cpuacct", "cpuset", "memory", "pids"):
+        (tmp_path / name).mkdir()
+    for name in ("cpu", "cpuacct", "memory", "pids"):
+        (tmp_path / name / "kubelet.slice").mkdir()
+        (tmp_path / name / "kubelet.slice" / "cgroup.procs").write_text("")
+    CgroupTree(clock=LoopClock(), root=tmp_path).join("/kubelet.slice", 17)
+    joined = [
+        path.parent.parent.name for path in tmp_path.glob("*/kubelet.slice/cgroup.procs") if path.read_text() == "17"
+    ]
+    assert sorted(joined) == ["cpu", "cpuacct", "memory", "pids"], "cpuset lets nobody in without processors of its own"
+
+
 async def test_a_group_that_stays_busy_is_an_error(tmp_path: Path) -> None:
     tree = v1_host(tmp_path)
     tree.create(POD, CgroupLimits())

@@ -172,9 +172,9 @@ async def test_plugins_register_at_our_socket(tmp_path: Path) -> None:
                 bad = wire.RegisterRequest(version="v1beta1", endpoint="c.sock", resource_name="cpu")
                 await agent.call(REGISTER, bad, wire.Empty, seconds=10)
     assert (caught.value.code, caught.value.words) == ("INVALID_ARGUMENT", 'the ResourceName "cpu" is invalid')
-    assert [(each.resource, each.endpoint, each.options) for each in taken] == [
-        ("x.y/a", "a.sock", DeviceOptions(pre_start=True)),
-        ("x.y/b", "b.sock", None),
+    assert [(each.resource, each.endpoint) for each in taken] == [
+        ("x.y/a", "a.sock"),
+        ("x.y/b", "b.sock"),
     ]
     assert not (folder / SOCKET).exists()
 
