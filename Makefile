@@ -9,8 +9,9 @@ RUNTIME ?= 1.6
 FOCUS ?=
 PART ?= parallel
 LABELS ?=
+FILES ?=
 
-.PHONY: run test check fix lint bench conformance node-suite proto pause types docs setup dev
+.PHONY: run test check fix lint bench conformance node-suite hosts proto pause types docs setup dev
 
 run: ## set up, then run the example pod in the foreground until Ctrl-C
 	@tools/setup.sh run
@@ -19,7 +20,7 @@ run: ## set up, then run the example pod in the foreground until Ctrl-C
 test: ## set up, then every test on real parts
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory lint
-	@$(PYTEST) -q -n 2 -m "not node and not cluster" tests
+	@$(PYTEST) -q -n 2 -m "not node and not cluster and not guest" tests
 	@$(PYTEST) -m "node or cluster" tests
 
 setup:
@@ -34,7 +35,7 @@ lint: dev
 	@.venv/bin/mypy
 
 check: lint ## quick: format, lint, types, layers, unit and scenario tests (no root needed)
-	@$(PYTEST) -q -n 2 -m "not node and not cluster" tests/unit tests/scenarios tests/contracts tests/test_layers.py tests/test_house.py tests/test_host_calls.py
+	@$(PYTEST) -q -n 2 -m "not node and not cluster and not guest" tests/unit tests/scenarios tests/contracts tests/test_layers.py tests/test_house.py tests/test_host_calls.py
 
 fix: dev ## format and mend what ruff can mend
 	@.venv/bin/ruff format --quiet .
@@ -59,6 +60,10 @@ node-suite: ## Kubernetes' own tests of the kubelet; AGENT=pykubelet|go|both, PA
 	@tools/setup.sh test
 	@tools/build-go.sh node-e2e >/dev/null
 	@$(PYTHON) -m conformance.node_suite --agent=$(AGENT) --part=$(PART) --focus='$(FOCUS)' --labels='$(LABELS)'
+
+hosts: ## checks on guests with systemd and cgroup v2; FILES=names of check files, FOCUS=part of names; see docs/hosts.md
+	@tools/setup.sh hosts
+	@$(PYTHON) -m hosts $(FILES) --focus='$(FOCUS)'
 
 proto: dev ## generate the gRPC messages anew
 	@$(PYTHON) tools/gen_protos.py

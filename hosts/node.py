@@ -4,6 +4,7 @@ payload, our packaged systemd unit, pods from files.
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 import time
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.bed.cluster import go_programs
+from tests.bed.cluster import Cluster, go_programs
 
 from hosts.image import PAYLOAD
 from hosts.machine import Kind, Machine, booted
@@ -21,11 +22,17 @@ from pykubelet.standalone import images
 
 MANIFESTS = "/etc/kubernetes/manifests"
 CONFIG = "/etc/pykubelet/config.json"
+KUBECONFIG = "/etc/pykubelet/kubeconfig"
+THIS_MACHINE = "10.0.2.2"
+"""The loopback of the machine that runs qemu, as guests see it."""
 UNIT = "pykubelet"
 READ_ONLY_PORT = 10255
+IMAGES = (images.PAUSE, images.BUSYBOX, images.TESTSERVER)
 PATIENCE = 900.0
 """For anything that a pod does in a guest without hardware virtualization."""
 Manifest = Mapping[str, Any]
+Record = Callable[[str, object], None]
+"""pytest's record_property: a figure for the results."""
 
 
 @contextmanager
@@ -38,8 +45,7 @@ def node_on(kind: Kind, *, newer: bool = False) -> Iterator[Node]:
 
 def payload(*programs: Path) -> Payload:
     """The offline images, and what a check brings along."""
-    archives = images.build([images.PAUSE, images.BUSYBOX, images.TESTSERVER])
-    files = {f"images/{number}.tar": archive.data for number, archive in enumerate(archives)}
+    files = {f"images/{number}.tar": archive.data for number, archive in enumerate(images.build(IMAGES))}
     return Payload(programs=programs, files=files)
 
 
@@ -61,7 +67,10 @@ class Node:
         self.machine.run(
             f"{'' if newer else f'rm -f {drop_in};'} systemctl daemon-reload; systemctl restart containerd"
         )
-        self.machine.run(f"for f in {PAYLOAD}/images/*.tar; do ctr -n k8s.io images import $f || exit 1; done")
+        there = self.machine.run("ctr -n k8s.io images ls -q").split()
+        for number, name in enumerate(IMAGES):
+            if name not in there:
+                self.machine.run(f"ctr -n k8s.io images import {PAYLOAD}/images/{number}.tar")
 
     def start(self, settings: Mapping[str, Any] | None = None, *, flags: Sequence[str] = ()) -> None:
         """Write the configuration, start the packaged unit, and return when systemd has heard that it is ready."""
@@ -75,6 +84,32 @@ class Node:
             f"systemctl enable --quiet containerd {UNIT}; "
             f"systemctl restart {UNIT} || (journalctl -u {UNIT} -n 30; false)"
         )
+
+    def join(self, cluster: Cluster, settings: Mapping[str, Any] | None = None, *, flags: Sequence[str] = ()) -> str:
+        """Start the agent as a node of a control plane on this machine; returns the node's name."""
+        name = self.machine.run("hostname").strip()
+        self.machine.put(KUBECONFIG, json.dumps(_kubeconfig(cluster, name)), mode="600")
+        self.start(settings, flags=[f"--kubeconfig={KUBECONFIG}", *flags])
+        return name
+
+    def create(self, cluster: Cluster, *manifests: Manifest) -> None:
+        """Make pods at the API server for this node, by its name: no scheduler has to look for one."""
+        name = self.machine.run("hostname").strip()
+        pods = [{**each, "spec": {**each["spec"], "nodeName": name}} for each in manifests]
+        cluster.kubectl("create", "--namespace=default", "-f", "-", stdin=json.dumps(_list(pods)))
+
+    def remove(self, cluster: Cluster, *names: str) -> None:
+        """Delete pods at the API server and wait until they are gone."""
+        cluster.kubectl("delete", "pod", *names, "--wait=false")
+        self.gone(cluster, *names)
+
+    def gone(self, cluster: Cluster, *names: str) -> None:
+        """Wait until deleted pods are gone from the API server and from here."""
+
+        def known() -> set[str]:
+            return {*self.pods(), *cluster.kubectl("get", "pods", "-o", "custom-columns=:.metadata.name").split()}
+
+        self.wait(lambda: not known() & set(names), f"{', '.join(names)} gone")
 
     def stop(self) -> None:
         """Stop the agent; pods run on."""
@@ -153,6 +188,17 @@ class Node:
         """The folder of a process's cgroup (v2)."""
         return "/sys/fs/cgroup" + self.machine.get(f"/proc/{pid}/cgroup").strip().removeprefix("0::")
 
+    def files(self, folder: str, *names: str) -> dict[str, str]:
+        """The contents of small files in a folder of the guest, without the last newline; a missing file is an error.
+
+        Names may be patterns.
+        """
+        found: dict[str, str] = {}
+        for line in self.machine.run(f"cd {shlex.quote(folder)} && grep -H '' {' '.join(names)}").splitlines():
+            name, _, content = line.partition(":")
+            found[name] = f"{found[name]}\n{content}" if name in found else content
+        return found
+
     def witnessed(self, name: str) -> list[tuple[str, float]]:
         """What a pod of `a_witness` wrote: words and seconds since the boot it wrote them in."""
         lines = self.machine.run(f"cat {WITNESSED}/{name}", check=False).splitlines()
@@ -175,8 +221,38 @@ class Node:
         """A property of a unit, as systemd tells it."""
         return self.machine.run(f"systemctl show --value -p {name} {unit}").strip()
 
+    def events(self, reason: str) -> list[dict[str, Any]]:
+        """Events with that reason, as the agent itself remembers them."""
+        printed = self.machine.run("curl -sf --unix-socket /run/pykubelet/kubelet.sock http://localhost/local/events")
+        return [each for each in json.loads(printed)["items"] if each["reason"] == reason]
+
     def log(self, lines: int = 200) -> str:
         return self.machine.run(f"journalctl -u {UNIT} -o cat -n {lines}", check=False)
+
+
+def _list(items: Sequence[Manifest]) -> Manifest:
+    return {"apiVersion": "v1", "kind": "List", "items": list(items)}
+
+
+def _kubeconfig(cluster: Cluster, node: str) -> dict[str, Any]:
+    pair = cluster.authority.issue(f"system:node:{node}", ["system:nodes"])
+
+    def data(path: Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
+
+    # The certificate is for names of this machine, which has another address in the guest.
+    server = {"server": f"https://{THIS_MACHINE}:{cluster.port}", "tls-server-name": "localhost"}
+    user = {"client-certificate-data": data(pair.certificate), "client-key-data": data(pair.key)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": "beside", "cluster": server | {"certificate-authority-data": data(cluster.ca_file)}},
+        ],
+        "users": [{"name": node, "user": user}],
+        "contexts": [{"name": "beside", "context": {"cluster": "beside", "user": node}}],
+        "current-context": "beside",
+    }
 
 
 def a_pod(name: str, command: str = "sleep 1000000", **spec: Any) -> dict[str, Any]:

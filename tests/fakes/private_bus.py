@@ -104,6 +104,10 @@ class StandIn:
         await self._bus.request_name(self.name)
 
     def stop(self) -> None:
+        self.leave_bus()
+
+    def leave_bus(self) -> None:
+        """The connection ends; what the service knows stays, for another `start`."""
         if self._bus is not None and self._bus.connected:
             self._bus.disconnect()
         self._bus = None

@@ -1,4 +1,7 @@
-"""A stand-in for org.freedesktop.login1: gives out delay locks, knows which are still held, announces shutdowns."""
+"""A stand-in for org.freedesktop.login1: gives out delay locks, knows which are still held, announces shutdowns.
+
+Passes the contract of the real one (tests/contracts/test_logind_contract.py).
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,8 @@ class StandInLogind(StandIn):
         self.requested.append(words)
         if self.refuse:
             raise Refusal(self.refuse, "no lock for you")
+        if self.properties["PreparingForShutdown"].value:
+            raise Refusal(f"{NAME}.OperationInProgress", "The operation is already running")
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         self._held.append(ours)
         self._given.append(theirs)

@@ -1,12 +1,14 @@
 """A stand-in for org.freedesktop.systemd1 that keeps units and really makes the folders of slices.
 
 Covers StartTransientUnit, StopUnit, SetUnitProperties, KillUnit and the JobRemoved signal, with systemd's rule that a
-slice lies below the slices its name repeats. Jobs end at once, as `job_result` says.
+slice lies below the slices its name repeats. Jobs end at once, as `job_result` says. Passes the contract of the real
+one (tests/contracts/test_systemd_contract.py).
 """
 
 from __future__ import annotations
 
-import contextlib
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,17 @@ from dbus_fast import Variant
 from tests.fakes.private_bus import Refusal, StandIn
 
 NAME, PATH = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
+
+
+SLICE = re.compile(r"[A-Za-z0-9_.:\\]+(-[A-Za-z0-9_.:\\]+)*\.slice")
+SETTINGS = frozenset(
+    (
+        *("Description", "Wants", "DefaultDependencies"),
+        *("MemoryAccounting", "CPUAccounting", "TasksAccounting", "IOAccounting"),
+        *("CPUWeight", "CPUShares", "CPUQuotaPerSecUSec", "CPUQuotaPeriodUSec", "TasksMax"),
+        *("MemoryMin", "MemoryLow", "MemoryHigh", "MemoryMax", "MemoryLimit"),
+    )
+)
 
 
 def slice_path(name: str) -> str:
@@ -53,9 +66,11 @@ class StandInSystemd(StandIn):
 
     def _start(self, name: str, mode: str, properties: Any, auxiliary: Any) -> tuple[str, Sequence[Any]]:
         self._note("StartTransientUnit", name)
+        if not SLICE.fullmatch(name):
+            raise Refusal("org.freedesktop.DBus.Error.InvalidArgs", f"Unit name {name} is not valid.")
         if name in self.units:
-            raise Refusal(f"{NAME}.UnitExists", f"Unit {name} already exists.")
-        self.units[name] = {key: value.value for key, value in properties}
+            raise Refusal(f"{NAME}.UnitExists", f"Unit {name} was already loaded or has a fragment file.")
+        self.units[name] = _settings(properties)
         for folder in self.folders:
             (folder / slice_path(name)).mkdir(parents=True, exist_ok=True)
         return self._job(name)
@@ -64,15 +79,17 @@ class StandInSystemd(StandIn):
         self._note("StopUnit", name)
         if name not in self.units:
             raise Refusal(f"{NAME}.NoSuchUnit", f"Unit {name} not loaded.")
-        del self.units[name]
+        for unit in [each for each in self.units if f"{slice_path(each)}/".startswith(f"{slice_path(name)}/")]:
+            del self.units[unit]
         for folder in self.folders:
-            with contextlib.suppress(OSError):
-                (folder / slice_path(name)).rmdir()
+            shutil.rmtree(folder / slice_path(name), ignore_errors=True)
         return self._job(name)
 
     def _set(self, name: str, runtime: bool, properties: Any) -> tuple[str, Sequence[Any]]:
         self._note("SetUnitProperties", name)
-        self.units[name].update({key: value.value for key, value in properties})
+        if name not in self.units:
+            raise Refusal(f"{NAME}.NoSuchUnit", f"Unit {name} not loaded.")
+        self.units[name].update(_settings(properties))
         return "", ()
 
     def _kill(self, name: str, whom: str, number: int) -> tuple[str, Sequence[Any]]:
@@ -87,3 +104,11 @@ class StandInSystemd(StandIn):
         # Sent before the reply, as the real one may do.
         self.signal("JobRemoved", "uoss", self._jobs, job, unit, self.job_result)
         return "o", (job,)
+
+
+def _settings(properties: Any) -> dict[str, Any]:
+    unknown = [key for key, _ in properties if key not in SETTINGS]
+    if unknown:
+        text = f"Cannot set property {unknown[0]}, or unknown property."
+        raise Refusal("org.freedesktop.DBus.Error.PropertyReadOnly", text)
+    return {key: value.value for key, value in properties}

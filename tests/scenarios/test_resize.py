@@ -356,6 +356,20 @@ async def test_the_size_of_a_whole_pod_changes_in_place(tmp_path: Path) -> None:
         await node.until(told)
 
 
+async def test_a_pod_that_had_no_size_of_its_own_gets_one_in_place(tmp_path: Path) -> None:
+    async with a_cluster_node(tmp_path) as node:
+        await started(node, sized("100m", "64Mi", "200m", "128Mi"))
+        assert group(node, qos="/burstable").cpu_quota_us == 20_000
+        shown = node.shown()
+        assert shown is not None
+        spec = msgspec.structs.replace(shown.spec, resources=sized("500m", "256Mi", "1", "512Mi"))
+        node.change(msgspec.structs.replace(shown, spec=spec), generation=2)
+        await node.until(lambda: bool(node.events("ResizeCompleted")))
+        now = group(node, qos="/burstable")
+        assert (now.cpu_shares, now.cpu_quota_us, now.memory_bytes) == (512, 100_000, 512 * MIB)
+        assert updates(node) == [], "the container keeps its own size"
+
+
 async def test_an_agent_killed_right_after_a_wish_still_knows_the_promise(tmp_path: Path) -> None:
     async with a_cluster_node(tmp_path) as node:
         await started(node, sized("2", "64Mi"))

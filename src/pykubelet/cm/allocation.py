@@ -409,7 +409,7 @@ class AllocationManager:
         info = self.actuation.get(uid_of(pod))
         if info is None:
             return False
-        if info.pod is not None and differing(pod.spec.resources, info.pod):
+        if differing(pod.spec.resources, info.pod):
             return True
         init = [each for each in pod.spec.init_containers if self._rules.init_containers or is_sidecar(each)]
         for container in (*init, *pod.spec.containers):

@@ -329,8 +329,7 @@ def with_resources(pod: Pod, held: PodResourceInfo | None) -> Pod:
     containers = [_with_own(each, held) for each in pod.spec.containers]
     init = [_with_own(each, held) for each in pod.spec.init_containers]
     resources = pod.spec.resources
-    # A record without pod-level amounts comes from an agent that did not keep them.
-    if held.pod is not None and not same_resources(resources, held.pod):
+    if not same_resources(resources, held.pod):
         resources = held.pod
     before: list[Container] = [*pod.spec.containers, *pod.spec.init_containers]
     after: list[Container] = [*containers, *init]

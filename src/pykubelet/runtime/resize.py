@@ -115,7 +115,7 @@ class PodResizer:
             return False
         if any(each.needs_restart for each in plan.resize):
             return True
-        if in_force.pod is not None and differing(pod.spec.resources, in_force.pod):
+        if differing(pod.spec.resources, in_force.pod):
             return True
         for container in (*plan.start_init, *plan.start_regular):
             own = in_force.containers.get(container.name)

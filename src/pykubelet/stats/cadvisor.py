@@ -489,9 +489,12 @@ MACHINE_ONLY: tuple[tuple[str, str, str, Callable[[DiskCounters], float]], ...] 
 SPACE: tuple[tuple[str, str, Callable[[int, FsUsage], int]], ...] = (
     ("container_fs_usage_bytes", "Bytes held on the filesystem", lambda used, fs: used),
     ("container_fs_limit_bytes", "Bytes the filesystem has", lambda used, fs: fs.capacity),
+)
+INODES: tuple[tuple[str, str, Callable[[int, FsUsage], int]], ...] = (
     ("container_fs_inodes_total", "Inodes the filesystem has", lambda used, fs: fs.inodes),
     ("container_fs_inodes_free", "Inodes left on the filesystem", lambda used, fs: fs.inodes_free),
 )
+"""Of the machine's filesystems alone: a container has no inodes of its own, and upstream shows none for it."""
 
 
 def _disk_lines(root: Row | None, rows: Sequence[Row], node: NodeSample, names: DiskNames) -> Iterator[list[str]]:
@@ -524,7 +527,7 @@ def _blkio(devices: Sequence[tuple[Row, DeviceIo]], names: DiskNames) -> list[st
 
 
 def _space(root: Row | None, rows: Sequence[Row], node: NodeSample) -> Iterator[list[str]]:
-    found: list[tuple[str, int, int, FsUsage]] = []
+    machine: list[tuple[str, int, int, FsUsage]] = []
     if root is not None:
         # Not those of layers: each may be a mount of its own.
         of_runtime = [fs.whole for fs in (node.image_fs, node.container_fs) if fs is not None]
@@ -532,17 +535,19 @@ def _space(root: Row | None, rows: Sequence[Row], node: NodeSample) -> Iterator[
         for whole in (node.fs, *of_runtime):
             if whole is not None:
                 seen.setdefault(whole.device, whole)
-        found += [(f"{root.labels},{_device(fs.device_name)}", root.at, fs.used, fs) for fs in seen.values()]
+        machine += [(f"{root.labels},{_device(fs.device_name)}", root.at, fs.used, fs) for fs in seen.values()]
+    found = list(machine)
     for row in rows:
         layer = row.container.layer if row.container is not None else None
         fs = node.filesystems.get(layer.mountpoint) if layer is not None else None
         if layer is not None and fs is not None:
             found.append((f"{row.labels},{_device(fs.device_name)}", row.at, layer.used, fs))
-    for name, help_text, pick in SPACE:
-        yield [
-            _head(name, "gauge", help_text),
-            *[f"{name}{{{labels}}} {pick(used, fs)} {at}" for labels, at, used, fs in found],
-        ]
+    for families, owners in ((SPACE, found), (INODES, machine)):
+        for name, help_text, pick in families:
+            yield [
+                _head(name, "gauge", help_text),
+                *[f"{name}{{{labels}}} {pick(used, fs)} {at}" for labels, at, used, fs in owners],
+            ]
 
 
 def _device(name: str) -> str:

@@ -161,9 +161,10 @@ def test_putting_back_changes_only_what_differs() -> None:
     assert pod.spec.containers[0].resources == both("2", "1Gi")
 
 
-def test_a_record_without_pod_level_amounts_keeps_the_specs() -> None:
+def test_a_record_without_pod_level_amounts_promises_none() -> None:
     pod = a_pod(resources=both("4", "4Gi"))
-    assert with_resources(pod, PodResourceInfo()) is pod
+    assert with_resources(pod, PodResourceInfo()).spec.resources is None
+    assert with_resources(pod, None) is pod
 
 
 def test_init_containers_are_allocated_nothing_apart_when_they_cannot_be_resized() -> None:

@@ -68,6 +68,16 @@ async def test_the_row_of_the_sandbox_names_its_image(version: int, tmp_path: Pa
     assert bed.runtime.asked_images == ["box-web"], "asked once"
 
 
+async def test_inodes_are_the_machines_alone(tmp_path: Path) -> None:
+    """A container has none of its own; upstream has these series for the machine only."""
+    bed = await scraped_bed(2, tmp_path)
+    found = samples(await bed.source.cadvisor())
+    of_containers = {each.name for each in found if each.labels.get("container")}
+    assert "container_fs_usage_bytes" in of_containers
+    assert not {name for name in of_containers if "inodes" in name}
+    assert {each.labels["id"] for each in found if "inodes" in each.name} == {"/"}
+
+
 async def scraped_bed(version: int, tmp_path: Path) -> StatsFixture:
     bed = StatsFixture(version, tmp_path)
     bed.add("web")

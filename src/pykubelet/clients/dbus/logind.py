@@ -1,7 +1,7 @@
 """The delay of a shutdown through org.freedesktop.login1.
 
-A session is one connection: it ends with BusDown when the bus goes away. A logind that was restarted says so with
-Notice.REPLACED, because it has forgotten every lock. Does not cover what is done with the time (node/shutdown.py).
+A session is one connection: it ends with BusDown when the bus goes away. A logind that was restarted is told of with
+Notice.REPLACED: the lock is taken anew from it. Does not cover what is done with the time (node/shutdown.py).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Notice(enum.Enum):
     CANCELLED = "cancelled"
     """A shutdown that was announced does not happen."""
     REPLACED = "replaced"
-    """Another logind took over: it knows nothing of our lock."""
+    """Another logind took over. systemd's finds the locks that are held, as they are files; others need not."""
 
 
 class DelayLock(Protocol):
@@ -86,5 +86,5 @@ class LogindSession(Protocol):
 
 class Logind(Protocol):
     def session(self) -> AbstractAsyncContextManager[LogindSession]:
-        """Connect; entering raises BusDown when there is no bus or no logind on it."""
+        """Connect; entering raises BusDown when there is no bus. Without a logind on it the first call does."""
         ...
