@@ -27,6 +27,7 @@ THIS_MACHINE = "10.0.2.2"
 """The loopback of the machine that runs qemu, as guests see it."""
 UNIT = "pykubelet"
 READ_ONLY_PORT = 10255
+IMAGES = (images.PAUSE, images.BUSYBOX, images.TESTSERVER)
 PATIENCE = 900.0
 """For anything that a pod does in a guest without hardware virtualization."""
 Manifest = Mapping[str, Any]
@@ -44,8 +45,7 @@ def node_on(kind: Kind, *, newer: bool = False) -> Iterator[Node]:
 
 def payload(*programs: Path) -> Payload:
     """The offline images, and what a check brings along."""
-    archives = images.build([images.PAUSE, images.BUSYBOX, images.TESTSERVER])
-    files = {f"images/{number}.tar": archive.data for number, archive in enumerate(archives)}
+    files = {f"images/{number}.tar": archive.data for number, archive in enumerate(images.build(IMAGES))}
     return Payload(programs=programs, files=files)
 
 
@@ -67,7 +67,10 @@ class Node:
         self.machine.run(
             f"{'' if newer else f'rm -f {drop_in};'} systemctl daemon-reload; systemctl restart containerd"
         )
-        self.machine.run(f"for f in {PAYLOAD}/images/*.tar; do ctr -n k8s.io images import $f || exit 1; done")
+        there = self.machine.run("ctr -n k8s.io images ls -q").split()
+        for number, name in enumerate(IMAGES):
+            if name not in there:
+                self.machine.run(f"ctr -n k8s.io images import {PAYLOAD}/images/{number}.tar")
 
     def start(self, settings: Mapping[str, Any] | None = None, *, flags: Sequence[str] = ()) -> None:
         """Write the configuration, start the packaged unit, and return when systemd has heard that it is ready."""
@@ -184,6 +187,17 @@ class Node:
     def cgroup(self, pid: int) -> str:
         """The folder of a process's cgroup (v2)."""
         return "/sys/fs/cgroup" + self.machine.get(f"/proc/{pid}/cgroup").strip().removeprefix("0::")
+
+    def files(self, folder: str, *names: str) -> dict[str, str]:
+        """The contents of small files in a folder of the guest, without the last newline; a missing file is an error.
+
+        Names may be patterns.
+        """
+        found: dict[str, str] = {}
+        for line in self.machine.run(f"cd {shlex.quote(folder)} && grep -H '' {' '.join(names)}").splitlines():
+            name, _, content = line.partition(":")
+            found[name] = f"{found[name]}\n{content}" if name in found else content
+        return found
 
     def witnessed(self, name: str) -> list[tuple[str, float]]:
         """What a pod of `a_witness` wrote: words and seconds since the boot it wrote them in."""

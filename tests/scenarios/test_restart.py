@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
@@ -144,3 +145,29 @@ async def test_the_runtime_goes_away_and_comes_back(tmp_path: Path) -> None:
         assert len(node.cri.called("start_container", "app")) == 2
         await node.clock.sleep(5)
         assert node.node.runtime_state.runtime_problem() == ""
+
+
+@pytest.mark.parametrize("kept", [0, 20], ids=["empty", "torn"])
+async def test_checkpoints_that_a_power_cut_damaged_are_set_aside_and_said_once(
+    tmp_path: Path, kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_node(tmp_path) as node:
+        pods = [node.run(a_pod(f"web{number}")) for number in range(3)]
+        await node.until_running(*pods)
+        await node.clock.sleep(60)
+        ids = {c.id for c in node.cri.containers.values()}
+        await node.kill()
+        # The states of the CPU and memory managers are not guessed (tests/unit/cm/test_state.py).
+        states = set(node.paths.root.glob("*_state")) - set(node.paths.root.glob("*_manager_state"))
+        assert {path.name for path in states} >= {"allocated_pods_state", "actuated_pods_state"}
+        for path in states:
+            path.write_bytes(path.read_bytes()[:kept])
+        caplog.clear()
+        await node.start()
+        await node.until_running(*pods)
+        await node.clock.sleep(120)
+        said = [vars(each)["path"] for each in caplog.records if "is damaged and was set aside" in each.getMessage()]
+        assert sorted(said) == sorted(map(str, states))
+        assert all(path.with_name(f"{path.name}.damaged").stat().st_size == kept for path in states)
+        assert not any(each.exc_info for each in caplog.records if each.levelno >= logging.WARNING)
+        assert {c.id for c in node.cri.containers.values()} == ids

@@ -8,7 +8,6 @@ Unknown fields do not stop a pod: the agent logs them as warnings and runs it, l
 `pykubelet check` reports them as problems, because there a typing error is what one looks for.
 """
 
-import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, BinaryIO, Literal, cast
 
@@ -17,6 +16,7 @@ import msgspec
 from pykubelet.api.codec import ManifestError, convert, load_yaml_documents, unknown_fields
 from pykubelet.api.defaults import default_pod
 from pykubelet.api.references import pod_references
+from pykubelet.api.static_uid import static_pod_uid
 from pykubelet.api.types import Pod, PodList, Toleration
 from pykubelet.api.validation.findings import FieldError, key_path, one_line, show
 from pykubelet.api.validation.pod import validate_pod
@@ -83,13 +83,14 @@ def load_static_pods(
         raise InvalidManifest([_at("kind", "must be Pod in a file, not PodList")], origin=origin)
     read = _read_pods(document, origin, warnings)
     problems: list[FieldError] = []
-    pods = []
-    for prefix, pod in read:
+    pods: list[Pod] = []
+    for index, (prefix, pod) in enumerate(read):
         if not pod.metadata.name:
             # Without this the suffix alone would pass for a name.
             problems.append(_at(f"{prefix}metadata.name", "required"))
             continue
-        static = static_pod_defaults(pod, node_name=node_name, source=source, origin=origin)
+        given = document if document["kind"] == "Pod" else document["items"][index]
+        static = static_pod_defaults(pod, node_name=node_name, source=source, origin=origin, document=given)
         problems += _judge(static, prefix)
         refused = api_references(static, only=NEVER_IN_STATIC_PODS if may_refer else None)
         problems += (_at(prefix + found.path, found.message) for found in refused)
@@ -249,13 +250,15 @@ def _half_surrogates(tree: Any, path: str) -> Iterator[str]:
             yield from _half_surrogates(item, here)
 
 
-def static_pod_defaults(pod: Pod, *, node_name: str, source: StaticSource, origin: str) -> Pod:
+def static_pod_defaults(pod: Pod, *, node_name: str, source: StaticSource, origin: str, document: Any = None) -> Pod:
     """The pod as this node runs it: own name, UID from the content, bound, tolerating, Pending.
 
     A new Pod; the given one is left alone. The UID changes whenever the manifest does, which is how
-    the agent sees an edited file as a new pod. `origin` is the path of the file or the URL.
+    the agent sees an edited file as a new pod. `origin` is the path of the file or the URL, `document` the manifest as
+    it was read.
     """
-    uid = pod.metadata.uid or _content_uid(pod, node_name, source, origin)
+    where = f"host:{node_name}file:{origin}" if source == "file" else f"url:{origin}"
+    uid = pod.metadata.uid or static_pod_uid(pod, document, where)
     metadata = msgspec.structs.replace(
         pod.metadata,
         uid=uid,
@@ -277,13 +280,6 @@ def static_pod_defaults(pod: Pod, *, node_name: str, source: StaticSource, origi
 
 def _tolerates_no_execute(have: Toleration) -> bool:
     return have == Toleration(operator="Exists", effect="NoExecute")
-
-
-def _content_uid(pod: Pod, node_name: str, source: StaticSource, origin: str) -> str:
-    digest = hashlib.blake2b(msgspec.json.encode(pod, order="deterministic"), digest_size=16)
-    where = f"host:{node_name}file:{origin}" if source == "file" else f"url:{origin}"
-    digest.update(where.encode(errors="surrogateescape"))
-    return digest.hexdigest()
 
 
 NEVER_IN_STATIC_PODS = frozenset(("clustertrustbundles", "resourceclaims"))

@@ -153,16 +153,18 @@ class NodeAllocatable:
         if not self._rules.enabled or lacks_root(self._host, self._rules):
             await asyncio.Event().wait()  # without its root the agent is about to end (cgroups.py)
         for group in self._limits.reserved:
-            self._reserve(group)
+            await self._reserve(group)
         while True:
             await self.enforce()
             await self._clock.sleep(AGAIN_AFTER)
 
-    def _reserve(self, group: ReservedGroup) -> None:
+    async def _reserve(self, group: ReservedGroup) -> None:
         path = named_path(group.name, driver=self._rules.driver)
         if not self._host.exists(path):
             raise PykubeletError(f"{group.setting}: the cgroup {path} does not exist; it must, for its limits are set")
         try:
+            # systemd must know them too: it writes all of its own again when anything of the slice changes.
+            await self._slices.hold(path, group.limits)
             self._host.apply(path, group.limits)
         except OSError as error:
             raise PykubeletError(f"{group.setting}: the limits of {path} cannot be set: {error}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from pykubelet.clients.host.port import AlarmRefused, MemoryAlarm, MemoryAlarms
@@ -112,7 +113,7 @@ class AlarmKeeper:
     def _arm(self, alarms: MemoryAlarms, signal: str, at: int, *, for_good: bool = True) -> None:
         """`for_good`: a refusal is final."""
         try:
-            self._set[signal] = (at, alarms.watch(self._groups[signal], at, self._wake))
+            self._set[signal] = (at, alarms.watch(self._groups[signal], at, partial(self._rang, signal)))
         except AlarmRefused as error:
             if not for_good:
                 logger.debug("no memory alarm for a group that is gone", extra={"signal": signal, "error": str(error)})
@@ -122,6 +123,10 @@ class AlarmKeeper:
                 "the kernel gives no memory alarms; memory is looked at every 1 to 10 seconds instead",
                 extra={"signal": signal, "error": str(error)},
             )
+
+    def _rang(self, signal: str) -> None:
+        logger.debug("the kernel's memory alarm rang", extra={"signal": signal})
+        self._wake()
 
     def _drop(self, signal: str) -> None:
         known = self._set.pop(signal, None)

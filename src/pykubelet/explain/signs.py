@@ -55,7 +55,7 @@ NETWORK_SIGN: Final = re.compile(
 )
 COMMAND_SIGN: Final = re.compile(
     r'exec: .*(not found|no such file|permission denied)|executable file not found|"?exec"? format error|'
-    r"stat .*: no such file or directory|no command specified",
+    r"\bstat .*: no such file or directory|no command specified",
     re.IGNORECASE,
 )
 OBJECT_SIGN: Final = re.compile(

@@ -31,7 +31,7 @@ from pykubelet.volumes.objects import VolumeObjects, VolumeRules
 from pykubelet.volumes.ownership import report_slow_ownership
 from pykubelet.volumes.plugins.plugin import Files, RemotePlugin, SetUp, VolumePlugin
 from pykubelet.volumes.reconstruct import forget_attached, note_attached
-from pykubelet.volumes.spec import VolumeSpec, is_claimed, spec_of
+from pykubelet.volumes.spec import VolumeSpec, is_claimed, server_of, spec_of
 from pykubelet.volumes.subpath import clean_subpaths
 
 logger = logging.getLogger(__name__)
@@ -327,6 +327,7 @@ class Reconciler:
             await asyncio.wait({future}, timeout=seconds)
             if future.done() or number == len(REPORT_AFTER) - 1:
                 break
+            entry.wait_for(_silence(entry.spec, "unmount" if task is None else "mount"))
             if task is not None and task.feedback.files:
                 report_slow_ownership(self._events, task, first=number == 0)
         if not future.done():
@@ -376,6 +377,12 @@ def _defect(entry: VolumeEntry, error: Exception, state: KeyState) -> float:
     """Log an error outside of the operations, whose own failures are handled by `_failed`."""
     logger.error("volume not reconciled, unexpected", extra={"volume": entry.name, "uid": entry.uid}, exc_info=error)
     return state.backoff.next()
+
+
+def _silence(spec: VolumeSpec | None, operation: str) -> str:
+    """What to say of an operation that takes long: most often a server does not answer."""
+    server = server_of(spec) if spec is not None else ""
+    return f"its {operation} has not come back" + (f"; it is from {server}" if server else "")
 
 
 def found_name(plugin: str, folder: str) -> str:

@@ -76,6 +76,13 @@ class VolumeSpec(Struct, frozen=True, kw_only=True):
     """Its unique name, or candidates for it, when only that is known of a volume of an earlier run."""
 
 
+def server_of(spec: VolumeSpec) -> str:
+    """The server that a volume of the network is from, as its source names it; empty for the others."""
+    if spec.volume.nfs is not None:
+        return spec.volume.nfs.server or ""
+    return (spec.volume.iscsi.target_portal or "") if spec.volume.iscsi is not None else ""
+
+
 class VolumeUsage(Struct, frozen=True, kw_only=True):
     """One volume in the shape of the summary's VolumeStats."""
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
 from msgspec import structs
 
-from pykubelet.cli.agent_edges import cgroup_driver, refuse_host
+from pykubelet.cli.agent_edges import cgroup_driver, connected_edges, refuse_host
 from pykubelet.clients.host.port import Machine
 from pykubelet.kit.metrics import Registry
-from pykubelet.model.errors import Unimplemented
+from pykubelet.model.errors import PykubeletError, Unimplemented
 from pykubelet.settings.errors import SettingsError
 from pykubelet.settings.load import LoadedSettings, load_settings
 from pykubelet.settings.settings import Settings
@@ -55,6 +56,14 @@ def test_refused(flags: tuple[str, ...], machine: Machine, text: str) -> None:
 )
 def test_taken(flags: tuple[str, ...], machine: Machine) -> None:
     refuse_host(settings_of(*flags), machine, frozenset(range(4)))
+
+
+async def test_a_root_folder_that_cannot_be_made_is_said_in_plain_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    settings = settings_of("--fail-cgroupv1=false", "--fail-swap-on=false", f"--root-dir={tmp_path}/file/kubelet")
+    with pytest.raises(PykubeletError, match=r"the folders of this node cannot be made: .*Not a directory"):
+        async with connected_edges(settings):
+            pass
 
 
 class OldRuntime:

@@ -41,15 +41,30 @@ class Host(FakeCgroups):
         super().apply(path, limits)
 
 
+class RecordedSlices:
+    def __init__(self) -> None:
+        self.held: dict[str, CgroupLimits] = {}
+        self.refuses = False
+
+    async def hold(self, path: str, limits: CgroupLimits) -> None:
+        if self.refuses:
+            raise OSError(errno.EIO, "systemd cannot make the slice", path)
+        self.held[path] = limits
+
+    async def drop(self, path: str) -> None:
+        del self.held[path]
+
+
 class NodeAllocatableFixture:
     def __init__(self, limits: NodeLimits, **rules: object) -> None:
-        self.host, self.events = Host(), RecordedEvents()
+        self.host, self.events, self.slices = Host(), RecordedEvents(), RecordedSlices()
         self.node = NodeAllocatable(
             host=self.host,
             rules=CgroupRules(**rules),  # type: ignore[arg-type]
             limits=limits,
             events=self.events,
             clock=LoopClock(),
+            slices=self.slices,
         )
 
     def reported(self) -> list[tuple[str, str]]:
@@ -121,6 +136,7 @@ async def test_reserved_groups_are_limited_where_they_are(driver: str, name: str
     async with running(bench.node):
         await asyncio.sleep(1)
     assert bench.host.groups[path] == limits
+    assert bench.slices.held[path] == limits, "systemd would write its own at the next change"
 
 
 async def test_a_reserved_group_that_is_missing_or_refuses_ends_the_agent() -> None:
@@ -131,6 +147,9 @@ async def test_a_reserved_group_that_is_missing_or_refuses_ends_the_agent() -> N
     bench.host.create("/kube", CgroupLimits())
     bench.host.refuses_memory = True
     with pytest.raises(PykubeletError, match=r"kubeReservedCgroup: the limits of /kube cannot be set: .*denied"):
+        await bench.node.run()
+    bench.slices.refuses = True
+    with pytest.raises(PykubeletError, match=r"kubeReservedCgroup: the limits of /kube cannot be set: .*systemd"):
         await bench.node.run()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from pykubelet.eviction.pressure import AlarmKeeper, alarm_at, next_check
@@ -56,6 +58,15 @@ def test_pressure_alarms_are_set_once() -> None:
     for used in (GIB, 2 * GIB, 3 * GIB):
         kept.update([HARD], using(used))
     assert alarms.requested == 1
+
+
+def test_an_alarm_that_rings_wakes_and_says_which(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    alarms, woken = FakeAlarms(), []
+    kept = AlarmKeeper(alarms=alarms, groups=GROUPS, wake=lambda: woken.append(True))
+    kept.update([HARD], using(GIB))
+    alarms.ring("/", 8 * GIB)
+    assert woken and [vars(each)["signal"] for each in caplog.records] == [MEMORY]
 
 
 def test_a_refusal_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

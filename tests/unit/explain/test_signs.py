@@ -46,6 +46,7 @@ def test_runtime_errors() -> None:
     assert is_command_trouble('exec: "nope": executable file not found in $PATH: unknown')
     assert is_command_trouble('exec: "/x": stat /x: no such file or directory: unknown')
     assert not is_command_trouble("mkdir /sys/fs/cgroup: permission denied")
+    assert not is_command_trouble("namespace path: lstat /proc/1006/ns/ipc: no such file or directory: unknown")
     assert is_network_trouble('failed to setup network for sandbox "x": plugin type="bridge" failed (add)')
     assert not is_network_trouble("failed to get sandbox image")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from pykubelet.clients.host.mounts import HostMounts
 from pykubelet.clients.host.port import MountError
 from pykubelet.volumes.errors import VolumeProblem
-from pykubelet.volumes.plugins.disks import FSCK_FINE, mount_filesystem, prepare_filesystem
+from pykubelet.volumes.plugins.disks import FSCK_FINE, mount_filesystem, prepare_filesystem, write_attribute
 from tests.fakes.fake_mounts import FakeMounts
 
 
@@ -76,3 +78,29 @@ def test_a_disk_with_another_filesystem_is_mounted_as_asked(tmp_path: Path) -> N
     mounts.fail("tool", str(tmp_path), "wrong fs type")
     with pytest.raises(VolumeProblem, match="/dev/x holds xfs, but ext4 is asked for: wrong fs type"):
         mount_filesystem(mounts, "/dev/x", tmp_path, "ext4", (), read_only=False)
+
+
+NOBODY = 65534
+
+
+def test_attributes_of_the_kernel_are_opened_for_writing_only() -> None:
+    """Nobody, not even root, may read most of those that do something (`device/delete`, `scan`)."""
+    with tempfile.TemporaryDirectory() as name:
+        attribute = Path(name, "delete")
+        attribute.write_text("")
+        attribute.chmod(0o200)
+        os.chmod(name, 0o755)
+        was = os.geteuid()
+        if was == 0:  # root may read any file but those of the kernel
+            os.chown(attribute, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            with pytest.raises(PermissionError):
+                attribute.open("r+b")
+            write_attribute(attribute, "1")
+        finally:
+            os.seteuid(was)
+        attribute.chmod(0o600)
+        assert attribute.read_text() == "1"
+        with pytest.raises(FileNotFoundError):
+            write_attribute(Path(name, "missing"), "1")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from pykubelet.api.types import (
     FCVolumeSource,
     LocalVolumeSource,
+    NFSVolumeSource,
     NodeSelector,
     Pod,
     PodSecurityContext,
@@ -19,12 +22,15 @@ from pykubelet.api.types import (
     VolumeNodeAffinity,
 )
 from pykubelet.clients.host.port import Counted
+from pykubelet.kit.clock import SystemClock
 from pykubelet.volumes import reconciler
 from pykubelet.volumes.errors import VolumesNotReady
+from pykubelet.volumes.manager import VolumeManager
 from pykubelet.volumes.objects import VolumeRules
 from pykubelet.volumes.selinux import SelinuxMounts, file_label, mount_option
 from pykubelet.volumes.spec import FC, LOCAL, VolumeSpec
 from tests.builders import a_container
+from tests.fakes.fake_mounts import FakeMounts
 from tests.unit.volumes.builders import VolumeNode, a_volume, bound, empty_dir, pod_with
 
 DEFAULT = "system_u:object_r:container_file_t:s0"
@@ -149,6 +155,50 @@ async def test_a_slow_change_of_owners_is_reported(tmp_path: Path, monkeypatch: 
         ),
         ("VolumePermissionChangeInProgress", f"{where}, processed 17 files."),
     ]
+
+
+class DeadServer(FakeMounts):
+    """Neither a mount nor an unmount comes back before `gate` opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tools["mount.nfs"] = ""
+        self.gate = threading.Event()
+
+    def by_tool(
+        self, source: str, target: Path, *, fs_type: str, options: Sequence[str], seconds: float | None
+    ) -> None:
+        assert self.gate.wait(30)
+        super().by_tool(source, target, fs_type=fs_type, options=options, seconds=seconds)
+
+    def unmount_forced(self, target: Path, *, seconds: float) -> bool:
+        assert self.gate.wait(30)
+        return super().unmount_forced(target, seconds=seconds)
+
+
+@pytest.mark.real_loop
+async def test_a_volume_whose_server_is_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciler, "REPORT_AFTER", (0.05, 0.05, 10.0))
+    mounts = DeadServer()
+    node = VolumeNode(tmp_path, mounts=mounts, clock=SystemClock())
+    pod = pod_with(a_volume("data", nfs=NFSVolumeSource(server="files.example", path="/srv")))
+
+    async def told(manager: VolumeManager) -> list[str]:
+        while not (problems := manager.problems("uid-web")):  # noqa: ASYNC110  nothing announces it
+            await asyncio.sleep(0.01)
+        return [f"{problem.volume}: {problem.text}" for problem in problems]
+
+    async with node.running() as manager:
+        mounting = asyncio.create_task(manager.wait_mounted(pod))
+        assert await told(manager) == ["data: its mount has not come back; it is from files.example"]
+        mounts.gate.set()
+        await mounting
+        assert manager.problems("uid-web") == []
+        mounts.gate.clear()
+        unmounting = asyncio.create_task(manager.wait_unmounted(pod))
+        assert await told(manager) == ["data: its unmount has not come back; it is from files.example"]
+        mounts.gate.set()
+        await unmounting
 
 
 async def test_mounts_that_spread_need_a_shared_place(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pykubelet.clients.dbus.bus import Bus
 from pykubelet.clients.dbus.port import BusDown, BusRefused, Property, Systemd, UnitExists
-from pykubelet.model.cgroups import CgroupLimits, shares_to_weight
+from pykubelet.model.cgroups import PERIOD_US, CgroupLimits, shares_to_weight
 
 if TYPE_CHECKING:
     from dbus_fast import Variant
@@ -150,6 +150,7 @@ UNLIMITED = (1 << 64) - 1
 SECOND_US = 1_000_000
 QUOTA_STEP_US = 10_000
 """systemd keeps whole percents of a CPU only; less precise than the kernel, so it is rounded up."""
+MEMORY_PROPERTIES = {"memory.min": "MemoryMin", "memory.low": "MemoryLow", "memory.high": "MemoryHigh"}
 
 
 class SystemdSlices:
@@ -226,11 +227,16 @@ def slice_properties(limits: CgroupLimits, *, unified: bool) -> dict[str, Proper
             found["CPUShares"] = limits.cpu_shares
     if limits.cpu_quota_us is not None:
         found["CPUQuotaPerSecUSec"] = quota_per_second(limits.cpu_quota_us, limits.cpu_period_us)
+        if unified and limits.cpu_period_us != PERIOD_US:
+            found["CPUQuotaPeriodUSec"] = limits.cpu_period_us
     if limits.memory_bytes is not None:
         name = "MemoryMax" if unified else "MemoryLimit"
         found[name] = limits.memory_bytes if limits.memory_bytes > 0 else UNLIMITED
     if limits.pids is not None:
         found["TasksMax"] = limits.pids if limits.pids > 0 else UNLIMITED
+    for file, value in limits.unified.items():
+        if unified and file in MEMORY_PROPERTIES:
+            found[MEMORY_PROPERTIES[file]] = UNLIMITED if value == "max" else int(value)
     return found
 
 

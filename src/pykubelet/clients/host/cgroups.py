@@ -154,7 +154,7 @@ class CgroupTree:
         if limits.pids is not None:
             yield folder / "pids.max", str(limits.pids) if limits.pids > 0 else "max"
         for size, allowed in limits.hugepages.items() if self._has_hugetlb else ():
-            yield folder / f"hugetlb.{page_name(size)}.max", str(allowed)
+            yield from _huge_writes(folder, size, "max", allowed)
         for name, value in limits.unified.items():
             yield folder / name, value
 
@@ -174,7 +174,7 @@ class CgroupTree:
             yield places["pids"] / path / "pids.max", str(limits.pids) if limits.pids > 0 else "max"
         if "hugetlb" in places:
             for size, allowed in limits.hugepages.items():
-                yield places["hugetlb"] / path / f"hugetlb.{page_name(size)}.limit_in_bytes", str(allowed)
+                yield from _huge_writes(places["hugetlb"] / path, size, "limit_in_bytes", allowed)
 
     def _read_v2(self, path: str) -> CgroupLimits:
         folder = self._root / path
@@ -247,6 +247,15 @@ class CgroupTree:
                     with contextlib.suppress(OSError):
                         found.update(int(pid) for pid in Path(base, "cgroup.procs").read_text().split())
         return found - {0, os.getpid()}
+
+
+def _huge_writes(folder: Path, size: int, ending: str, allowed: int) -> Iterator[tuple[Path, str]]:
+    """Pages in use and, where the kernel counts them, pages that are reserved: mapped and not touched yet."""
+    name = f"hugetlb.{page_name(size)}"
+    yield folder / f"{name}.{ending}", str(allowed)
+    reserved = folder / f"{name}.rsvd.{ending}"
+    if reserved.exists():
+        yield reserved, str(allowed)
 
 
 def _folders_in(folder: Path) -> list[str]:

@@ -100,7 +100,7 @@ class ScsiDisks:
     def scan_lun(self, host: str, target: int, lun: int) -> None:
         """Scan for one disk only: others of the target are not for this node."""
         try:
-            (self.sys / "class/scsi_host" / host / "scan").write_text(f"0 {target} {lun}")
+            write_attribute(self.sys / "class/scsi_host" / host / "scan", f"0 {target} {lun}")
         except OSError as error:
             raise VolumeProblem(f"cannot scan {host} for lun {lun}: {error.strerror}") from error
 
@@ -140,8 +140,7 @@ class ScsiDisks:
         except MountError as error:  # a disk that was removed already cannot be flushed
             logger.warning("disk not flushed", extra={"disk": disk, "error": str(error)})
         try:
-            with open(self.sys / "block" / disk / "device/delete", "r+b", buffering=0) as file:
-                file.write(b"1")
+            write_attribute(self.sys / "block" / disk / "device/delete", "1")
         except FileNotFoundError:
             return
         except OSError as error:
@@ -163,6 +162,16 @@ def read_attribute(file: Path) -> str:
         return file.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def write_attribute(file: Path, text: str) -> None:
+    """Write to a file of /sys, which is neither made nor read: the kernel refuses to open many for both, to root, too.
+    FileNotFoundError when there is no such file."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 NOTE = "disk.json"

@@ -129,6 +129,19 @@ async def test_what_systemd_refuses_is_an_os_error_and_limits_it_refuses_are_not
         ),
         (CgroupLimits(cpu_quota_us=50_000), True, {"CPUQuotaPerSecUSec": 500_000}),
         (CgroupLimits(cpu_quota_us=-1), True, {"CPUQuotaPerSecUSec": (1 << 64) - 1}),
+        (
+            CgroupLimits(cpu_quota_us=25_000, cpu_period_us=50_000),
+            True,
+            {"CPUQuotaPerSecUSec": 500_000, "CPUQuotaPeriodUSec": 50_000},
+        ),
+        (CgroupLimits(cpu_quota_us=25_000, cpu_period_us=50_000), False, {"CPUQuotaPerSecUSec": 500_000}),
+        (
+            CgroupLimits(unified={"memory.min": "4096", "memory.low": "0", "memory.high": "max"}),
+            True,
+            {"MemoryMin": 4096, "MemoryLow": 0, "MemoryHigh": (1 << 64) - 1},
+        ),
+        (CgroupLimits(unified={"memory.min": "4096"}), False, {}),
+        (CgroupLimits(unified={"memory.oom.group": "1"}), True, {}),
     ],
 )
 def test_limits_in_the_words_of_systemd(limits: CgroupLimits, unified: bool, expected: dict[str, int]) -> None:

@@ -69,6 +69,19 @@ async def test_v2_writes_everything_into_one_group_and_hands_controllers_down(tm
     assert not (folder / "cgroup.subtree_control").exists()
 
 
+async def test_huge_pages_that_are_only_reserved_are_limited_where_the_kernel_counts_them(tmp_path: Path) -> None:
+    """Since 5.7: a mapping is refused as a whole, rather than its process killed at the page that is too many."""
+    below = POD.lstrip("/")
+    new, old = tmp_path / "v2" / below / "hugetlb.2MB.rsvd.max", tmp_path / "v1/hugetlb" / below
+    unified, first = v2_host(tmp_path / "v2", "kubepods", "kubepods/burstable"), v1_host(tmp_path / "v1")
+    for tree, file in ((unified, new), (first, old / "hugetlb.2MB.rsvd.limit_in_bytes")):
+        tree.create(POD, LIMITS)
+        assert not file.exists(), "an older kernel has no such file"
+        file.write_text("max")
+        tree.create(POD, LIMITS)
+        assert file.read_text() == "4194304"
+
+
 async def test_v2_files_of_their_own_are_written_by_name(tmp_path: Path) -> None:
     tree = v2_host(tmp_path, "kubepods")
     tree.create("/kubepods", CgroupLimits(unified={"memory.min": "4096"}))
