@@ -38,12 +38,13 @@ class FakeDraDriver:
 
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
         await self._called("prepare", claims)
+        for each in claims:
+            if self.known is not None and each.uid not in self.known:
+                text = f"retrieve claim {each.namespace}/{each.name}: not found"
+                raise PluginError(text, code="UNKNOWN", call="NodePrepareResources", socket="/d.sock")
         found = {}
         for each in claims:
             if each.name in self.skips:
-                continue
-            if self.known is not None and each.uid not in self.known:
-                found[each.uid] = Prepared(error=f"retrieve claim {each.namespace}/{each.name}: not found")
                 continue
             if each.name in self.errors:
                 found[each.uid] = Prepared(error=self.errors[each.name])
