@@ -24,6 +24,9 @@ class FakeDraDriver:
     tells_health: bool = True
     news: asyncio.Queue[list[ClaimedHealth] | None] = field(default_factory=asyncio.Queue)
 
+    listens: bool = True
+    changes: list[asyncio.Event] = field(default_factory=list)
+    """Of those that follow the connection."""
     observe: Observe = unobserved
 
     def connect(self, socket: Path, version: str, observe: Observe) -> FakeDraDriver:
@@ -63,6 +66,23 @@ class FakeDraDriver:
             raise PluginError("unknown service", code="UNIMPLEMENTED", call="NodeWatchResources", socket="/d.sock")
         while (devices := await self.news.get()) is not None:
             yield devices
+
+    async def connected(self) -> AsyncGenerator[bool, None]:
+        changed = asyncio.Event()
+        self.changes.append(changed)
+        while True:
+            yield self.listens
+            await changed.wait()
+            changed.clear()
+
+    def listen(self, listens: bool) -> None:
+        """Its service comes or goes, while its registration stays."""
+        self.listens = listens
+        for each in self.changes:
+            each.set()
+
+    async def close(self) -> None:
+        pass
 
     async def _called(self, name: str, claims: Sequence[ClaimRef]) -> None:
         with self.observe(f"Node{name.capitalize()}Resources"):
