@@ -56,6 +56,10 @@ class LoopClock(SystemClock):
     def now_ns(self) -> int:
         return int(self.now() * 1_000_000_000)
 
+    def step(self, seconds: float) -> None:
+        """Set wall time forward or back; monotonic time goes on as it was."""
+        self._start += seconds
+
 
 class ThreadDeadline:
     """So many real seconds from now, for work in a thread: loop time is not readable there."""
