@@ -30,11 +30,11 @@ STEPS: list[Step] = [
     ("control plane from pykubelet to Go", lambda cluster: checks.swap(cluster, cluster.control, GO)),
     ("control plane from Go to pykubelet", lambda cluster: checks.swap(cluster, cluster.control, OURS)),
     ("certificate renewed", checks.rotation),
+    ("kubeadm upgrade", checks.upgrade),
+    ("Service after the upgrade", checks.reach),
     ("worker from pykubelet to Go", lambda cluster: checks.swap(cluster, cluster.worker, GO)),
     ("worker from Go to pykubelet", lambda cluster: checks.swap(cluster, cluster.worker, OURS)),
     ("Service after the swaps", checks.reach),
-    ("kubeadm upgrade", checks.upgrade),
-    ("Service after the upgrade", checks.reach),
     ("kubeadm reset", checks.reset),
 ]
 
