@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from hosts.image import ROOT
@@ -78,7 +79,13 @@ def journal(cluster: Cluster, name: str) -> list[str]:
 
 def write(steps: list[Seen], good: bool, seconds: float) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    result = {"commit": commit.stdout.strip(), "good": good, "seconds": round(seconds), "steps": steps}
+    result = {
+        "commit": commit.stdout.strip(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "good": good,
+        "seconds": round(seconds),
+        "steps": steps,
+    }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     print(f"what was seen is in {Path(RESULTS).relative_to(ROOT)}")

@@ -236,7 +236,7 @@ def _upgraded(node: Node, arguments: str, success: str) -> str:
         if success in tried and "error execution" not in tried:
             return printed
         time.sleep(20)
-    raise NotAsExpected(f"kubeadm {arguments} succeeds:\n{printed}")
+    raise NotAsExpected(f"kubeadm {arguments} did not succeed in {TRIES} tries:\n{printed}")
 
 
 def _change_configuration(cluster: Cluster) -> None:
