@@ -74,6 +74,7 @@ pause: dev ## assemble the pause program anew (needs Debian's llvm)
 types: dev ## generate the Kubernetes types anew
 	@$(PYTHON) tools/gen_types.py
 
-docs: dev ## generate the settings reference and the list of causes anew
+docs: dev ## generate the settings reference, the list of causes and what was seen on guests anew
 	@$(PYTHON) tools/gen_settings_doc.py
+	@$(PYTHON) -m hosts.report
 	@$(PYTHON) -m pykubelet.explain.document > docs/troubleshooting.md

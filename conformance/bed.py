@@ -16,15 +16,14 @@ from typing import Any
 from conformance import images
 from tests.bed.agent import BedAgent, bed_agent
 from tests.bed.cluster import Cluster, go_programs, running_cluster
-from tests.bed.crio import BedCrio, running_crio
+from tests.bed.crio import BedRuntime, running_crio
 from tests.bed.parts import free_port
-from tests.bed.runtime import BedContainerd, running_containerd
+from tests.bed.runtime import running_containerd
 
 NODE = "conformance"
 NODE_SILENCE = 40.0
 """Kubernetes' default; the specs keep two cores busier than the bed's own tests do."""
 RUNTIMES = ("1.6", "2", "crio")
-BedRuntime = BedContainerd | BedCrio
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ DOCUMENT = REPO / "docs" / "conformance.md"
 BEGIN, END = "<!-- node suite: made by `python -m conformance.node_suite --document` -->", "<!-- end of node suite -->"
 UNFINISHED = ("interrupted", "aborted")
 """States of specs that were running when the run was stopped: nothing is known of them."""
+NO_CHANCE = "an earlier spec in an ordered container failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ def read_report(file: Path, status: int) -> Report:
         return Report(status=status, selected=0, specs=(), broken=("ginkgo wrote no report",))
     suites: list[dict[str, Any]] = json.loads(file.read_text())
     said = [each for one in suites for each in one.get("SpecReports") or ()]
-    whole = [each for each in said if each.get("State") not in UNFINISHED]
+    whole = [each for each in said if is_known(each)]
     specs = [spec for each in whole if each.get("LeafNodeType") == "It" and (spec := suite.spec_of(each)) is not None]
     broken = [str(each["LeafNodeType"]) for each in whole if is_broken_setup(each)]
     return Report(
@@ -79,6 +80,12 @@ def read_report(file: Path, status: int) -> Report:
         specs=sorted(specs, key=lambda spec: spec.name),
         broken=broken,
     )
+
+
+def is_known(said: Mapping[str, Any]) -> bool:
+    """Whether the spec had its chance: not where the run was stopped, or where one before it in its group failed."""
+    why = (said.get("Failure") or {}).get("Message", "")
+    return said.get("State") not in UNFINISHED and not (said.get("State") == SKIPPED and NO_CHANCE in why)
 
 
 def is_broken_setup(said: Mapping[str, Any]) -> bool:
@@ -171,7 +178,7 @@ class Comparison:
     not_compared: Sequence[str]
     """We fail, and there is no result of the Go kubelet: counts against us."""
     missing: Sequence[str]
-    """The Go kubelet passes, and there is no result of ours."""
+    """The Go kubelet passes, and there is no result of ours, or we skip it."""
 
 
 def compare(ours: Results, go: Results) -> Comparison:
@@ -182,7 +189,7 @@ def compare(ours: Results, go: Results) -> Comparison:
         both=sorted(excused),
         go_alone=sorted(go.names(FAILED) & ours.names(PASSED)),
         not_compared=sorted(failed - go.entries.keys()),
-        missing=sorted(passed - ours.entries.keys()),
+        missing=sorted(passed - ours.names(PASSED) - failed),
     )
 
 
@@ -200,15 +207,16 @@ def document(reasons: Mapping[str, str]) -> str:
                 counts = " | ".join(str(len(results.names(each))) for each in (PASSED, FAILED, SKIPPED))
                 commits = ", ".join(results.commits())
                 lines.append(f"| {part.what} | {title} | {counts} | {results.seconds():.0f} | {commits} |")
-        notes += differences(name, compare(ours, go), go, reasons)
+        notes += differences(name, ours, go, reasons)
     heading = ["", "| part | spec | pykubelet | Go kubelet | why |", "|---|---|---|---|---|"]
     return "\n".join([*lines, *(heading + notes if notes else [])])
 
 
-def differences(part: str, found: Comparison, go: Results, reasons: Mapping[str, str]) -> list[str]:
+def differences(part: str, ours: Results, go: Results, reasons: Mapping[str, str]) -> list[str]:
+    found = compare(ours, go)
     rows = [(name, "failed", go.entries[name].spec.outcome) for name in found.ours_alone]
     rows += [(name, "failed", "not run") for name in found.not_compared]
-    rows += [(name, "not run", "passed") for name in found.missing]
+    rows += [(name, "skipped" if name in ours.entries else "not run", "passed") for name in found.missing]
     rows += [(name, "passed", "failed") for name in found.go_alone]
     rows += [(name, "failed", "failed") for name in found.both]
     return [f"| {part} | {cell(name)} | {a} | {b} | {cell(reason(name, reasons))} |" for name, a, b in rows]

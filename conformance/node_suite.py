@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from conformance import node_bed, node_results, report
@@ -17,7 +18,12 @@ from conformance.node_results import GO, OURS, Results
 from conformance.suite import FAILED
 
 RUNTIME = "containerd v2.3.4, runc v1.3.4"
-REASONS: dict[str, str] = {}
+REASONS = {
+    "PrivilegedPod": "adds a network link of type dummy, which this kernel does not have",
+    "guaranteed": "looks for oom_score_adj -997, which the runtime may not set without CAP_SYS_RESOURCE",
+    "Summary API": "wants PSI, which cgroup v1 does not count, and the containers `runtime` and `misc`",
+    "should report container metrics": "wants device figures of containers: cgroup v1 counts their writes as root's",
+}
 """Part of a spec's name -> why it fails, for the table; excuses nothing."""
 
 
@@ -27,7 +33,7 @@ def main() -> int:
         node_results.write_document(REASONS)
         return 0
     if options.merge is not None:
-        return judged(options, options.agent, options.merge, options.status)
+        return judged(options, options.agent, options.merge, options.status, 0.0)
     agents = (GO, OURS) if options.agent == "both" else (options.agent,)
     return max([measured(options, agent) for agent in agents])
 
@@ -66,14 +72,16 @@ def measured(options: argparse.Namespace, agent: str) -> int:
     )
     folder = node_bed.private_folder()
     print(f"{agent}: logs are in {folder}", flush=True)
-    status = node_bed.run_inside(node_bed.job(agent, folder, chosen, [*part.suite, *options.suite]))
-    good = judged(options, agent, folder, status)
+    work = node_bed.job(agent, folder, chosen, [*part.suite, *options.suite])
+    began = time.monotonic()
+    status = node_bed.run_inside(work)
+    good = judged(options, agent, folder, status, time.monotonic() - began)
     if good == 0 and not options.keep:
         shutil.rmtree(folder)
     return good
 
 
-def judged(options: argparse.Namespace, agent: str, folder: Path, status: int) -> int:
+def judged(options: argparse.Namespace, agent: str, folder: Path, status: int, seconds: float) -> int:
     """Merge what a run saw, print it, and say whether it is well."""
     seen = node_results.read_report(folder / "ginkgo.json", status)
     results = node_results.load(options.part, agent)
@@ -81,7 +89,7 @@ def judged(options: argparse.Namespace, agent: str, folder: Path, status: int) -
     if not seen.broken:
         results.merge(seen.specs, node_results.commit())
         node_results.save(results)
-    outcome = report.Outcome(agent=agent, runtime=RUNTIME, focus=options.focus, seconds=0.0, specs=seen.specs)
+    outcome = report.Outcome(agent=agent, runtime=RUNTIME, focus=options.focus, seconds=seconds, specs=seen.specs)
     print(report.table(outcome))
     faults = seen.faults() + unexcused(results, agent, {spec.name for spec in seen.specs})
     for fault in faults:
@@ -94,9 +102,8 @@ def unexcused(results: Results, agent: str, names: set[str]) -> list[str]:
     if agent == GO:
         return []
     found = node_results.compare(results, node_results.load(results.part, GO))
-    bad = [name for name in (*found.ours_alone, *found.not_compared) if name in names]
-    assert all(results.entries[name].spec.outcome == FAILED for name in bad)
-    return [f"failed, and not with the Go kubelet: {name}" for name in bad]
+    bad = [name for name in (*found.ours_alone, *found.not_compared, *found.missing) if name in names]
+    return [f"{results.entries[name].spec.outcome}, and not with the Go kubelet: {name}" for name in bad]
 
 
 if __name__ == "__main__":

@@ -85,11 +85,11 @@ class Node:
             f"systemctl restart {UNIT} || (journalctl -u {UNIT} -n 30; false)"
         )
 
-    def join(self, cluster: Cluster, settings: Mapping[str, Any] | None = None) -> str:
+    def join(self, cluster: Cluster, settings: Mapping[str, Any] | None = None, *, flags: Sequence[str] = ()) -> str:
         """Start the agent as a node of a control plane on this machine; returns the node's name."""
         name = self.machine.run("hostname").strip()
         self.machine.put(KUBECONFIG, json.dumps(_kubeconfig(cluster, name)), mode="600")
-        self.start(settings, flags=[f"--kubeconfig={KUBECONFIG}"])
+        self.start(settings, flags=[f"--kubeconfig={KUBECONFIG}", *flags])
         return name
 
     def create(self, cluster: Cluster, *manifests: Manifest) -> None:
@@ -220,6 +220,11 @@ class Node:
     def show(self, unit: str, name: str) -> str:
         """A property of a unit, as systemd tells it."""
         return self.machine.run(f"systemctl show --value -p {name} {unit}").strip()
+
+    def events(self, reason: str) -> list[dict[str, Any]]:
+        """Events with that reason, as the agent itself remembers them."""
+        printed = self.machine.run("curl -sf --unix-socket /run/pykubelet/kubelet.sock http://localhost/local/events")
+        return [each for each in json.loads(printed)["items"] if each["reason"] == reason]
 
     def log(self, lines: int = 200) -> str:
         return self.machine.run(f"journalctl -u {UNIT} -o cat -n {lines}", check=False)

@@ -19,7 +19,7 @@ from pykubelet.clients.host.kernel import PROC_SYS, WANTED
 
 if TYPE_CHECKING:
     from tests.bed.cluster import Cluster
-    from tests.bed.crio import BedCrio
+    from tests.bed.crio import BedCrio, BedRuntime
     from tests.bed.registry import Registry
     from tests.bed.runtime import BedContainerd
 
@@ -34,9 +34,21 @@ def _kernel_settings() -> Iterator[None]:
             (PROC_SYS / name).write_text(value)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--runtime",
+        choices=("containerd", "crio"),
+        default="containerd",
+        help="what tests run on that ask for `containerd`; with crio, those that look into containerd itself fail",
+    )
+
+
 @pytest.fixture(scope="session")
-def containerd() -> Iterator[BedContainerd]:
-    """A private containerd with a pod network and the images pause, busybox and testserver."""
+def containerd(request: pytest.FixtureRequest) -> Iterator[BedRuntime]:
+    """A private containerd (or --runtime) with a pod network and the images pause, busybox and testserver."""
+    if request.config.getoption("--runtime") == "crio":
+        yield request.getfixturevalue("crio")
+        return
     from tests.bed.runtime import running_containerd
 
     with running_containerd() as running:

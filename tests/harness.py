@@ -22,6 +22,7 @@ from pykubelet.clients.host.port import Machine, NodePaths, Slices
 from pykubelet.clients.http.port import ConnectProblem, Fetched, HealthProblem
 from pykubelet.edges import ClusterEdges, Edges, GuardEdges, PluginEdges
 from pykubelet.kit.clock import LoopClock
+from pykubelet.kit.tasks import Service
 from pykubelet.kubelet import Kubelet, assemble
 from pykubelet.model.http import HttpAnswer, HttpRequest
 from pykubelet.model.pod import Source, name_of, uid_of
@@ -121,6 +122,8 @@ class NodeHarness:
         """Set before the start, the node watches itself."""
         self.plugins: PluginEdges | None = None
         """Set before the start, plugins can be registered with the managers; nobody looks for sockets."""
+        self.beside: list[Service] = []
+        """Set before the start, services that run and stop with the agent's servers."""
         self._node: Kubelet | None = None
         self._stack = AsyncExitStack()
 
@@ -154,7 +157,8 @@ class NodeHarness:
         guard_against_spinning(self._node)
         # The file source is replaced by `deliver`: inotify has no place in jumping time.
         producers = self._node.services.producers
-        producers[:] = [each for each in producers if each.name in ("sync-loop", "source-api")]
+        kept = ("pod-workers", "housekeeping", "sync-loop", "source-api")
+        producers[:] = [each for each in producers if each.name in kept] + self.beside
         await self._stack.enter_async_context(self._node.running())
         self.deliver()
 

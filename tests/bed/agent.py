@@ -23,9 +23,8 @@ from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import CriError
 from pykubelet.standalone.cleanup import unmount_below
 from tests.bed.cgroups import CgroupTree
-from tests.bed.crio import BedCrio
+from tests.bed.crio import BedRuntime
 from tests.bed.parts import blocking, free_port
-from tests.bed.runtime import BedContainerd
 
 logger = logging.getLogger(__name__)
 NODE = "bed-node"
@@ -37,7 +36,7 @@ class BedAgent:
     def __init__(
         self,
         folder: Path,
-        containerd: BedContainerd | BedCrio,
+        containerd: BedRuntime,
         cgroups: CgroupTree,
         *,
         node: str = NODE,
@@ -133,7 +132,7 @@ class BedAgent:
     def tail(self, count: int = 30) -> str:
         return "\n".join(line[:400] for line in self.log().splitlines()[-count:])
 
-    def _settings(self, containerd: BedContainerd | BedCrio) -> dict[str, Any]:
+    def _settings(self, containerd: BedRuntime) -> dict[str, Any]:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -159,7 +158,7 @@ class BedAgent:
 @contextmanager
 def bed_agent(
     folder: Path,
-    containerd: BedContainerd | BedCrio,
+    containerd: BedRuntime,
     *,
     node: str = NODE,
     kubeconfig: Path | None = None,
@@ -199,6 +198,8 @@ async def _sandboxes(endpoint: str) -> set[str]:
 
 async def _remove_pods(endpoint: str, keep: set[str]) -> None:
     async with GrpcCriClient(endpoint, clock=SystemClock()) as cri:
+        running = [each for each in await cri.list_containers(running_only=True) if each.sandbox_id not in keep]
+        await gather_all(*[cri.stop_container(each.id, 0) for each in running])
         boxes = [box.id for box in await cri.list_pod_sandboxes() if box.id not in keep]
         await gather_all(*[cri.stop_pod_sandbox(box) for box in boxes])
         await gather_all(*[cri.remove_pod_sandbox(box) for box in boxes])

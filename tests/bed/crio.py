@@ -36,6 +36,7 @@ from pykubelet.standalone.packer import Archive
 from tests.bed import leaks
 from tests.bed.cluster import go_programs
 from tests.bed.parts import abandoned, blocking, cannot, need_program, need_root
+from tests.bed.runtime import BedContainerd
 from tests.bed.services import Service
 
 PREFIX = "pklcrio-"
@@ -44,6 +45,13 @@ PLACE = Path("/var/tmp")
 TOP_CGROUP = "crio"
 """Where CRI-O puts pods that name no parent."""
 HOST_PORT_CHAINS = ("KUBE-HOSTPORTS", "KUBE-HP-", "CRIO-HOSTPORTS-MASQ", "CRIO-MASQ-")
+REGISTRIES = """\
+[[registry]]
+prefix = "127.0.0.1"
+location = "127.0.0.1"
+insecure = true
+"""
+"""The bed's own registries speak HTTP, each on a port of its own."""
 POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}\n'
 RUNC = """\
 #!/bin/sh
@@ -56,7 +64,9 @@ done
 exec {runc} "$@"
 """
 WITHOUT_HUGE_PAGES = r's/,\s*"hugepageLimits":\s*\[[^]]*\]//; s/"hugepageLimits":\s*\[[^]]*\],\?//'
-WITHOUT_SYS_RESOURCE = r's/,\s*"CAP_SYS_RESOURCE"//g; s/"CAP_SYS_RESOURCE",\?//g'
+WITHOUT_SYS_RESOURCE = (
+    r's/,\s*"CAP_SYS_RESOURCE"//g; s/"CAP_SYS_RESOURCE",\?//g; s/"oomScoreAdj":\s*-[0-9]*/"oomScoreAdj": 0/'
+)
 CONFIG = """\
 [crio]
 root = "{folder}/root"
@@ -74,7 +84,7 @@ default_runtime = "runc"
 cgroup_manager = "cgroupfs"
 pinns_path = "{pinns}"
 container_exits_dir = "{folder}/run/exits"
-container_attach_socket_dir = "{folder}/run/attach"
+container_attach_socket_dir = "{folder}/at"
 namespaces_dir = "{folder}/run/ns"
 enable_pod_events = {events}
 irqbalance_config_restore_file = "disable"
@@ -114,7 +124,11 @@ class BedCrio:
         (state_dir / "policy.json").write_text(POLICY)
         config = state_dir / "crio.conf"
         config.write_text(self._config(layout, events))
-        command = [folder / "crio", "--config", config, "--config-dir", state_dir / "none"]
+        registries = state_dir / "registries.conf"
+        registries.write_text(REGISTRIES)
+        none = state_dir / "none"
+        command = [folder / "crio", "--config", config, "--config-dir", none]
+        command += ["--registries-conf", registries, "--registries-conf-dir", none]
         self._service = Service("crio", command, state_dir)
 
     @property
@@ -200,7 +214,8 @@ class BedCrio:
             # It takes the kernel's word for the controller, also where its hierarchy (v1) is not mounted.
             edits.append(WITHOUT_HUGE_PAGES)
         if not has_capability(CAP_SYS_RESOURCE, Path("/proc/self/status").read_text()):
-            # It gives privileged containers all that the kernel knows, not what it has itself.
+            # It gives privileged containers all that the kernel knows, not what it has itself; and the capability is
+            # needed to save a container from being killed when memory is out.
             edits.append(WITHOUT_SYS_RESOURCE)
         if not edits:
             return runc
@@ -229,9 +244,14 @@ class BedCrio:
 
     async def _remove_pods(self, within: float = 30.0) -> None:
         async with asyncio.timeout(within), GrpcCriClient(self.endpoint, clock=SystemClock()) as cri:
+            # Asked to stop a sandbox, CRI-O waits for its containers as long as the call may take.
+            await gather_all(*[cri.stop_container(each.id, 0) for each in await cri.list_containers(running_only=True)])
             sandboxes = await cri.list_pod_sandboxes()
             await gather_all(*[cri.stop_pod_sandbox(sandbox.id) for sandbox in sandboxes])
             await gather_all(*[cri.remove_pod_sandbox(sandbox.id) for sandbox in sandboxes])
+
+
+BedRuntime = BedContainerd | BedCrio
 
 
 @contextmanager

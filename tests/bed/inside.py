@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -27,7 +26,8 @@ from pykubelet.standalone import images
 from pykubelet.standalone.packer import File, Image, architecture, pack
 from pykubelet.wire import cri_pb2 as cri
 from tests.bed.agent import NODE, BedAgent, bed_agent
-from tests.bed.runtime import BUSYBOX, BedContainerd
+from tests.bed.crio import BedRuntime
+from tests.bed.runtime import BUSYBOX
 from tests.grpc_services import Stub
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Run:
 
 
 class Inside:
-    def __init__(self, agent: BedAgent, containerd: BedContainerd) -> None:
+    def __init__(self, agent: BedAgent, containerd: BedRuntime) -> None:
         self.agent = agent
         self.containerd = containerd
 
@@ -179,8 +179,10 @@ class Inside:
             return [run.id for run in self.runs(pod, container) if run.running]
 
         ids = self.wait(running, f"{pod}/{container} runs")
-        (file,) = self.containerd.state_dir.glob(f"**/io.containerd.runtime.v2.task/k8s.io/{ids[0]}/init.pid")
-        return int(file.read_text())
+        with grpc.insecure_channel(f"unix:{self.containerd.socket}") as channel:
+            request = cri.ContainerStatusRequest(container_id=ids[0], verbose=True)
+            answer = Stub(channel, cri, "RuntimeService").ContainerStatus(request, timeout=DEADLINE)
+        return int(json.loads(answer.info["info"])["pid"])
 
     # --- waiting --------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class Inside:
 
 @contextmanager
 def looking_inside(
-    folder: Path, containerd: BedContainerd, *pods: Manifest, flags: Sequence[str] = (), **changes: Any
+    folder: Path, containerd: BedRuntime, *pods: Manifest, flags: Sequence[str] = (), **changes: Any
 ) -> Iterator[Inside]:
     """An agent that runs these pods; when the block ends they go, and nothing of theirs may be left."""
     with bed_agent(folder, containerd, flags=flags, **changes) as agent:
@@ -265,16 +267,10 @@ def _pods_among(groups: Mapping[str, set[str]]) -> list[str]:
     return [path for path in groups if re.search(r"/pod[0-9a-f]", f"/{path}")]
 
 
-def import_image(containerd: BedContainerd, name: str, files: Mapping[str, bytes] | None = None, **fields: Any) -> str:
+def import_image(containerd: BedRuntime, name: str, files: Mapping[str, bytes] | None = None, **fields: Any) -> str:
     """Put a busybox image with changes under `name`; `fields` are those of an image's config."""
     base = images.busybox_image(images.find_busybox())
     entries = base.entries | {path: File(data) for path, data in (files or {}).items()}
     archive = pack(Image(**({"environment": base.environment} | fields), name=name, entries=entries), architecture())
-    with tempfile.NamedTemporaryFile() as file:
-        Path(file.name).write_bytes(archive.data)
-        containerd.ctr("images", "import", file.name)
-    end = time.monotonic() + DEADLINE
-    while not images.parse_listing(containerd.ctr("images", "ls")).get(name, ("", False))[1]:
-        assert time.monotonic() < end, f"the runtime does not know {name} after {DEADLINE:g} s"
-        time.sleep(0.02)
+    containerd.load(archive)
     return name

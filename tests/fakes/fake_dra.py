@@ -1,4 +1,7 @@
-"""A driver of dynamic resources in memory: strict about what it was asked before, failing or hanging as planned."""
+"""A driver of dynamic resources in memory: fails or hangs as planned.
+
+Passes the contract of a real one (tests/contracts/test_dra_contract.py).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,18 @@ class FakeDraDriver:
     prepared: set[str] = field(default_factory=set)
     errors: dict[str, str] = field(default_factory=dict)
     """By the name of the claim."""
+    known: set[str] | None = None
+    """UIDs of the claims that it finds in the API; None: all."""
     skips: set[str] = field(default_factory=set)
     breaks: str = ""
     hangs: bool = False
+    crashed: bool = False
     tells_health: bool = True
     news: asyncio.Queue[list[ClaimedHealth] | None] = field(default_factory=asyncio.Queue)
 
+    listens: bool = True
+    changes: list[asyncio.Event] = field(default_factory=list)
+    """Of those that follow the connection."""
     observe: Observe = unobserved
 
     def connect(self, socket: Path, version: str, observe: Observe) -> FakeDraDriver:
@@ -32,6 +41,10 @@ class FakeDraDriver:
 
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, Prepared]:
         await self._called("prepare", claims)
+        for each in claims:
+            if self.known is not None and each.uid not in self.known:
+                text = f"retrieve claim {each.namespace}/{each.name}: not found"
+                raise PluginError(text, code="UNKNOWN", call="NodePrepareResources", socket="/d.sock")
         found = {}
         for each in claims:
             if each.name in self.skips:
@@ -61,16 +74,44 @@ class FakeDraDriver:
     async def watch_health(self) -> AsyncGenerator[Sequence[ClaimedHealth], None]:
         if not self.tells_health:
             raise PluginError("unknown service", code="UNIMPLEMENTED", call="NodeWatchResources", socket="/d.sock")
+        yield []
         while (devices := await self.news.get()) is not None:
             yield devices
+        if self.crashed:
+            raise PluginError("connection reset", code="UNAVAILABLE", call="NodeWatchResources", socket="/d.sock")
+
+    def crash(self) -> None:
+        """The driver is gone."""
+        self.crashed = True
+        self.news.put_nowait(None)
+
+    async def connected(self) -> AsyncGenerator[bool, None]:
+        changed = asyncio.Event()
+        self.changes.append(changed)
+        while True:
+            yield self.listens
+            await changed.wait()
+            changed.clear()
+
+    def listen(self, listens: bool) -> None:
+        """Its service comes or goes, while its registration stays."""
+        self.listens = listens
+        for each in self.changes:
+            each.set()
+
+    async def close(self) -> None:
+        pass
 
     async def _called(self, name: str, claims: Sequence[ClaimRef]) -> None:
-        with self.observe(f"Node{name.capitalize()}Resources"):
+        call = f"Node{name.capitalize()}Resources"
+        with self.observe(call):
             self.calls.append((name, tuple(each.name for each in claims)))
             if self.hangs:
                 await asyncio.Event().wait()
             if self.breaks:
-                raise PluginError(self.breaks, code="UNAVAILABLE", call=name, socket="/d.sock")
+                raise PluginError(self.breaks, code="UNAVAILABLE", call=call, socket="/d.sock")
+            if self.crashed:
+                raise PluginError("connection refused", code="UNAVAILABLE", call=call, socket="/d.sock")
 
 
 @dataclass

@@ -23,8 +23,10 @@ NAME, PATH = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
 SLICE = re.compile(r"[A-Za-z0-9_.:\\]+(-[A-Za-z0-9_.:\\]+)*\.slice")
 SETTINGS = frozenset(
     (
-        *("Description", "Wants", "DefaultDependencies", "MemoryAccounting", "CPUAccounting", "TasksAccounting"),
-        *("CPUWeight", "CPUShares", "CPUQuotaPerSecUSec", "MemoryMax", "MemoryLimit", "TasksMax"),
+        *("Description", "Wants", "DefaultDependencies"),
+        *("MemoryAccounting", "CPUAccounting", "TasksAccounting", "IOAccounting"),
+        *("CPUWeight", "CPUShares", "CPUQuotaPerSecUSec", "CPUQuotaPeriodUSec", "TasksMax"),
+        *("MemoryMin", "MemoryLow", "MemoryHigh", "MemoryMax", "MemoryLimit"),
     )
 )
 

@@ -100,7 +100,7 @@ async def served(
     )
     config = cri.ContainerConfig(
         metadata=cri.ContainerMetadata(name="main"),
-        image=cri.ImageSpec(image=image),
+        image=cri.ImageSpec(image=image, user_specified_image=image),
         command=command,
         labels={**labels, CONTAINER_NAME_LABEL: "main"},
         log_path="main.log",
@@ -123,6 +123,8 @@ async def served(
         async with asyncio.timeout(300), running_server(world.server()) as port:
             yield Served(port, world.client_context(world.ca.issue("ada")), folder)
     finally:
+        for each in await client.list_containers(sandbox_id=sandbox):
+            await client.stop_container(each.id, 0)
         await client.stop_pod_sandbox(sandbox)
         await client.remove_pod_sandbox(sandbox)
         await client.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from pathlib import Path
 
 import pytest
 
+from pykubelet.kit.tasks import finish
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import Behaviour
 from tests.harness import NodeHarness, a_node
@@ -145,6 +147,35 @@ async def test_the_runtime_goes_away_and_comes_back(tmp_path: Path) -> None:
         assert len(node.cri.called("start_container", "app")) == 2
         await node.clock.sleep(5)
         assert node.node.runtime_state.runtime_problem() == ""
+
+
+class SlowToStop:
+    """A server that takes its time to see its callers off."""
+
+    name = "slow-to-stop"
+
+    def __init__(self, node: NodeHarness) -> None:
+        self._node = node
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await finish(self._see_off(), within=60.0)
+
+    async def _see_off(self) -> None:
+        self._node.cri.exit("app", 1)
+        await self._node.clock.sleep(5)
+
+
+async def test_an_agent_that_stops_starts_nothing_any_more(tmp_path: Path) -> None:
+    """Whoever sees its ports closed takes it for gone, and may be ending the pods."""
+    node = NodeHarness(tmp_path)
+    node.beside.append(SlowToStop(node))
+    await node.start()
+    await node.until_running(node.run(a_pod("web")))
+    await node.kill()
+    assert node.running() == []
 
 
 @pytest.mark.parametrize("kept", [0, 20], ids=["empty", "torn"])

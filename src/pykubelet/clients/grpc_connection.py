@@ -99,6 +99,20 @@ class GrpcConnection:
         finally:
             await _let_go(call)
 
+    async def ready(self) -> AsyncGenerator[bool, None]:
+        """Whether the other side accepts, at first and at each change, until it is closed here. Connects without a
+        call, and again after a loss."""
+        shown: bool | None = None
+        while (state := self._channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.SHUTDOWN:
+            ready = state is grpc.ChannelConnectivity.READY
+            if ready is not shown:
+                shown = ready
+                yield ready
+            try:
+                await self._channel.wait_for_state_change(state)
+            except grpc.aio.UsageError:  # closed meanwhile
+                return
+
     def _decoded(self, path: str, answer: A | None) -> A:
         if answer is None:
             raise self._failure(path, grpc.StatusCode.INTERNAL, UNREADABLE)

@@ -1,8 +1,8 @@
 """DRA drivers on this node: which registered, which one is called, how long calls take, what follows when one goes.
 
-A driver may run twice for the length of an update; the newest is called. When the last one of a name is gone for
-30 s, its ResourceSlices of this node are deleted, so that nothing more is scheduled to it. Names, labels and buckets
-of metrics are upstream's; the stream of health has no end and is not timed.
+A driver may run twice for the length of an update; the newest that is connected is called. When none of a name has been
+connected for 30 s, its ResourceSlices of this node are deleted, so that nothing more is scheduled to it. Names, labels
+and buckets of metrics are upstream's; the stream of health has no end and is not timed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pykubelet.cm.dra_claims import ClaimEntry
 from pykubelet.kit.backoff import Backoff
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.metrics import Registry
-from pykubelet.kit.tasks import TaskSet
+from pykubelet.kit.tasks import TaskSet, finish
 from pykubelet.model.errors import PluginError, PykubeletError
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class DraTimes:
 
 WIPE_AFTER = 30.0
 WIPE_PATIENCE = 300.0
+CLOSE_WITHIN = 2.0
 SERVICES = {"v1.DRAPlugin": "v1", "v1beta1.DRAPlugin": "v1beta1"}
 """Names a driver lists -> our word for it."""
 HEALTH_AGAIN = 5.0
@@ -114,7 +115,9 @@ class Instance:
     name: str
     endpoint: Path
     driver: DraDriver
-    health: asyncio.Task[None] | None = None
+    connected: bool = False
+    following: Sequence[asyncio.Task[None]] = ()
+    """What follows its health and its connection; ends with its registration."""
 
 
 class DraDrivers:
@@ -139,14 +142,14 @@ class DraDrivers:
         self._on_registered = on_registered
         self._instances: dict[str, list[Instance]] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        """Drivers without an instance, and what deletes their slices when none comes back."""
+        """Drivers without a connected instance, and what deletes their slices when none comes back."""
         self.tasks = TaskSet("drivers of dynamic resources")
 
     def find(self, name: str) -> DraDriver:
         known = self._instances.get(name)
         if not known:
             raise DriverProblem(f"DRA driver {name} is not registered")
-        return known[-1].driver
+        return next((each.driver for each in reversed(known) if each.connected), known[-1].driver)
 
     async def wipe_at_start(self) -> None:
         """Drivers publish anew after a restart of the agent; what is older may be wrong."""
@@ -162,21 +165,48 @@ class DraDrivers:
             raise DriverProblem(f"none of the driver's services {list(versions)} is one of {sorted(SERVICES)}")
         instance = Instance(name, endpoint, self._connect(endpoint, version, self._times.observe(name, version)))
         self._instances.setdefault(name, []).append(instance)
-        if leaving := self._leaving.pop(name, None):
-            leaving.cancel()
-        instance.health = self.tasks.spawn(self._follow_health(instance), name=f"health of {name}")
+        instance.following = (
+            self.tasks.spawn(self._follow_connection(instance), name=f"connection of {name}"),
+            self.tasks.spawn(self._follow_health(instance), name=f"health of {name}"),
+        )
+        self._judge(name)
         self._on_registered()
 
     async def deregister(self, name: str, endpoint: Path) -> None:
         known = self._instances.pop(name, [])
         left = [each for each in known if each.endpoint != endpoint]
         for each in known:
-            if each not in left and each.health is not None:
-                each.health.cancel()
+            if each not in left:
+                for task in each.following:
+                    task.cancel()
         if left:
             self._instances[name] = left
         elif known:
             self._on_health(name, None)
+        if known:
+            self._judge(name)
+
+    async def _follow_connection(self, instance: Instance) -> None:
+        """The connection lives as long as this."""
+        try:
+            async with aclosing(instance.driver.connected()) as news:
+                async for connected in news:
+                    instance.connected = connected
+                    self._judge(instance.name)
+                    if connected:
+                        self._on_registered()
+        except Exception:  # a defect that one driver brings out is no reason to lose the others
+            logger.error("connection not followed", extra={"driver": instance.name}, exc_info=True)
+        finally:
+            instance.connected = False
+            await finish(instance.driver.close(), within=CLOSE_WITHIN)
+
+    def _judge(self, name: str) -> None:
+        """Have the driver's slices deleted unless one of its instances is connected, or will be soon."""
+        if any(each.connected for each in self._instances.get(name, ())):
+            if leaving := self._leaving.pop(name, None):
+                leaving.cancel()
+        elif name not in self._leaving:
             self._leaving[name] = self.tasks.spawn(self._wipe_later(name), name=f"slices of {name}")
 
     def _is_registered(self, instance: Instance) -> bool:

@@ -529,8 +529,10 @@ def _blkio(devices: Sequence[tuple[Row, DeviceIo]], names: DiskNames) -> list[st
 def _space(root: Row | None, rows: Sequence[Row], node: NodeSample) -> Iterator[list[str]]:
     machine: list[tuple[str, int, int, FsUsage]] = []
     if root is not None:
+        # Not those of layers: each may be a mount of its own.
+        of_runtime = [fs.whole for fs in (node.image_fs, node.container_fs) if fs is not None]
         seen: dict[int, FsUsage] = {}
-        for whole in (node.fs, *node.filesystems.values()):
+        for whole in (node.fs, *of_runtime):
             if whole is not None:
                 seen.setdefault(whole.device, whole)
         machine += [(f"{root.labels},{_device(fs.device_name)}", root.at, fs.used, fs) for fs in seen.values()]

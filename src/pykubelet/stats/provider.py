@@ -261,19 +261,22 @@ class StatsProvider:
             reading.details[path] = self._cgroups.detail(path, bounds, leaf=leaf)
 
     def _read_sandbox(self, pod: PodItem, reading: _Reading) -> None:
-        place = self._places.get(pod.sandbox_id)
-        if place is None:
-            return
         now = self._clock.now_ns()
-        usage = self._cgroups.usage(place, now)
-        if usage is not None:
+        place = self._places.get(pod.sandbox_id)
+        if place is not None and (usage := self._cgroups.usage(place, now)) is not None:
             reading.usages[place] = usage
-        if pod.host_network:
-            return
-        # Read each time: the kernel may have reused a process id that was kept.
-        pids = self._cgroups.processes(place)
-        if pids and (network := self._host.network(now, pids[0])) is not None:
+        if not pod.host_network and (network := self._pod_network(pod, now)) is not None:
             reading.networks[pod.uid] = network
+
+    def _pod_network(self, pod: PodItem, now: int) -> NetworkCounters | None:
+        """Read through a process of the sandbox, or of a container where the sandbox has none (CRI-O)."""
+        for member in (pod.sandbox_id, *(container.id for container in pod.containers)):
+            # Read each time: the kernel may have reused a process id that was kept.
+            place = self._places.get(member)
+            pids = self._cgroups.processes(place) if place is not None else ()
+            if pids:
+                return self._host.network(now, pids[0])
+        return None
 
     # --- back on the loop -------------------------------------------------------------------------------------
 

@@ -98,8 +98,9 @@ def build(ctx: Context, edges: Edges, below: Subsystems) -> Sync:
         metrics=PodMetrics(ctx, table),
         services=Services(
             sinks=[sender] if sender is not None else [],
-            managers=[*shutdown.services.managers, workers, housekeeping],
-            producers=[loop],
+            managers=shutdown.services.managers,
+            # Stopped together with the servers: an agent whose ports are closed must not touch pods any more.
+            producers=[workers, housekeeping, loop],
         ),
     )
 

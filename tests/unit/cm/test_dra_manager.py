@@ -314,6 +314,40 @@ async def test_slices_stay_until_a_driver_that_left_again_is_gone_for_long(tmp_p
         assert bed.objects.deleted == ["", "d"]
 
 
+async def test_slices_of_a_driver_that_does_not_listen_are_deleted(tmp_path: Path) -> None:
+    bed = DraFixture(tmp_path)
+    bed.driver.listens = False
+    async with bed.life():
+        await asyncio.sleep(29)
+        assert bed.objects.deleted == [""]
+        await asyncio.sleep(2)
+        assert bed.objects.deleted == ["", "d"]
+        bed.driver.listen(True)
+        await asyncio.sleep(60)
+        bed.driver.listen(False)
+        await asyncio.sleep(20)
+        bed.driver.listen(True)
+        await asyncio.sleep(60)
+        assert bed.objects.deleted == ["", "d"]
+        bed.driver.listen(False)
+        await asyncio.sleep(31)
+        assert bed.objects.deleted == ["", "d", "d"]
+
+
+async def test_an_instance_that_is_connected_is_called_before_a_newer_one_that_is_not(tmp_path: Path) -> None:
+    bed = DraFixture(tmp_path)
+    bed.claim("a", "web")
+    async with bed.life() as manager:
+        await asyncio.sleep(1)
+        old, bed.driver = bed.driver, FakeDraDriver(listens=False)
+        await manager.drivers.register("d", Path("/new.sock"), ("v1.DRAPlugin",))
+        await asyncio.sleep(1)
+        assert manager.drivers.find("d") is old
+        bed.driver.listen(True)
+        await asyncio.sleep(1)
+        assert manager.drivers.find("d") is bed.driver
+
+
 async def test_who_may_not_register(tmp_path: Path) -> None:
     bed = DraFixture(tmp_path, registers=False)
     bed.table.put(using("web", "a"))

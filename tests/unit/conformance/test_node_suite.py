@@ -27,11 +27,11 @@ def results(agent: str, **outcomes: str) -> Results:
 
 
 def test_only_a_failure_of_the_go_kubelet_excuses_one_of_ours() -> None:
-    ours = results(OURS, a=FAILED, b=FAILED, c=FAILED, d=FAILED, e=PASSED, f=PASSED)
-    go = results(GO, a=PASSED, b=FAILED, c=SKIPPED, e=FAILED, f=PASSED, g=PASSED)
+    ours = results(OURS, a=FAILED, b=FAILED, c=FAILED, d=FAILED, e=PASSED, f=PASSED, h=SKIPPED)
+    go = results(GO, a=PASSED, b=FAILED, c=SKIPPED, e=FAILED, f=PASSED, g=PASSED, h=PASSED)
     found = compare(ours, go)
     assert (list(found.ours_alone), list(found.both)) == (["a", "c"], ["b"])
-    assert (list(found.go_alone), list(found.not_compared), list(found.missing)) == (["e"], ["d"], ["g"])
+    assert (list(found.go_alone), list(found.not_compared), list(found.missing)) == (["e"], ["d"], ["g", "h"])
 
 
 def test_the_verdict_is_about_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +76,16 @@ def test_a_stopped_run_keeps_what_was_over_and_is_not_called_good(tmp_path: Path
     seen = read_report(a_report(tmp_path, 3, a=PASSED, b="interrupted"), 1)
     assert [spec.name for spec in seen.specs] == ["a"]
     assert seen.faults()[0] == "3 specs were selected, 1 were run"
+
+
+def test_a_spec_that_had_no_chance_is_not_called_skipped(tmp_path: Path) -> None:
+    file = a_report(tmp_path, 2, a=FAILED, b=SKIPPED)
+    file.write_text(
+        file.read_text().replace("why", "Spec skipped because an earlier spec in an ordered container failed")
+    )
+    seen = read_report(file, 1)
+    assert [spec.name for spec in seen.specs] == ["a"]
+    assert seen.faults() == ["2 specs were selected, 1 were run"]
 
 
 def test_a_run_without_report_or_without_set_up_is_not_believed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,23 @@ async def test_pods_on_the_hosts_network_have_no_network_of_their_own(tmp_path: 
     bed = StatsFixture(1, tmp_path)
     bed.add("web", network=NamespaceMode.NODE)
     assert (await bed.provider.snapshot(full=True)).pods[0].network is None
+
+
+@BOTH
+@pytest.mark.parametrize("has_group", [True, False])
+async def test_a_sandbox_without_a_process_has_the_network_of_its_containers(
+    version: int, has_group: bool, tmp_path: Path
+) -> None:
+    """CRI-O starts no program for a sandbox whose containers have process namespaces of their own."""
+    bed = StatsFixture(version, tmp_path)
+    path = bed.add("web")
+    for procs in bed.cgroup_root.glob(f"**{path}/box-web/cgroup.procs"):
+        procs.write_text("")
+    if not has_group:
+        for box in list(bed.cgroup_root.glob(f"**{path}/box-web")):
+            shutil.rmtree(box)
+    (pod,) = (await bed.provider.snapshot(full=True)).pods
+    assert pod.network is not None and pod.network.interfaces[0].rx_bytes == 1000
 
 
 async def test_pods_come_and_go(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -126,6 +127,21 @@ async def test_container_series(version: int, tmp_path: Path) -> None:
     assert one(found, "container_ulimits_soft", container="app").labels["ulimit"] == "max_open_files"
     assert one(found, "container_fs_usage_bytes", container="app").value == 8192
     assert one(found, "machine_cpu_physical_cores").value == 2
+
+
+async def test_layers_that_are_mounted_one_by_one_are_no_filesystems_of_the_machine(tmp_path: Path) -> None:
+    """CRI-O names each container's own mount as the place of its layer; every such mount is a device to the kernel."""
+    bed = StatsFixture(1, tmp_path)
+    bed.add("web")
+    snapshot = await bed.provider.snapshot(full=True)
+    [whole] = snapshot.node.filesystems.values()
+    layers = {f"/{number}": replace(whole, device=number, device_name="overlay") for number in (901, 902)}
+    node = replace(snapshot.node, filesystems=snapshot.node.filesystems | layers)
+    text = render_cadvisor(replace(snapshot, node=node), machine="", disks=bed.host.device_name)
+    of_machine = [
+        line for line in text.splitlines() if line.startswith("container_fs_limit_bytes{") and 'id="/"' in line
+    ]
+    assert len(of_machine) == 1 and "overlay" not in of_machine[0]
 
 
 @BOTH

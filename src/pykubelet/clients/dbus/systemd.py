@@ -166,7 +166,7 @@ class SystemdSlices:
         wanted = slice_properties(limits, unified=self._unified)
         try:
             try:
-                await self._systemd.start_unit(name, {**new_slice(name, parent), **wanted})
+                await self._systemd.start_unit(name, {**new_slice(name, parent, unified=self._unified), **wanted})
             except UnitExists:
                 await self._change(name, wanted)
         except (BusDown, BusRefused) as error:
@@ -205,9 +205,10 @@ def parent_of(path: str) -> str:
     return above or "-.slice"
 
 
-def new_slice(name: str, parent: str) -> dict[str, Property]:
+def new_slice(name: str, parent: str, *, unified: bool) -> dict[str, Property]:
     """Properties of every slice, beside its limits. Accounting makes systemd enable the controllers."""
-    return {
+    disks: dict[str, Property] = {"IOAccounting": True} if unified else {}
+    return disks | {
         "Description": f"pods of this node, {name}",
         "Wants": [parent],
         "MemoryAccounting": True,

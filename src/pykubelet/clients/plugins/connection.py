@@ -49,6 +49,10 @@ class PluginConnection:
         """Answers as they come, without a deadline. Leaving the generator cancels the call."""
         return self._grpc.stream(path, request, answer)
 
+    def ready(self) -> AsyncGenerator[bool, None]:
+        """Whether the plugin accepts, at first and at each change; connects all the time."""
+        return self._grpc.ready()
+
     def _failure(self, path: str, code: grpc.StatusCode | None, details: str) -> PluginError:
         name = code.name if code is not None else "CANCELLED"
         text = (details or "no reason given") if code is not None else "the connection is closed"

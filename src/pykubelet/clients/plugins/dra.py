@@ -1,7 +1,7 @@
 """Drivers of dynamic resources over gRPC, in both versions of their service.
 
-The two differ in name alone; v1 has a share id more. A new connection for each call, so that an updated driver is
-reached at once; the stream of health keeps its own.
+The two differ in name alone; v1 has a share id more. One connection for all calls and the stream of health, as drivers
+expect it; it is made and made again without a call, which shows whether the driver is there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATES = {health_wire.HEALTHY: "Healthy", health_wire.UNHEALTHY: "Unhealthy"}
 
 class GrpcDraDriver:
     def __init__(self, socket: Path, version: str, observe: Observe = unobserved) -> None:
-        self._socket = socket
+        self._driver = PluginConnection(socket)
         self._observe = observe
         self._wire: Any = _VERSIONS[version]
         self._service = f"/{self._wire.DESCRIPTOR.package}.DRAPlugin"
@@ -40,14 +40,19 @@ class GrpcDraDriver:
         return {uid: each.error for uid, each in response.claims.items()}
 
     async def watch_health(self) -> AsyncGenerator[Sequence[ClaimedHealth], None]:
-        async with PluginConnection(self._socket) as driver:
-            request = health_wire.NodeWatchResourcesRequest()
-            stream = driver.stream(HEALTH, request, health_wire.NodeWatchResourcesResponse)
-            try:
-                async for response in stream:
-                    yield [_health(each) for each in response.devices]
-            finally:
-                await stream.aclose()
+        request = health_wire.NodeWatchResourcesRequest()
+        stream = self._driver.stream(HEALTH, request, health_wire.NodeWatchResourcesResponse)
+        try:
+            async for response in stream:
+                yield [_health(each) for each in response.devices]
+        finally:
+            await stream.aclose()
+
+    def connected(self) -> AsyncGenerator[bool, None]:
+        return self._driver.ready()
+
+    async def close(self) -> None:
+        await self._driver.close()
 
     def _claims(self, claims: Sequence[ClaimRef]) -> list[Any]:
         return [self._wire.Claim(namespace=each.namespace, uid=each.uid, name=each.name) for each in claims]
@@ -69,8 +74,7 @@ class GrpcDraDriver:
 
     async def _call(self, name: str, request: Any, answer: Any) -> Any:
         with self._observe(name):
-            async with PluginConnection(self._socket) as driver:
-                return await driver.call(f"{self._service}/{name}", request, answer, seconds=SECONDS)
+            return await self._driver.call(f"{self._service}/{name}", request, answer, seconds=SECONDS)
 
 
 def _health(response: health_wire.DeviceHealth) -> ClaimedHealth:

@@ -252,6 +252,14 @@ class DraDriver(Protocol):
         """The devices' health as the driver reports it; ends at once with PluginError when it never does."""
         ...
 
+    def connected(self) -> AsyncGenerator[bool, None]:
+        """Whether the driver's socket accepts, at first and at each change, until it is closed here."""
+        ...
+
+    async def close(self) -> None:
+        """End the connection with all calls under way."""
+        ...
+
 
 DraConnect = Callable[[Path, str, Observe], DraDriver]
 """The driver at this socket, in this version of the service: v1 or v1beta1."""

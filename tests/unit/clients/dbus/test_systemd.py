@@ -44,6 +44,7 @@ async def test_a_slice_is_made_changed_and_stopped(tmp_path: Path) -> None:
         made = systemd.units[UNIT]
         assert (made["CPUWeight"], made["MemoryMax"], made["TasksMax"]) == (39, 1 << 20, 10)
         assert made["Wants"] == ["kubepods-burstable.slice"] and made["DefaultDependencies"] is False
+        assert made["IOAccounting"], "else systemd takes the io controller from the groups below"
         assert (tmp_path / "cgroup" / POD.lstrip("/")).is_dir()
         await slices.hold(POD, CgroupLimits(memory_bytes=-1))
         assert systemd.units[UNIT]["MemoryMax"] == (1 << 64) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ async def test_claims_are_prepared_and_given_back(tmp_path: Path, version: str, 
         )
         assert await driver.prepare(CLAIMS) == {"u1": Prepared(devices=(device,)), "u2": Prepared(error="no")}
         assert await driver.unprepare(CLAIMS) == {"u1": "", "u2": "busy"}
+        await driver.close()
     names = [("n", "one", "u1"), ("n", "two", "u2")]
     assert asked == [("prepare", names), ("unprepare", names)]
 
@@ -69,7 +71,9 @@ async def test_health(tmp_path: Path) -> None:
     socket = tmp_path / "d.sock"
     methods = {"NodeWatchResources": stream(watch, health_wire.NodeWatchResourcesRequest)}
     async with serving(socket, {"v1alpha1.DRAResourceHealth": methods}):
-        found = [list(each) async for each in GrpcDraDriver(socket, "v1").watch_health()]
+        driver = GrpcDraDriver(socket, "v1")
+        found = [list(each) async for each in driver.watch_health()]
+        await driver.close()
     assert found == [
         [
             ClaimedHealth(pool="p", device="a", health="Healthy", stale_after=7.0, message="fine"),
@@ -82,7 +86,55 @@ async def test_health(tmp_path: Path) -> None:
 async def test_a_driver_that_tells_no_health_says_so_at_once(tmp_path: Path) -> None:
     socket = tmp_path / "d.sock"
     async with serving(socket, {"v1alpha1.Other": {}}):
+        driver = GrpcDraDriver(socket, "v1")
         with pytest.raises(PluginError) as caught:
-            async for _ in GrpcDraDriver(socket, "v1").watch_health():
+            async for _ in driver.watch_health():
                 raise AssertionError
+        await driver.close()
     assert (caught.value.code, caught.value.call) == ("UNIMPLEMENTED", "NodeWatchResources")
+
+
+async def test_it_shows_whether_the_driver_listens(tmp_path: Path) -> None:
+    socket, driver = tmp_path / "d.sock", GrpcDraDriver(tmp_path / "d.sock", "v1")
+    news = driver.connected()
+    async with asyncio.timeout(20):
+        assert await anext(news) is False
+        for _ in range(2):
+            async with serving(socket, {"v1alpha1.Other": {}}):
+                assert await anext(news) is True
+            assert await anext(news) is False
+        await driver.close()
+        assert [each async for each in news] == []
+
+
+async def test_all_calls_use_one_connection(tmp_path: Path) -> None:
+    """Drivers count them."""
+    wire, accepted = dra_v1_pb2, 0
+
+    async def prepare(request: Any, context: Any) -> Any:
+        return wire.NodePrepareResourcesResponse()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        back, forth = await asyncio.open_unix_connection(tmp_path / "real.sock")
+        await asyncio.gather(pump(reader, forth), pump(back, writer))
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            writer.write(data)
+        writer.close()
+
+    methods = {"NodePrepareResources": unary(prepare, wire.NodePrepareResourcesRequest)}
+    async with (
+        serving(tmp_path / "real.sock", {f"{wire.DESCRIPTOR.package}.DRAPlugin": methods}),
+        await asyncio.start_unix_server(accept, tmp_path / "d.sock"),
+    ):
+        driver = GrpcDraDriver(tmp_path / "d.sock", "v1")
+        assert await anext(driver.connected()) is False
+        for _ in range(3):
+            assert await driver.prepare(CLAIMS) == {}
+            with pytest.raises(PluginError):
+                await anext(driver.watch_health())
+        await driver.close()
+    assert accepted == 1
