@@ -29,6 +29,8 @@ PODS = 64
 """maxPods after the upgrade: how a changed configuration is seen from outside."""
 SETTLED = 60.0
 """Seconds after a swap in which an agent that wants to restart a container would have done so."""
+TRIES = 10
+PATIENCE = "{timeoutSeconds: 60, failureThreshold: 60}"
 POD = """\
 apiVersion: v1
 kind: Pod
@@ -51,14 +53,37 @@ def init(cluster: Cluster) -> Seen:
     control = cluster.control
     for name in ("init.yaml", "network.yaml", "web.yaml", "upgrade.yaml"):
         control.machine.put(f"/root/{name}", (FILES / name).read_text())
-    printed = control.run("kubeadm init --config /root/init.yaml 2>&1", within=LONG * 2)
-    expect("initialized successfully" in printed, f"kubeadm init says that it succeeded:\n{printed}")
+    _put_patches(control)
+    printed = _kubeadm(control, "init --config /root/init.yaml")
+    if "error execution phase addon" in printed:
+        # A request of this phase must be answered within 10 seconds, which no setting changes: give it more tries.
+        def added() -> bool:
+            nonlocal printed
+            more = _kubeadm(control, "init phase addon all --config /root/init.yaml")
+            printed += more
+            return "error" not in more
+
+        until(added, "kubeadm init phase addon all succeeds")
+    else:
+        expect("initialized successfully" in printed, f"kubeadm init says that it succeeded:\n{printed}")
     expect(OURS in control.agent(), f"the agent of the control plane is pykubelet, not {control.agent()}")
     cluster.kubectl("apply -f /root/network.yaml")
     cluster.wait_ready(control)
     login = control.run("grep client-certificate: /etc/kubernetes/kubelet.conf").split()[-1]
     expect(login == PEM, f"kubelet.conf names the certificate that is renewed, not {login}")
     return {"agent": control.agent(), "printed": printed.splitlines()}
+
+
+def _put_patches(node: Node) -> None:
+    """Patience with the control plane: a slow guest must not restart what is only late."""
+    for name in ("etcd", *CONTROL_PLANE):
+        patch = f"spec:\n  containers:\n  - name: {name}\n    livenessProbe: {PATIENCE}\n"
+        node.machine.put(f"/root/patches/{name}+strategic.yaml", patch)
+
+
+def _kubeadm(node: Node, arguments: str) -> str:
+    """What kubeadm prints, whether it succeeds or not."""
+    return node.run(f"kubeadm {arguments} 2>&1 || true", within=LONG * 3)
 
 
 def join(cluster: Cluster) -> Seen:
@@ -68,6 +93,7 @@ def join(cluster: Cluster) -> Seen:
     worker = cluster.worker
     worker.machine.put("/root/join.yaml", (FILES / "join.yaml").read_text().replace("CA_HASH", ca_hash))
     worker.machine.put("/root/upgrade.yaml", (FILES / "upgrade.yaml").read_text())
+    _put_patches(worker)
     printed = worker.run("kubeadm join --config /root/join.yaml 2>&1", within=LONG)
     expect("This node has joined the cluster" in printed, f"kubeadm join says that it succeeded:\n{printed}")
     expect(OURS in worker.agent(), f"the agent of the worker is pykubelet, not {worker.agent()}")
@@ -125,17 +151,21 @@ def reach(cluster: Cluster) -> Seen:
 
 
 def rotation(cluster: Cluster) -> Seen:
-    """The worker's agent renews its certificate in time: it has lived 15 minutes at most."""
-    worker, first = cluster.worker, _requests(cluster)[0]
-    old = worker.run(f"openssl x509 -noout -dates -serial -in {PEM}").split("\n")
-    target = worker.run(f"readlink {PEM}").strip()
-    expect(OURS in worker.agent(), "pykubelet is the agent while the certificate is renewed")
-    until(lambda: worker.run(f"readlink {PEM}").strip() != target, f"{PEM} has changed", within=1500.0, pause=10.0)
-    new = worker.run(f"openssl x509 -noout -dates -serial -in {PEM}").split("\n")
+    """The worker's agent renews its certificate in time: the first one lives 15 minutes."""
+    worker = cluster.worker
+    expect(OURS in worker.agent(), "pykubelet has been the worker's agent since it joined")
+    until(lambda: len(_pairs(worker)) > 1, f"there is a second certificate beside {PEM}", within=1500.0, pause=10.0)
+    lives = {name: worker.run(f"openssl x509 -noout -dates -in {name}").split("\n") for name in _pairs(worker)}
+    current = worker.run(f"readlink -f {PEM}").strip()
+    expect(current == max(lives), f"the newest of {sorted(lives)} is in force, not {current}")
     requests = _requests(cluster)
-    expect(len(requests) > 1 and first in requests, f"there is a second request after {first}: {requests}")
+    expect(len(requests) > 1, f"the worker has asked for more than one certificate: {requests}")
     cluster.wait_ready(worker)
-    return {"before": old, "after": new, "requests": requests}
+    return {"certificates": lives, "current": current, "requests": requests}
+
+
+def _pairs(node: Node) -> list[str]:
+    return node.run("ls /var/lib/kubelet/pki/kubelet-client-2*.pem").split()
 
 
 def swap(cluster: Cluster, node: Node, to: str) -> Seen:
@@ -173,8 +203,7 @@ def swap(cluster: Cluster, node: Node, to: str) -> Seen:
 def upgrade(cluster: Cluster) -> Seen:
     """`kubeadm upgrade apply` on the control plane, then `kubeadm upgrade node` on both with a new configuration."""
     before = cluster.containers(cluster.control)
-    printed = cluster.control.run("kubeadm upgrade apply --config /root/upgrade.yaml --yes 2>&1", within=LONG * 3)
-    expect("SUCCESS" in printed, f"kubeadm upgrade apply says that it succeeded:\n{printed}")
+    printed = _upgraded(cluster.control, "upgrade apply --config /root/upgrade.yaml --yes", "SUCCESS")
     after = cluster.containers(cluster.control)
     for name in CONTROL_PLANE:
         key = f"kube-system/{name}-control/{name}"
@@ -187,13 +216,27 @@ def upgrade(cluster: Cluster) -> Seen:
     outputs = []
     for node in cluster.nodes:
         containers = cluster.containers(node)
-        outputs += node.run("kubeadm upgrade node --config /root/upgrade.yaml 2>&1", within=LONG * 3).splitlines()
+        outputs += _upgraded(
+            node, "upgrade node --config /root/upgrade.yaml", "configuration for this node was"
+        ).splitlines()
         node.restart_kubelet()
         until(partial(_takes, cluster, node, PODS), f"{node.name} takes {PODS} pods")
         cluster.wait_ready(node)
         expect(cluster.containers(node) == containers, f"containers of {node.name} are as before")
     system_pods(cluster)
     return {"apply": printed.splitlines(), "node": outputs, "before": before, "after": after}
+
+
+def _upgraded(node: Node, arguments: str, success: str) -> str:
+    """kubeadm gives some of its requests 10 seconds, whatever is configured; what is done already is not done again."""
+    printed = ""
+    for _ in range(TRIES):
+        tried = _kubeadm(node, arguments)
+        printed += tried
+        if success in tried and "error execution" not in tried:
+            return printed
+        time.sleep(20)
+    raise NotAsExpected(f"kubeadm {arguments} did not succeed in {TRIES} tries:\n{printed}")
 
 
 def _change_configuration(cluster: Cluster) -> None:
@@ -209,8 +252,14 @@ def _takes(cluster: Cluster, node: Node, pods: int) -> bool:
     return bool(cluster.get(f"node {node.name}")["status"]["capacity"]["pods"] == str(pods))
 
 
-def _is_empty(node: Node) -> bool:
-    return not node.tasks()
+def _reset(node: Node) -> list[str]:
+    """`kubeadm reset` gives each sandbox five times two seconds to end, which is not enough here: then do it again."""
+    printed: list[str] = []
+    for _ in range(TRIES):
+        printed += node.run("kubeadm reset --force 2>&1", within=LONG).splitlines()
+        if not node.tasks():
+            return printed
+    raise NotAsExpected(f"containers are left on {node.name}: {node.tasks()}")
 
 
 def reset(cluster: Cluster) -> Seen:
@@ -219,8 +268,7 @@ def reset(cluster: Cluster) -> Seen:
     cluster.kubectl("delete node worker")
     seen: Seen = {}
     for node in (cluster.worker, cluster.control):
-        seen[node.name] = node.run("kubeadm reset --force 2>&1", within=LONG).splitlines()
-        until(partial(_is_empty, node), f"no container is left on {node.name}")
+        seen[node.name] = _reset(node)
         left = node.run("ls -A /etc/kubernetes/manifests /var/lib/kubelet /var/lib/etcd 2>/dev/null || true")
         files = [line for line in left.splitlines() if line and not line.endswith(":")]
         expect(not files, f"kubeadm reset left nothing on {node.name} but {files}")

@@ -178,6 +178,8 @@ class _Plugin(Struct):
     info: PluginInfo | None = None
     """Its last GetInfo response."""
     registered: Identity | None = None
+    notified: bool = False
+    """Whether it heard that it is registered; some wait for that."""
 
 
 class PluginManager:
@@ -263,7 +265,19 @@ class PluginManager:
             self._tasks.reset(socket)
         if plugin.registered is None:
             await self._register(plugin, wanted)
+        if not plugin.notified:
+            await self._notify(plugin)
         return WHEN_WOKEN
+
+    async def _notify(self, plugin: _Plugin) -> None:
+        """It is in use already; only what it waits for is missing when this fails, and is tried again."""
+        try:
+            await self._registrations.notify(plugin.socket, None)
+        except PluginError as error:
+            extra = {"socket": str(plugin.socket), "problem": str(error)}
+            logger.warning("plugin not notified of its registration, will retry", extra=extra)
+            raise
+        plugin.notified = True
 
     async def _register(self, plugin: _Plugin, identity: Identity) -> None:
         plugin.info = None
@@ -282,15 +296,8 @@ class PluginManager:
             problem = f"{type(error).__name__}: {error}"
             await self._refused(plugin, problem)
             raise PluginRefused(problem) from error
-        plugin.registered = identity
+        plugin.registered, plugin.notified = identity, False
         logger.info("plugin registered", extra={"type": info.type, "plugin": info.name, "socket": str(plugin.socket)})
-        try:
-            await self._registrations.notify(plugin.socket, None)
-        except PluginError as error:
-            # It is in use nevertheless: only the notification is missing.
-            logger.warning(
-                "plugin not notified of its registration", extra={"plugin": info.name, "problem": str(error)}
-            )
 
     async def _refused(self, plugin: _Plugin, problem: str) -> None:
         task = self._tasks.get(plugin.socket)

@@ -3,7 +3,7 @@
 Two formats, klog-like text and JSON lines, as the kubelet's `logging.format` setting names them. Fields are
 given with `extra={...}`; the pod in `current_pod` is added to every line of its task. Values of fields
 whose name looks like a secret, and the values of headers and tokens inside texts, never reach a line. The journal of
-systemd is told each line's priority, so that `journalctl -p warning` shows what it should.
+systemd gets each line's priority, so that `journalctl -p warning` shows what it should.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ class FakeRegistrations:
         """None hangs."""
         self.requested: list[tuple[Path, float]] = []
         self.reported: list[tuple[Path, str | None]] = []
+        self.deaf = False
 
     async def info(self, socket: Path) -> PluginInfo:
         self.requested.append((socket, asyncio.get_running_loop().time()))
@@ -64,6 +65,8 @@ class FakeRegistrations:
         return answer
 
     async def notify(self, socket: Path, problem: str | None) -> None:
+        if self.deaf:
+            raise PluginError("not now", code="UNKNOWN", call="NotifyRegistrationStatus", socket=str(socket))
         self.reported.append((socket, problem))
 
 
@@ -184,6 +187,22 @@ async def test_a_refused_plugin_is_told_why() -> None:
             A: "too old",
             B: 'no handler registered for plugin type "Odd" (known: CSIPlugin)',
         }
+
+
+async def test_a_plugin_that_could_not_be_told_is_told_again_and_registered_once() -> None:
+    bed = PluginManagerFixture()
+    bed.registrations.deaf = True
+    bed.watch.put(A)
+    bed.registrations.infos[A] = csi("one")
+    async with bed.live():
+        await asyncio.sleep(10)
+        assert bed.registrations.reported == []
+        assert [each.problem for each in bed.manager.states()] != [""]
+        bed.registrations.deaf = False
+        await asyncio.sleep(30)
+        assert bed.registrations.reported == [(A, None)]
+        assert [call[0] for call in bed.handler.calls] == ["register"]
+        assert [each.problem for each in bed.manager.states()] == [""]
 
 
 async def test_a_plugin_that_hangs_delays_no_other() -> None:

@@ -1,6 +1,6 @@
 """The delay of a shutdown through org.freedesktop.login1.
 
-A session is one connection: it ends with BusDown when the bus goes away. A logind that was restarted is told of with
+A session is one connection: it ends with BusDown when the bus goes away. A logind that was restarted shows as
 Notice.REPLACED: the lock is taken anew from it. Does not cover what is done with the time (node/shutdown.py).
 """
 
