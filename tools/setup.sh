@@ -138,4 +138,7 @@ if [ "$purpose" = test ] || [ "$purpose" = hosts ]; then
     "$root/tools/build-go.sh" "$target" >/dev/null || die "tests need $target, which could not be built"
   done
 fi
+if [ "$purpose" = hosts ]; then
+  "$root/tools/build-go.sh" kubeadm >/dev/null || die "hosts.kubeadm needs kubeadm, which could not be built"
+fi
 say "ready to $purpose after $SECONDS s"

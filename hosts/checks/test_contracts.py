@@ -1,5 +1,5 @@
 """The contracts that our fakes keep, asked of the real parts that only a guest has: cgroup v2, mounts under systemd,
-systemd as the owner of cgroups.
+systemd as the owner of cgroups, logind.
 
 The tests are those of tests/contracts, run in the guest by the guest's Python; here is only how many passed.
 """
@@ -16,7 +16,7 @@ from hosts.image import PAYLOAD, VENV
 from hosts.machine import Kind, Machine, booted
 from hosts.payload import SITE, Payload
 
-MARKS = {"cgroups": "node", "mounts": "node", "systemd": "guest"}
+MARKS = {"cgroups": "node", "mounts": "node", "systemd": "guest", "logind": "guest"}
 """Contract -> how its tests of the real part are marked."""
 
 

@@ -169,6 +169,29 @@ def test_the_agent_waits_for_a_runtime_that_comes_late(node: Node) -> None:
     assert identities(node, "one", "two") == before
 
 
+def test_the_shutdown_unit_ends_pods_in_order(node: Node) -> None:
+    node.delete("one", "two")
+    node.apply(a_witness("plain", 3, terminationGracePeriodSeconds=60))
+    node.apply(a_witness("critical", 2, priority=2_000_001_000, terminationGracePeriodSeconds=60))
+    node.running("plain"), node.running("critical")
+    # Longer periods, given as the unit says: a guest without hardware virtualization is slow.
+    stop = "/usr/local/bin/pykubelet shutdown --if-running --grace 240s --grace-critical 100s"
+    node.machine.put(
+        "/etc/systemd/system/pykubelet-shutdown.service.d/slow.conf",
+        f"[Service]\nExecStop=\nExecStop={stop}\nTimeoutStopSec=600\n",
+    )
+    node.machine.run("systemctl daemon-reload; systemctl enable --now --quiet pykubelet-shutdown")
+    node.machine.run("systemctl stop pykubelet-shutdown")
+    assert node.show("pykubelet-shutdown", "Result") == "success"
+    plain, last = dict(node.witnessed("plain")), dict(node.witnessed("critical"))
+    assert plain["ended"] - plain["term"] >= 3 and last["ended"] - last["term"] >= 2
+    assert plain["ended"] <= last["term"]
+    # The machine did not go down after all: a restart of the agent takes pods again.
+    node.machine.run(f"systemctl disable --quiet pykubelet-shutdown; systemctl restart {UNIT}")
+    node.running("plain"), node.running("critical")
+    node.delete("plain", "critical")
+
+
 def test_the_unit_of_up_runs_an_example_that_outlives_it(node: Node) -> None:
     node.stop()
     node.machine.run("systemctl stop containerd")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from hosts.image import ROOT
@@ -30,11 +31,11 @@ STEPS: list[Step] = [
     ("control plane from pykubelet to Go", lambda cluster: checks.swap(cluster, cluster.control, GO)),
     ("control plane from Go to pykubelet", lambda cluster: checks.swap(cluster, cluster.control, OURS)),
     ("certificate renewed", checks.rotation),
+    ("kubeadm upgrade", checks.upgrade),
+    ("Service after the upgrade", checks.reach),
     ("worker from pykubelet to Go", lambda cluster: checks.swap(cluster, cluster.worker, GO)),
     ("worker from Go to pykubelet", lambda cluster: checks.swap(cluster, cluster.worker, OURS)),
     ("Service after the swaps", checks.reach),
-    ("kubeadm upgrade", checks.upgrade),
-    ("Service after the upgrade", checks.reach),
     ("kubeadm reset", checks.reset),
 ]
 
@@ -78,7 +79,13 @@ def journal(cluster: Cluster, name: str) -> list[str]:
 
 def write(steps: list[Seen], good: bool, seconds: float) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    result = {"commit": commit.stdout.strip(), "good": good, "seconds": round(seconds), "steps": steps}
+    result = {
+        "commit": commit.stdout.strip(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "good": good,
+        "seconds": round(seconds),
+        "steps": steps,
+    }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     print(f"what was seen is in {Path(RESULTS).relative_to(ROOT)}")
