@@ -32,11 +32,13 @@ class BarePod:
         """Create and start a container; gives its id."""
         config = cri.ContainerConfig(
             metadata=cri.ContainerMetadata(name=name),
-            image=cri.ImageSpec(image=image),
+            image=cri.ImageSpec(image=image, user_specified_image=image),
             command=command,
             envs=[cri.KeyValue(key=key, value=value.encode()) for key, value in (env or {}).items()],
             log_path=f"{name}.log",
         )
+        namespaces = self.config.linux.security_context.namespace_options
+        config.linux.security_context.namespace_options.CopyFrom(namespaces)
         request = cri.CreateContainerRequest(pod_sandbox_id=self.id, config=config, sandbox_config=self.config)
         container = str(self.stub.CreateContainer(request, timeout=DEADLINE).container_id)
         self.stub.StartContainer(cri.StartContainerRequest(container_id=container), timeout=DEADLINE)

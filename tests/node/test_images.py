@@ -249,8 +249,8 @@ def test_each_trouble_has_its_reason_and_harms_nobody_else(
             assert text.startswith('Failed to apply default image tag "Not/A/Name:1": couldn\'t parse image name')
             assert until_event(agent, "badname", "Failed") == "Error: InvalidImageName"
             said = {
-                "locked": "401|authorization failed|no basic auth credentials",
-                "denied": "401|authorization failed|no basic auth credentials",
+                "locked": "401|authorization failed|no basic auth credentials|authentication required",
+                "denied": "401|authorization failed|no basic auth credentials|authentication required",
                 "broken": "500 Internal Server Error",
                 "nosuch": "not found",
                 "refused": "connection refused",
