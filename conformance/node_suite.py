@@ -22,6 +22,8 @@ REASONS = {
     "PrivilegedPod": "adds a network link of type dummy, which this kernel does not have",
     "guaranteed": "looks for oom_score_adj -997, which the runtime may not set without CAP_SYS_RESOURCE",
     "Summary API": "wants PSI, which cgroup v1 does not count, and the containers `runtime` and `misc`",
+    "container runtime is temporarily down": "stops and starts containerd by D-Bus to systemd, which the bed has not",
+    "ImageMaximumGCAge": "pulls all images of the suite at its end, also those that the bed's registry has not",
     "should report container metrics": "wants device figures of containers: cgroup v1 counts their writes as root's",
 }
 """Part of a spec's name -> why it fails, for the table; excuses nothing."""
