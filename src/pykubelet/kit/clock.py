@@ -11,6 +11,9 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
+CLOCK_STEP = 1.0
+"""A wall time further in the future than this was read before the clock was set back; less is rounding or slewing."""
+
 
 class Clock(Protocol):
     def now(self) -> float:

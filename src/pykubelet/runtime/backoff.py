@@ -12,6 +12,7 @@ import msgspec
 
 from pykubelet.api.types import Pod
 from pykubelet.kit.backoff import BackoffTable
+from pykubelet.kit.clock import CLOCK_STEP
 from pykubelet.model.pod import AnyContainer, log_form, name_of, namespace_of, uid_of
 from pykubelet.model.problems import CrashLoop
 from pykubelet.model.runtime_status import ContainerStatus
@@ -43,7 +44,7 @@ class CrashBackoff:
         key = backoff_key(pod, container)
         finished = newest_exited.finished_at / 1e9
         delay = self._table.delay(key)
-        if not self._table.is_quiet(key, finished) and 0 <= now - finished < delay:
+        if not self._table.is_quiet(key, finished) and -CLOCK_STEP <= now - finished < delay:
             return CrashLoop(
                 container=container.name,
                 pod=log_form(pod),

@@ -24,6 +24,7 @@ from pykubelet.api.types import Pod
 from pykubelet.clients.cri.port import CriClient
 from pykubelet.clients.host.port import PodFolders
 from pykubelet.context import Context
+from pykubelet.kit.clock import CLOCK_STEP
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.kit.tasks import TaskSet, Wakeup, gather_all
 from pykubelet.model.container_keys import deletion_grace_of, restart_count_of, termination_grace_of
@@ -451,8 +452,9 @@ def _age_key(item: ContainerRecord | ContainerStatus | SandboxRecord) -> tuple[i
 
 def _old_enough(unit: Iterable[ContainerRecord], now_ns: int, policy: GcPolicy) -> Iterable[ContainerRecord]:
     youngest = now_ns - int(policy.min_age * 1_000_000_000)
+    future = now_ns + int(CLOCK_STEP * 1_000_000_000)
     # One from the future was created before the clock was set back.
-    return (c for c in unit if not youngest < c.created_at <= now_ns)
+    return (c for c in unit if not youngest < c.created_at <= future)
 
 
 def _over_total(units: Sequence[list[ContainerRecord]], limit: int) -> list[ContainerRecord]:

@@ -45,6 +45,13 @@ def test_a_clock_that_is_set_back_does_not_make_a_container_wait_for_its_old_tim
     assert wait is not None and wait.delay == 20, "the loop is still counted"
 
 
+def test_an_exit_that_rounding_puts_into_the_future_waits_as_any_other() -> None:
+    backoff, container = CrashBackoff(), POD.spec.containers[0]
+    backoff.check(POD, container, ended(NOW), NOW)
+    wait = backoff.check(POD, container, ended(NOW + 1), NOW + 0.9999998)
+    assert wait is not None and wait.delay == 10
+
+
 def test_the_message_is_upstreams() -> None:
     backoff, container = CrashBackoff(initial=80), POD.spec.containers[0]
     backoff.check(POD, container, ended(NOW), NOW)
