@@ -16,7 +16,7 @@ from typing import Final, final
 NANO: Final = 10**9
 _MAX_BINARY: Final = (2**63 - 1) * NANO
 # Far above any real amount; text beyond these bounds would only make the numbers explode.
-_MAX_TEXT: Final = 256
+MAX_TEXT: Final = 256
 _MAX_EXPONENT: Final = 1000
 
 _DECIMAL: Final = {
@@ -174,8 +174,8 @@ def _parse(text: str) -> Quantity:
     stripped = text.strip(" \t\r\n")
     if not stripped:
         raise QuantityError("a quantity must not be empty")
-    if len(stripped) > _MAX_TEXT:
-        raise QuantityError(f'quantity "{shown}": longer than {_MAX_TEXT} characters')
+    if len(stripped) > MAX_TEXT:
+        raise QuantityError(f'quantity "{shown}": longer than {MAX_TEXT} characters')
     match = _TEXT.fullmatch(stripped)
     assert match is not None  # the pattern ends in .* and so takes any text
     sign, whole, fraction, suffix = match[1], match[2], match[3] or "", match[4]

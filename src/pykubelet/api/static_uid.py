@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from pykubelet.api.quantity import MAX_TEXT
 from pykubelet.api.types import Pod
 
 NOTHING = "<nil>"
@@ -175,7 +176,7 @@ def _quantity(value: Any, *, rounded: bool = False, computed: bool = False) -> s
         return _quantity_shown(0, 0, "", "")
     text = str(value).strip()
     found = QUANTITY.fullmatch(text)
-    if text == "0" or found is None:  # one that cannot be read is refused later
+    if text == "0" or found is None or len(text) > MAX_TEXT:  # one that cannot be read is refused later
         return _quantity_shown(0, 0, "0", "DecimalSI")
     sign, whole, fraction, suffix = (part or "" for part in found.groups())
     whole = whole or "0"

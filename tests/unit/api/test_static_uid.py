@@ -14,7 +14,7 @@ import pytest
 
 from pykubelet.api.codec import convert
 from pykubelet.api.defaults import default_pod
-from pykubelet.api.manifest import load_static_pods, static_pod_defaults
+from pykubelet.api.manifest import InvalidManifest, load_static_pods, static_pod_defaults
 from pykubelet.api.types import Pod
 
 PODS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "static_uids.json").read_text())
@@ -36,3 +36,11 @@ def test_a_manifest_on_its_usual_way_gets_it() -> None:
     [pod] = load_static_pods(data, node_name="control", source="file", origin=origin)
     assert pod.metadata.uid == PODS["kube-apiserver"]["uid"]
     assert pod.metadata.annotations["kubernetes.io/config.hash"] == PODS["kube-apiserver"]["uid"]
+
+
+def test_a_quantity_without_end_is_refused_by_its_field() -> None:
+    resources = {"limits": {"cpu": "1" * 5000}}
+    container = {"name": "main", "image": "busybox", "resources": resources}
+    document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": [container]}}
+    with pytest.raises(InvalidManifest, match=r"spec\.containers\[0\]\.resources\.limits"):
+        load_static_pods(json.dumps(document).encode(), node_name="control", source="file", origin="/a.yaml")
