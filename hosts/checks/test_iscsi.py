@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.bed.cluster import Cluster, running_cluster
+from tests.bed.cluster import Cluster
 
 from hosts.machine import Kind
 from hosts.node import Node, Record, a_pod, node_on
@@ -40,16 +40,6 @@ DISCOVERY = f"/iscsi set discovery_auth enable=1 userid=finder password={PASSWOR
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster(node_silence=600) as cluster:
-        cluster.apply(
-            secret("chap", PASSWORD),
-            secret("wrong", "not-the-password"),
-        )
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Node]:
     with node_on(Kind(name="iscsi")) as node:
         node.machine.put("/etc/iscsi/initiatorname.iscsi", f"InitiatorName={INITIATOR}\n", mode="600")
@@ -59,6 +49,7 @@ def node(cluster: Cluster) -> Iterator[Node]:
         node.machine.run("systemctl start iscsid")
         node.start_runtime()
         node.join(cluster)
+        cluster.apply(secret("chap", PASSWORD), secret("wrong", "not-the-password"))
         yield node
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.bed.cluster import Cluster, running_cluster
+from tests.bed.cluster import Cluster
 
 from hosts.machine import Kind
 from hosts.node import Node, Record, a_pod, node_on
@@ -21,12 +21,6 @@ EXPORT = "/srv/export"
 # Clients get their locks back after a restart of the server only when this is over; it is 90 s otherwise.
 SHORT_GRACE = "[nfsd]\ngrace-time=10\nlease-time=10\n"
 COUNTING = "i=0; while true; do i=$((i+1)); echo $i >/data/count.new && mv /data/count.new /data/count; sleep 1; done"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster(node_silence=600) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.bed.cluster import Cluster, running_cluster
+from tests.bed.cluster import Cluster
 
 from hosts.machine import Disk, Kind
 from hosts.node import UNIT, Node, Record, a_pod, node_on
@@ -23,12 +23,6 @@ GATES = {"featureGates": {"LocalStorageCapacityIsolationFSQuotaMonitoring": True
 # A file that is open but has no name any more: no walk of the folder finds it, a quota counts it.
 UNNAMED = "dd if=/dev/zero of=/scratch/named bs=1M count=3; exec 5>/scratch/unnamed; rm /scratch/unnamed; "
 UNNAMED += "dd if=/dev/zero bs=1M count=8 >&5; sync; sleep 1000000"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster(node_silence=600) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

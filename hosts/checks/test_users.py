@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.bed.cluster import Cluster, running_cluster
+from tests.bed.cluster import Cluster
 
 from hosts.machine import Kind
 from hosts.node import UNIT, Node, Record, a_pod, node_on
@@ -20,12 +20,6 @@ IDS = 65536
 VOLUMES = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~{kind}/{name}"
 HOST_FOLDER = "/srv/shared"
 USER, GROUP = 1234, 2345
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster(node_silence=600) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")
