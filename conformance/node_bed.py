@@ -145,8 +145,11 @@ def base_configuration() -> dict[str, object]:
 
 
 def private_folder() -> Path:
-    """Not below /tmp, because the bed has one of its own."""
-    return Path(tempfile.mkdtemp(prefix="pklnode-", dir="/var/tmp"))
+    """Not below /tmp, because the bed has one of its own; open to the users of pods in user namespaces, whose root file
+    systems and volumes are below it."""
+    folder = Path(tempfile.mkdtemp(prefix="pklnode-", dir="/var/tmp"))
+    folder.chmod(0o711)
+    return folder
 
 
 def run_inside(work: Job) -> int:
