@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import node_results
+from conformance import node_results, report
 from conformance.node_bed import STAND_INS
 from conformance.node_parts import PARTS, exactly, ginkgo_options
-from conformance.node_results import GO, OURS, Report, Results, compare, load, read_report, save
+from conformance.node_results import Results, compare, load, save
 from conformance.node_suite import REASONS, unexcused
-from conformance.suite import FAILED, PASSED, SKIPPED, Spec
+from conformance.report import GO, OURS
+from conformance.suite import FAILED, PASSED, SKIPPED, Report, Spec, read_report
 
 
 def results(agent: str, **outcomes: str) -> Results:
@@ -111,7 +112,7 @@ def test_specs_are_found_by_their_whole_names() -> None:
 
 
 def test_the_table_in_the_document_is_the_one_that_the_results_make() -> None:
-    text = node_results.DOCUMENT.read_text()
+    text = report.DOCUMENT.read_text()
     made = text.partition(node_results.BEGIN)[2].partition(node_results.END)[0].strip()
     assert made == node_results.document(REASONS).strip(), "run: python -m conformance.node_suite --document"
 
