@@ -40,7 +40,9 @@ def main() -> int:
     private_mounts(job.home / "private")
     own_cgroups()
     network()
-    built = node_images.build(Path(job.common), job.home, [Path(job.programs) / "nmeter"])
+    built = node_images.build(
+        Path(job.common), job.home, [Path(job.programs) / "nmeter"], Path(job.plugins) / "sample-device-plugin"
+    )
     with running_containerd(Path(job.containerd), runc=Path(job.runc), below=job.home) as containerd:
         add_handler(containerd)
         link_socket(containerd)
