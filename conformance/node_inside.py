@@ -157,8 +157,13 @@ def run_ginkgo(job: Job, containerd: BedContainerd) -> int:
 
 def stop_early(ginkgo: int) -> None:
     """Ginkgo writes its report when the processes that run specs end; it hands no signal on to them."""
-    for pid in (*Path(f"/proc/{ginkgo}/task/{ginkgo}/children").read_text().split(), ginkgo):
-        os.kill(int(pid), signal.SIGTERM)
+    for pid in (*children(ginkgo), ginkgo):
+        os.kill(pid, signal.SIGTERM)
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads: a program in Go starts processes from any of them."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
 if __name__ == "__main__":
