@@ -168,7 +168,8 @@ class DeviceRegistry:
     def _prepare(self) -> None:
         """Sockets of an earlier life are removed: plugins then register again."""
         self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        (self._folder / "DEPRECATION").touch()
+        # Kubelets once told plugins by this file not to register here; those that look for it would stay away.
+        (self._folder / "DEPRECATION").unlink(missing_ok=True)
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
