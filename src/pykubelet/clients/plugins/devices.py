@@ -168,7 +168,7 @@ class DeviceRegistry:
     def _prepare(self) -> None:
         """Sockets of an earlier life are removed: plugins then register again."""
         self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        # Kubelets once told plugins by this file not to register here; those that look for it would stay away.
+        # A file of older kubelets: plugins that find it do not register.
         (self._folder / "DEPRECATION").unlink(missing_ok=True)
         with os.scandir(self._folder) as entries:
             for entry in entries:
