@@ -14,7 +14,7 @@ import pytest
 from hosts.machine import Kind
 from hosts.node import UNIT, WITNESSED, Node, a_pod, a_witness, node_on
 
-WHOLE, CRITICAL = 150, 60
+WHOLE, CRITICAL = 600, 200
 """Seconds; long, for guests without hardware virtualization. Pods that are quick do not use them up."""
 REPORTS = 9
 """Seconds that the agent adds: 3 for each of two groups and 3 for the Node."""
@@ -66,13 +66,15 @@ def starts(node: Node, name: str) -> int:
 def boot_after(node: Node, command: str) -> None:
     """Take the guest down by that command and boot it again; the unit starts the agent."""
     node.machine.run(f"rm -f {WITNESSED}/*; sync")
-    node.machine.power_off(command, within=600)
+    node.machine.power_off(command, within=1500)
     node.machine.boot()
 
 
-def last_words(node: Node) -> list[str]:
-    """The agent's lines of the boot before this one."""
-    return [each["MESSAGE"] for each in node.journal("-b", "-1", "-u", UNIT)]
+def assert_went_down_in_order(node: Node) -> None:
+    """What the agent said before this boot."""
+    words = node.machine.run(f"journalctl -b -1 -u {UNIT} -o cat")
+    assert "pods are stopped, the machine may go down" in words and "did not end" not in words
+    assert "Traceback" not in words
 
 
 def assert_only_the_pods_are_left(node: Node, names: tuple[str, ...], finished: tuple[str, ...] = ()) -> None:
@@ -148,9 +150,7 @@ def test_a_poweroff_ends_pods_in_order_with_their_graces(node: Node, record_prop
     assert critical["ended"] - critical["term"] >= 3
     stubborn = dict(node.witnessed("stubborn"))["term"]
     assert critical["term"] >= max(plain["ended"], stubborn + GRACE), "critical pods end after all others are gone"
-    words = "\n".join(last_words(node))
-    assert "pods are stopped, the machine may go down" in words and "did not end" not in words
-    assert "Traceback" not in words
+    assert_went_down_in_order(node)
     record = json.loads(node.machine.get("/var/lib/kubelet/graceful_node_shutdown_state"))
     assert record["startTime"] < record["endTime"]
 
@@ -169,7 +169,7 @@ def test_after_the_boot_static_pods_run_again_and_nothing_old_is_left(
 
 def test_a_reboot_ends_pods_by_the_periods_of_their_priorities(node: Node, record_property: Any) -> None:
     node.delete("plain", "stubborn", "critical")
-    periods = [(0, 40), (1000, 50), (SYSTEM_NODE_CRITICAL, 30)]
+    periods = [(0, 300), (1000, 300), (SYSTEM_NODE_CRITICAL, 200)]
     node.start(
         {
             "shutdownGracePeriodByPodPriority": [
@@ -177,12 +177,10 @@ def test_a_reboot_ends_pods_by_the_periods_of_their_priorities(node: Node, recor
             ]
         }
     )
-    # The grace of a pod is its own, but no longer than that of its class.
-    cut = 45
     node.apply(
         a_witness("low", 3, terminationGracePeriodSeconds=30),
         a_witness("between", 2, priority=999, terminationGracePeriodSeconds=30),
-        a_witness("middle", 100_000, priority=5000, terminationGracePeriodSeconds=cut),
+        a_witness("middle", 100_000, priority=5000, terminationGracePeriodSeconds=GRACE),
         a_witness("high", 2, priority=SYSTEM_NODE_CRITICAL, terminationGracePeriodSeconds=30),
         a_pod("done", "exit 0", restartPolicy="Never"),
     )
@@ -196,9 +194,9 @@ def test_a_reboot_ends_pods_by_the_periods_of_their_priorities(node: Node, recor
     first = max(seen["low"]["ended"], seen["between"]["ended"])
     assert seen["low"]["ended"] - seen["low"]["term"] >= 3
     assert first <= seen["middle"]["term"], "priorities 0 and 999 are one class, before 1000"
-    assert seen["high"]["term"] - seen["middle"]["term"] >= cut, "a class that hangs has its whole grace"
-    assert "ended" in seen["high"], "and does not take the time of the next one"
-    assert "Traceback" not in "\n".join(last_words(node))
+    assert seen["high"]["term"] - seen["middle"]["term"] >= GRACE, "a pod that does not end has its whole grace"
+    assert "ended" in seen["high"], "and does not take the time of the next ones"
+    assert_went_down_in_order(node)
     for name in ("low", "between", "middle", "high"):
         assert node.running(name)["status"]["containerStatuses"][0]["restartCount"] == 1
     finished = node.phase("done", "Succeeded")["status"]["containerStatuses"][0]
