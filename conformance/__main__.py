@@ -15,15 +15,17 @@ from pathlib import Path
 
 import pytest
 from conformance import report, suite, watch
-from conformance.bed import RUNTIMES, Bed, running_bed
+from conformance.bed import Bed, running_bed
+from conformance.report import GO, OURS, RUNTIMES
 
 from pykubelet.model.errors import PykubeletError
-
-OURS = "pykubelet"
 
 
 def main() -> int:
     options = parse()
+    if options.document:
+        report.put_between(report.BEGIN, report.END, report.document())
+        return 0
     folder = Path(tempfile.mkdtemp(prefix="pklconf-"))
     keep = options.keep
     try:
@@ -36,10 +38,12 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"conformance: interrupted; logs are in {folder}", file=sys.stderr)
         return 2
-    report.write(outcome, options.report, version)
+    whole = not options.focus and not options.skip
+    file = report.result_file(options.agent, options.runtime) if whole else report.RESULTS / "latest.json"
+    report.write(outcome, file, version)
     print(report.table(outcome))
-    print(f"every spec is in {options.report}")
-    if keep or outcome.ours_failed or not outcome.specs:
+    print(f"every spec is in {file}")
+    if keep or outcome.ours_failed or outcome.faults or not outcome.specs:
         print(f"logs are in {folder}")
     else:
         shutil.rmtree(folder)
@@ -48,13 +52,13 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__.splitlines()[0])
-    parser.add_argument("--agent", choices=(OURS, "go"), default=OURS)
-    parser.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="Debian's containerd, 2.x, or CRI-O")
+    parser.add_argument("--agent", choices=(OURS, GO), default=OURS)
+    parser.add_argument("--runtime", choices=RUNTIMES, default="1.6", help="Debian's containerd, 2.x, or CRI-O")
     parser.add_argument("--focus", default="", help="only specs whose names match this pattern")
     parser.add_argument("--skip", default="", help="no specs whose names match this pattern")
     parser.add_argument("--parallel", type=int, default=suite.PARALLEL, help="how many specs at once")
-    parser.add_argument("--report", type=Path, default=report.RESULTS / "latest.json")
     parser.add_argument("--keep", action="store_true", help="keep the logs when all is well, too")
+    parser.add_argument("--document", action="store_true", help="run nothing: write the table in docs/conformance.md")
     return parser.parse_args()
 
 
@@ -62,11 +66,11 @@ def measured(bed: Bed, folder: Path, options: argparse.Namespace) -> report.Outc
     leaks: list[str] = []
     with watch.watching(bed.agent.pid) as watched:
         began = time.monotonic()
-        specs = suite.run(bed, folder, focus=options.focus, skip=options.skip, parallel=options.parallel)
+        said = suite.run(bed, folder, focus=options.focus, skip=options.skip, parallel=options.parallel)
         seconds = time.monotonic() - began
         if options.agent == OURS:  # what others leave behind is theirs to know
             leaks += watch.settle(bed).sentences()
-    footprints = watch.summary(watched, [spec.ended for spec in specs])
+    footprints = watch.summary(watched, [spec.ended for spec in said.specs])
     if options.agent == OURS:
         leaks += watch.growth(footprints)
     return report.Outcome(
@@ -74,9 +78,11 @@ def measured(bed: Bed, folder: Path, options: argparse.Namespace) -> report.Outc
         runtime=options.runtime,
         focus=options.focus,
         seconds=seconds,
-        specs=specs,
+        specs=said.specs,
         footprints={name: watch.shown(each) for name, each in footprints.items()},
         leaks=leaks,
+        faults=said.faults(),
+        excused=report.failed_by_go(options.runtime),
     )
 
 

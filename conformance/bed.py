@@ -23,7 +23,6 @@ from tests.bed.runtime import running_containerd
 NODE = "conformance"
 NODE_SILENCE = 40.0
 """Kubernetes' default; the specs keep two cores busier than the bed's own tests do."""
-RUNTIMES = ("1.6", "2", "crio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Bed:
 
 @contextmanager
 def running_bed(agent: str, runtime: str, folder: Path) -> Iterator[Bed]:
-    """A bed of its own with one ready node for as long as the block lasts; `runtime` is one of RUNTIMES."""
+    """A bed of its own with one ready node for as long as the block lasts; `runtime` is one of report.RUNTIMES."""
     with running_runtime(runtime) as container_runtime, running_cluster(node_silence=NODE_SILENCE) as cluster:
         kubelet = cluster.programs / "kubelet" if agent == "go" else None
         with joined_bed(cluster, container_runtime, folder, kubelet) as bed:

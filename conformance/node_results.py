@@ -15,20 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from conformance import suite
 from conformance.node_parts import PARTS
-from conformance.report import HERE, RESULTS
+from conformance.report import GO, HERE, OURS, RESULTS, TITLES, put_between
 from conformance.suite import FAILED, PASSED, SKIPPED, Spec
 from tests.bed.cluster import VERSION
 from tests.bed.parts import REPO
 
-OURS, GO = "pykubelet", "go"
 FOLDER = RESULTS / "node-suite"
-DOCUMENT = REPO / "docs" / "conformance.md"
 BEGIN, END = "<!-- node suite: made by `python -m conformance.node_suite --document` -->", "<!-- end of node suite -->"
-UNFINISHED = ("interrupted", "aborted")
-"""States of specs that were running when the run was stopped: nothing is known of them."""
-NO_CHANCE = "an earlier spec in an ordered container failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,57 +33,6 @@ class Entry:
     commit: str
     seen: Mapping[str, int]
     """How often each outcome was seen in all runs so far."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What one run of ginkgo said."""
-
-    status: int
-    """Its exit status."""
-    selected: int
-    """Specs that were to run."""
-    specs: Sequence[Spec]
-    broken: Sequence[str] = ()
-    """Names of set-up steps that failed; then no spec counts."""
-
-    def faults(self) -> list[str]:
-        """Why the run as a whole cannot be believed; empty when it can."""
-        found = [f"set-up failed: {name}" for name in self.broken]
-        if len(self.specs) < self.selected:
-            found.append(f"{self.selected} specs were selected, {len(self.specs)} were run")
-        if self.status != 0 and not suite.failed(self.specs):
-            found.append(f"ginkgo ended with status {self.status}, but no spec failed")
-        if self.status == 0 and suite.failed(self.specs):
-            found.append("ginkgo ended with status 0, but specs failed")
-        return found
-
-
-def read_report(file: Path, status: int) -> Report:
-    """From ginkgo's JSON; specs that the end of the run interrupted are left out."""
-    if not file.exists():
-        return Report(status=status, selected=0, specs=(), broken=("ginkgo wrote no report",))
-    suites: list[dict[str, Any]] = json.loads(file.read_text())
-    said = [each for one in suites for each in one.get("SpecReports") or ()]
-    whole = [each for each in said if is_known(each)]
-    specs = [spec for each in whole if each.get("LeafNodeType") == "It" and (spec := suite.spec_of(each)) is not None]
-    broken = [str(each["LeafNodeType"]) for each in whole if is_broken_setup(each)]
-    return Report(
-        status=status,
-        selected=sum((one.get("PreRunStats") or {}).get("SpecsThatWillRun", 0) for one in suites),
-        specs=sorted(specs, key=lambda spec: spec.name),
-        broken=broken,
-    )
-
-
-def is_known(said: Mapping[str, Any]) -> bool:
-    """Whether the spec had its chance: not where the run was stopped, or where one before it in its group failed."""
-    why = (said.get("Failure") or {}).get("Message", "")
-    return said.get("State") not in UNFINISHED and not (said.get("State") == SKIPPED and NO_CHANCE in why)
-
-
-def is_broken_setup(said: Mapping[str, Any]) -> bool:
-    return said.get("LeafNodeType") != "It" and said.get("State") not in (PASSED, SKIPPED, "")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,11 +145,13 @@ def document(reasons: Mapping[str, str]) -> str:
     notes: list[str] = []
     for name, part in PARTS.items():
         ours, go = load(name, OURS), load(name, GO)
-        for title, results in (("pykubelet", ours), ("Go kubelet", go)):
+        for results in (ours, go):
             if results.entries:
                 counts = " | ".join(str(len(results.names(each))) for each in (PASSED, FAILED, SKIPPED))
                 commits = ", ".join(results.commits())
-                lines.append(f"| {part.what} | {title} | {counts} | {results.seconds():.0f} | {commits} |")
+                lines.append(
+                    f"| {part.what} | {TITLES[results.agent]} | {counts} | {results.seconds():.0f} | {commits} |"
+                )
         notes += differences(name, ours, go, reasons)
     heading = ["", "| part | spec | pykubelet | Go kubelet | why |", "|---|---|---|---|---|"]
     return "\n".join([*lines, *(heading + notes if notes else [])])
@@ -231,7 +176,4 @@ def cell(text: str) -> str:
 
 
 def write_document(reasons: Mapping[str, str]) -> None:
-    before = DOCUMENT.read_text()
-    head, _, rest = before.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    DOCUMENT.write_text(f"{head}{BEGIN}\n{document(reasons)}\n{END}{tail}")
+    put_between(BEGIN, END, document(reasons))

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from conformance import node_bed, node_results, report
 from conformance.node_parts import PARTS, exactly, ginkgo_options
-from conformance.node_results import GO, OURS, Results
-from conformance.suite import FAILED
+from conformance.node_results import Results
+from conformance.report import GO, OURS
+from conformance.suite import FAILED, read_report
 
 RUNTIME = "containerd v2.3.4, runc v1.3.4"
 REASONS = {
@@ -85,13 +86,20 @@ def measured(options: argparse.Namespace, agent: str) -> int:
 
 def judged(options: argparse.Namespace, agent: str, folder: Path, status: int, seconds: float) -> int:
     """Merge what a run saw, print it, and say whether it is well."""
-    seen = node_results.read_report(folder / "ginkgo.json", status)
+    seen = read_report(folder / "ginkgo.json", status)
     results = node_results.load(options.part, agent)
     results.runtime = RUNTIME
     if not seen.broken:
         results.merge(seen.specs, node_results.commit())
         node_results.save(results)
-    outcome = report.Outcome(agent=agent, runtime=RUNTIME, focus=options.focus, seconds=seconds, specs=seen.specs)
+    outcome = report.Outcome(
+        agent=agent,
+        runtime=RUNTIME,
+        focus=options.focus,
+        seconds=seconds,
+        specs=seen.specs,
+        excused=node_results.load(options.part, GO).names(FAILED),
+    )
     print(report.table(outcome))
     faults = seen.faults() + unexcused(results, agent, {spec.name for spec in seen.specs})
     for fault in faults:

@@ -102,7 +102,7 @@ AREAS = {
 
 @dataclass(frozen=True, slots=True)
 class Quick:
-    specs: list[suite.Spec]
+    report: suite.Report
     left: list[str]
 
 
@@ -110,18 +110,22 @@ class Quick:
 def quick(cluster: Cluster, containerd: BedContainerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Quick]:
     folder: Path = tmp_path_factory.mktemp("conformance")
     with joined_bed(cluster, containerd, folder) as bed:
-        specs = suite.run(
+        report = suite.run(
             bed, folder, focus="|".join(pattern for patterns in AREAS.values() for pattern in patterns), parallel=8
         )
-        yield Quick(specs, watch.settle(bed).sentences())
+        yield Quick(report, watch.settle(bed).sentences())
 
 
 @pytest.mark.parametrize("area", AREAS)
 def test_specs_of(area: str, quick: Quick) -> None:
-    found = [spec for spec in quick.specs if re.search("|".join(AREAS[area]), spec.name)]
-    assert found, f"no spec of this area was run, {len(quick.specs)} of others"
+    found = [spec for spec in quick.report.specs if re.search("|".join(AREAS[area]), spec.name)]
+    assert found, f"no spec of this area was run, {len(quick.report.specs)} of others"
     failed = [f"{spec.name}: {spec.why}" for spec in found if spec.outcome != suite.PASSED]
     assert not failed, "\n".join(failed)
+
+
+def test_every_spec_was_run(quick: Quick) -> None:
+    assert quick.report.faults() == []
 
 
 def test_nothing_is_left_behind(quick: Quick) -> None:

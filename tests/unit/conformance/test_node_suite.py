@@ -6,18 +6,21 @@ import json
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import node_results
+from conformance import node_results, report
 from conformance.node_bed import STAND_INS
+from conformance.node_inside import children
 from conformance.node_parts import PARTS, exactly, ginkgo_options
-from conformance.node_results import GO, OURS, Report, Results, compare, load, read_report, save
+from conformance.node_results import Results, compare, load, save
 from conformance.node_suite import REASONS, unexcused
-from conformance.suite import FAILED, PASSED, SKIPPED, Spec
+from conformance.report import GO, OURS
+from conformance.suite import FAILED, PASSED, SKIPPED, Report, Spec, read_report
 
 
 def results(agent: str, **outcomes: str) -> Results:
@@ -111,7 +114,7 @@ def test_specs_are_found_by_their_whole_names() -> None:
 
 
 def test_the_table_in_the_document_is_the_one_that_the_results_make() -> None:
-    text = node_results.DOCUMENT.read_text()
+    text = report.DOCUMENT.read_text()
     made = text.partition(node_results.BEGIN)[2].partition(node_results.END)[0].strip()
     assert made == node_results.document(REASONS).strip(), "run: python -m conformance.node_suite --document"
 
@@ -151,3 +154,17 @@ def test_stand_ins_start_find_restart_and_stop_a_unit(
     while log.read_text().count("at $ 100%") < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert log.read_text() == "at $ 100%\nat $ 100%\n"
+
+
+def test_children_of_all_threads_are_told_to_stop() -> None:
+    found: list[int] = []
+
+    def work() -> None:
+        with subprocess.Popen(["sleep", "60"]) as process:
+            found.extend(pid for pid in children(os.getpid()) if pid == process.pid)
+            process.kill()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(found) == 1

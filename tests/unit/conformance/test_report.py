@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conformance import report
 from conformance.images import needed
-from conformance.report import Outcome, area, table, write
+from conformance.report import GO, OURS, Outcome, area, failed_by_go, result_file, table, write
 from conformance.suite import FAILED, PASSED, SKIPPED, Spec
 from conformance.watch import POD_TASK, Footprint, Watch, growth, shown, summary
 
 PRIVILEGED = "[sig-node] PrivilegedPod [NodeConformance] should enable privileged commands [LinuxOnly]"
 
 
-def an_outcome(*specs: Spec, leaks: tuple[str, ...] = ()) -> Outcome:
-    return Outcome(agent="pykubelet", runtime="1.6", focus="", seconds=61.2, specs=specs, leaks=leaks)
+def an_outcome(*specs: Spec, **more: Any) -> Outcome:
+    return Outcome(agent="pykubelet", runtime="1.6", focus="", seconds=61.2, specs=specs, **more)
 
 
 def test_areas() -> None:
@@ -35,13 +36,39 @@ def test_only_what_the_go_kubelet_failed_too_does_not_count(tmp_path: Path, monk
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     passed, failed = Spec(name="[sig-node] Pods should run", outcome=PASSED), Spec(name=PRIVILEGED, outcome=FAILED)
     assert not an_outcome(passed, failed).good
-    write(an_outcome(passed, failed), tmp_path / "pykubelet-containerd-2.json", "containerd 2.3.4")
-    assert not an_outcome(passed, failed).good, "our own failure excuses nothing"
-    write(an_outcome(passed, failed), tmp_path / "go-containerd-2.json", "containerd 2.3.4")
-    assert an_outcome(passed, failed).good
-    assert not an_outcome(passed, Spec(name="[sig-node] Pods should stop", outcome=FAILED)).good
+    for file in ("pykubelet-containerd-1.6.json", "go-containerd-2.json", "go-latest.json"):
+        write(an_outcome(passed, failed), tmp_path / file, "containerd 1.6.20")
+    assert failed_by_go("1.6") == set(), "neither our own failure nor one on another runtime excuses"
+    write(an_outcome(passed, failed), tmp_path / "go-containerd-1.6.json", "containerd 1.6.20")
+    assert failed_by_go("1.6") == {PRIVILEGED}
+    assert an_outcome(passed, failed, excused={PRIVILEGED}).good
+
+
+def test_a_run_is_good_only_when_all_of_it_is() -> None:
+    passed = Spec(name="[sig-node] Pods should run", outcome=PASSED)
+    assert an_outcome(passed).good
+    assert not an_outcome(passed, Spec(name="[sig-node] Pods should stop", outcome=FAILED), excused={PRIVILEGED}).good
     assert not an_outcome(passed, leaks=("mounts: /x",)).good
+    assert not an_outcome(passed, faults=("3 specs were selected, 1 were run",)).good
     assert not an_outcome().good, "nothing run is nothing shown"
+
+
+def test_the_table_of_the_document_is_made_from_the_results() -> None:
+    assert f"{report.BEGIN}\n{report.document()}\n{report.END}" in report.DOCUMENT.read_text()
+
+
+def test_the_document_shows_both_agents_and_every_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    ran, hopped = "[sig-node] Pods should run", "[sig-node] Pods should hop"
+    ours = an_outcome(Spec(name=ran, outcome=PASSED), Spec(name=hopped, outcome=FAILED))
+    write(ours, result_file(OURS, "2"), "containerd 2.3.4")
+    write(an_outcome(Spec(name=ran, outcome=PASSED)), result_file(GO, "2"), "containerd 2.3.4")
+    lines = report.document().splitlines()
+    assert [line.split(" | ")[1:5] for line in lines[2:4]] == [
+        ["pykubelet", "1", "1", "0"],
+        ["Go kubelet", "1", "0", "0"],
+    ]
+    assert lines[-1] == f"| containerd 2.3.4 | {hopped} | failed | not run |  |"
 
 
 def test_the_table_counts_and_gives_reasons() -> None:
