@@ -90,11 +90,12 @@ class ClusterSubject:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[KubeClient]:
         from pykubelet.clients.kube.client import RestKubeClient
+        from pykubelet.clients.kube.connections import ServerConnections
         from pykubelet.clients.kube.kubeconfig import load_kubeconfig
         from pykubelet.clients.kube.transport import Transport
 
         config = load_kubeconfig(self.cluster.admin_kubeconfig)
-        client = RestKubeClient(Transport(config, clock=self.clock, agent="contract", environ={}))
+        client = RestKubeClient(Transport(ServerConnections(config, clock=self.clock, environ={}), agent="contract"))
         try:
             yield client
         finally:

@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 import pytest
 
+from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntry
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.kit.clock import SystemClock
@@ -61,7 +62,7 @@ def link() -> Iterator[str]:
 
 async def test_silent_loss_ends_a_watch_within_30_seconds(link: str) -> None:
     config = Kubeconfig(cluster=ClusterEntry(server=f"http://{SERVER}:{PORT}"), user=UserEntry())
-    transport = Transport(config, clock=SystemClock(), agent="test", environ={})
+    transport = Transport(ServerConnections(config, clock=SystemClock(), environ={}), agent="test")
     stream = transport.stream("/watch", silence=300)
     async with aclosing(stream):
         assert await anext(stream) == b"hello"

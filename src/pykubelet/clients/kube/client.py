@@ -101,6 +101,7 @@ class RestKubeClient:
         async with aclosing(lines):
             async for line in lines:
                 change = await change_of(kind, line)
+                del line  # most watches are silent for most of their life
                 if isinstance(change, UnreadableChange):
                     self.unreadable.count(change.object)
                 if change is not None:

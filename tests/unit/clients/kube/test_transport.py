@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pykubelet.clients.kube import transport as module
+from pykubelet.clients.kube import dialing
+from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, ExecEntry, Kubeconfig, KubeconfigError, UserEntry
 from pykubelet.clients.kube.transport import RequestMetrics, Transport
 from pykubelet.kit.clock import SystemClock
@@ -40,9 +41,8 @@ pytestmark = pytest.mark.real_loop
 def a_transport(url: str, user: UserEntry | None = None, **options: Any) -> Transport:
     cluster = {name: options.pop(name) for name in list(options) if name in ClusterEntry.__struct_fields__}
     config = Kubeconfig(cluster=ClusterEntry(server=url, **cluster), user=user or UserEntry(), source="test.conf")
-    return Transport(
-        config, clock=SystemClock(), agent="kubelet/v1.36.4 (linux/amd64) kubernetes/pykubelet", environ={}, **options
-    )
+    server = ServerConnections(config, clock=SystemClock(), environ=options.pop("environ", {}))
+    return Transport(server, agent="kubelet/v1.36.4 (linux/amd64) kubernetes/pykubelet", **options)
 
 
 async def test_request_carries_what_servers_log_and_need() -> None:
@@ -269,7 +269,9 @@ async def test_abandoned_connections_end_at_once_though_the_peer_is_silent(tmp_p
     async with serving(silent, tls=tls) as server:
         with silent_wire(server.port) as wire:
             cluster = ClusterEntry(server=f"https://127.0.0.1:{wire.port}", ca_file=authority.pair.certificate)
-            transport = Transport(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock(), agent="test")
+            transport = Transport(
+                ServerConnections(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock()), agent="test"
+            )
             stream = transport.stream("/x", silence=30)
             async with aclosing(stream):
                 assert await anext(stream) == b"first"
@@ -292,7 +294,9 @@ async def test_a_request_without_an_answer_is_repeated_when_its_connection_is_ab
     async with serving(ok, tls=tls) as server:
         with silent_wire(server.port) as wire:
             cluster = ClusterEntry(server=f"https://127.0.0.1:{wire.port}", ca_file=authority.pair.certificate)
-            transport = Transport(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock(), agent="test")
+            transport = Transport(
+                ServerConnections(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock()), agent="test"
+            )
             await transport.request("GET", "/x")
             wire.cut()
             async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
@@ -426,7 +430,7 @@ async def test_requests_go_through_the_proxy() -> None:
 
 
 def test_sockets_notice_a_dead_peer_within_30_seconds() -> None:
-    made = module._make_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ()))
+    made = dialing.make_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ()))
     with made:
         tcp = socket.IPPROTO_TCP
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

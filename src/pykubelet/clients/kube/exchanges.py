@@ -1,0 +1,284 @@
+"""One request and its answer, over HTTP/2 or HTTP/1.1: the same calls, the same errors for both.
+
+HTTP/2 puts everything on one connection, and on another when the server takes no more streams on the first; HTTP/1.1
+has a connection per request under way, kept for the next ones (aiohttp). How much of an answer is read is bounded.
+Does not cover: which of them is used, with which certificate (connections.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from msgspec import Struct
+from yarl import URL
+
+from pykubelet.clients.http2.connection import Exchange, Http2Connection
+from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed
+from pykubelet.clients.kube.dialing import CONNECT_TIMEOUT, Route, make_socket
+from pykubelet.kit.names import NameLookups
+from pykubelet.model.errors import ApiServerError
+
+logger = logging.getLogger(__name__)
+
+IDLE_KEPT: Final = 60.0
+PARALLEL_CALLS: Final = 16
+"""Ordinary requests at once over HTTP/1.1; more would only mean more handshakes."""
+MOST_CONNECTIONS: Final = 64
+"""Of HTTP/2; a server that takes fewer streams on each than we need at once is asked again later."""
+MOST_BODY: Final = 256 * 1024 * 1024
+"""Bytes of one answer; a list of everything in a large cluster has a tenth of it."""
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    method: str
+    url: str
+    headers: list[tuple[str, str]]
+    body: bytes = b""
+    silence: float | None = None
+    """For an endless answer: the seconds it may say nothing."""
+
+
+class Answer(Protocol):
+    """To be left in any case."""
+
+    status: int
+    retry_after: str
+
+    async def chunk(self) -> bytes:
+        """Some bytes; nothing at the end."""
+        ...
+
+    def end(self) -> None:
+        """Make its reader get an error: it shall start again."""
+        ...
+
+    def leave(self) -> None:
+        """Let go of it, whether or not it has ended."""
+        ...
+
+
+async def read_all(answer: Answer) -> bytes:
+    """The whole body. Raises ApiServerError when it is too long."""
+    chunks, size = [], 0
+    while chunk := await answer.chunk():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MOST_BODY:
+            raise ApiServerError(f"an answer of more than {MOST_BODY} bytes")
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+# --- HTTP/1.1 -----------------------------------------------------------------------------------------
+
+
+class ApiResolver(AbstractResolver):
+    """Behind aiohttp's connector."""
+
+    def __init__(self, lookups: NameLookups) -> None:
+        self._lookups = lookups
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._lookups.addresses(host, port)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address[0]),
+                port=port,
+                family=each,
+                proto=0,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for each, address in found
+            if family in (socket.AF_UNSPEC, each)
+        ]
+
+    async def close(self) -> None:
+        return None
+
+
+class Http1Connections:
+    def __init__(self, route: Route, tls: ssl.SSLContext | bool, lookups: NameLookups) -> None:
+        self._route = route
+        self._resolver = ApiResolver(lookups)
+        self._calls = self._session(tls, PARALLEL_CALLS)
+        self._streams = self._session(tls, 0)
+
+    def _session(self, tls: ssl.SSLContext | bool, limit: int) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            ssl=tls, limit=limit, keepalive_timeout=IDLE_KEPT, socket_factory=make_socket, resolver=self._resolver
+        )
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+    async def open(self, request: Request) -> Answer:
+        """Raises aiohttp.ClientError, OSError, TimeoutError."""
+        session = self._calls if request.silence is None else self._streams
+        response = await session.request(
+            request.method,
+            URL(request.url, encoded=True),
+            data=request.body or None,
+            headers=request.headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=request.silence),
+            server_hostname=self._route.server_name or None,
+            proxy=self._route.proxy or None,
+            allow_redirects=False,
+        )
+        return Http1Answer(response)
+
+    async def close(self) -> None:
+        await self._calls.close()
+        await self._streams.close()
+
+
+class Http1Answer:
+    __slots__ = ("_response", "retry_after", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.retry_after = response.headers.get("Retry-After", "")
+
+    async def chunk(self) -> bytes:
+        return await self._response.content.readany()
+
+    def end(self) -> None:
+        self._abort()
+        self._response.close()
+
+    def leave(self) -> None:
+        # Left early: do not wait half a minute for the server's TLS farewell.
+        self._abort()
+        self._response.close()
+
+    def _abort(self) -> None:
+        connection = self._response.connection
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
+
+
+# --- HTTP/2 -------------------------------------------------------------------------------------------
+
+Dial = Callable[[], Awaitable[Http2Connection | None]]
+
+
+class Http2Connections:
+    def __init__(self, route: Route, dial: Dial) -> None:
+        """`dial` gives None when the server does not speak HTTP/2."""
+        parts = urlsplit(route.server)
+        self._scheme, self._authority = parts.scheme, parts.netloc.rpartition("@")[2]
+        self._dial = dial
+        self._open: list[Http2Connection] = []
+        self._dialing = asyncio.Lock()  # one connection at a time: it serves all who wait
+        self._attempts = 0
+        self._problem: OSError | None = None
+        self._retired = False
+        self.not_spoken = False
+        """The server chose HTTP/1.1 when it was last asked."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def open(self, request: Request) -> Answer | None:
+        """None when the server does not speak HTTP/2. Raises OSError, TimeoutError."""
+        connection = await self._connection()
+        if connection is None:
+            return None
+        parts = urlsplit(request.url)
+        fields = [
+            (":method", request.method),
+            (":scheme", self._scheme),
+            (":authority", self._authority),
+            (":path", (parts.path or "/") + (f"?{parts.query}" if parts.query else "")),
+            *((name.lower(), value) for name, value in request.headers),
+        ]
+        if request.body:
+            fields.append(("content-length", str(len(request.body))))
+        exchange = connection.request(fields, request.body)
+        try:
+            status, headers = await exchange.head(request.silence)
+        except BaseException:
+            exchange.leave()
+            raise
+        return Http2Answer(exchange, status, dict(headers).get("retry-after", ""), request.silence)
+
+    def retire(self) -> None:
+        """No new requests; connections close when those under way are done."""
+        self._retired = True
+        for each in self._open:
+            each.retire()
+
+    def abort(self) -> None:
+        self._retired = True
+        for each in self._open:
+            each.abort()
+
+    async def close(self) -> None:
+        self._retired = True
+        for each in list(self._open):
+            await each.close()
+
+    async def _connection(self) -> Http2Connection | None:
+        """One with room for a request."""
+        asked = self._attempts
+        if (found := self._with_room()) is not None:
+            return found
+        async with self._dialing:
+            if (found := self._with_room()) is not None:
+                return found
+            if self.not_spoken:
+                return None
+            if self._problem is not None and self._attempts > asked:
+                # Tried while we waited: if everybody tried in turn, the last would learn it much too late.
+                raise ConnectionAbortedError(str(self._problem) or type(self._problem).__name__) from self._problem
+            return await self._dialed()
+
+    def _with_room(self) -> Http2Connection | None:
+        self._open = [each for each in self._open if not each.is_closed]
+        return next((each for each in self._open if each.room > 0), None)
+
+    async def _dialed(self) -> Http2Connection | None:
+        if len(self._open) >= MOST_CONNECTIONS:
+            raise NotProcessed(f"none of {MOST_CONNECTIONS} connections takes another request")
+        try:
+            made = await self._dial()
+        except OSError as error:  # TimeoutError is one
+            self._problem, self._attempts = error, self._attempts + 1
+            raise
+        self._problem, self._attempts = None, self._attempts + 1
+        if made is None:
+            self.not_spoken = True
+            return None
+        if self._retired:
+            made.abort()
+            raise ConnectionEnded("the connections were renewed")
+        self._open.append(made)
+        logger.debug("connected over HTTP/2", extra={"server": self._authority, "connections": len(self._open)})
+        return made
+
+
+class Http2Answer:
+    __slots__ = ("_exchange", "_silence", "retry_after", "status")
+
+    def __init__(self, exchange: Exchange, status: int, retry_after: str, silence: float | None) -> None:
+        self._exchange = exchange
+        self._silence = silence
+        self.status = status
+        self.retry_after = retry_after
+
+    async def chunk(self) -> bytes:
+        return await self._exchange.chunk(self._silence)
+
+    def end(self) -> None:
+        self._exchange.end(ConnectionEnded("the connections were renewed"))
+
+    def leave(self) -> None:
+        self._exchange.leave()
