@@ -40,6 +40,8 @@ ALLOWANCE: Final = 1000
 ALLOWANCE_PER_SECOND: Final = 10.0
 ALLOWANCE_PER_SENT: Final = 4
 """A server answers what we send with window updates."""
+ALLOWANCE_PER_LEFT: Final = 2 * STREAM_WINDOW // wire.LARGEST
+"""What a server sends of a stream until it knows that we left it."""
 
 Fields = Sequence[tuple[str, str]]
 
@@ -147,7 +149,7 @@ class Session:
             self.draining, self.why_draining = True, "the connection's numbers of streams are used up"
         stream = self.streams[number] = Stream(number, self._first_send_window, body)
         self.out += wire.request_frames(number, fields, first=number == 1, ends=not body)
-        self._sent()
+        self._fill(ALLOWANCE_PER_SENT)
         if body:
             self._uploads[number] = stream
             self.upload()
@@ -162,7 +164,7 @@ class Session:
                 stream.send_window -= size
                 self._send_window -= size
                 self.out += wire.frame(wire.DATA, 0 if rest else wire.END_STREAM, stream.id, piece)
-                self._sent()
+                self._fill(ALLOWANCE_PER_SENT)
             if stream.unsent is None:
                 del self._uploads[stream.id]
 
@@ -188,6 +190,7 @@ class Session:
         if self.streams.pop(stream.id, None) is not None:
             self._uploads.pop(stream.id, None)
             self.out += wire.number_frame(wire.RST_STREAM, stream.id, code)
+            self._fill(ALLOWANCE_PER_LEFT)
         stream.fail(StreamReset("the stream was left"))
         self._read(sum(map(len, stream.chunks)))
         stream.chunks = []
@@ -257,9 +260,6 @@ class Session:
         self._allowance -= 1
         if self._allowance < 0:
             raise Fault(wire.ENHANCE_YOUR_CALM, "too many frames that carry nothing")
-
-    def _sent(self) -> None:
-        self._fill(ALLOWANCE_PER_SENT)
 
     def _fill(self, amount: float) -> None:
         self._allowance = min(ALLOWANCE, self._allowance + amount)
