@@ -49,6 +49,7 @@ class Http2Connection(asyncio.Protocol):
         self._frames = Frames()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._ready = asyncio.Event()
         self._closed = asyncio.Event()
         self._heard_at = 0.0
         self._asked_at: float | None = None
@@ -73,6 +74,13 @@ class Http2Connection(asyncio.Protocol):
     @property
     def is_closed(self) -> bool:
         return self._closed.is_set() or (self._transport is not None and self._transport.is_closing())
+
+    async def ready(self, within: float) -> None:
+        """Until the server has said how many requests it takes. Raises ConnectionEnded, TimeoutError."""
+        async with asyncio.timeout(within):
+            await self._ready.wait()
+        if self.is_closed:
+            raise ConnectionEnded(self._session.why_draining)
 
     def request(self, fields: Fields, body: bytes = b"") -> Exchange:
         """Send a request. Raises NotProcessed when the connection takes none."""
@@ -165,6 +173,7 @@ class Http2Connection(asyncio.Protocol):
             self._check.cancel()
         self._session.end(ConnectionEnded(str(exc) if exc else "the server closed the connection"))
         self._closed.set()
+        self._ready.set()
         self._on_change(self)
 
     def _work(self) -> None:
@@ -185,6 +194,8 @@ class Http2Connection(asyncio.Protocol):
         except Fault as fault:
             self._end(ConnectionEnded(f"{wire.error_name(fault.code)}: {fault}"), fault.code)
             return
+        if self._session.heard_settings:
+            self._ready.set()
         self._flush()
         if self.streams < before:
             self._changed()

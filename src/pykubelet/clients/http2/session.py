@@ -34,6 +34,8 @@ LARGEST_BLOCK: Final = 32 * 1024
 LARGEST_HEADERS: Final = 64 * 1024
 FIRST_STREAMS: Final = 100
 """At once, until the server says how many it allows."""
+USUAL_STREAMS: Final = 1000
+"""At once, when it does not say."""
 MOST_INTERIM: Final = 5
 """1xx answers accepted before the real one."""
 ALLOWANCE: Final = 1000
@@ -117,7 +119,8 @@ class Session:
         self._next = 1
         self._most = FIRST_STREAMS
         self._decoder = Decoder(max_header_list_size=LARGEST_HEADERS)
-        self._heard_settings = False
+        self.heard_settings = False
+        """Whether the server began as it must, and we know how many streams it takes."""
         self._send_window = self._first_send_window = PLAIN_WINDOW
         self._allowed = CONNECTION_WINDOW
         self._credit = 0
@@ -217,7 +220,7 @@ class Session:
 
     def receive(self, frame: Frame, now: float) -> None:
         """Raises Fault: then the connection is to be ended."""
-        if not self._heard_settings and (frame.type != wire.SETTINGS or frame.flags & wire.ACK):
+        if not self.heard_settings and (frame.type != wire.SETTINGS or frame.flags & wire.ACK):
             raise Fault(wire.PROTOCOL_ERROR, "its first frame is not SETTINGS")
         if self._block is not None and (frame.type != wire.CONTINUATION or frame.stream != self._block.stream):
             raise Fault(wire.PROTOCOL_ERROR, "a header block is interrupted")
@@ -393,9 +396,10 @@ class Session:
             raise Fault(wire.PROTOCOL_ERROR, "SETTINGS for a stream")
         if frame.flags & wire.ACK:
             return
-        self._heard_settings = True
         values = wire.read_settings(frame.payload)
-        self._most = values.get(wire.MAX_CONCURRENT_STREAMS, self._most)
+        usual = self._most if self.heard_settings else USUAL_STREAMS
+        self._most = values.get(wire.MAX_CONCURRENT_STREAMS, usual)
+        self.heard_settings = True
         if wire.INITIAL_WINDOW_SIZE in values:
             window = values[wire.INITIAL_WINDOW_SIZE]
             if window > wire.LARGEST_NUMBER:

@@ -84,10 +84,14 @@ async def dial_http2(
             made.connection_made(transport)
         else:
             await _with_tls(made, await connect(host, port, lookups), tls, route.server_name or host)
+        if not made.speaks_http2:
+            return None
+        # Else the first requests after a restart would be spread over more connections than they need.
+        await made.ready(HANDSHAKE_TIMEOUT)
     except BaseException:
         made.abort()
         raise
-    return made if made.speaks_http2 else None
+    return made
 
 
 async def connect(host: str, port: int, lookups: NameLookups) -> socket.socket:
