@@ -39,7 +39,7 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class Http2Connection(asyncio.Protocol):
-    """Made by the loop's create_connection or start_tls."""
+    """Made by the loop's create_connection or start_tls; `begin` is called with the transport they return."""
 
     def __init__(self, health: Health, on_change: Callable[[Http2Connection], None] = lambda _: None) -> None:
         """`on_change` is called when a stream ended and when the connection did."""
@@ -52,7 +52,7 @@ class Http2Connection(asyncio.Protocol):
         self._ready = asyncio.Event()
         self._closed = asyncio.Event()
         self._heard_at = 0.0
-        self._asked_at: float | None = None
+        self._asked = False
         self._check: asyncio.TimerHandle | None = None
         self._working = self._full = False
         self.idle_since = self._loop.time()
@@ -133,10 +133,11 @@ class Http2Connection(asyncio.Protocol):
             self._flush()
             self._changed()
 
-    # --- for the loop -------------------------------------------------------------------------------
+    # --- for the dialer and the loop -----------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def begin(self, transport: asyncio.Transport) -> None:
+        if self._closed.is_set():
+            return
         self._transport = transport
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
@@ -152,7 +153,7 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_closed:
             return
-        self._heard_at = self._loop.time()
+        self._heard_at, self._asked = self._loop.time(), False
         self._frames.add(data)
         if not self._working and self._transport is not None:
             self._work()
@@ -245,16 +246,15 @@ class Http2Connection(asyncio.Protocol):
 
     def _check_health(self) -> None:
         now = self._loop.time()
-        if self._asked_at is not None and self._heard_at <= self._asked_at:
+        if self._asked:
             self.abort(f"no answer to a PING within {self._health.answer:g} s")
             return
-        self._asked_at = None
         if not self.streams and now - self.idle_since >= self._health.kept:
             self.retire()
             return
         due = self._heard_at + self._health.idle
         if due <= now:
-            self._asked_at = now
+            self._asked = True
             self._session.ping()
             self._flush()
             due = now + self._health.answer

@@ -81,9 +81,9 @@ async def dial_http2(
                 raise
             if transport is None:
                 raise ConnectionAbortedError("the connection ended in its TLS handshake")
-            made.connection_made(transport)
         else:
-            await _with_tls(made, await connect(host, port, lookups), tls, route.server_name or host)
+            transport = await _with_tls(made, await connect(host, port, lookups), tls, route.server_name or host)
+        made.begin(transport)
         if not made.speaks_http2:
             return None
         # Else the first requests after a restart would be spread over more connections than they need.
@@ -106,9 +106,11 @@ async def connect(host: str, port: int, lookups: NameLookups) -> socket.socket:
         )
 
 
-async def _with_tls(made: asyncio.Protocol, sock: socket.socket, tls: ssl.SSLContext | None, name: str) -> None:
+async def _with_tls(
+    made: asyncio.Protocol, sock: socket.socket, tls: ssl.SSLContext | None, name: str
+) -> asyncio.Transport:
     try:
-        await asyncio.get_running_loop().create_connection(
+        transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: made,
             sock=sock,
             ssl=tls,
@@ -119,6 +121,7 @@ async def _with_tls(made: asyncio.Protocol, sock: socket.socket, tls: ssl.SSLCon
     except BaseException:
         sock.close()
         raise
+    return transport
 
 
 async def _addresses(host: str, port: int, lookups: NameLookups) -> list[tuple[int, tuple[object, ...]]]:
@@ -138,25 +141,25 @@ async def _tunnel(
     parts = urlsplit(proxy)
     host, port = _host_port(proxy)
     head = _ProxyAnswer()
-    await _with_tls(head, await connect(host, port, lookups), tls() if parts.scheme == "https" else None, host)
-    assert head.transport is not None
+    sock = await connect(host, port, lookups)
+    transport = await _with_tls(head, sock, tls() if parts.scheme == "https" else None, host)
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     if parts.username:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         lines.append(f"Proxy-Authorization: Basic {base64.b64encode(login).decode()}")
-    head.transport.write("\r\n".join([*lines, "", ""]).encode())
+    transport.write("\r\n".join([*lines, "", ""]).encode())
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT):
             _, status, _ = await read_upgrade_head(head.reader)
         if status // 100 != 2:
             raise ConnectionRefusedError(f"the proxy {parts.hostname} answered {status}")
     except HttpProblem as error:
-        head.transport.abort()
+        transport.abort()
         raise ConnectionAbortedError(f"the proxy {parts.hostname}: {error}") from error
     except BaseException:
-        head.transport.abort()
+        transport.abort()
         raise
-    return head.transport
+    return transport
 
 
 class _ProxyAnswer(asyncio.Protocol):
@@ -164,11 +167,6 @@ class _ProxyAnswer(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.reader = asyncio.StreamReader()
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
 
     def data_received(self, data: bytes) -> None:
         self.reader.feed_data(data)

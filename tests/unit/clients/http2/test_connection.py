@@ -22,7 +22,7 @@ from pykubelet.clients.http2.session import (
 from pykubelet.kit.clock import SystemClock
 from tests.unit.clients.http2.servers import Asked, Http2Server, ok, serving
 
-pytestmark = pytest.mark.real_loop
+pytestmark = pytest.mark.uvloop
 
 CLOCK = SystemClock()
 THREE = {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 3}
@@ -34,7 +34,9 @@ POST = [(":method", "POST"), *GET[1:]]
 @asynccontextmanager
 async def connected(server: Http2Server, **health: float) -> AsyncIterator[Http2Connection]:
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(lambda: Http2Connection(Health(**health)), "127.0.0.1", server.port)
+    made = Http2Connection(Health(**health))
+    transport, connection = await loop.create_connection(lambda: made, "127.0.0.1", server.port)
+    connection.begin(transport)
     try:
         yield connection
     finally:
@@ -255,8 +257,7 @@ async def test_server_says_how_many_streams_it_takes() -> None:
         asked.answer(b"ok")
 
     async with serving(wait, settings=THREE) as server, connected(server) as connection:
-        assert connection.room == 100
-        await until(lambda: connection.room == 3)
+        await connection.ready(5)
         exchanges = [connection.request(GET) for _ in range(3)]
         with pytest.raises(NotProcessed, match="no room"):
             connection.request(GET)

@@ -27,7 +27,7 @@ from tests.unit.clients.http2.servers import serving as serving_http2
 from tests.unit.clients.kube import api_server
 from tests.unit.clients.kube.api_server import ApiServer, server_tls
 
-pytestmark = pytest.mark.real_loop
+pytestmark = pytest.mark.uvloop
 
 CLOCK = SystemClock()
 MAX_STREAMS = h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS
