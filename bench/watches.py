@@ -39,13 +39,16 @@ from pykubelet.kit.clock import SystemClock
 from pykubelet.kit.tasks import gather_all, running
 
 PODS, REST_SECONDS = 100, 20.0
+QPS, BURST = 50.0, 100
+"""Of an agent, unless its configuration says otherwise."""
 NAMESPACE = "default"
 CHANGES_PER_MINUTE = 1000
 CLOCK = SystemClock()
 
 
-def client_of(kubeconfig: Path) -> RestKubeClient:
-    return RestKubeClient(Transport(ServerConnections(load_kubeconfig(kubeconfig), clock=CLOCK), agent="bench", qps=-1))
+def client_of(kubeconfig: Path, qps: float = -1) -> RestKubeClient:
+    server = ServerConnections(load_kubeconfig(kubeconfig), clock=CLOCK)
+    return RestKubeClient(Transport(server, agent="bench", qps=qps, burst=BURST))
 
 
 def objects_of(pod: int) -> list[ConfigMap | Secret]:
@@ -87,7 +90,7 @@ def connections() -> int:
 
 async def follow(kubeconfig: Path, pods: int, seconds: float) -> dict[str, float]:
     """The child's part: follow the objects, say what it costs."""
-    client = client_of(kubeconfig)
+    client = client_of(kubeconfig, QPS)
     watcher = ReferenceWatcher(kube=client, clock=CLOCK)
     heard: dict[str, int] = {}
     watcher.listen(lambda kind, namespace, name, uids: heard.update({name: heard.get(name, 0) + 1}))
@@ -97,7 +100,7 @@ async def follow(kubeconfig: Path, pods: int, seconds: float) -> dict[str, float
         for number in range(pods):
             watcher.register(a_pod(number))
         await until(lambda: len(heard) == 3 * pods)
-        await CLOCK.sleep(3.0)  # the watches begin after a rest
+        await CLOCK.sleep(3.0 + 2 * 3 * pods / QPS)  # the watches begin after a rest
         after, used = pss_kib(), time.process_time()
         await CLOCK.sleep(seconds)
         at_rest = time.process_time() - used

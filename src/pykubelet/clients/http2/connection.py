@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -25,6 +26,7 @@ MOST_UNSENT: Final = 4 * 1024 * 1024
 """Bytes a server that does not read may leave in our buffer."""
 FULL, EMPTIED = 256 * 1024, 64 * 1024
 CLOSE_WITHIN: Final = 1.0
+TIMER_PRECISION: Final = 0.002
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -54,6 +56,8 @@ class Http2Connection(asyncio.Protocol):
         self._heard_at = 0.0
         self._asked = False
         self._check: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep_at = math.inf
         self._working = self._full = False
         self.idle_since = self._loop.time()
         self.speaks_http2 = True
@@ -111,16 +115,37 @@ class Http2Connection(asyncio.Protocol):
 
     # --- for exchanges ------------------------------------------------------------------------------
 
-    async def wait(self, stream: Stream, within: float | None) -> None:
-        """Until something of the stream changed. Raises TimeoutError."""
+    def waiter(self, stream: Stream, within: float | None) -> asyncio.Future[None]:
+        """Done when something of the stream changed; a TimeoutError after that time."""
         waiter = stream.waiter = self._loop.create_future()
-        timer = None if within is None else self._loop.call_later(within, _expire, waiter)
-        try:
-            await waiter
-        finally:
-            stream.waiter = None
-            if timer is not None:
-                timer.cancel()
+        if within is None:
+            stream.deadline = math.inf
+        else:
+            stream.deadline = self._loop.time() + within
+            if stream.deadline < self._sweep_at:
+                self._sweep_again(stream.deadline)
+        return waiter
+
+    def _sweep_again(self, when: float) -> None:
+        """One timer for all streams: most of them only ever wait, and for as long as each other."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._sweep_at = when
+        self._sweep = None if when == math.inf else self._loop.call_at(when, self._expire)
+
+    def _expire(self) -> None:
+        self._sweep, self._sweep_at = None, math.inf
+        now = self._loop.time() + TIMER_PRECISION
+        soonest = math.inf
+        for stream in self._session.streams.values():
+            waiter = stream.waiter
+            if waiter is None or waiter.done():
+                continue
+            if stream.deadline <= now:
+                waiter.set_exception(TimeoutError())
+            else:
+                soonest = min(soonest, stream.deadline)
+        self._sweep_again(soonest)
 
     def take(self, stream: Stream) -> bytes:
         data = self._session.take(stream)
@@ -170,8 +195,9 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._check is not None:
-            self._check.cancel()
+        for timer in (self._check, self._sweep):
+            if timer is not None:
+                timer.cancel()
         self._session.end(ConnectionEnded(str(exc) if exc else "the server closed the connection"))
         self._closed.set()
         self._ready.set()
@@ -261,11 +287,6 @@ class Http2Connection(asyncio.Protocol):
         self._check = self._loop.call_at(due, self._check_health)
 
 
-def _expire(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(TimeoutError())
-
-
 class Exchange:
     """A request that was sent, and its answer. To be left in any case."""
 
@@ -280,7 +301,7 @@ class Exchange:
         stream = self._stream
         while not stream.status:
             stream.raise_problem()
-            await self._connection.wait(stream, within)
+            await self._connection.waiter(stream, within)
         fields, stream.fields = stream.fields, ()
         return stream.status, fields
 
@@ -291,7 +312,7 @@ class Exchange:
             if stream.ended:
                 return b""
             stream.raise_problem()
-            await self._connection.wait(stream, within)
+            await self._connection.waiter(stream, within)
         return self._connection.take(stream)
 
     def leave(self) -> None:

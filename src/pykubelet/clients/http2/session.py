@@ -10,6 +10,7 @@ Does not cover: sockets, time-outs, health checks (connection.py).
 from __future__ import annotations
 
 import logging
+import math
 from asyncio import Future
 from collections.abc import Sequence
 from typing import Final
@@ -64,8 +65,8 @@ class Stream:
     """One request and its answer; what came and was not yet read stays here after the end."""
 
     __slots__ = (
-        *("allowed", "chunks", "credit", "ended", "expected", "fields", "id", "interim", "problem", "received"),
-        *("send_window", "status", "unsent", "waiter"),
+        *("allowed", "chunks", "credit", "deadline", "ended", "expected", "fields", "id", "interim", "problem"),
+        *("received", "send_window", "status", "unsent", "waiter"),
     )
 
     def __init__(self, number: int, send_window: int, body: bytes) -> None:
@@ -77,12 +78,14 @@ class Stream:
         self.ended = False
         self.problem: Exception | None = None
         self.waiter: Future[None] | None = None
+        self.deadline = math.inf
+        """When the waiter gets a TimeoutError."""
         self.unsent: memoryview | None = memoryview(body) if body else None
         self.send_window = send_window
         self.allowed = STREAM_WINDOW
         """Bytes the server may still send."""
         self.credit = 0
-        """Bytes read here that the server was not yet told of."""
+        """Bytes read here that the server may not yet send again."""
         self.expected = -1
         self.received = 0
         self.interim = 0

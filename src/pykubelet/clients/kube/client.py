@@ -89,15 +89,18 @@ class RestKubeClient:
         resource_version: str,
         timeout: float = 300.0,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
-        query = _query(
-            watch="true",
-            allowWatchBookmarks="true",
-            fieldSelector=field_selector,
-            labelSelector=label_selector,
-            resourceVersion=resource_version,
-            timeoutSeconds=str(int(timeout)),
+        lines = self._transport.stream(
+            resource_of(kind).path(namespace),
+            query=_query(
+                watch="true",
+                allowWatchBookmarks="true",
+                fieldSelector=field_selector,
+                labelSelector=label_selector,
+                resourceVersion=resource_version,
+                timeoutSeconds=str(int(timeout)),
+            ),
+            silence=WATCH_SILENCE,
         )
-        lines = self._transport.stream(resource_of(kind).path(namespace), query=query, silence=WATCH_SILENCE)
         async with aclosing(lines):
             async for line in lines:
                 change = await change_of(kind, line)

@@ -52,7 +52,7 @@ class Answer(Protocol):
     status: int
     retry_after: str
 
-    async def chunk(self) -> bytes:
+    def chunk(self) -> Awaitable[bytes]:
         """Some bytes; nothing at the end."""
         ...
 
@@ -147,8 +147,8 @@ class Http1Answer:
         self.status = response.status
         self.retry_after = response.headers.get("Retry-After", "")
 
-    async def chunk(self) -> bytes:
-        return await self._response.content.readany()
+    def chunk(self) -> Awaitable[bytes]:
+        return self._response.content.readany()
 
     def end(self) -> None:
         self._abort()
@@ -237,7 +237,7 @@ class Http2Connections:
             if self.not_spoken:
                 return None
             if self._problem is not None and self._attempts > asked:
-                # Tried while we waited: if everybody tried in turn, the last would learn it much too late.
+                # Tried while we waited. If all who wait tried in turn, the last would learn it much too late.
                 raise ConnectionAbortedError(str(self._problem) or type(self._problem).__name__) from self._problem
             return await self._dialed()
 
@@ -274,8 +274,8 @@ class Http2Answer:
         self.status = status
         self.retry_after = retry_after
 
-    async def chunk(self) -> bytes:
-        return await self._exchange.chunk(self._silence)
+    def chunk(self) -> Awaitable[bytes]:
+        return self._exchange.chunk(self._silence)
 
     def end(self) -> None:
         self._exchange.end(ConnectionEnded("the connections were renewed"))

@@ -94,7 +94,7 @@ class _Entry(Struct):
     # Cache
     cached: Any = None
     fetched_at: float | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock | None = None
 
     @property
     def followed(self) -> bool:
@@ -208,6 +208,8 @@ class ReferenceWatcher:
         return found
 
     async def _from_cache(self, kind: type[K], key: ObjectName, entry: _Entry) -> K | None:
+        if entry.lock is None:
+            entry.lock = asyncio.Lock()
         async with entry.lock:  # several containers of a starting pod ask at once; one request serves them
             now = self._clock.monotonic()
             if entry.fetched_at is None or now - entry.fetched_at >= self._ttl():

@@ -228,18 +228,16 @@ class Transport:
     async def stream(self, path: str, *, query: Query = (), silence: float) -> AsyncGenerator[bytes, None]:
         """The lines of an endless answer; more than `silence` seconds without a byte is ApiDown."""
         await self._turn("GET")
-        identity = await self._server.identity()
-        connections = await self._server.connections(identity)
-        headers = [*self._headers, *identity.headers]
-        request = Request(method="GET", url=self._url(path, query), headers=headers, silence=silence)
+        connections = await self._server.connections(await self._server.identity())
         async with connections:
             try:
-                answer = await self._opened_stream(connections, request)
+                answer = await self._opened_stream(connections, self._url(path, query), silence)
+                # Most watches are silent for most of their life: nothing is kept in variables while they wait.
+                del path, query
                 try:
                     connections.follow(answer)
                     lines = _Lines()
                     while lines.feed(await answer.chunk()):
-                        # Nothing is kept in variables here: most watches are silent for most of their life.
                         while lines.complete:
                             yield lines.complete.pop()
                 finally:
@@ -250,8 +248,11 @@ class Transport:
                     return
                 raise self._failure(connections, error) from error
 
-    async def _opened_stream(self, connections: Connections, request: Request) -> Answer:
+    async def _opened_stream(self, connections: Connections, url: str, silence: float) -> Answer:
         """An endless answer that has begun well."""
+        identity = await self._server.identity()
+        headers = [*self._headers, *identity.headers]
+        request = Request(method="GET", url=url, headers=headers, silence=silence)
         for tries in itertools.count(1):
             started = self._clock.monotonic()
             try:
