@@ -8,7 +8,6 @@ Does not cover: connections, retries, errors (transport.py), list and watch as o
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -27,6 +26,7 @@ from pykubelet.clients.kube.port import (
     resource_of,
 )
 from pykubelet.clients.kube.transport import Transport
+from pykubelet.kit.tasks import Closing
 from pykubelet.model.errors import ApiError, ApiServerError
 
 WATCH_SILENCE = 150.0
@@ -101,7 +101,7 @@ class RestKubeClient:
             ),
             silence=WATCH_SILENCE,
         )
-        async with aclosing(lines):
+        async with Closing(lines):
             async for line in lines:
                 change = await change_of(kind, line)
                 del line  # most watches are silent for most of their life

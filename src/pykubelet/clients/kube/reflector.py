@@ -16,7 +16,6 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, Generic
 
 from msgspec import Struct
@@ -33,6 +32,7 @@ from pykubelet.clients.kube.port import (
 )
 from pykubelet.kit.backoff import Backoff, jittered
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.tasks import Closing
 from pykubelet.model.errors import ApiDown, ApiError, Expired, Forbidden
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ async def list_and_watch(
                 timeout=(source or random).uniform(WATCH_MIN, WATCH_MAX),
             )
             started = clock.monotonic()
-            async with aclosing(changes):
+            async with Closing(changes):
                 async for change in changes:
                     backoff.reset()
                     version = _version(change) or version
@@ -249,7 +249,7 @@ class Reflector(Generic[K]):
     async def run(self) -> None:
         stream = self._stream()
         try:
-            async with aclosing(stream):
+            async with Closing(stream):
                 async for item in stream:
                     self._take(item)
                     del item  # the stream is silent for most of its life
@@ -260,7 +260,7 @@ class Reflector(Generic[K]):
         """The same as an iterator of full sets, instead of run()."""
         stream = self._stream()
         try:
-            async with aclosing(stream):
+            async with Closing(stream):
                 async for item in stream:
                     self._take(item)
                     yield self.all()
