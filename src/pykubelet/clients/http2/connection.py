@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
@@ -43,10 +42,8 @@ class Health(Struct, frozen=True, kw_only=True):
 class Http2Connection(asyncio.Protocol):
     """Made by the loop's create_connection or start_tls; `begin` is called with the transport they return."""
 
-    def __init__(self, health: Health, on_change: Callable[[Http2Connection], None] = lambda _: None) -> None:
-        """`on_change` is called when a stream ended and when the connection did."""
+    def __init__(self, health: Health) -> None:
         self._health = health
-        self._on_change = on_change
         self._session = Session()
         self._frames = Frames()
         self._loop = asyncio.get_running_loop()
@@ -201,7 +198,6 @@ class Http2Connection(asyncio.Protocol):
         self._session.end(ConnectionEnded(str(exc) if exc else "the server closed the connection"))
         self._closed.set()
         self._ready.set()
-        self._on_change(self)
 
     def _work(self) -> None:
         """Handle frames; with many of them the rest after other work of the loop."""
@@ -257,7 +253,6 @@ class Http2Connection(asyncio.Protocol):
         if not self.streams:
             self.idle_since = self._loop.time()
         self._close_if_done()
-        self._on_change(self)
 
     def _close_if_done(self) -> None:
         if self._session.draining and not self.streams and not self.is_closed:

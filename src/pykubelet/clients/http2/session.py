@@ -148,7 +148,7 @@ class Session:
         return 0 if self.draining else self._most - len(self.streams)
 
     def open(self, fields: Fields, body: bytes) -> Stream:
-        """Send a request; of the body as much as the server lets us, the rest follows by itself."""
+        """Send a request; its body follows with `upload`."""
         number = self._next
         self._next += 2
         if self._next > wire.LARGEST_NUMBER:
@@ -158,7 +158,6 @@ class Session:
         self._fill(ALLOWANCE_PER_SENT)
         if body:
             self._uploads[number] = stream
-            self.upload()
         return stream
 
     def upload(self) -> None:

@@ -54,7 +54,6 @@ class Connections:
             answer = await self._http2.open(request)
             if answer is not None:
                 return answer
-            logger.info("the API server does not speak HTTP/2, going on with HTTP/1.1")
         if self._http1 is None:
             self._http1 = Http1Connections(self._route, self._plain_context() or True, self._lookups)
         return await self._http1.open(request)

@@ -24,6 +24,7 @@ from pykubelet.clients.http2.connection import Exchange, Http2Connection
 from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed
 from pykubelet.clients.kube.dialing import CONNECT_TIMEOUT, Route, make_socket
 from pykubelet.kit.names import NameLookups
+from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import ApiServerError
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ MOST_CONNECTIONS: Final = 64
 """Of HTTP/2; a server that takes fewer streams on each than we need at once is asked again later."""
 MOST_BODY: Final = 256 * 1024 * 1024
 """Bytes of one answer; a list of everything in a large cluster has a tenth of it."""
+
+
+RENEWED: Final = "the connections were renewed"
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -223,8 +227,7 @@ class Http2Connections:
 
     async def close(self) -> None:
         self._retired = True
-        for each in list(self._open):
-            await each.close()
+        await gather_all(*(each.close() for each in self._open))
 
     async def _connection(self) -> Http2Connection | None:
         """One with room for a request."""
@@ -246,6 +249,8 @@ class Http2Connections:
         return next((each for each in self._open if each.room > 0), None)
 
     async def _dialed(self) -> Http2Connection | None:
+        if self._retired:
+            raise NotProcessed(RENEWED)
         if len(self._open) >= MOST_CONNECTIONS:
             raise NotProcessed(f"none of {MOST_CONNECTIONS} connections takes another request")
         try:
@@ -256,10 +261,11 @@ class Http2Connections:
         self._problem, self._attempts = None, self._attempts + 1
         if made is None:
             self.not_spoken = True
+            logger.info("the server does not speak HTTP/2, going on with HTTP/1.1", extra={"server": self._authority})
             return None
         if self._retired:
             made.abort()
-            raise ConnectionEnded("the connections were renewed")
+            raise NotProcessed(RENEWED)
         self._open.append(made)
         logger.debug("connected over HTTP/2", extra={"server": self._authority, "connections": len(self._open)})
         return made
@@ -278,7 +284,7 @@ class Http2Answer:
         return self._exchange.chunk(self._silence)
 
     def end(self) -> None:
-        self._exchange.end(ConnectionEnded("the connections were renewed"))
+        self._exchange.end(ConnectionEnded(RENEWED))
 
     def leave(self) -> None:
         self._exchange.leave()

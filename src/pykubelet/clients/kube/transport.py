@@ -228,12 +228,15 @@ class Transport:
     async def stream(self, path: str, *, query: Query = (), silence: float) -> AsyncGenerator[bytes, None]:
         """The lines of an endless answer; more than `silence` seconds without a byte is ApiDown."""
         await self._turn("GET")
-        connections = await self._server.connections(await self._server.identity())
+        identity = await self._server.identity()
+        connections = await self._server.connections(identity)
         async with connections:
             try:
-                answer = await self._opened_stream(connections, self._url(path, query), silence)
+                headers = [*self._headers, *identity.headers]
+                request = Request(method="GET", url=self._url(path, query), headers=headers, silence=silence)
+                answer = await self._opened_stream(connections, request)
                 # Most watches are silent for most of their life: nothing is kept in variables while they wait.
-                del path, query
+                del path, query, headers, request
                 try:
                     connections.follow(answer)
                     lines = _Lines()
@@ -248,11 +251,8 @@ class Transport:
                     return
                 raise self._failure(connections, error) from error
 
-    async def _opened_stream(self, connections: Connections, url: str, silence: float) -> Answer:
+    async def _opened_stream(self, connections: Connections, request: Request) -> Answer:
         """An endless answer that has begun well."""
-        identity = await self._server.identity()
-        headers = [*self._headers, *identity.headers]
-        request = Request(method="GET", url=url, headers=headers, silence=silence)
         for tries in itertools.count(1):
             started = self._clock.monotonic()
             try:

@@ -11,7 +11,7 @@ import h2.settings
 import pytest
 
 from pykubelet.clients.http2 import frames as wire
-from pykubelet.clients.http2.connection import Exchange, Health, Http2Connection
+from pykubelet.clients.http2.connection import FRAMES_AT_ONCE, MOST_UNSENT, Exchange, Health, Http2Connection
 from pykubelet.clients.http2.session import (
     CONNECTION_WINDOW,
     STREAM_WINDOW,
@@ -335,3 +335,100 @@ async def test_cancelled_readers_leave_nothing_behind() -> None:
         exchange.leave()
         assert connection.streams == 0
         await until(lambda: server.requests[0].gone == wire.CANCEL)
+
+
+class Outlet(asyncio.Transport):
+    """A transport whose other side does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.paused = self.gone = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def is_closing(self) -> bool:
+        return self.gone
+
+    def abort(self) -> None:
+        self.gone = True
+
+    def close(self) -> None:
+        self.gone = True
+
+
+def begun() -> tuple[Http2Connection, Outlet]:
+    connection, outlet = Http2Connection(Health()), Outlet()
+    connection.begin(outlet)
+    connection.data_received(wire.settings({}))
+    return connection, outlet
+
+
+async def test_loop_gets_a_turn_however_many_frames_come_at_once() -> None:
+    connection, outlet = begun()
+    exchange = connection.request(GET)
+    connection.data_received(wire.frame(wire.HEADERS, wire.END_HEADERS, 1, b"\x88"))
+    connection.data_received(wire.frame(wire.DATA, 0, 1, b"x") * 20_000)
+    assert 0 < exchange._stream.received <= FRAMES_AT_ONCE
+    assert outlet.paused
+    turns = 0
+    while exchange._stream.received < 20_000:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 20_000 // FRAMES_AT_ONCE - 1
+    await asyncio.sleep(0)
+    assert not outlet.paused
+    connection.connection_lost(None)
+
+
+async def test_server_that_asks_and_does_not_read_is_given_up() -> None:
+    connection, outlet = begun()
+    connection.pause_writing()
+    exchange = connection.request(POST, b"x" * 10_000_000)
+    before = len(outlet.written)
+    assert before < 1000
+    for _ in range(300):
+        connection.data_received(wire.number_frame(wire.WINDOW_UPDATE, 0, 20_000))
+        connection.data_received(wire.number_frame(wire.WINDOW_UPDATE, 1, 20_000))
+    assert len(outlet.written) == before  # bodies wait while the buffer is full
+    outlet.written += bytes(MOST_UNSENT)
+    connection.data_received(wire.frame(wire.PING, 0, 0, bytes(8)))
+    assert outlet.gone
+    with pytest.raises(ConnectionEnded, match="does not read"):
+        await exchange.head(5)
+    connection.connection_lost(None)
+
+
+async def test_many_silent_streams_need_one_timer_and_each_its_own_time() -> None:
+    async def watch(asked: Asked) -> None:
+        asked.head()
+
+    async with serving(watch) as server, connected(server) as connection:
+        exchanges = [connection.request(GET) for _ in range(20)]
+        for each in exchanges:
+            await each.head(5)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        async def silent_for(exchange: Exchange, within: float) -> float:
+            with pytest.raises(TimeoutError):
+                await exchange.chunk(within)
+            return loop.time() - began
+
+        waits = [0.3 - 0.01 * number for number in range(20)]
+        took = await asyncio.gather(*map(silent_for, exchanges, waits))
+    assert all(spent >= wait - 0.005 for spent, wait in zip(took, waits, strict=True))
+    assert sorted(took, reverse=True) == list(took)

@@ -286,6 +286,7 @@ def test_broken_protocol_ends_the_connection(frame: Frame) -> None:
 def test_smaller_window_in_the_middle_of_an_upload_is_obeyed() -> None:
     session = started((wire.INITIAL_WINDOW_SIZE, 10))
     stream = session.open(GET, b"x" * 100)
+    session.upload()
     assert [len(frame.payload) for frame in sent(session) if frame.type == wire.DATA] == [10]
     session.receive(cut(wire.settings({wire.INITIAL_WINDOW_SIZE: 5}))[0], 0.0)
     assert stream.send_window == -5
