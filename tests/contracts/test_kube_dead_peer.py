@@ -17,6 +17,7 @@ from pykubelet.clients.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntr
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.kit.clock import SystemClock
 from pykubelet.model.errors import ApiDown
+from tests.unit.clients.kube.api_server import as_it_is
 
 pytestmark = [pytest.mark.node, pytest.mark.slow]
 
@@ -63,7 +64,7 @@ def link() -> Iterator[str]:
 async def test_silent_loss_ends_a_watch_within_30_seconds(link: str) -> None:
     config = Kubeconfig(cluster=ClusterEntry(server=f"http://{SERVER}:{PORT}"), user=UserEntry())
     transport = Transport(ServerConnections(config, clock=SystemClock(), environ={}), agent="test")
-    stream = transport.stream("/watch", silence=300)
+    stream = transport.stream("/watch", silence=300, read=as_it_is)
     async with aclosing(stream):
         assert await anext(stream) == b"hello"
         ip("-n", link, "link", "set", "eth0", "down")

@@ -8,6 +8,7 @@ Does not cover: connections, retries, errors (transport.py), list and watch as o
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,7 +27,6 @@ from pykubelet.clients.kube.port import (
     resource_of,
 )
 from pykubelet.clients.kube.transport import Transport
-from pykubelet.kit.tasks import Closing
 from pykubelet.model.errors import ApiError, ApiServerError
 
 WATCH_SILENCE = 150.0
@@ -79,7 +79,7 @@ class RestKubeClient:
             self.unreadable.count(each)
         return page
 
-    async def watch(
+    def watch(
         self,
         kind: type[K],
         namespace: str = "",
@@ -89,7 +89,7 @@ class RestKubeClient:
         resource_version: str,
         timeout: float = 300.0,
     ) -> AsyncGenerator[Change[K] | UnreadableChange, None]:
-        lines = self._transport.stream(
+        return self._transport.stream(
             resource_of(kind).path(namespace),
             query=_query(
                 watch="true",
@@ -100,15 +100,14 @@ class RestKubeClient:
                 timeoutSeconds=str(int(timeout)),
             ),
             silence=WATCH_SILENCE,
+            read=partial(self._change, kind),
         )
-        async with Closing(lines):
-            async for line in lines:
-                change = await change_of(kind, line)
-                del line  # most watches are silent for most of their life
-                if isinstance(change, UnreadableChange):
-                    self.unreadable.count(change.object)
-                if change is not None:
-                    yield change
+
+    async def _change(self, kind: type[K], line: bytes) -> Change[K] | UnreadableChange | None:
+        change = await change_of(kind, line)
+        if isinstance(change, UnreadableChange):
+            self.unreadable.count(change.object)
+        return change
 
     async def create(self, obj: K, *, dry_run: bool = False) -> K:
         kind = type(obj)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import itertools
 import platform
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
@@ -37,6 +38,8 @@ from pykubelet.model.errors import (
     TooManyRequests,
     Unauthorized,
 )
+
+T = TypeVar("T")
 
 _BY_CODE: Mapping[int, type[ApiError]] = {
     400: Invalid,
@@ -225,8 +228,13 @@ class Transport:
         waited = await self._limiter.take(self._clock)
         self._metrics.waited(method, self._server.host, waited)
 
-    async def stream(self, path: str, *, query: Query = (), silence: float) -> AsyncGenerator[bytes, None]:
-        """The lines of an endless answer; more than `silence` seconds without a byte is ApiDown."""
+    async def stream(
+        self, path: str, *, query: Query = (), silence: float, read: Callable[[bytes], Awaitable[T | None]]
+    ) -> AsyncGenerator[T, None]:
+        """What `read` makes of each line of an endless answer; more than `silence` seconds without a byte is ApiDown.
+
+        A generator of lines, and one around it that reads them, would be two for each watch.
+        """
         await self._turn("GET")
         identity = await self._server.identity()
         connections = await self._server.connections(identity)
@@ -242,7 +250,10 @@ class Transport:
                     lines = _Lines()
                     while lines.feed(await answer.chunk()):
                         while lines.complete:
-                            yield lines.complete.pop()
+                            found = await read(lines.complete.pop())
+                            if found is not None:
+                                yield found
+                            del found
                 finally:
                     connections.forget(answer)
                     answer.leave()

@@ -158,3 +158,8 @@ def an_authority(folder: Path) -> tuple[Authority, ssl.SSLContext]:
 
 async def ok(request: web.Request) -> web.Response:
     return web.json_response({"ok": True})
+
+
+async def as_it_is(line: bytes) -> bytes:
+    """For streams whose lines are of interest."""
+    return line

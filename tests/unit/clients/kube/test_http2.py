@@ -25,7 +25,7 @@ from tests.bed.certificates import Authority
 from tests.unit.clients.http2.servers import Asked, Handler, ok
 from tests.unit.clients.http2.servers import serving as serving_http2
 from tests.unit.clients.kube import api_server
-from tests.unit.clients.kube.api_server import ApiServer, server_tls
+from tests.unit.clients.kube.api_server import ApiServer, as_it_is, server_tls
 
 pytestmark = pytest.mark.uvloop
 
@@ -88,7 +88,7 @@ async def watching(transport: Transport, count: int) -> AsyncIterator[list[Any]]
     """So many watches that have each heard their first line."""
     async with AsyncExitStack() as stack:
         streams = [
-            await stack.enter_async_context(aclosing(transport.stream(f"/watch/{number}", silence=30)))
+            await stack.enter_async_context(aclosing(transport.stream(f"/watch/{number}", silence=30, read=as_it_is)))
             for number in range(count)
         ]
         assert await asyncio.gather(*map(anext, streams)) == [b"first"] * count
@@ -133,7 +133,7 @@ async def test_server_that_lowers_its_limit_gets_what_it_refused_again(bench: Be
     async with bench.server(refuse_some) as server, bench.closing:
         transport = bench.transport(server.url)
         await asyncio.gather(*(transport.request("POST", "/x", body=b"{}") for _ in range(30)))
-        async with asyncio.timeout(5), aclosing(transport.stream("/x", silence=5)) as stream:
+        async with asyncio.timeout(5), aclosing(transport.stream("/x", silence=5, read=as_it_is)) as stream:
             assert [line async for line in stream] == []
 
 
@@ -146,7 +146,10 @@ async def test_server_that_refuses_everything_is_down_and_is_not_hammered(
     monkeypatch.setattr(transport_module, "RETRIES", 4)
     async with bench.server(refuse) as server, bench.closing:
         transport = bench.transport(server.url)
-        for request in (transport.request("POST", "/x", body=b"{}"), anext(transport.stream("/x", silence=5))):
+        for request in (
+            transport.request("POST", "/x", body=b"{}"),
+            anext(transport.stream("/x", silence=5, read=as_it_is)),
+        ):
             server.requests.clear()
             with pytest.raises(ApiDown, match="REFUSED_STREAM"):
                 await request
@@ -242,7 +245,7 @@ async def test_many_who_wait_for_a_server_that_is_down_learn_it_from_one_attempt
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     async with server, bench.closing:
         transport = bench.transport(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        streams = [anext(transport.stream("/x", silence=5)) for _ in range(200)]
+        streams = [anext(transport.stream("/x", silence=5, read=as_it_is)) for _ in range(200)]
         async with asyncio.timeout(5):
             found = await asyncio.gather(*streams, return_exceptions=True)
         assert {type(each) for each in found} == {ApiDown}
@@ -256,7 +259,9 @@ async def test_number_of_connections_is_bounded(bench: Bench, monkeypatch: pytes
         transport = bench.transport(server.url)
         async with AsyncExitStack() as stack:
             for number in range(3):
-                stream = await stack.enter_async_context(aclosing(transport.stream(f"/watch/{number}", silence=5)))
+                stream = await stack.enter_async_context(
+                    aclosing(transport.stream(f"/watch/{number}", silence=5, read=as_it_is))
+                )
                 await anext(stream)
             with pytest.raises(ApiDown, match="none of 3 connections"):
                 await transport.request("GET", "/x")
@@ -278,7 +283,7 @@ async def test_answers_and_events_without_end_are_given_up(bench: Bench, monkeyp
         with pytest.raises(ApiServerError, match="more than 3000000 bytes"):
             await transport.request("GET", "/x")
         with pytest.raises(ApiServerError, match="more than 3000000 bytes"):
-            await anext(transport.stream("/x", silence=5))
+            await anext(transport.stream("/x", silence=5, read=as_it_is))
         await until(lambda: [asked.gone for asked in server.requests] == [wire.CANCEL, wire.CANCEL])
 
 

@@ -39,7 +39,7 @@ from pykubelet.model.errors import (
 )
 from tests.bed.silence import silent_wire
 from tests.unit.clients.kube import api_server
-from tests.unit.clients.kube.api_server import LEAVING, ApiServer, an_authority, ok
+from tests.unit.clients.kube.api_server import LEAVING, ApiServer, an_authority, as_it_is, ok
 
 pytestmark = pytest.mark.real_loop
 
@@ -241,7 +241,7 @@ async def test_stream_gives_whole_lines_however_long(serving: Serving) -> None:
 
     async with serving(lines) as server:
         transport = a_transport(server.url)
-        got = [line async for line in transport.stream("/x", silence=5)]
+        got = [line async for line in transport.stream("/x", silence=5, read=as_it_is)]
         await transport.close()
     assert got == [b"one", b"two", big, b"last"]
 
@@ -253,7 +253,7 @@ async def test_stream_refused_is_an_error_of_its_own(serving: Serving) -> None:
     async with serving(refuse) as server:
         transport = a_transport(server.url)
         with pytest.raises(Expired):
-            await anext(transport.stream("/x", silence=5))
+            await anext(transport.stream("/x", silence=5, read=as_it_is))
         await transport.close()
 
 
@@ -268,7 +268,7 @@ async def silent(request: web.Request) -> web.StreamResponse:
 async def test_silent_stream_is_given_up(serving: Serving) -> None:
     async with serving(silent) as server:
         transport = a_transport(server.url)
-        stream = transport.stream("/x", silence=0.3)
+        stream = transport.stream("/x", silence=0.3, read=as_it_is)
         assert await anext(stream) == b"first"
         with pytest.raises(ApiDown):
             await anext(stream)
@@ -278,7 +278,7 @@ async def test_silent_stream_is_given_up(serving: Serving) -> None:
 async def test_renewed_connections_end_streams_without_error(serving: Serving) -> None:
     async with serving(silent) as server:
         transport = a_transport(server.url)
-        stream = transport.stream("/x", silence=30)
+        stream = transport.stream("/x", silence=30, read=as_it_is)
         async with aclosing(stream):
             assert await anext(stream) == b"first"
             asyncio.get_running_loop().call_later(0.05, lambda: renewing.append(loop.create_task(transport.renew())))
@@ -297,7 +297,7 @@ async def test_abandoned_connections_end_at_once_though_the_peer_is_silent(servi
             transport = Transport(
                 ServerConnections(Kubeconfig(cluster=cluster, user=UserEntry()), clock=SystemClock()), agent="test"
             )
-            stream = transport.stream("/x", silence=30)
+            stream = transport.stream("/x", silence=30, read=as_it_is)
             async with aclosing(stream):
                 assert await anext(stream) == b"first"
                 wire.cut()
@@ -308,7 +308,7 @@ async def test_abandoned_connections_end_at_once_though_the_peer_is_silent(servi
                     with pytest.raises(StopAsyncIteration):
                         await anext(stream)
                 await asyncio.gather(*leaving)
-            again = transport.stream("/x", silence=30)
+            again = transport.stream("/x", silence=30, read=as_it_is)
             async with aclosing(again):
                 assert await anext(again) == b"first"
             await transport.close()
