@@ -58,9 +58,9 @@ DEFAULT_TTL = 60.0
 JANITOR_PERIOD = 30.0
 LEAST_IDLE = 60.0
 WATCH_AFTER = 0.5
-"""Seconds between the first look at an object and its watch. A watch is a connection with a handshake of its own (list
-and watch together cost us some 4 ms of processor time), and a pod with many objects is just then being started. That
-this makes pods start sooner is expected, not measured: see docs/performance.md."""
+"""Seconds between the first look at an object and its watch: a pod with many objects is just then being started, and
+over HTTP/1.1 a watch is a connection with a handshake of its own (list and watch together cost us some 4 ms of
+processor time). That this makes pods start sooner is expected, not measured: see docs/performance.md."""
 FRESH = 5.0
 """Seconds after its first list in which a watch's "absent" is checked: that list may be a little old."""
 
