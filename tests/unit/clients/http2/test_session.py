@@ -7,6 +7,8 @@ import os
 
 import hpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pykubelet.clients.http2 import frames as wire
 from pykubelet.clients.http2 import session as module
@@ -317,3 +319,46 @@ def test_numbers_of_streams_run_out_without_harm() -> None:
     assert session.room == 0
     session.receive(headers(stream, flags=wire.END_HEADERS | wire.END_STREAM), 0.0)
     assert stream.ended
+
+
+ANY_FRAME = st.builds(
+    Frame,
+    type=st.integers(0, 11),
+    flags=st.sampled_from([0, 1, 4, 5, 8, 0x20, 0x2C, 0xFF]),
+    stream=st.sampled_from([0, 1, 2, 3, 5, 7, 9]),
+    payload=st.one_of(
+        st.binary(max_size=40),
+        st.sampled_from(
+            [b"", bytes(4), bytes(8), b"\x88", b"\0\0\0\5", wire.settings({3: 1, 4: 9})[9:], bytes(16_384)]
+        ),
+    ),
+)
+
+
+@given(st.lists(ANY_FRAME, max_size=60))
+def test_whatever_comes_it_is_a_fault_or_within_bounds(frames: list[Frame]) -> None:
+    session = started()
+    streams = [session.open(GET, b"x" * 70_000 * (number % 2)) for number in range(4)]
+    session.receive(headers(streams[0]), 0.0)
+    session.leave(streams[3])
+    try:
+        for number, frame in enumerate(frames):
+            session.receive(frame, 0.0)
+            session.upload()
+            if number % 7 == 0:
+                session.take(streams[0])
+    except Fault as fault:
+        assert wire.error_name(fault.code)
+    assert sum(len(chunk) for stream in streams for chunk in stream.chunks) <= module.CONNECTION_WINDOW
+    assert len(session.out) <= 4 * 80_000 + 30 * len(frames) + 100
+    assert set(session.streams) <= {1, 3, 5, 7}
+    assert all(stream.is_open for stream in session.streams.values())
+
+
+@given(st.binary(max_size=300))
+def test_whatever_bytes_come_they_are_frames_or_a_fault(data: bytes) -> None:
+    try:
+        for frame in cut(data):
+            assert len(frame.payload) <= wire.LARGEST
+    except Fault as fault:
+        assert fault.code == wire.FRAME_SIZE_ERROR
