@@ -18,7 +18,7 @@ import h2.settings
 from pykubelet.clients.http2 import frames as wire
 
 
-@dataclass
+@dataclass(eq=False)
 class Asked:
     """A request as the server sees it, and what it can do about it."""
 
