@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,6 +21,7 @@ from pykubelet.clients.http2 import frames as wire
 from pykubelet.clients.kube.client import RestKubeClient
 from pykubelet.clients.kube.connections import ServerConnections
 from pykubelet.clients.kube.kubeconfig import ClusterEntry, Kubeconfig, UserEntry
+from pykubelet.clients.kube.port import Change
 from pykubelet.clients.kube.reflector import Query, Reflector
 from pykubelet.clients.kube.transport import Transport
 from pykubelet.kit.clock import SystemClock
@@ -51,8 +53,11 @@ class Store:
                 with suppress(h2.exceptions.ProtocolError, KeyError):
                     asked.say(self.event(name, self.version))
 
+    def versions(self, name: str) -> list[int]:
+        return [version for version, changed in self.log if changed == name]
+
     def latest(self, name: str) -> int:
-        return max((version for version, changed in self.log if changed == name), default=1)
+        return max(self.versions(name), default=1)
 
     @staticmethod
     def document(name: str, version: int) -> dict[str, object]:
@@ -126,11 +131,13 @@ async def test_no_change_is_lost_however_connections_end(tmp_path: Path, seed: i
         )
         client = RestKubeClient(Transport(connections, agent="test", qps=200, burst=200))
         names = [f"map-{number}" for number in range(OBJECTS)]
+        seen: dict[str, list[int]] = {name: [] for name in names}
         reflectors = [
             Reflector(
                 client=client,
                 query=Query(kind=ConfigMap, namespace="default", field_selector=f"metadata.name={name}"),
                 clock=CLOCK,
+                on_change=partial(_note, seen[name]),
             )
             for name in names
         ]
@@ -141,17 +148,17 @@ async def test_no_change_is_lost_however_connections_end(tmp_path: Path, seed: i
                 if server.open:
                     source.choice(KINDS)(server, source.choice(server.open), source)
                 await CLOCK.sleep(source.uniform(0.0, 0.15))
-            store.change(names[0])
-            async with asyncio.timeout(60):
-                while any(
-                    _version(each, name) != store.latest(name) for each, name in zip(reflectors, names, strict=True)
-                ):
-                    await CLOCK.sleep(0.05)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(30):
+                    while any(versions[-1:] != [store.latest(name)] for name, versions in seen.items()):
+                        await CLOCK.sleep(0.05)
         await connections.close()
+    # One list, then every change once and in order.
+    assert seen == {name: [1, *store.versions(name)][-len(seen[name]) :] for name in names}
+    assert all(versions[-1] == store.latest(name) for name, versions in seen.items())
     assert len(server.requests) < FAULTS * OBJECTS  # each fault costs a watch at most a request or two
     assert len(server.peers) < 3 * FAULTS
 
 
-def _version(reflector: Reflector[ConfigMap], name: str) -> int:
-    found = reflector.get(name, "default")
-    return 0 if found is None else int((found.data or {})["version"])
+def _note(seen: list[int], change: Change[ConfigMap]) -> None:
+    seen.append(int((change.object.data or {})["version"]))
