@@ -73,6 +73,11 @@ class Http2Connection(asyncio.Protocol):
         return len(self._session.streams)
 
     @property
+    def is_draining(self) -> bool:
+        """It takes no new requests and closes with the last one under way."""
+        return self._session.draining
+
+    @property
     def is_closed(self) -> bool:
         return self._closed.is_set() or (self._transport is not None and self._transport.is_closing())
 

@@ -252,7 +252,11 @@ class Http2Connections:
         if self._retired:
             raise NotProcessed(RENEWED)
         if len(self._open) >= MOST_CONNECTIONS:
-            raise NotProcessed(f"none of {MOST_CONNECTIONS} connections takes another request")
+            # A server that often says goodbye leaves many with a few watches each; they can begin again.
+            leaving = next((each for each in self._open if each.is_draining), None)
+            if leaving is None:
+                raise NotProcessed(f"none of {MOST_CONNECTIONS} connections takes another request")
+            leaving.abort("too many connections are about to end")
         try:
             made = await self._dial()
         except OSError as error:  # TimeoutError is one

@@ -89,6 +89,7 @@ class Peer(asyncio.Protocol):
         self.client_said_goodbye: int | None = None
         self.pings = 0
         self.silent = False
+        """Neither reads nor says anything, as behind a broken network."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -113,7 +114,7 @@ class Peer(asyncio.Protocol):
 
     def _handle(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.RequestReceived):
-            asked = self.asked[event.stream_id] = Asked(self, event.stream_id, dict(event.headers))  # type: ignore[arg-type]
+            asked = self.asked[event.stream_id] = Asked(self, event.stream_id, dict(event.headers))
             self.server.requests.append(asked)
             self.server.begin(asked)
         elif isinstance(event, h2.events.DataReceived):
@@ -141,7 +142,7 @@ class Peer(asyncio.Protocol):
 
     def raw(self, data: bytes) -> None:
         """Bytes as they are, also such that no sane server sends."""
-        if self.transport is not None and not self.transport.is_closing():
+        if self.transport is not None and not self.transport.is_closing() and not self.silent:
             self.transport.write(data)
 
     def goaway(self, last: int, code: int = wire.NO_ERROR) -> None:

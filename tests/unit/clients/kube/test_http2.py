@@ -269,6 +269,34 @@ async def test_number_of_connections_is_bounded(bench: Bench, monkeypatch: pytes
         assert len(server.peers) == 3
 
 
+async def test_many_goodbyes_do_not_use_up_the_connections(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "MOST_CONNECTIONS", 3)
+
+    async def goodbye(asked: Asked) -> None:
+        await watch(asked)
+        asked.peer.goaway(2**31 - 1)
+
+    async with bench.server(goodbye) as server, bench.closing, AsyncExitStack() as stack:
+        transport = bench.transport(server.url)
+        streams = []
+        for number in range(5):
+            stream = transport.stream(f"/watch/{number}", silence=5, read=as_it_is)
+            streams.append(await stack.enter_async_context(aclosing(stream)))
+            assert await anext(stream) == b"first"
+            await until(lambda: connections_of(transport)[-1].is_draining)
+        await until(lambda: len(server.open) == 3)
+        for stream in streams[:2]:
+            with pytest.raises(ApiDown, match="too many connections"):
+                await anext(stream)
+        server.requests[2].say(b"second\n")
+        assert await anext(streams[2]) == b"second"
+
+
+def connections_of(transport: Transport) -> list[Any]:
+    current: Any = transport._server._current
+    return list(current._http2._open)
+
+
 async def test_answers_and_events_without_end_are_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges, "MOST_BODY", 3_000_000)
     monkeypatch.setattr(transport_module, "LONGEST_LINE", 3_000_000)

@@ -92,9 +92,6 @@ def hang_up(server: Http2Server, peer: Peer, source: random.Random) -> None:
 
 def fall_silent(server: Http2Server, peer: Peer, source: random.Random) -> None:
     peer.silent = True
-    assert peer.transport is not None
-    peer.transport.pause_reading()
-    peer.raw = lambda data: None  # type: ignore[method-assign]
 
 
 def reset_some(server: Http2Server, peer: Peer, source: random.Random) -> None:
