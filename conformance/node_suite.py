@@ -25,6 +25,10 @@ REASONS = {
     "Summary API": "wants PSI, which cgroup v1 does not count, and the containers `runtime` and `misc`",
     "container runtime is temporarily down": "stops and starts containerd by D-Bus to systemd, which the bed has not",
     "ImageMaximumGCAge": "pulls all images of the suite at its end, also those that the bed's registry has not",
+    "sctp": "the kernel has no SCTP",
+    "Checkpoint Container": "needs criu, which the bed has not",
+    "ImageCredentialProvider": "pulls from a private registry outside, which the bed has not",
+    "ImageID": "pulls an image by the digest that it has outside",
     "should report container metrics": "wants device figures of containers: cgroup v1 counts their writes as root's",
 }
 """Part of a spec's name -> why it fails, for the table; excuses nothing."""
