@@ -10,6 +10,7 @@ from hosts.kubeadm.cluster import (
     DROP_IN,
     FILES,
     LONG,
+    TRIES,
     Cluster,
     Node,
     NotAsExpected,
@@ -29,7 +30,6 @@ PODS = 64
 """maxPods after the upgrade: how a changed configuration is seen from outside."""
 SETTLED = 60.0
 """Seconds after a swap in which an agent that wants to restart a container would have done so."""
-TRIES = 10
 PATIENCE = "{timeoutSeconds: 60, failureThreshold: 60}"
 POD = """\
 apiVersion: v1
@@ -265,7 +265,7 @@ def _reset(node: Node) -> list[str]:
 def reset(cluster: Cluster) -> Seen:
     """The worker leaves: drained, deleted and reset. Then the control plane."""
     cluster.kubectl("drain worker --ignore-daemonsets --force --timeout=20m", within=LONG)
-    cluster.kubectl("delete node worker")
+    cluster.kubectl("delete node worker --ignore-not-found")
     seen: Seen = {}
     for node in (cluster.worker, cluster.control):
         seen[node.name] = _reset(node)
