@@ -25,7 +25,7 @@ OS_RELEASE = b'NAME="Alpine Linux"\nID=alpine\n'
 KITTEN = b'{\n"image": "kitten.jpg"\n}\n'
 
 
-def build(programs: Path, folder: Path, applets: list[Path]) -> list[Named]:
+def build(programs: Path, folder: Path, applets: list[Path], device_plugin: Path) -> list[Named]:
     """The images of conformance and those of the node suite."""
     arch = architecture()
     base = images.base(programs, applets)
@@ -44,6 +44,12 @@ def build(programs: Path, folder: Path, applets: list[Path]) -> list[Named]:
             name=f"{E2E}/kitten:1.8",
             entries=base | {"data.json": File(KITTEN), "etc/os-release": File(OS_RELEASE)},
             command=["sh"],
+            environment=PATH,
+        ),
+        Image(
+            name=f"{E2E}/sample-device-plugin:1.7",
+            entries=base | {"sampledeviceplugin": File(device_plugin.read_bytes(), 0o755)},
+            entrypoint=["/sampledeviceplugin", "-alsologtostderr"],
             environment=PATH,
         ),
     ]

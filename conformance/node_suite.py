@@ -25,6 +25,14 @@ REASONS = {
     "Summary API": "wants PSI, which cgroup v1 does not count, and the containers `runtime` and `misc`",
     "container runtime is temporarily down": "stops and starts containerd by D-Bus to systemd, which the bed has not",
     "ImageMaximumGCAge": "pulls all images of the suite at its end, also those that the bed's registry has not",
+    "sctp": "the kernel has no SCTP",
+    "GracefulNodeShutdown": "announces the shutdown by D-Bus, which the bed has not; seen on guests",
+    "oom-score-adj should be -999": "may not be set without CAP_SYS_RESOURCE",
+    "multiple page size": "wants a huge page of 1 GiB, for which the machine has no piece of memory",
+    "should avoid swap": "reads memory.swap.max, a file of cgroup v2",
+    "Checkpoint Container": "needs criu, which the bed has not",
+    "ImageCredentialProvider": "pulls from a private registry outside, which the bed has not",
+    "ImageID": "pulls an image by the digest that it has outside",
     "should report container metrics": "wants device figures of containers: cgroup v1 counts their writes as root's",
 }
 """Part of a spec's name -> why it fails, for the table; excuses nothing."""

@@ -245,9 +245,9 @@ def _pids(seen: Seen) -> int:
 
 
 def _high_without_limit(seen: Seen, request: int) -> str:
-    """The limit of a container that has none is what all pods may use."""
-    allocatable = _memory(seen) - 256 * MIB - 100 * MIB - 128 * MIB  # reserved, hard eviction, huge pages
-    return str(int(request + (allocatable - request) * 0.8) // 4096 * 4096)
+    """The limit of a container that has none is what all pods may use: what there is less what is reserved."""
+    most = _memory(seen) - 256 * MIB
+    return str(int(request + (most - request) * 0.8) // 4096 * 4096)
 
 
 def test_the_kernel_kills_best_effort_first_and_guaranteed_last(seen: Seen) -> None:

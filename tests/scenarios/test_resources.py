@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
+
 from pykubelet.api.types import ResourceRequirements
 from pykubelet.model.pod import uid_of
 from pykubelet.wire import cri_pb2
 from tests.builders import a_container, a_pod
 from tests.fakes.fake_cri_values import TERMINATED, Behaviour
-from tests.harness import a_node
+from tests.harness import NodeHarness, a_node
 
+GI = 1 << 30
 HELD = ResourceRequirements(requests={"cpu": "500m"}, limits={"memory": "64Mi"})
 
 
@@ -26,6 +29,28 @@ async def test_the_classes_follow_the_pods(tmp_path: Path) -> None:
         node.remove("b")
         await node.until(lambda: node.cgroups.groups["/kubepods/burstable"].cpu_shares == 2)
         assert set(node.cgroups.groups) == {"/kubepods", "/kubepods/burstable", "/kubepods/besteffort"}
+
+
+async def test_what_pods_may_use_of_the_memory_is_the_capacity_less_reservations(tmp_path: Path) -> None:
+    """For limits; neither eviction thresholds nor huge pages are taken off, unlike in the Node's allocatable."""
+    (tmp_path / "config.yaml").write_text(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        "featureGates: {MemoryQoS: true, QOSReserved: true}\nmemoryThrottlingFactor: 0.5\n"
+        "qosReserved: {memory: 50%}\nsystemReserved: {memory: 768Mi}\nkubeReserved: {memory: 256Mi}\n"
+        "evictionHard: {memory.available: 512Mi}\n"
+    )
+    harness = NodeHarness(tmp_path, f"--config={tmp_path / 'config.yaml'}")
+    harness.machine = msgspec.structs.replace(harness.machine, cgroup_v2=True, hugepages=((2 << 20, 64),))
+    await harness.start()
+    try:
+        some = ResourceRequirements(requests={"memory": "1Gi"})
+        await harness.until_running(harness.run(a_pod("some", containers=[a_container("app", resources=some)])))
+        config = harness.cri.called("create_container")[0].args["config"]
+        assert config.linux.resources.unified["memory.high"] == str(4 * GI)
+        assert harness.cgroups.groups["/kubepods/burstable"].memory_bytes == 7 * GI
+        assert harness.cgroups.groups["/kubepods/besteffort"].memory_bytes == 13 * GI // 2
+    finally:
+        await harness.kill()
 
 
 async def test_a_pod_that_runs_outside_its_cgroup_is_started_again_inside(tmp_path: Path) -> None:

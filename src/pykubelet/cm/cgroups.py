@@ -65,7 +65,7 @@ class CgroupRules(Struct, frozen=True, kw_only=True):
     """With `memory_qos`: memory that was requested is protected from reclaim, class by class."""
     memory_reserve_percent: int = 0
     """Gate QOSReserved: how much of what a class requested is kept from the classes below it."""
-    allocatable_memory_bytes: int = 0
+    memory_for_pods_bytes: int = 0
     """What all pods together may use; only for `memory_reserve_percent`."""
     unthrottled: Callable[[Pod], bool] = lambda pod: False
     """Pods with exclusive CPUs, which no quota may slow down."""
@@ -163,7 +163,7 @@ def _class_ceilings(memory: dict[QosClass, int], rules: CgroupRules) -> dict[Qos
     if not rules.memory_reserve_percent:
         return dict.fromkeys(QosClass)
     kept = {qos: requested * rules.memory_reserve_percent // 100 for qos, requested in memory.items()}
-    burstable = max(0, rules.allocatable_memory_bytes - kept[QosClass.GUARANTEED])
+    burstable = max(0, rules.memory_for_pods_bytes - kept[QosClass.GUARANTEED])
     # 0 would be written as "no limit".
     return {
         QosClass.GUARANTEED: None,
@@ -229,7 +229,7 @@ def cgroup_rules(settings: Settings, spec: NodeSpec, *, owns_cpus: Callable[[Pod
         memory_qos=spec.memory_qos and spec.cgroup_v2,
         tiered_reservation=spec.tiered_memory_reservation,
         memory_reserve_percent=_qos_reserve(settings),
-        allocatable_memory_bytes=spec.allocatable["memory"].value() if "memory" in spec.allocatable else 0,
+        memory_for_pods_bytes=spec.memory_for_pods_bytes,
         unthrottled=lambda pod: spec.exclusive_cpus_unthrottled and owns_cpus(pod),
     )
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from pykubelet.api.quantity import Quantity
+from pykubelet.api.quantity import ZERO, Quantity
 from pykubelet.clients.host.port import Machine
-from pykubelet.cm.capacity import allocatable, kept_from_pods, machine_capacity
+from pykubelet.cm.capacity import allocatable, kept_from_pods, machine_capacity, reserved
 from pykubelet.edges import Edges
-from pykubelet.model.pod_resources import EPHEMERAL_STORAGE
+from pykubelet.model.pod_resources import EPHEMERAL_STORAGE, MEMORY
 from pykubelet.settings.settings import Settings
 
 
@@ -44,6 +44,8 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     selinux: bool = False
     allocatable: Mapping[str, Quantity] = field(default_factory=dict)
     """What resourceFieldRef shows for a limit that is not set."""
+    memory_for_pods_bytes: int = 0
+    """What limits are worked out from: unlike in allocatable, neither eviction thresholds nor huge pages are off."""
     thermal_paths: tuple[str, ...] = ()
     """CPU throttle folders of this machine that are hidden from containers."""
     hostname_override: bool = True
@@ -85,6 +87,7 @@ def node_spec(settings: Settings, edges: Edges) -> NodeSpec:
         seccomp_root=str(edges.paths.seccomp),
         selinux=machine.selinux,
         allocatable=local_allocatable(settings, machine),
+        memory_for_pods_bytes=memory_for_pods(settings, machine),
         thermal_paths=machine.thermal_paths,
         hostname_override=gates.enabled("HostnameOverride"),
         env_files=gates.enabled("EnvFiles"),
@@ -101,3 +104,8 @@ def local_allocatable(settings: Settings, machine: Machine) -> dict[str, Quantit
     capacity = machine_capacity(machine, settings.config.cgroups, None)
     kept = kept_from_pods(settings, capacity)
     return {**allocatable(capacity, kept), EPHEMERAL_STORAGE: Quantity.of_bytes(1 << 62)}
+
+
+def memory_for_pods(settings: Settings, machine: Machine) -> int:
+    """Bytes: the machine's memory less both reservations, whether they are enforced or not."""
+    return max(0, machine.memory_bytes - reserved(settings.config.reservations).get(MEMORY, ZERO).value())

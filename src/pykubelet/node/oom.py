@@ -34,6 +34,8 @@ REASON: Final = "OOMKilling"
 SYSTEM_REASON: Final = "SystemOOM"
 REPORT_AFTER: Final = 0.3
 """Seconds until it is known whether the container outlived the process."""
+SEEN_WITHIN: Final = 15.0
+"""Seconds until a container that was just started must be in the table: one may be killed sooner than it is seen."""
 COUNT_PERIOD: Final = 10.0
 COUNT_WITHIN: Final = 60.0
 QUIET: Final = 5.0
@@ -153,12 +155,16 @@ class OomWatcher:
         if kill.limit == "/":
             text = f"System OOM encountered, victim process: {kill.process}, pid: {kill.pid}"
             self._events.node_event(WARNING, SYSTEM_REASON, text)
-        victim = find_victim(kill.group, self._table)
-        if victim is not None:
-            tasks.spawn(self._report_later(kill, victim), name=f"oom {kill.pid}")
+        tasks.spawn(self._report_later(kill), name=f"oom {kill.pid}")
 
-    async def _report_later(self, kill: Kill, victim: Victim) -> None:
+    async def _report_later(self, kill: Kill) -> None:
+        """Nothing is said of a process that was in no container."""
+        deadline = self._clock.monotonic() + SEEN_WITHIN
         await self._clock.sleep(REPORT_AFTER)
+        while (victim := find_victim(kill.group, self._table)) is None:
+            if self._clock.monotonic() > deadline:
+                return
+            await self._clock.sleep(REPORT_AFTER)
         self._report(victim, f"process {kill.process} (pid {kill.pid})", whose_limit(kill, victim), kill.group)
 
     def _report(self, victim: Victim, process: str, limit: str, group: str) -> None:

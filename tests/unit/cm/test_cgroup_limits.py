@@ -129,7 +129,7 @@ def test_part_of_what_a_class_requested_is_kept_from_those_below(
     percent: int, burstable: int | None, best_effort: int | None
 ) -> None:
     asks = a_pod(containers=[a_container(resources=held({"memory": "32Mi"}))])
-    rules = CgroupRules(memory_reserve_percent=percent, allocatable_memory_bytes=1000 * MIB)
+    rules = CgroupRules(memory_reserve_percent=percent, memory_for_pods_bytes=1000 * MIB)
     classes = class_limits(map(share_of, (GUARANTEED, asks, a_pod())), rules)
     wanted = [None if each is None else each * MIB for each in (burstable, best_effort)]
     assert [classes[qos].memory_bytes for qos in (QosClass.BURSTABLE, QosClass.BEST_EFFORT)] == wanted

@@ -104,6 +104,31 @@ async def test_an_agent_that_may_not_protect_itself_goes_on(caplog: pytest.LogCa
     assert len([r for r in caplog.records if "oomScoreAdj" in r.message]) == 1 and bed.reported()
 
 
+async def test_a_container_that_is_killed_before_the_agent_has_seen_it_run() -> None:
+    bed = OomWatcherFixture()
+    pod = a_pod("web")
+    bed.show(a_runtime_status(pod))
+    async with running(bed.watcher):
+        await bed.clock.sleep(0.1)
+        bed.groups.alive = False
+        bed.kill(1)
+        await bed.clock.sleep(3)
+        assert not bed.reported()
+        bed.show(a_runtime_status(pod, containers=[a_container_status(pod, "app", id=ID)]))
+        await bed.clock.sleep(2)
+        assert len(bed.reported()) == 1 and "of container app, which ends with it" in bed.reported()[0]
+
+
+async def test_a_container_that_is_never_seen_is_given_up() -> None:
+    bed = OomWatcherFixture()
+    bed.show(a_runtime_status(a_pod("web")))
+    async with running(bed.watcher):
+        await bed.clock.sleep(0.1)
+        bed.kill(1)
+        await bed.clock.sleep(60)
+        assert not bed.reported()
+
+
 async def test_others_processes_are_no_pods_business() -> None:
     bed = OomWatcherFixture()
     async with running(bed.watcher):

@@ -199,7 +199,7 @@ def _memory_qos(pod: Pod, own: ResourceRequirements, node: NodeSpec) -> dict[str
         files = {"memory.min" if guaranteed else "memory.low": str(request)}
     else:
         files = {"memory.min": "0", "memory.low": "0"}
-    ceiling = limit or node.allocatable.get("memory", ZERO).value()
+    ceiling = limit or node.memory_for_pods_bytes
     if request != limit and ceiling:
         pages = math.floor(request + (ceiling - request) * node.memory_throttling_factor) // node.page_bytes
         if pages * node.page_bytes > request:

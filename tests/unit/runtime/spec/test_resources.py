@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pykubelet.api.quantity import Quantity
 from pykubelet.api.types import Container, ResourceRequirements
 from pykubelet.cm.container_resources import ContainerResources
 from pykubelet.cm.node_spec import NodeSpec
@@ -247,7 +246,7 @@ def test_memory_qos(held: ResourceRequirements | None, tiered: bool, wanted: tup
         cgroup_v2=True,
         memory_qos=True,
         tiered_memory_reservation=tiered,
-        allocatable={"memory": Quantity.parse("8Gi")},
+        memory_for_pods_bytes=8 * GI,
     )
     found = resources(held, node).unified
     assert tuple(found.get(f"memory.{file}") for file in ("min", "low", "high")) == wanted
