@@ -63,6 +63,8 @@ class Job:
     """Folder of e2e_node.test and nmeter."""
     common: str
     """Folder of ginkgo, agnhost and the other programs that images hold."""
+    plugins: str
+    """Folder of the sample device plugin."""
     containerd: str
     runc: str
     ginkgo: Sequence[str] = ()
@@ -91,6 +93,7 @@ def job(agent: str, folder: Path, ginkgo: Sequence[str], suite: Sequence[str]) -
         folder=str(folder),
         programs=str(go_programs("node-e2e")),
         common=str(go_programs("e2e")),
+        plugins=str(go_programs("plugins")),
         containerd=str(go_programs("containerd2")),
         runc=str(go_programs("runc") / "runc"),
         ginkgo=ginkgo,
@@ -145,8 +148,11 @@ def base_configuration() -> dict[str, object]:
 
 
 def private_folder() -> Path:
-    """Not below /tmp, because the bed has one of its own."""
-    return Path(tempfile.mkdtemp(prefix="pklnode-", dir="/var/tmp"))
+    """Not below /tmp, because the bed has one of its own; open to the users of pods in user namespaces, whose root file
+    systems and volumes are below it."""
+    folder = Path(tempfile.mkdtemp(prefix="pklnode-", dir="/var/tmp"))
+    folder.chmod(0o711)
+    return folder
 
 
 def run_inside(work: Job) -> int:

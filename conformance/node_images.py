@@ -25,11 +25,11 @@ OS_RELEASE = b'NAME="Alpine Linux"\nID=alpine\n'
 KITTEN = b'{\n"image": "kitten.jpg"\n}\n'
 
 
-def build(programs: Path, folder: Path, applets: list[Path]) -> list[Named]:
+def build(programs: Path, folder: Path, applets: list[Path], device_plugin: Path) -> list[Named]:
     """The images of conformance and those of the node suite."""
     arch = architecture()
     base = images.base(programs, applets)
-    ipcs = need_program("ipcs", "util-linux")
+    ipcs, perl = need_program("ipcs", "util-linux"), need_program("perl", "perl-base")
     others = [
         *(images.busybox(name, base) for name in (f"{E2E}/busybox:1.36.1-1", "docker.io/library/busybox:1.36")),
         Image(
@@ -44,6 +44,18 @@ def build(programs: Path, folder: Path, applets: list[Path]) -> list[Named]:
             name=f"{E2E}/kitten:1.8",
             entries=base | {"data.json": File(KITTEN), "etc/os-release": File(OS_RELEASE)},
             command=["sh"],
+            environment=PATH,
+        ),
+        Image(
+            name=f"{E2E}/perl:5.26",
+            entries=base | images.libraries([perl]) | {"bin/perl": File(perl.read_bytes(), 0o755)},
+            command=["perl"],
+            environment=PATH,
+        ),
+        Image(
+            name=f"{E2E}/sample-device-plugin:1.7",
+            entries=base | {"sampledeviceplugin": File(device_plugin.read_bytes(), 0o755)},
+            entrypoint=["/sampledeviceplugin", "-alsologtostderr"],
             environment=PATH,
         ),
     ]

@@ -40,7 +40,9 @@ def main() -> int:
     private_mounts(job.home / "private")
     own_cgroups()
     network()
-    built = node_images.build(Path(job.common), job.home, [Path(job.programs) / "nmeter"])
+    built = node_images.build(
+        Path(job.common), job.home, [Path(job.programs) / "nmeter"], Path(job.plugins) / "sample-device-plugin"
+    )
     with running_containerd(Path(job.containerd), runc=Path(job.runc), below=job.home) as containerd:
         add_handler(containerd)
         link_socket(containerd)
@@ -133,7 +135,7 @@ def run_ginkgo(job: Job, containerd: BedContainerd) -> int:
         f"--kubelet-config-file={job.home / 'kubelet.json'}",
         f"--container-runtime-endpoint={containerd.endpoint}",
         "--container-runtime-process-name=containerd",
-        f"--container-runtime-pid-file={containerd.state_dir / 'containerd.pid'}",
+        "--container-runtime-pid-file=",  # it is looked for by its name: the bed's file tells more than a number
         "--prepull-images=false",
         f"--node-name={NODE}",
         f"--report-dir={job.home / 'report'}",
@@ -155,8 +157,13 @@ def run_ginkgo(job: Job, containerd: BedContainerd) -> int:
 
 def stop_early(ginkgo: int) -> None:
     """Ginkgo writes its report when the processes that run specs end; it hands no signal on to them."""
-    for pid in (*Path(f"/proc/{ginkgo}/task/{ginkgo}/children").read_text().split(), ginkgo):
-        os.kill(int(pid), signal.SIGTERM)
+    for pid in (*children(ginkgo), ginkgo):
+        os.kill(pid, signal.SIGTERM)
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads: a program in Go starts processes from any of them."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,14 @@ FLAKY = rf"\[Flaky\]|{WHOLE_MACHINE}"
 FEATURES = rf"{FLAKY}|\[Feature:.+\]"
 """What the suite itself skips when it is started without a selection, and what a bed must not do to its machine."""
 PARALLEL = 6
+OWN_PART = "Feature: containsAny {OffByDefault, CriProxy, StandaloneMode, LockContention}"
+"""Features whose specs want other options of the suite, and with that a run of their own."""
+
+ALL_GATES = (
+    "--feature-gates=AllAlpha=true,AllBeta=true",
+    "--service-feature-gates=AllAlpha=true,AllBeta=true",
+    "--runtime-config=api/all=true",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +33,9 @@ class Part:
     processes: int = 1
     suite: Sequence[str] = ()
     """Options of e2e_node.test."""
+    focus: str = ""
+    guest: bool = False
+    """On a machine of its own instead of a set of namespaces."""
 
 
 PARTS = {
@@ -32,31 +43,47 @@ PARTS = {
     "serial": Part(what="default selection, Serial", labels="Serial", skip=FEATURES),
     "features": Part(
         what="behind feature labels, not Serial",
-        labels="!Serial && !Feature: isEmpty && !(Feature: containsAny {OffByDefault, CriProxy, StandaloneMode})",
+        labels=f"!Serial && !Feature: isEmpty && !({OWN_PART})",
         processes=PARALLEL,
     ),
     "features-serial": Part(
         what="behind feature labels, Serial",
-        labels="Serial && !Feature: isEmpty && !(Feature: containsAny {OffByDefault, CriProxy, StandaloneMode})",
+        labels=f"Serial && !Feature: isEmpty && !({OWN_PART})",
     ),
     "gates": Part(
         what="gates that are off by default",
         labels="Feature: containsAny {OffByDefault} && !(Feature: containsAny {CriProxy, StandaloneMode})",
-        suite=(
-            "--feature-gates=AllAlpha=true,AllBeta=true",
-            "--service-feature-gates=AllAlpha=true,AllBeta=true",
-            "--runtime-config=api/all=true",
-        ),
+        suite=ALL_GATES,
     ),
     "cri-proxy": Part(
         what="faults injected between kubelet and runtime",
-        labels="Feature: containsAny {CriProxy}",
+        labels="Feature: containsAny {CriProxy} && !(Feature: containsAny {OffByDefault})",
         suite=("--cri-proxy-enabled=true",),
+    ),
+    "cri-proxy-gates": Part(
+        what="the same, gates that are off by default",
+        labels="Feature: containsAny {CriProxy} && Feature: containsAny {OffByDefault}",
+        suite=("--cri-proxy-enabled=true", *ALL_GATES),
     ),
     "standalone": Part(
         what="kubelet without API server",
         labels="Feature: containsAny {StandaloneMode}",
         suite=("--standalone-mode=true",),
+    ),
+    "guest": Part(
+        what="on a guest: what needs systemd, cgroup v2, CPUs, NUMA nodes, swap or all memory",
+        labels="!(Feature: containsAny {OffByDefault, CriProxy, StandaloneMode})",
+        skip=r"\[Flaky\]",
+        focus="GracefulNodeShutdown|Swap |MemoryQoS|(CPU|Memory|Topology) Manager|Eviction|HugePages|OOMKiller|"
+        "Summary API|runtime is temporarily down|PrivilegedPod|PLR guaranteed qos - 1 container with resize policy|"
+        "Node Container Manager|PSI|user namespaces|Container Manager Misc|SystemNodeCriticalPod|"
+        "should report container metrics",
+        guest=True,
+    ),
+    "lock-contention": Part(
+        what="a second holder of the lock file",
+        labels="Feature: containsAny {LockContention}",
+        suite=("--kubelet-flags=--lock-file=/var/run/kubelet.lock", "--kubelet-flags=--exit-on-lock-contention"),
     ),
 }
 
@@ -74,5 +101,5 @@ def ginkgo_options(part: Part, *, focus: str, skip: str, labels: str, processes:
         f"--timeout={longest}",
         f"--label-filter={chosen}",
         f"--skip={part.skip}|{skip}" if skip else f"--skip={part.skip}",
-        *([f"--focus={focus}"] if focus else []),
+        *([f"--focus={focus or part.focus}"] if focus or part.focus else []),
     ]

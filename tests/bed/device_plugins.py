@@ -1,6 +1,6 @@
 """Kubernetes' own sample device plugin and driver of dynamic resources as processes beside an agent.
 
-Both are found by their sockets in the folder of plugins, and end with the test.
+The driver is found by its socket in the folder of plugins, the plugin registers by itself; both end with the test.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Program:
         return self._log.read_text(errors="replace")[-3000:] if self._log.exists() else ""
 
 
-def sample_plugin(folder: Path, root: Path) -> Program:
-    """Two devices of example.com/resource, each a file below /tmp of the container; found by its socket."""
+def sample_plugin(folder: Path, root: Path, sockets_in: str = USUAL_FOLDER) -> Program:
+    """Two devices of example.com/resource, each a file below /tmp of the container."""
     program = go_programs("plugins") / "sample-device-plugin"
-    sockets = {"PLUGIN_SOCK_DIR": str(root / "plugins_registry")}
-    # It looks at the usual folder whether it need register there; in its own view of the machine that is the agent's.
+    sockets = {"PLUGIN_SOCK_DIR": sockets_in}
+    # It registers in the usual folder, which in its own view of the machine is the agent's.
     Path(USUAL_FOLDER).mkdir(parents=True, exist_ok=True)
     script = f"mount --make-rprivate / && mount --bind {root}/device-plugins {USUAL_FOLDER} && exec {program}"
     words = ["unshare", "--mount", "sh", "-c", script]

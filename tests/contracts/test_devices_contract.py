@@ -60,7 +60,7 @@ async def a_sample(folder: Path) -> AsyncIterator[Subject]:
     (folder / "device-plugins").mkdir()
     # Where this lies the plugin expects to be found by its socket and does not register by itself.
     (folder / "device-plugins" / "DEPRECATION").touch()
-    with running(sample_plugin(folder, folder)) as program:
+    with running(sample_plugin(folder, folder, str(registry))) as program:
         async with asyncio.timeout(WITHIN):
             while not (sockets := list(registry.iterdir())):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

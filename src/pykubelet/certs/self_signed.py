@@ -18,15 +18,22 @@ from pykubelet.model.errors import PykubeletError
 
 logger = logging.getLogger(__name__)
 
-LIMIT_SECONDS = 30
+LIMIT_SECONDS = 30.0
 
 
-def ensure_self_signed(folder: Path, host: str, ips: Sequence[str]) -> tuple[Path, Path]:
+def ensure_self_signed(
+    folder: Path, host: str, ips: Sequence[str], *, within: float = LIMIT_SECONDS
+) -> tuple[Path, Path]:
     """`kubelet.crt` and `kubelet.key` in the folder, made when they are missing or of no use. Blocks for a moment."""
     certificate, key = folder / "kubelet.crt", folder / "kubelet.key"
     if not _usable(certificate, key):
         command = [sys.executable, "-m", __name__, str(folder), host, *ips]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=within, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise PykubeletError(
+                f"the serving certificate {certificate} could not be made within {within:g} s"
+            ) from error
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
             raise PykubeletError(f"the serving certificate {certificate} could not be made: {lines[0]}")

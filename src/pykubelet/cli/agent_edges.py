@@ -72,6 +72,7 @@ async def connected_edges(settings: Settings) -> AsyncIterator[Edges]:
         clock=clock,
         request_timeout=config.runtime.runtime_request_timeout,
         observe=operation_metrics(metrics),
+        stream_lists=settings.gates.enabled("CRIListStreaming"),
     )
     try:
         version = await _connect(cri, config.runtime.container_runtime_endpoint)

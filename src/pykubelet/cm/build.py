@@ -171,9 +171,8 @@ def _devices(ctx: Context, edges: Edges, topology: Topology, table: PodTable) ->
     if edges.plugins is None:
         return None
 
-    def is_running(uid: str, container: str) -> bool:
-        containers = table.runtime_status(uid).containers
-        return any(each.name == container and each.state is ContainerState.RUNNING for each in containers)
+    def is_running(uid: str) -> bool:
+        return any(each.state is ContainerState.RUNNING for each in table.runtime_status(uid).containers)
 
     return DeviceManager(
         ctx,

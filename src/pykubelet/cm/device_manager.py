@@ -76,10 +76,10 @@ class DeviceManager:
         folder: Path,
         connect: DeviceConnect,
         read_allocate_response: ReadAllocateResponse,
-        is_running: Callable[[str, str], bool],
+        is_running: Callable[[str], bool],
         numa_nodes: Sequence[int] = (0,),
     ) -> None:
-        """`is_running(uid, container)`: containers that run already are never refused what they have."""
+        """`is_running(uid)`: a pod with a running container is never refused what it has."""
         self._folder = folder
         self._read_allocate_response = read_allocate_response
         self._is_running = is_running
@@ -211,7 +211,7 @@ class DeviceManager:
         for resource, count in self._requested(pod, container).items():
             allocation = self._state.get(uid, name, resource)
             if allocation is not None and len(allocation.ids) == count:
-                self._check_still_good(uid, name, resource, allocation)
+                self._check_still_good(uid, resource, allocation)
                 continue
             reusable = self._reusable(pod, container, resource)
             ids = self._state.choose(resource, count, reusable=reusable, nodes=place.nodes)
@@ -221,13 +221,11 @@ class DeviceManager:
         for container in (*pod.spec.init_containers, *pod.spec.containers):
             self.allocate(pod, container, place)
 
-    def _check_still_good(self, uid: str, container: str, resource: str, allocation: DeviceAllocation) -> None:
-        known = self._state.resources.get(resource)
-        if self._is_running(uid, container):
+    def _check_still_good(self, uid: str, resource: str, allocation: DeviceAllocation) -> None:
+        """After a reboot a pod may come before its plugin: its devices are not known to be there."""
+        if self._is_running(uid):
             return
-        if known is None:
-            raise DevicesRefused(f"cannot allocate unregistered device {resource}")
-        if known.running and not allocation.ids <= known.healthy:
+        if not allocation.ids <= self._state.healthy(resource):
             raise DevicesRefused(
                 f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
             )

@@ -105,8 +105,7 @@ class DeviceState:
     ) -> list[str]:
         """`count` devices: what may be reused first, then those in the wanted place, then others, then those whose
         place is unknown. `nodes` is a bit mask of NUMA nodes; None = anywhere. Raises DevicesRefused."""
-        self._check(resource)
-        again = sorted(reusable & self.resources[resource].healthy)[:count]
+        again = sorted(reusable & self.healthy(resource))[:count]
         missing = count - len(again)
         if missing <= 0:
             return again
@@ -134,12 +133,14 @@ class DeviceState:
                 elsewhere.append(each)
         return aligned, elsewhere, unknown
 
-    def _check(self, resource: str) -> None:
+    def healthy(self, resource: str) -> frozenset[str]:
+        """Raises DevicesRefused when there are none."""
         known = self.resources.get(resource)
         if known is None:
             raise DevicesRefused(f"cannot allocate unregistered device {resource}")
         if not known.healthy:
             raise DevicesRefused(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        return known.healthy
 
     # --- places ---------------------------------------------------------------------------------
 

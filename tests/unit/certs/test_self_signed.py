@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pykubelet.certs.pem import read_pair
-from pykubelet.certs.self_signed import self_signed_files
+from pykubelet.certs.self_signed import ensure_self_signed, self_signed_files
 from pykubelet.kit.clock import LoopClock
+from pykubelet.model.errors import PykubeletError
 
 
 async def test_self_signed_files_are_made_once_and_mended(tmp_path: Path) -> None:
@@ -22,3 +25,8 @@ async def test_self_signed_files_are_made_once_and_mended(tmp_path: Path) -> Non
     key.write_bytes(b"rubbish")
     self_signed_files(tmp_path / "pki", "n1", ["10.0.0.1"], clock)
     assert certificate.read_bytes() != before
+
+
+def test_a_machine_that_is_too_slow_for_it_is_told_in_plain_words(tmp_path: Path) -> None:
+    with pytest.raises(PykubeletError, match=r"kubelet\.crt could not be made within 0\.001 s"):
+        ensure_self_signed(tmp_path, "n1", [], within=0.001)

@@ -62,7 +62,7 @@ class DeviceManagerFixture:
             folder=self.folder,
             connect=lambda socket: self.plugin,
             read_allocate_response=lambda data: AllocateResponse(wire=data, envs={"GIVEN": data.decode()}),
-            is_running=lambda uid, container: uid in self.running,
+            is_running=lambda uid: uid in self.running,
         )
 
         def more(_: NodeStatusChanged) -> None:
@@ -259,6 +259,22 @@ async def test_the_next_life_knows_who_holds_what(tmp_path: Path) -> None:
         assert manager.devices_of("uid-other", "app")[0].ids == ("b",)
         manager.release("uid-web")
         assert manager.holders() == {"uid-other"}
+
+
+async def test_after_a_reboot_a_pod_that_comes_before_its_plugin_is_refused(tmp_path: Path) -> None:
+    bed = DeviceManagerFixture(tmp_path)
+    made = pod()
+    async with bed.life() as manager:
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
+        await manager.response(made, made.spec.containers[0])
+    bed.plugin = FakeDevicePlugin([a_device("a"), a_device("b")])
+    async with bed.life(registers=False) as manager:
+        with pytest.raises(DevicesRefused, match=f"no healthy devices present; cannot allocate unhealthy devices {R}"):
+            manager.allocate(made, made.spec.containers[0], NO_HINT)
+        await manager.take(REGISTRATION)
+        await asyncio.sleep(1)
+        manager.allocate(made, made.spec.containers[0], NO_HINT)
+        assert manager.devices_of("uid-web", "app")[0].ids == ("a",)
 
 
 async def test_a_damaged_checkpoint_is_not_used(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from conformance import node_results, report
 from conformance.node_bed import STAND_INS
+from conformance.node_inside import children
 from conformance.node_parts import PARTS, exactly, ginkgo_options
 from conformance.node_results import Results, compare, load, save
 from conformance.node_suite import REASONS, unexcused
@@ -105,6 +107,17 @@ def test_a_selection_narrows_its_part() -> None:
     assert "--procs=1" in words
 
 
+def test_a_part_that_is_chosen_by_names_may_be_narrowed() -> None:
+    def focus(words: list[str]) -> list[str]:
+        return [word for word in words if word.startswith("--focus=")]
+
+    def chosen(name: str) -> list[str]:
+        return focus(ginkgo_options(PARTS["guest"], focus=name, skip="", labels="", processes=0, longest="1h"))
+
+    assert chosen("") == [f"--focus={PARTS['guest'].focus}"]
+    assert chosen("Swap") == ["--focus=Swap"]
+
+
 def test_specs_are_found_by_their_whole_names() -> None:
     pattern = exactly({"[sig-node] Pods *not* (now)", "a+b", "c.d"})
     assert pattern == r"\[sig-node\] Pods \*not\* \(now\)|a\+b|c\.d"
@@ -152,3 +165,17 @@ def test_stand_ins_start_find_restart_and_stop_a_unit(
     while log.read_text().count("at $ 100%") < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert log.read_text() == "at $ 100%\nat $ 100%\n"
+
+
+def test_children_of_all_threads_are_told_to_stop() -> None:
+    found: list[int] = []
+
+    def work() -> None:
+        with subprocess.Popen(["sleep", "60"]) as process:
+            found.extend(pid for pid in children(os.getpid()) if pid == process.pid)
+            process.kill()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(found) == 1

@@ -66,6 +66,11 @@ CHECKPOINT_CONTAINER = _runtime("CheckpointContainer", "checkpoint_container", p
 
 LIST_CONTAINER_STATS = _runtime("ListContainerStats", "list_container_stats", pb.ListContainerStatsResponse)
 
+STREAM_POD_SANDBOXES = _runtime("StreamPodSandboxes", "list_podsandbox", pb.StreamPodSandboxesResponse)
+STREAM_CONTAINERS = _runtime("StreamContainers", "list_containers", pb.StreamContainersResponse)
+STREAM_CONTAINER_STATS = _runtime("StreamContainerStats", "list_container_stats", pb.StreamContainerStatsResponse)
+STREAM_IMAGES = _image("StreamImages", "list_images", pb.StreamImagesResponse)
+
 LIST_IMAGES = _image("ListImages", "list_images", pb.ListImagesResponse)
 IMAGE_STATUS = _image("ImageStatus", "image_status", pb.ImageStatusResponse)
 PULL_IMAGE = _image("PullImage", "pull_image", pb.PullImageResponse)

@@ -7,6 +7,7 @@ Does not cover: errors and metrics (connection.py), message to value (convert.py
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from pykubelet.clients.cri import calls, containerd_events, convert
-from pykubelet.clients.cri.calls import IMAGE_SERVICE, Rpc
+from pykubelet.clients.cri.calls import IMAGE_SERVICE, RUNTIME_SERVICE, Rpc
 from pykubelet.clients.cri.connection import CallObserver, Connection
 from pykubelet.clients.cri.port import CgroupDriver
 from pykubelet.kit.clock import Clock
@@ -35,6 +36,8 @@ from pykubelet.model.runtime_status import (
     SandboxStatus,
 )
 from pykubelet.wire import cri_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=Message)
 
@@ -59,12 +62,15 @@ class GrpcCriClient:
         image_endpoint: str = "",
         request_timeout: float = 120.0,
         observe: CallObserver | None = None,
+        stream_lists: bool = False,
     ) -> None:
+        """`stream_lists`: take lists as streams, whose length no limit of a message bounds, while the runtime can."""
         self._endpoint = endpoint
         self._image_endpoint = image_endpoint or endpoint
         self._clock = clock
         self._timeout = request_timeout
         self._observe = observe
+        self._streams_lists = {RUNTIME_SERVICE: stream_lists, IMAGE_SERVICE: stream_lists}
         self._connections: dict[str, Connection] = {}
 
     async def connect(self) -> RuntimeVersion:
@@ -111,6 +117,23 @@ class GrpcCriClient:
         """A call with the usual deadline."""
         connection = self._images if rpc.path.startswith(IMAGE_SERVICE) else self._runtime
         return await connection.call(rpc, request, timeout=self._timeout)
+
+    async def _streamed(self, rpc: Rpc[A], request: Message) -> Sequence[A] | None:
+        """A list in pieces; None where it has to be asked for as one answer."""
+        service, _, name = rpc.path.rpartition("/")
+        if not self._streams_lists[service]:
+            return None
+        connection = self._images if service == IMAGE_SERVICE else self._runtime
+        try:
+            async with aclosing(connection.stream(rpc, request, timeout=self._timeout)) as pieces:
+                return [piece async for piece in pieces]
+        except Unimplemented:
+            logger.info("%s not implemented, lists come as one answer", name)
+            self._streams_lists[service] = False
+            return None
+        except CriError as error:
+            logger.error("%s recv failed", name, extra={"error": str(error)})
+            raise
 
     # -- the runtime as a whole
 
@@ -208,8 +231,10 @@ class GrpcCriClient:
         self, *, pod_uid: str | None = None, id: str | None = None, ready_only: bool = False
     ) -> Sequence[SandboxRecord]:
         wanted = convert.sandbox_filter(pod_uid=pod_uid, id=id, ready_only=ready_only)
-        request = pb.ListPodSandboxRequest(filter=wanted)
-        answer = await self._call(calls.LIST_POD_SANDBOX, request)
+        pieces = await self._streamed(calls.STREAM_POD_SANDBOXES, pb.StreamPodSandboxesRequest(filter=wanted))
+        if pieces is not None:
+            return [convert.sandbox_record(item) for piece in pieces for item in piece.pod_sandboxes]
+        answer = await self._call(calls.LIST_POD_SANDBOX, pb.ListPodSandboxRequest(filter=wanted))
         return [convert.sandbox_record(item) for item in answer.items]
 
     async def update_pod_sandbox_resources(
@@ -266,8 +291,10 @@ class GrpcCriClient:
         running_only: bool = False,
     ) -> Sequence[ContainerRecord]:
         wanted = convert.container_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id, running_only=running_only)
-        request = pb.ListContainersRequest(filter=wanted)
-        answer = await self._call(calls.LIST_CONTAINERS, request)
+        pieces = await self._streamed(calls.STREAM_CONTAINERS, pb.StreamContainersRequest(filter=wanted))
+        if pieces is not None:
+            return [convert.container_record(item) for piece in pieces for item in piece.containers]
+        answer = await self._call(calls.LIST_CONTAINERS, pb.ListContainersRequest(filter=wanted))
         return [convert.container_record(item) for item in answer.containers]
 
     async def update_container_resources(
@@ -331,8 +358,10 @@ class GrpcCriClient:
         self, *, pod_uid: str | None = None, id: str | None = None, sandbox_id: str | None = None
     ) -> Sequence[pb.ContainerStats]:
         wanted = convert.container_stats_filter(pod_uid=pod_uid, id=id, sandbox_id=sandbox_id)
-        request = pb.ListContainerStatsRequest(filter=wanted)
-        answer = await self._call(calls.LIST_CONTAINER_STATS, request)
+        pieces = await self._streamed(calls.STREAM_CONTAINER_STATS, pb.StreamContainerStatsRequest(filter=wanted))
+        if pieces is not None:
+            return tuple(stats for piece in pieces for stats in piece.container_stats)
+        answer = await self._call(calls.LIST_CONTAINER_STATS, pb.ListContainerStatsRequest(filter=wanted))
         return tuple(answer.stats)
 
     async def checkpoint_container(self, container_id: str, location: str, timeout: int = 0) -> None:
@@ -350,8 +379,11 @@ class GrpcCriClient:
         return convert.image(answer.image)
 
     async def list_images(self, image: str | None = None) -> Sequence[Image]:
-        request = pb.ListImagesRequest(filter=convert.image_filter(image))
-        answer = await self._call(calls.LIST_IMAGES, request)
+        wanted = convert.image_filter(image)
+        pieces = await self._streamed(calls.STREAM_IMAGES, pb.StreamImagesRequest(filter=wanted))
+        if pieces is not None:
+            return [convert.image(item) for piece in pieces for item in piece.images]
+        answer = await self._call(calls.LIST_IMAGES, pb.ListImagesRequest(filter=wanted))
         return [convert.image(item) for item in answer.images]
 
     async def pull_image(

@@ -80,12 +80,17 @@ class Connection:
         return answer
 
     async def stream(
-        self, rpc: Rpc[A], request: Message, *, metadata: Sequence[tuple[str, str]] = ()
+        self,
+        rpc: Rpc[A],
+        request: Message,
+        *,
+        timeout: float | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> AsyncGenerator[A, None]:
-        """Answers as they come, without a deadline. Leaving the generator cancels the call."""
+        """Answers as they come; `timeout` is for all of them. Leaving the generator cancels the call."""
         started = self._clock.monotonic()
         failure: CriError | None = None
-        stream = self._grpc.stream(rpc.path, request, rpc.answer, metadata=metadata)
+        stream = self._grpc.stream(rpc.path, request, rpc.answer, timeout=timeout, metadata=metadata)
         try:
             async for answer in stream:
                 yield answer

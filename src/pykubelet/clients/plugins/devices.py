@@ -168,7 +168,8 @@ class DeviceRegistry:
     def _prepare(self) -> None:
         """Sockets of an earlier life are removed: plugins then register again."""
         self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        (self._folder / "DEPRECATION").touch()
+        # A file of older kubelets: plugins that find it do not register.
+        (self._folder / "DEPRECATION").unlink(missing_ok=True)
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):

@@ -58,6 +58,8 @@ class ScriptedRuntime:
         for answer in self.answers[name]:
             if answer == "hang":
                 await asyncio.Event().wait()
+            if isinstance(answer, tuple):
+                await context.abort(*answer)
             yield answer
 
 

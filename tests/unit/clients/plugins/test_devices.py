@@ -147,6 +147,7 @@ async def test_plugins_register_at_our_socket(tmp_path: Path) -> None:
     folder, taken = tmp_path / "device-plugins", list[DeviceRegistration]()
     folder.mkdir()
     (folder / "note").write_text("stays")
+    (folder / "DEPRECATION").touch()  # of an older kubelet; plugins that see it do not register
     with sockets.socket(sockets.AF_UNIX) as old:
         old.bind(str(folder / "old.sock"))
 
@@ -160,7 +161,7 @@ async def test_plugins_register_at_our_socket(tmp_path: Path) -> None:
             if (folder / SOCKET).exists():
                 break
             await asyncio.sleep(0.01)
-        assert sorted(each.name for each in folder.iterdir()) == ["DEPRECATION", SOCKET, "note"]
+        assert sorted(each.name for each in folder.iterdir()) == [SOCKET, "note"]
         async with PluginConnection(folder / SOCKET) as agent:
             options = wire.DevicePluginOptions(pre_start_required=True)
             for wish in (
