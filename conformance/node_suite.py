@@ -29,6 +29,8 @@ REASONS = {
     "GracefulNodeShutdown": "announces the shutdown by D-Bus, which the bed has not; seen on guests",
     "oom-score-adj should be -999": "may not be set without CAP_SYS_RESOURCE",
     "multiple page size": "wants a huge page of 1 GiB, for which the machine has no piece of memory",
+    "across node reboots if fails admission": "the Go kubelet still listed the pod after the 30 s that the spec waits",
+    "values for the podresources metrics": "came before the Go kubelet listened again after a restart",
     "Basic functionality with configuration QOS": "LimitedSwap, with which no kubelet starts on cgroup v1",
     "should avoid swap": "reads memory.swap.max, a file of cgroup v2",
     "Checkpoint Container": "needs criu, which the bed has not",
