@@ -25,6 +25,8 @@ REASONS = {
     "Summary API": "wants PSI, which cgroup v1 does not count, and the containers `runtime` and `misc`",
     "container runtime is temporarily down": "stops and starts containerd by D-Bus to systemd, which the bed has not",
     "ImageMaximumGCAge": "pulls all images of the suite at its end, also those that the bed's registry has not",
+    "volume failing to unmount": "runs an NFS server from an image that the bed has not",
+    "Cgroup Driver From CRI": "looks 1 s after a restart; on a loaded machine pykubelet listens later",
     "sctp": "the kernel has no SCTP",
     "GracefulNodeShutdown": "announces the shutdown by D-Bus, which the bed has not; seen on guests",
     "oom-score-adj should be -999": "may not be set without CAP_SYS_RESOURCE",
