@@ -7,7 +7,7 @@ Does not cover: connections, retries, errors (transport.py), list and watch as o
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ class RestKubeClient:
     def __init__(self, transport: Transport, *, unreadable: UnreadableObjects | None = None) -> None:
         self._transport = transport
         self.unreadable = unreadable or UnreadableObjects()
+        self._readers: dict[type, Callable[[bytes], Awaitable[Any]]] = {}
 
     async def renew(self) -> None:
         """Leave all connections; watches start again by themselves."""
@@ -100,8 +101,15 @@ class RestKubeClient:
                 timeoutSeconds=str(int(timeout)),
             ),
             silence=WATCH_SILENCE,
-            read=partial(self._change, kind),
+            read=self._reader(kind),
         )
+
+    def _reader(self, kind: type[K]) -> Callable[[bytes], Awaitable[Change[K] | UnreadableChange | None]]:
+        """One for all watches of a kind: there may be hundreds."""
+        known = self._readers.get(kind)
+        if known is None:
+            known = self._readers[kind] = partial(self._change, kind)
+        return known
 
     async def _change(self, kind: type[K], line: bytes) -> Change[K] | UnreadableChange | None:
         change = await change_of(kind, line)
