@@ -13,17 +13,21 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pykubelet.clients.http2.connection import Health, Http2Connection
 from pykubelet.clients.kube.credentials import Identity, Login, TlsMaterial, ssl_context
 from pykubelet.clients.kube.dialing import CONNECT_TIMEOUT, Route, dial_http2
-from pykubelet.clients.kube.exchanges import Answer, Http1Connections, Http2Connections, Request
+from pykubelet.clients.kube.exchanges import Answer, Http2Connections, Request
 from pykubelet.clients.kube.kubeconfig import Kubeconfig, KubeconfigError
 from pykubelet.clients.kube.proxies import proxy_for
 from pykubelet.kit.clock import Clock
 from pykubelet.kit.names import NameLookups
 from pykubelet.model.errors import ApiDown
+
+if TYPE_CHECKING:
+    from pykubelet.clients.kube.http1 import Http1Connections
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +53,14 @@ class Connections:
         self._users = 0
 
     async def open(self, request: Request) -> Answer:
-        """Send a request. Raises aiohttp.ClientError, OSError, TimeoutError."""
+        """Send a request. Raises OSError, TimeoutError."""
         if self._http2 is not None and not self._http2.not_spoken:
             answer = await self._http2.open(request)
             if answer is not None:
                 return answer
         if self._http1 is None:
+            from pykubelet.clients.kube.http1 import Http1Connections
+
             self._http1 = Http1Connections(self._route, self._plain_context() or True, self._lookups)
         return await self._http1.open(request)
 

@@ -1,7 +1,7 @@
 """Opening connections to the API server: names, sockets that notice a dead peer, proxies, TLS, the protocol agreed on.
 
 A peer that is silently gone is noticed by the kernel within 30 s (keep-alive and user timeout on every socket).
-HTTP/2 is offered in the TLS handshake and used when the server takes it; HTTP/1.1 is aiohttp's (exchanges.py).
+HTTP/2 is offered in the TLS handshake and used when the server takes it; HTTP/1.1 is aiohttp's (http1.py).
 """
 
 from __future__ import annotations

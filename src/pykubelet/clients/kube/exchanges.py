@@ -1,37 +1,28 @@
-"""One request and its answer, over HTTP/2 or HTTP/1.1: the same calls, the same errors for both.
+"""One request and its answer, the same for HTTP/2 and HTTP/1.1, and requests over HTTP/2.
 
-HTTP/2 puts everything on one connection, and on another when the server takes no more streams on the first; HTTP/1.1
-has a connection per request under way, kept for the next ones (aiohttp). How much of an answer is read is bounded.
-Does not cover: which of them is used, with which certificate (connections.py).
+HTTP/2 puts everything on one connection, and on another when the server takes no more streams on the first. How much
+of an answer is read is bounded.
+Does not cover: HTTP/1.1 (http1.py), which of them is used, with which certificate (connections.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 from msgspec import Struct
-from yarl import URL
 
 from pykubelet.clients.http2.connection import Exchange, Http2Connection
 from pykubelet.clients.http2.session import ConnectionEnded, NotProcessed
-from pykubelet.clients.kube.dialing import CONNECT_TIMEOUT, Route, make_socket
-from pykubelet.kit.names import NameLookups
+from pykubelet.clients.kube.dialing import Route
 from pykubelet.kit.tasks import gather_all
 from pykubelet.model.errors import ApiServerError
 
 logger = logging.getLogger(__name__)
 
-IDLE_KEPT: Final = 60.0
-PARALLEL_CALLS: Final = 16
-"""Ordinary requests at once over HTTP/1.1; more would only mean more handshakes."""
 MOST_CONNECTIONS: Final = 64
 """Of HTTP/2; a server that takes fewer streams on each than we need at once is asked again later."""
 MOST_BODY: Final = 256 * 1024 * 1024
@@ -79,97 +70,6 @@ async def read_all(answer: Answer) -> bytes:
             raise ApiServerError(f"an answer of more than {MOST_BODY} bytes")
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-
-# --- HTTP/1.1 -----------------------------------------------------------------------------------------
-
-
-class ApiResolver(AbstractResolver):
-    """Behind aiohttp's connector."""
-
-    def __init__(self, lookups: NameLookups) -> None:
-        self._lookups = lookups
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await self._lookups.addresses(host, port)
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(address[0]),
-                port=port,
-                family=each,
-                proto=0,
-                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-            )
-            for each, address in found
-            if family in (socket.AF_UNSPEC, each)
-        ]
-
-    async def close(self) -> None:
-        return None
-
-
-class Http1Connections:
-    def __init__(self, route: Route, tls: ssl.SSLContext | bool, lookups: NameLookups) -> None:
-        self._route = route
-        self._resolver = ApiResolver(lookups)
-        self._calls = self._session(tls, PARALLEL_CALLS)
-        self._streams = self._session(tls, 0)
-
-    def _session(self, tls: ssl.SSLContext | bool, limit: int) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
-            ssl=tls, limit=limit, keepalive_timeout=IDLE_KEPT, socket_factory=make_socket, resolver=self._resolver
-        )
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-    async def open(self, request: Request) -> Answer:
-        """Raises aiohttp.ClientError, OSError, TimeoutError."""
-        session = self._calls if request.silence is None else self._streams
-        response = await session.request(
-            request.method,
-            URL(request.url, encoded=True),
-            data=request.body or None,
-            headers=request.headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=request.silence),
-            server_hostname=self._route.server_name or None,
-            proxy=self._route.proxy or None,
-            allow_redirects=False,
-        )
-        return Http1Answer(response)
-
-    async def close(self) -> None:
-        await self._calls.close()
-        await self._streams.close()
-
-
-class Http1Answer:
-    __slots__ = ("_response", "retry_after", "status")
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.retry_after = response.headers.get("Retry-After", "")
-
-    def chunk(self) -> Awaitable[bytes]:
-        return self._response.content.readany()
-
-    def end(self) -> None:
-        self._abort()
-        self._response.close()
-
-    def leave(self) -> None:
-        # Left early: do not wait half a minute for the server's TLS farewell.
-        self._abort()
-        self._response.close()
-
-    def _abort(self) -> None:
-        connection = self._response.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.abort()
-
-
-# --- HTTP/2 -------------------------------------------------------------------------------------------
 
 Dial = Callable[[], Awaitable[Http2Connection | None]]
 

@@ -2,7 +2,7 @@
 
 An error's reason decides where one status code has two meanings (409); bodies that are no Status, as proxies send
 them, keep the beginning of their text as the message. A server that hangs is noticed by deadlines.
-Does not cover: what the requests mean (client.py), connections and protocols (connections.py, exchanges.py).
+Does not cover: what the requests mean (client.py), connections and protocols (connections.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import platform
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import urlencode
-
-import aiohttp
 
 from pykubelet.api.codec import ManifestError, decode_json
 from pykubelet.api.types import Status
@@ -257,7 +255,7 @@ class Transport:
                 finally:
                     connections.forget(answer)
                     answer.leave()
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except OSError as error:  # TimeoutError is one
                 if connections.retired:
                     return
                 raise self._failure(connections, error) from error
@@ -296,7 +294,7 @@ class Transport:
                 if answer.status >= 300:
                     raise error_of(answer.status, body, answer.retry_after)
                 return body
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except OSError as error:  # TimeoutError is one
                 raise self._failure(connections, error) from error
             finally:
                 self._note(request.method, code, started)
@@ -338,7 +336,7 @@ def _what(error: BaseException) -> str:
 
 
 def _is_broken(error: BaseException) -> bool:
-    if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionEnded | StreamReset):
+    if isinstance(error, ConnectionEnded | StreamReset):
         return True
     return isinstance(error, OSError) and error.errno in (errno.ECONNRESET, errno.EPIPE)
 
