@@ -117,8 +117,6 @@ class Session:
         self.draining = False
         """No new streams: the server said GOAWAY, or numbers ran out."""
         self.why_draining = ""
-        self.pings = 0
-        """Answers to our PINGs."""
         self._next = 1
         self._most = FIRST_STREAMS
         self._decoder = Decoder(max_header_list_size=LARGEST_HEADERS)
@@ -252,9 +250,7 @@ class Session:
         elif frame.type == wire.PING:
             if frame.stream or len(frame.payload) != 8:
                 raise Fault(wire.FRAME_SIZE_ERROR, "a PING of a wrong size")
-            if frame.flags & wire.ACK:
-                self.pings += 1
-            else:
+            if not frame.flags & wire.ACK:
                 self.out += wire.frame(wire.PING, wire.ACK, 0, frame.payload)
 
     def _spend(self, now: float) -> None:
