@@ -1,7 +1,8 @@
 """What watched objects cost: connections to the API server, memory, processor time at rest and under changes.
 
 Not the whole agent but its client: a process that follows the Secrets and ConfigMaps of so many pods, as the agent
-does, on the real control plane, over HTTP/2 and over HTTP/1.1 in turn: `python -m bench.watches [PODS] [SECONDS]`.
+does, on the real control plane, over HTTP/2 and over HTTP/1.1 in turn: `python -m bench.watches [PODS] [SECONDS]`;
+with `--markdown` the figures are kept and put into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvloop
+from bench.report import DOCUMENT, update_document
 from tests.bed.cluster import running_cluster
 
 from pykubelet.api.types import (
@@ -43,6 +47,13 @@ QPS, BURST = 50.0, 100
 """Of an agent, unless its configuration says otherwise."""
 NAMESPACE = "default"
 CHANGES_PER_MINUTE = 1000
+MOST_KIB = 10.0
+STREAMS, SPARE_STREAMS = 100, 100
+"""On one connection, as kube-apiserver allows unless told otherwise; and for the requests beside the watches."""
+PROTOCOLS: dict[str, dict[str, str]] = {"HTTP/2": {}, "HTTP/1.1": {"DISABLE_HTTP2": "1"}}
+RESULTS = Path(__file__).parent / "watches.json"
+MARKS = ("<!-- watches:begin -->", "<!-- watches:end -->")
+Results = dict[str, dict[str, float]]
 CLOCK = SystemClock()
 
 
@@ -170,16 +181,46 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["follow"]:
         print(json.dumps(uvloop.run(follow(Path(arguments[1]), int(arguments[2]), float(arguments[3])))))
         return
-    pods = int(arguments[0]) if arguments else PODS
-    seconds = float(arguments[1]) if len(arguments) > 1 else REST_SECONDS
+    keep = "--markdown" in arguments
+    numbers = [each for each in arguments if not each.startswith("-")]
+    pods = int(numbers[0]) if numbers else PODS
+    seconds = float(numbers[1]) if len(numbers) > 1 else REST_SECONDS
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    report: dict[str, object] = {"commit": commit.stdout.strip()}
+    results: dict[str, dict[str, float]] = {}
     with running_cluster() as cluster:
         uvloop.run(prepare(cluster.admin_kubeconfig, pods))
-        for name, environ in (("http2", {}), ("http1", {"DISABLE_HTTP2": "1"})):
-            report[name] = measured(cluster.admin_kubeconfig, pods, seconds, environ)
-            print(json.dumps({name: report[name]}), file=sys.stderr)
+        for name, environ in PROTOCOLS.items():
+            results[name] = measured(cluster.admin_kubeconfig, pods, seconds, environ)
+    report = {"commit": commit.stdout.strip(), "results": results}
     print(json.dumps(report, indent=2))
+    if keep:
+        RESULTS.write_text(json.dumps(report, indent=2) + "\n")
+        update_document(table(report), DOCUMENT, MARKS)
+    if not holds(results):
+        sys.exit(f"over the budget: {MOST_KIB:g} KiB for each object, a connection for each {STREAMS} streams")
+
+
+def holds(results: Results) -> bool:
+    found = results["HTTP/2"]
+    streams = math.ceil((found["objects"] + SPARE_STREAMS) / STREAMS)
+    return found["kib_per_object"] <= MOST_KIB and found["connections"] <= streams
+
+
+def table(report: dict[str, Any]) -> str:
+    """The figures for people."""
+    results: Results = report["results"]
+    rows = [
+        ("connections to the API server", "connections", ""),
+        ("memory for each object", "kib_per_object", " KiB"),
+        ("CPU at rest", "cpu_percent_at_rest", " %"),
+        (f"CPU, {CHANGES_PER_MINUTE} changes a minute", "cpu_percent_under_changes", " %"),
+    ]
+    objects = next(iter(results.values()))["objects"]
+    lines = [f"{objects} objects, commit {report['commit']}:", "", f"| figure | {' | '.join(results)} |"]
+    lines.append("|---" * (len(results) + 1) + "|")
+    for title, key, unit in rows:
+        lines.append(f"| {title} | {' | '.join(f'{each[key]:g}{unit}' for each in results.values())} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
