@@ -201,7 +201,6 @@ class ServerSettings:
         False,
         "Profile where goroutines block.",
         flag="contention-profiling",
-        without_effect="an event loop has no such profile",
     )
     enable_profiling_handler: bool = setting(
         "enableProfilingHandler", BOOL, True, "Offer /debug/pprof/.", optional=True
@@ -239,6 +238,6 @@ class ServerSettings:
         "streamingConnectionIdleTimeout",
         DURATION,
         14400.0,
-        "Deprecated and without effect.",
+        "Deprecated. How long the reader of a log or a stream may take nothing before the connection is closed.",
         flag="streaming-connection-idle-timeout",
     )
