@@ -21,7 +21,9 @@ from pykubelet.kit.memory import freeze_start_up, limit_arenas
 from pykubelet.kit.tasks import Wakeup, running
 from pykubelet.model.errors import PykubeletError
 from pykubelet.settings.errors import SettingsError
+from pykubelet.settings.kinds import quantity_of
 from pykubelet.settings.load import PrintAndExit, load_settings
+from pykubelet.settings.schema_node import LoggingSettings
 from pykubelet.settings.settings import EnvironmentSettings, Settings
 
 logger = logging.getLogger(__name__)
@@ -37,11 +39,23 @@ def run_agent(arguments: Sequence[str]) -> int:
     if isinstance(loaded, PrintAndExit):
         sys.stdout.write(loaded.text)
         return 0
-    logging_settings = loaded.settings.config.process.logging
-    log.set_up(json_format=logging_settings.format == "json", verbosity=logging_settings.verbosity)
+    start_logging(loaded.settings.config.process.logging)
     for warning in loaded.warnings:
         logger.warning(warning)
     return run_settings(loaded.settings)
+
+
+def start_logging(settings: LoggingSettings) -> None:
+    options, is_json = settings.options, settings.format == "json"
+    size = options.json.info_buffer_size if is_json else options.text.info_buffer_size
+    output = log.Output(
+        json_format=is_json,
+        split=options.json.split_stream if is_json else options.text.split_stream,
+        buffer_bytes=quantity_of(size).value(),
+        flush_every=settings.flush_frequency,
+    )
+    vmodule = [(item.file_pattern, item.verbosity) for item in settings.vmodule]
+    log.set_up(output, verbosity=settings.verbosity, vmodule=vmodule)
 
 
 def run_settings(settings: Settings) -> int:

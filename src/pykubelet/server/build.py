@@ -21,6 +21,7 @@ from pykubelet.context import Context
 from pykubelet.edges import Edges
 from pykubelet.events.broadcaster import EventBroadcaster
 from pykubelet.kit.clock import Clock
+from pykubelet.kit.log import set_verbosity
 from pykubelet.kit.tasks import Services
 from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.server.app import Gate, Https, Local, NodeServer
@@ -47,7 +48,6 @@ from pykubelet.sync.build import Subsystems, Sync
 logger = logging.getLogger(__name__)
 
 BOOTSTRAPPED = f"{SERVING_PREFIX}-current.pem"
-DEBUG_FROM = 4
 
 
 class Server(Struct, frozen=True, kw_only=True):
@@ -217,7 +217,3 @@ def serving_files(settings: Settings, host: str, ips: Sequence[str]) -> FindServ
 def flag_values(flags: NodeFlags) -> Mapping[str, str]:
     """The command line's flags, for /flagz."""
     return {field.name.replace("_", "-"): str(getattr(flags, field.name)) for field in fields(flags)}
-
-
-def set_verbosity(level: int) -> None:
-    logging.getLogger("pykubelet").setLevel(logging.DEBUG if level >= DEBUG_FROM else logging.INFO)

@@ -66,6 +66,8 @@ REFUSED_BY_GATE: dict[str, tuple[str, str]] = {
         "shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 10}]",
     ),
     "KubeletCrashLoopBackOffMax": ("false", "crashLoopBackOff: {maxContainerRestartPeriod: 10s}"),
+    "LoggingAlphaOptions": ("false", "logging: {options: {text: {splitStream: true}}}"),
+    "LoggingBetaOptions": ("false", "logging: {format: json}"),
     "RotateKubeletServerCertificate": ("false", "serverTLSBootstrap: true\nrotateCertificates: true"),
 }
 """Gates without which a configuration is refused: the value that refuses, and the configuration."""
