@@ -28,7 +28,6 @@ FIELDS: Mapping[str, str] = {
     "hairpinMode": "with CRI the network plugin decides",
     "iptablesDropBit": "the Go kubelet does not use it either",
     "iptablesMasqueradeBit": "the Go kubelet does not use it either",
-    "podCIDR": NOT_YET,
     "kernelMemcgNotification": "the kernel's notices of short memory are always used",
     "showHiddenMetricsForVersion": "no metric of a kubelet of this release is hidden",
     "tracing.endpoint": NO_SPANS,
