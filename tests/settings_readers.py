@@ -359,9 +359,8 @@ class Walk:
                 for target in targets:
                     self._bind(target, found, scope)
             case ast.AnnAssign(target=target, annotation=annotation, value=value):
-                if value is not None:
-                    self.type_of(value, scope)
-                self._bind(target, self._source.annotated(self._module, annotation), scope)
+                found = self.type_of(value, scope) if value is not None else None
+                self._bind(target, self._source.annotated(self._module, annotation) or found, scope)
             case ast.For(target=target, iter=iterable) | ast.AsyncFor(target=target, iter=iterable):
                 self._bind(target, item_of(self.type_of(iterable, scope)), scope)
                 self._inside(node, scope)

@@ -257,7 +257,7 @@ def _cpu_policy(ctx: Context, machine: _Machine, state: CpuState) -> StaticCpuPo
         return None
     options = cpu_options(
         chosen.cpu_manager_policy_options,
-        enabled=settings.gates.enabled,
+        gates=settings.gates,
         topology=topology,
         topology_policy=chosen.topology_manager_policy,
     )

@@ -31,12 +31,12 @@ from pykubelet.server.local import InPlaceRestart, LocalRoutes, ShutdownRoutes
 from pykubelet.server.logs import ContainerLogs
 from pykubelet.server.metrics import MetricRoutes, add_agent_metrics
 from pykubelet.server.node_logs import SystemLogs
-from pykubelet.server.pod_resources import PodResourcesServer
+from pykubelet.server.pod_resources import PodResources, PodResourcesServer
 from pykubelet.server.pods import PodRoutes
 from pykubelet.server.pods_api import PodFeed, PodsServer
 from pykubelet.server.routes import Handlers, Offers
 from pykubelet.server.streams import StreamRoutes
-from pykubelet.server.tls import FindServing, ServingFiles, TlsFiles, tls_rules
+from pykubelet.server.tls import FindServing, Reload, ServingFiles, TlsFiles, tls_rules
 from pykubelet.settings.gates import Gates
 from pykubelet.settings.node_flags import NodeFlags
 from pykubelet.settings.schema_server import ServerSettings
@@ -106,8 +106,11 @@ def build(
     )
     pod_resources = PodResourcesServer(
         socket=edges.paths.root / "pod-resources" / "kubelet.sock",
-        active=table.active_pods,
-        assigned=served.cm.assigned,
+        resources=PodResources(
+            active=table.active_pods,
+            assigned=served.cm.assigned,
+            listed=table.active_pods if settings.gates.enabled("KubeletPodResourcesListUseActivePods") else table.pods,
+        ),
         clock=ctx.clock,
         metrics=ctx.metrics,
     )
@@ -135,7 +138,13 @@ def https(
         make_authorizer(settings=settings.authorization, reviewer=reviewer, node_name=node_name, clock=clock),
     )
     ca = settings.authentication.x509.client_ca_file
-    tls = TlsFiles(rules=tls_rules(settings), serving=serving, client_ca=Path(ca) if ca else None)
+    # What the cluster's signer gives is always followed.
+    by_signer = settings.server_tls_bootstrap
+    reload = Reload(
+        certificate=by_signer or gates.enabled("ReloadKubeletServerCertificateFile"),
+        client_ca=gates.enabled("ReloadKubeletClientCAFile"),
+    )
+    tls = TlsFiles(rules=tls_rules(settings), serving=serving, client_ca=Path(ca) if ca else None, reload=reload)
     return Https(gate=gate, tls=tls, offers=Offers.of(settings, gates))
 
 

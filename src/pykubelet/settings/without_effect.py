@@ -12,7 +12,6 @@ from types import MappingProxyType
 LEFTOVER = "a leftover of the statistics library inside the Go kubelet"
 NO_SPANS = "this agent sends no spans yet"
 WINDOWS = "it belongs to Windows nodes"
-NOT_YET = "this agent does not look at it yet"
 
 LEFTOVER_FLAGS = (
     *("--application-metrics-count-limit", "--boot-id-file", "--container-hints", "--containerd"),
@@ -44,28 +43,19 @@ FLAGS: Mapping[str, str] = {
 """Flags that are not another spelling of a field."""
 
 GATES: Mapping[str, str] = {
-    "AllowDNSOnlyNodeCSR": NOT_YET,
-    "CPUManagerPolicyAlphaOptions": NOT_YET,
-    "CPUManagerPolicyBetaOptions": NOT_YET,
     "CSIVolumeHealth": "drivers are not asked about the health of volumes",
     "ContextualLogging": "every line has its context",
-    "DRAExtendedResource": NOT_YET,
     "DRAWorkloadResourceClaims": "claims of pod groups are not prepared",
     "EventedPLEG": "events of the runtime are used wherever it sends them",
-    "ImageVolumeWithDigest": NOT_YET,
+    "ImageVolumeWithDigest": "statuses do not name the digests of image volumes",
     "KubeletInUserNamespace": "what a user namespace forbids is a warning on every host",
-    "KubeletPodResourcesListUseActivePods": NOT_YET,
-    "KubeletRegistrationGetOnExistsOnly": NOT_YET,
     "KubeletSeparateDiskGC": "images and writable layers on different disks are always distinguished",
     "PLEGOnDemandRelist": "a pod is looked at whenever its sync needs it",
     "PodAndContainerStatsFromCRI": "figures are read from cgroups",
-    "ReloadKubeletClientCAFile": NOT_YET,
-    "ReloadKubeletServerCertificateFile": NOT_YET,
-    "ResourceHealthStatusMessage": NOT_YET,
     "RuntimeClassInImageCriApi": "the runtime is asked for images without a runtime handler",
     "TopologyManagerPolicyAlphaOptions": "no option of the topology manager is alpha in this release",
     "TopologyManagerPolicyBetaOptions": "no option of the topology manager is beta in this release",
-    "UserNamespacesHostNetworkSupport": NOT_YET,
+    "UserNamespacesHostNetworkSupport": "a pod with a user namespace in the host's network is refused",
     "WatchListClient": "objects are listed, then watched",
     "WindowsCPUAndMemoryAffinity": WINDOWS,
     "WindowsGracefulNodeShutdown": WINDOWS,

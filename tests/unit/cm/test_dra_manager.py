@@ -36,6 +36,8 @@ from pykubelet.cm.dra_manager import DraManager
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import TaskSet, running
 from pykubelet.pods.table import PodTable
+from pykubelet.settings.gates import Gates
+from pykubelet.settings.settings import Settings
 from pykubelet.signals import DeviceHealthChanged, DraDriverRegistered
 from tests.builders import a_container, a_context, a_pod
 from tests.fakes.fake_dra import FakeClaimObjects, FakeDraDriver
@@ -81,13 +83,14 @@ class DraFixture:
     registers: bool = True
     table: PodTable = field(default_factory=PodTable)
     metrics: Registry = field(default_factory=Registry)
+    gates: dict[str, bool] = field(default_factory=dict)
 
     def claim(self, name: str, *pods: str, **fields: Any) -> None:
         self.objects.claims["default", name] = a_claim(name, *pods, **fields)
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[DraManager]:
-        ctx = a_context(events=self.events, metrics=self.metrics)
+        ctx = a_context(events=self.events, metrics=self.metrics, settings=Settings(gates=Gates(self.gates)))
         manager = DraManager(
             ctx,
             root=self.root,
@@ -379,6 +382,20 @@ async def test_health_of_devices(tmp_path: Path) -> None:
         assert bed.synced == ["uid-web"]
         await asyncio.sleep(10)
         assert shown()[2] == "Unknown"
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_what_a_driver_says_about_the_health_of_a_device(tmp_path: Path, on: bool) -> None:
+    bed = DraFixture(tmp_path, gates={"ResourceHealthStatusMessage": on})
+    bed.claim("a", "web")
+    pod = using("web", "a", request="one")
+    async with bed.life() as manager:
+        await manager.prepare(pod)
+        sick = ClaimedHealth(pool="p", device="a-one", health="Unhealthy", stale_after=10, message="too hot")
+        bed.driver.news.put_nowait([sick])
+        await asyncio.sleep(1)
+        (status,) = manager.health_statuses(pod, "app")
+        assert [(each.health, each.message) for each in status.resources] == [("Unhealthy", "too hot" if on else None)]
 
 
 async def test_a_damaged_state_file_is_not_used(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_members_of_lists_and_of_optional_objects(tmp_path: Path) -> None:
             'BY = {1: "Fast", 2: "Slow"}\ndef use(gates: Gates) -> bool:\n    return gates.enabled(BY[1])',
             {"Fast", "Slow"},
         ),
+        ('BY: Final = {1: "Fast"}\ndef use(gates: Gates) -> bool:\n    return gates.enabled(BY.get(1))', {"Fast"}),
         ('class Other: ...\ndef use(gates: Other) -> bool:\n    return gates.enabled("Fast")', set()),
         ('def use(gates: Gates, name: str) -> bool:\n    return gates.enabled(name) or "Fast"', set()),
     ],
