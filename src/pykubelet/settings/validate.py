@@ -409,6 +409,8 @@ def _check_cgroups(checks: Checks) -> None:
     checks.one_of("cgroupDriver", ("cgroupfs", "systemd"))
     if cgroups.system_cgroups and not cgroups.cgroup_root:
         checks.fault("systemCgroups", "needs cgroupRoot (--cgroup-root)")
+    if cgroups.system_cgroups == "/":
+        checks.fault("systemCgroups", "must not be the root group")
     checks.one_of("memorySwap.swapBehavior", ("", "NoSwap", "LimitedSwap"))
     factor = cgroups.memory_throttling_factor
     if not 0 < factor <= 1:

@@ -128,6 +128,7 @@ from tests.unit.settings.loading import config_of, load, problems_of
         ("evictionSoftGracePeriod: {memory.available: -1s}", "memory.available: '-1s' must not be negative"),
         ("evictionMinimumReclaim: {memory.available: 0%}", "evictionMinimumReclaim (--eviction-minimum-reclaim)"),
         ("logging: {format: xml}", "logging.format (--logging-format): 'xml' must be one of text, json"),
+        ("cgroupRoot: /\nsystemCgroups: /", "systemCgroups (--system-cgroups): must not be the root group"),
         ("logging: {flushFrequency: -1s}", "logging.flushFrequency (--log-flush-frequency): must be greater than zero"),
         ("logging: {verbosity: 3000000000}", "logging.verbosity (-v): 3000000000 must be between 0 and 2147483647"),
         ("logging: {vmodule: [{filePattern: 'a,b', verbosity: 1}]}", "logging.vmodule[0]: the file pattern must not"),
