@@ -34,6 +34,7 @@ from pykubelet.server.node_logs import SystemLogs
 from pykubelet.server.pod_resources import PodResources, PodResourcesServer
 from pykubelet.server.pods import PodRoutes
 from pykubelet.server.pods_api import PodFeed, PodsServer
+from pykubelet.server.profiles import LoopStalls
 from pykubelet.server.routes import Handlers, Offers
 from pykubelet.server.streams import StreamRoutes
 from pykubelet.server.tls import FindServing, Reload, ServingFiles, TlsFiles, tls_rules
@@ -89,6 +90,7 @@ def build(
         )
         turning_off = ShutdownRoutes(manager=shutdown.manager, periods=shutdown.periods)
         local = Local(socket=edges.serve.local_socket, routes=[*routes.routes(), *turning_off.routes()])
+    stalls = LoopStalls(ctx.clock) if settings.config.server.enable_contention_profiling else None
     health = HealthRoutes(
         [
             *(PING, LOG),
@@ -98,7 +100,7 @@ def build(
     )
     node_server = NodeServer(
         settings=server,
-        handlers=_handlers(ctx, edges, served, health, shown(ctx, edges, edges.serve, stats)),
+        handlers=_handlers(ctx, edges, served, health, shown(ctx, edges, edges.serve, stats), stalls),
         metrics=ctx.metrics,
         clock=ctx.clock,
         https=https(server, settings.gates, ctx.node_name, reviewer, serving, ctx.clock),
@@ -115,7 +117,7 @@ def build(
         metrics=ctx.metrics,
     )
     add_agent_metrics(ctx.metrics, settings)
-    services = Services(producers=[pod_resources, node_server])
+    services = Services(producers=[pod_resources, node_server, *([stalls] if stalls else [])])
     if feed is not None:
         socket = edges.paths.root / "pods-api" / "pods-api.sock"
         services.producers.append(PodsServer(socket=socket, feed=feed, clock=ctx.clock, metrics=ctx.metrics))
@@ -148,7 +150,14 @@ def https(
     return Https(gate=gate, tls=tls, offers=Offers.of(settings, gates))
 
 
-def _handlers(ctx: Context, edges: Edges, served: Subsystems, health: HealthRoutes, stats: NodeStatsSource) -> Handlers:
+def _handlers(
+    ctx: Context,
+    edges: Edges,
+    served: Subsystems,
+    health: HealthRoutes,
+    stats: NodeStatsSource,
+    stalls: LoopStalls | None,
+) -> Handlers:
     settings, clock, cri, table = ctx.settings, ctx.clock, edges.cri, served.table
     gates = settings.gates
     return Handlers(
@@ -170,7 +179,7 @@ def _handlers(ctx: Context, edges: Edges, served: Subsystems, health: HealthRout
             clock=clock,
         ),
         system_logs=SystemLogs(root=Path("/var/log"), query_enabled=settings.config.server.enable_system_log_query),
-        debug=DebugRoutes(set_verbosity=set_verbosity, clock=clock),
+        debug=DebugRoutes(set_verbosity=set_verbosity, clock=clock, stalls=stalls.shown if stalls else None),
     )
 
 

@@ -199,7 +199,7 @@ class ServerSettings:
         "enableContentionProfiling",
         BOOL,
         False,
-        "Profile where goroutines block.",
+        "Watch what holds the event loop up, for /debug/pprof/block.",
         flag="contention-profiling",
     )
     enable_profiling_handler: bool = setting(

@@ -23,7 +23,6 @@ LEFTOVER_FLAGS = (
 
 FIELDS: Mapping[str, str] = {
     "contentType": "requests and answers are JSON",
-    "enableContentionProfiling": "an event loop has no such profile",
     "hairpinMode": "with CRI the network plugin decides",
     "iptablesDropBit": "the Go kubelet does not use it either",
     "iptablesMasqueradeBit": "the Go kubelet does not use it either",
