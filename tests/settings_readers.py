@@ -468,7 +468,7 @@ class Walk:
         called = self.type_of(node.func, scope)
         arguments = [self.type_of(argument, scope) for argument in node.args]
         arguments += [self.type_of(keyword.value, scope) for keyword in node.keywords]
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "enabled":
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("enabled", "switched_off"):
             owner = self.type_of(node.func.value, scope)
             if isinstance(owner, Instance) and owner.cls == self._source.gates and arguments:
                 self._ask(arguments[0])

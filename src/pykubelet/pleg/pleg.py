@@ -123,7 +123,12 @@ class Pleg:
         self._settings = settings or PlegSettings()
         self._measure = _Measures(ctx.metrics)
         self._feed = EventFeed(
-            source=source, clock=ctx.clock, on_event=self.hint, on_change=self._stream_changed, metrics=ctx.metrics
+            # Events are used unless the gate, which is off by default, is set to false.
+            source=None if ctx.settings.gates.switched_off("EventedPLEG") else source,
+            clock=ctx.clock,
+            on_event=self.hint,
+            on_change=self._stream_changed,
+            metrics=ctx.metrics,
         )
         self._tasks: TaskSet | None = None
         self._inspectors: dict[str, _Inspector] = {}

@@ -76,6 +76,10 @@ class Gates:
                 return self.chosen[switch]
         return gate.default
 
+    def switched_off(self, name: str) -> bool:
+        """Whether the operator set this gate to false; for features that are on here although the default is off."""
+        return not self.chosen.get(name, True)
+
     def in_vain(self) -> list[str]:
         """The chosen gates that differ from their default and switch nothing here."""
         return [

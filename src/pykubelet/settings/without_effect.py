@@ -45,7 +45,6 @@ GATES: Mapping[str, str] = {
     "CSIVolumeHealth": "drivers are not asked about the health of volumes",
     "ContextualLogging": "every line has its context",
     "DRAWorkloadResourceClaims": "claims of pod groups are not prepared",
-    "EventedPLEG": "events of the runtime are used wherever it sends them",
     "ImageVolumeWithDigest": "statuses do not name the digests of image volumes",
     "KubeletInUserNamespace": "what a user namespace forbids is a warning on every host",
     "KubeletSeparateDiskGC": "images and writable layers on different disks are always distinguished",
