@@ -107,6 +107,7 @@ def build(
         managers=managers,
         devices=devices,
         apparmor_problem=None if edges.machine.apparmor else "AppArmor is not enabled on the host",
+        runtime=lambda: runtime_state.conditions,
     )
     allocation = AllocationManager(
         ctx,

@@ -53,7 +53,6 @@ GATES: Mapping[str, str] = {
     "RuntimeClassInImageCriApi": "the runtime is asked for images without a runtime handler",
     "TopologyManagerPolicyAlphaOptions": "no option of the topology manager is alpha in this release",
     "TopologyManagerPolicyBetaOptions": "no option of the topology manager is beta in this release",
-    "UserNamespacesHostNetworkSupport": "a pod with a user namespace in the host's network is refused",
     "WatchListClient": "objects are listed, then watched",
     "WindowsCPUAndMemoryAffinity": WINDOWS,
     "WindowsGracefulNodeShutdown": WINDOWS,

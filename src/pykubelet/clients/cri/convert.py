@@ -197,6 +197,7 @@ def runtime_conditions(answer: cri_pb2.StatusResponse) -> RuntimeConditions:
             for item in answer.runtime_handlers
         ),
         supplemental_groups_policy=answer.features.supplemental_groups_policy if answer.HasField("features") else None,
+        user_namespaces_host_network=answer.features.user_namespaces_host_network,
     )
 
 
