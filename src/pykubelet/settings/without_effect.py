@@ -42,7 +42,6 @@ FLAGS: Mapping[str, str] = {
 """Flags that are not another spelling of a field."""
 
 GATES: Mapping[str, str] = {
-    "CSIVolumeHealth": "drivers are not asked about the health of volumes",
     "ContextualLogging": "every line has its context",
     "DRAWorkloadResourceClaims": "claims of pod groups are not prepared",
     "ImageVolumeWithDigest": "statuses do not name the digests of image volumes",
