@@ -57,13 +57,14 @@ conformance: ## Kubernetes' own node tests; AGENT=pykubelet|go, RUNTIME=1.6|2|cr
 	@$(PYTHON) -m conformance --agent=$(AGENT) --runtime=$(RUNTIME) --focus='$(FOCUS)'
 
 node-suite: ## Kubernetes' own tests of the kubelet; AGENT=pykubelet|go|both, PART=, FOCUS=, LABELS=; see docs/conformance.md
-	@tools/setup.sh test
+	@tools/setup.sh $(if $(filter guest,$(PART)),hosts,test)
 	@tools/build-go.sh node-e2e >/dev/null
 	@$(PYTHON) -m conformance.node_suite --agent=$(AGENT) --part=$(PART) --focus='$(FOCUS)' --labels='$(LABELS)'
 
-hosts: ## checks on guests with systemd and cgroup v2; FILES=names of check files, FOCUS=part of names; see docs/hosts.md
+hosts: ## checks on guests with systemd and cgroup v2, then a kubeadm cluster; FILES=names of check files, FOCUS=part of names
 	@tools/setup.sh hosts
 	@$(PYTHON) -m hosts $(FILES) --focus='$(FOCUS)'
+	@$(if $(FILES)$(FOCUS),,$(PYTHON) -m hosts.kubeadm)
 
 proto: dev ## generate the gRPC messages anew
 	@$(PYTHON) tools/gen_protos.py

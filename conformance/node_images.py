@@ -29,7 +29,7 @@ def build(programs: Path, folder: Path, applets: list[Path], device_plugin: Path
     """The images of conformance and those of the node suite."""
     arch = architecture()
     base = images.base(programs, applets)
-    ipcs = need_program("ipcs", "util-linux")
+    ipcs, perl = need_program("ipcs", "util-linux"), need_program("perl", "perl-base")
     others = [
         *(images.busybox(name, base) for name in (f"{E2E}/busybox:1.36.1-1", "docker.io/library/busybox:1.36")),
         Image(
@@ -44,6 +44,12 @@ def build(programs: Path, folder: Path, applets: list[Path], device_plugin: Path
             name=f"{E2E}/kitten:1.8",
             entries=base | {"data.json": File(KITTEN), "etc/os-release": File(OS_RELEASE)},
             command=["sh"],
+            environment=PATH,
+        ),
+        Image(
+            name=f"{E2E}/perl:5.26",
+            entries=base | images.libraries([perl]) | {"bin/perl": File(perl.read_bytes(), 0o755)},
+            command=["perl"],
             environment=PATH,
         ),
         Image(

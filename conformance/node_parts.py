@@ -33,6 +33,9 @@ class Part:
     processes: int = 1
     suite: Sequence[str] = ()
     """Options of e2e_node.test."""
+    focus: str = ""
+    guest: bool = False
+    """On a machine of its own instead of a set of namespaces."""
 
 
 PARTS = {
@@ -67,6 +70,16 @@ PARTS = {
         labels="Feature: containsAny {StandaloneMode}",
         suite=("--standalone-mode=true",),
     ),
+    "guest": Part(
+        what="on a guest: what needs systemd, cgroup v2, CPUs, NUMA nodes, swap or all memory",
+        labels="!(Feature: containsAny {OffByDefault, CriProxy, StandaloneMode})",
+        skip=r"\[Flaky\]",
+        focus="GracefulNodeShutdown|Swap |MemoryQoS|(CPU|Memory|Topology) Manager|Eviction|HugePages|OOMKiller|"
+        "Summary API|runtime is temporarily down|PrivilegedPod|PLR guaranteed qos - 1 container with resize policy|"
+        "Node Container Manager|PSI|user namespaces|Container Manager Misc|SystemNodeCriticalPod|"
+        "should report container metrics",
+        guest=True,
+    ),
     "lock-contention": Part(
         what="a second holder of the lock file",
         labels="Feature: containsAny {LockContention}",
@@ -88,5 +101,5 @@ def ginkgo_options(part: Part, *, focus: str, skip: str, labels: str, processes:
         f"--timeout={longest}",
         f"--label-filter={chosen}",
         f"--skip={part.skip}|{skip}" if skip else f"--skip={part.skip}",
-        *([f"--focus={focus}"] if focus else []),
+        *([f"--focus={focus or part.focus}"] if focus or part.focus else []),
     ]

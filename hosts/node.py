@@ -88,6 +88,10 @@ class Node:
             within=PATIENCE,
         )
 
+    def be_patient(self) -> None:
+        """Let the unit's watchdog wait long: an agent in a guest that gets little of the processor does not hang."""
+        self.machine.put(f"/etc/systemd/system/{UNIT}.service.d/patient.conf", "[Service]\nWatchdogSec=15min\n")
+
     def join(self, cluster: Cluster, settings: Mapping[str, Any] | None = None, *, flags: Sequence[str] = ()) -> str:
         """Start the agent as a node of a control plane on this machine; returns the node's name."""
         name = self.machine.run("hostname").strip()
@@ -176,16 +180,21 @@ class Node:
         return str(self.container(pod, container)["containerID"]).rpartition("/")[2]
 
     def container(self, pod: str, container: str) -> Any:
-        """The status of a container of any kind."""
-        status = self.pods()[pod]["status"]
+        """The status of a container of any kind; an agent that is too slow to answer is asked again."""
+        status = self.wait(lambda: self.pods().get(pod), f"{pod} known")["status"]
         kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
         return next(each for kind in kinds for each in status.get(kind, ()) if each["name"] == container)
 
     def pid(self, pod: str, container: str) -> int:
         """The process of a container, as the guest's root sees it."""
         identifier = self.container_id(pod, container)
-        listed = self.machine.run("ctr -n k8s.io tasks ls")
-        return next(int(line.split()[1]) for line in listed.splitlines() if line.startswith(identifier))
+
+        def found() -> int:
+            # 0 while a process is not known: containerd gives up on a slow answer after two seconds.
+            listed = self.machine.run("ctr -n k8s.io tasks ls").splitlines()
+            return next((int(line.split()[1]) for line in listed if line.startswith(identifier)), 0)
+
+        return int(self.wait(found, f"process of {pod}"))
 
     def cgroup(self, pid: int) -> str:
         """The folder of a process's cgroup (v2)."""

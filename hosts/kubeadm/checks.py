@@ -10,6 +10,7 @@ from hosts.kubeadm.cluster import (
     DROP_IN,
     FILES,
     LONG,
+    TRIES,
     Cluster,
     Node,
     NotAsExpected,
@@ -29,7 +30,6 @@ PODS = 64
 """maxPods after the upgrade: how a changed configuration is seen from outside."""
 SETTLED = 60.0
 """Seconds after a swap in which an agent that wants to restart a container would have done so."""
-TRIES = 10
 PATIENCE = "{timeoutSeconds: 60, failureThreshold: 60}"
 POD = """\
 apiVersion: v1
@@ -100,9 +100,19 @@ def join(cluster: Cluster) -> Seen:
     cluster.wait_ready(worker)
     requests = _requests(cluster)
     expect(len(requests) == 1, f"the worker asked for one certificate, not for {requests}")
+    _sign_for_longer(cluster.control)
     left = worker.run("ls /etc/kubernetes/bootstrap-kubelet.conf 2>/dev/null || true").strip()
     expect(not left, "kubeadm has removed the bootstrap kubeconfig")
     return {"agent": worker.agent(), "requests": requests, "printed": printed.splitlines()}
+
+
+def _sign_for_longer(control: Node) -> None:
+    """The first certificate lives 15 minutes, so that its renewal is seen; the next must outlive an upgrade."""
+    manifest = "/etc/kubernetes/manifests/kube-controller-manager.yaml"
+    # kubelets read every file in that folder that is not hidden.
+    hidden = "/etc/kubernetes/manifests/.new"
+    changed = "s/--cluster-signing-duration=15m/--cluster-signing-duration=24h/"
+    control.run(f"sed '{changed}' {manifest} >{hidden} && grep -q 24h {hidden} && mv {hidden} {manifest}")
 
 
 def _requests(cluster: Cluster) -> list[str]:
@@ -157,6 +167,8 @@ def rotation(cluster: Cluster) -> Seen:
     until(lambda: len(_pairs(worker)) > 1, f"there is a second certificate beside {PEM}", within=1500.0, pause=10.0)
     lives = {name: worker.run(f"openssl x509 -noout -dates -in {name}").split("\n") for name in _pairs(worker)}
     current = worker.run(f"readlink -f {PEM}").strip()
+    day = worker.run(f"openssl x509 -noout -checkend 36000 -in {PEM} || true")
+    expect("will not expire" in day, f"the new certificate lives as long as it is signed for now: {lives}")
     expect(current == max(lives), f"the newest of {sorted(lives)} is in force, not {current}")
     requests = _requests(cluster)
     expect(len(requests) > 1, f"the worker has asked for more than one certificate: {requests}")
@@ -265,7 +277,7 @@ def _reset(node: Node) -> list[str]:
 def reset(cluster: Cluster) -> Seen:
     """The worker leaves: drained, deleted and reset. Then the control plane."""
     cluster.kubectl("drain worker --ignore-daemonsets --force --timeout=20m", within=LONG)
-    cluster.kubectl("delete node worker")
+    cluster.kubectl("delete node worker --ignore-not-found")
     seen: Seen = {}
     for node in (cluster.worker, cluster.control):
         seen[node.name] = _reset(node)

@@ -19,7 +19,7 @@ from typing import Any
 
 from hosts.image import PAYLOAD, cache
 from hosts.kubeadm.images import CONTROL_PLANE, FIRST, PREFIX, UPGRADED, control_plane_images, node_images
-from hosts.machine import Kind, Machine, booted
+from hosts.machine import CommandFailed, Kind, Machine, booted
 from hosts.payload import Payload
 from pykubelet.standalone.packer import Archive
 
@@ -30,6 +30,9 @@ DROP_IN = f"{OWN}/kubelet.service.d/20-pykubelet.conf"
 KUBECTL = "kubectl --kubeconfig=/etc/kubernetes/admin.conf --request-timeout=120s"
 LONG = 2400.0
 """Seconds for what takes minutes at full speed."""
+TRIES, PAUSE = 10, 20.0
+BUSY = ("timed out", "Timeout", "timeout", "deadline exceeded", "connection refused", "unable to handle the request")
+"""What kubectl says of an API server that is up and slow, or on its way up."""
 
 
 class NotAsExpected(Exception):
@@ -69,6 +72,14 @@ class Cluster:
         return self.control, self.worker
 
     def kubectl(self, arguments: str, *, within: float = 600.0) -> str:
+        """Repeats what the API server had no time for; give it only what may be done twice."""
+        for _ in range(TRIES):
+            try:
+                return self.control.run(f"{KUBECTL} {arguments}", within=within)
+            except CommandFailed as error:
+                if not any(word in str(error) for word in BUSY):
+                    raise
+                time.sleep(PAUSE)
         return self.control.run(f"{KUBECTL} {arguments}", within=within)
 
     def get(self, arguments: str) -> Any:
@@ -102,11 +113,17 @@ class Cluster:
 
 
 def until(true: Callable[[], bool], what: str, within: float = LONG, pause: float = 5.0) -> None:
-    """Ask again and again; NotAsExpected when it does not become true."""
+    """Ask again and again; NotAsExpected when it does not become true. A command that fails is no answer yet."""
     deadline = time.monotonic() + within
-    while not true():
+    while True:
+        why = ""
+        try:
+            if true():
+                return
+        except CommandFailed as error:
+            why = f"\n{error}"
         if time.monotonic() > deadline:
-            raise NotAsExpected(f"not within {within:g} s: {what}")
+            raise NotAsExpected(f"not within {within:g} s: {what}{why}")
         time.sleep(pause)
 
 

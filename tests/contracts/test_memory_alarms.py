@@ -194,3 +194,30 @@ async def test_a_file_that_cannot_be_read_any_more_ends_the_alarm(
     alarm.close()
     for each in (near, far, listener):
         each.close()
+
+
+@pytest.mark.real_loop
+async def test_an_event_that_the_kernel_forgets_once_it_was_polled_for_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Pressure is told to one poll only, and the loop's look at the alarm's own epoll is that one."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    far = socket.create_connection(listener.getsockname())
+    near, _ = listener.accept()
+    monkeypatch.setattr(os, "open", lambda *_: os.dup(near.fileno()))
+    monkeypatch.setattr(os, "write", lambda *_: 0)
+    rung: list[str] = []
+    alarm = FileAlarm({tmp_path / "memory.pressure": PRESSURE_TRIGGER}, lambda: rung.append("rung"))
+    monkeypatch.undo()
+    # The event of a socket stays until it is read: reading it here is what the kernel does with a pressure event.
+    rings = alarm._rang
+    asyncio.get_running_loop().add_reader(alarm._poll.fileno(), lambda: (near.recv(1, socket.MSG_OOB), rings()))
+    far.send(b"!", socket.MSG_OOB)
+    async with asyncio.timeout(10):
+        while not rung:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert rung == ["rung"] and not alarm.is_over
+    alarm.close()
+    for each in (near, far, listener):
+        each.close()

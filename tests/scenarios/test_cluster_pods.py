@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from pykubelet.api.types import (
@@ -414,3 +415,29 @@ async def test_a_pod_that_can_no_longer_be_read_runs_on_and_can_still_be_deleted
         assert [cause["id"] for cause in found["causes"]] == ["unreadable-change"]
         await node.delete()
         await node.until(lambda: node.shown() is None and node.running() == [])
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        (0, ("Succeeded", None, None)),
+        (143, ("Failed", "Preempting", "Preempted in order to admit critical pod")),
+    ],
+)
+async def test_a_preempted_pod_ends_as_its_containers_do(
+    tmp_path: Path, code: int, shown: tuple[str, str | None, str | None]
+) -> None:
+    most = [a_container("app", resources=ResourceRequirements(requests={"cpu": "3"}))]
+    async with a_cluster_node(tmp_path) as node:
+        node.cri.program(Behaviour(stop_code=code), pod="lesser")
+        node.bind("lesser", containers=most, priority=1)
+        await node.until(lambda: node.phase("lesser") == "Running")
+        node.bind("greater", containers=most, priority=2_000_000_000)
+        await node.until(lambda: node.phase("greater") == "Running")
+        await node.clock.sleep(30)
+        found = node.shown("lesser")
+        assert found is not None
+        assert (found.status.phase, found.status.reason, found.status.message) == shown
+        conditions = {each.type: each for each in found.status.conditions}
+        assert conditions["DisruptionTarget"].reason == "TerminationByKubelet"
+        assert conditions["Ready"].reason == ("PodCompleted" if code == 0 else "PodFailed")

@@ -40,7 +40,7 @@ from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.files import sync_folder, write_atomic
 from pykubelet.kit.metrics import Histogram, Registry
 from pykubelet.kit.tasks import Wakeup
-from pykubelet.model.errors import AlreadyExists, ApiError, ApiServerError, Forbidden, NotFound
+from pykubelet.model.errors import AlreadyExists, ApiError, ApiServerError, Forbidden, NotFound, Unauthorized
 
 logger = logging.getLogger(__name__)
 
@@ -236,6 +236,8 @@ class CertificateRotation:
         self._pair: Pair | None = None
         self._deadline = 0.0
         self._last_good = 0.0
+        self._refused = False
+        """Whether the API server did not know us the last time, which it says to an expired certificate everywhere."""
         # Upstream's names, which alert rules look for, are not alike.
         prefix = "kubelet_certificate_manager_client" if role == "client" else "kubelet_server"
         self._renew_errors = metrics.counter(
@@ -295,6 +297,7 @@ class CertificateRotation:
             )
             pair = self._files.save(certificate, key)
         except (ApiError, CertificateError, OSError) as error:
+            self._refused = isinstance(error, Unauthorized)
             self._renew_errors.inc()
             logger.warning(
                 "no new certificate yet, trying again",
@@ -325,7 +328,7 @@ class CertificateRotation:
         expired = self._pair is not None
         if not expired and self._clock.now() - self._last_good < WITHOUT_CERTIFICATE:
             return
-        if await self._kube.is_healthy():
+        if self._refused or await self._kube.is_healthy():
             self._on_lost(
                 "the client certificate has expired and the API server gives no new one"
                 if expired

@@ -41,6 +41,9 @@ RESIZE_PENDING: Final = "PodResizePending"
 RESIZE_IN_PROGRESS: Final = "PodResizeInProgress"
 ALL_CONTAINERS_RESTARTING: Final = "AllContainersRestarting"
 
+# status.reason
+PREEMPTING: Final = "Preempting"
+
 # events of our own
 UNREADABLE_OBJECT: Final = "UnreadableObject"
 

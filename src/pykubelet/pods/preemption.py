@@ -15,7 +15,6 @@ from pykubelet.model.pod_resources import CPU, MEMORY, requested_units
 from pykubelet.model.problems import Shortage
 from pykubelet.pods.predicates import InsufficientResource
 
-EVENT_REASON: Final = "Preempting"
 EVENT_MESSAGE: Final = "Preempted in order to admit critical pod"
 CONDITION_MESSAGE: Final = "Pod was preempted by Kubelet to accommodate a critical pod."
 

@@ -341,11 +341,12 @@ class Listener:
         self, server: HttpServer, connection: socket.socket, context: ssl.SSLContext | None, pending: PendingConnection
     ) -> None:
         pending.met = True
-        make = partial(server.handler, pending)
+        handler = server.handler(pending)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(make, connection, ssl=context)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: handler, connection, ssl=context)
         except BaseException:
             self._pending.leave(pending)
+            handler.connection_lost(None)  # uvloop closes a plain transport without a word to its protocol
             raise
 
     def _may_enter(self, connection: socket.socket) -> bool:

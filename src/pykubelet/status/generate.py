@@ -15,7 +15,7 @@ import msgspec
 from pykubelet.api.types import HostIP, PodCondition, PodIP, PodStatus
 from pykubelet.model.lifecycle import any_regular_in_active_sandbox
 from pykubelet.model.pod import is_terminal_phase, qos_class, uses_host_network
-from pykubelet.model.reasons import DISRUPTION_TARGET
+from pykubelet.model.reasons import DISRUPTION_TARGET, PREEMPTING
 from pykubelet.status.conditions import FAILED, OWNED, find_condition, own_conditions, pod_phase, stamp_transitions
 from pykubelet.status.containers import container_statuses, set_readiness
 from pykubelet.status.inputs import StatusInputs, StatusOverride
@@ -67,8 +67,9 @@ def _set_phase(inputs: StatusInputs, status: PodStatus) -> None:
         initialised=any_regular_in_active_sandbox(pod, inputs.runtime),
     )
     # A pod that has ended stays as it ended, even if its containers change later: one that was evicted has failed,
-    # although its program may have ended well on its signal.
-    phase = next((was for was in (old.phase, pod.status.phase) if was and is_terminal_phase(was)), phase)
+    # although its program may have ended well on its signal. One that made room ends as its containers do.
+    if not (old.reason == PREEMPTING and is_terminal_phase(phase)):
+        phase = next((was for was in (old.phase, pod.status.phase) if was and is_terminal_phase(was)), phase)
     status.phase = phase
     if phase == old.phase:
         status.reason = old.reason or pod.status.reason

@@ -34,11 +34,11 @@ from pykubelet.model.pod import (
     readable,
     uid_of,
 )
-from pykubelet.model.reasons import WARNING
+from pykubelet.model.reasons import PREEMPTING, WARNING
 from pykubelet.node.fresh_node import FreshNode
 from pykubelet.pleg.runtime_state import RuntimeState
 from pykubelet.pods.admission import Rejection, Verdict
-from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE, EVENT_REASON
+from pykubelet.pods.preemption import CONDITION_MESSAGE, EVENT_MESSAGE
 from pykubelet.pods.record import Room
 from pykubelet.pods.table import PodTable
 from pykubelet.recorder import Step
@@ -339,10 +339,11 @@ class SyncLoop:
     def _preempt(self, victim: Pod, short_of: str) -> asyncio.Future[None]:
         """As `preempt`; done when nothing of the victim runs any more."""
         self._preemptions.inc(short_of)
-        self._events.pod_event(victim, WARNING, EVENT_REASON, EVENT_MESSAGE)
+        self._events.pod_event(victim, WARNING, PREEMPTING, EVENT_MESSAGE)
 
         def mark(status: PodStatus) -> None:
-            status.phase, status.reason, status.message = "Failed", EVENT_REASON, EVENT_MESSAGE
+            if status.phase != "Succeeded":
+                status.phase, status.reason, status.message = "Failed", PREEMPTING, EVENT_MESSAGE
             mark_disrupted(status, CONDITION_MESSAGE, at=self._clock.now())
 
         stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -32,7 +32,7 @@ from pykubelet.clients.kube.kubeconfig import parse_kubeconfig
 from pykubelet.kit.clock import LoopClock
 from pykubelet.kit.metrics import Registry
 from pykubelet.kit.tasks import running
-from pykubelet.model.errors import ApiDown
+from pykubelet.model.errors import ApiDown, Unauthorized
 from tests.fakes.fake_kube import FakeKube
 from tests.unit.certs.signer import Signer
 
@@ -314,6 +314,19 @@ async def test_expired_client_certificate_is_told_when_the_server_answers(tmp_pa
         assert bed.lost == []
         bed.kube.healthy = True
         await asyncio.sleep(60)
+        assert "expired" in bed.lost[0]
+
+
+async def test_a_server_that_refuses_the_expired_certificate_answers(tmp_path: Path) -> None:
+    """Its /healthz refuses it, too."""
+    bed = CertificatesFixture(tmp_path, life=100)
+    bed.files.save(*await bed.a_pair())
+    bed.kube.healthy = False
+    bed.kube.fail_next("create", Unauthorized("Unauthorized"), times=99)
+    async with running(bed.rotation()):
+        await asyncio.sleep(95)
+        assert bed.lost == []
+        await asyncio.sleep(300)
         assert "expired" in bed.lost[0]
 
 

@@ -107,6 +107,17 @@ def test_a_selection_narrows_its_part() -> None:
     assert "--procs=1" in words
 
 
+def test_a_part_that_is_chosen_by_names_may_be_narrowed() -> None:
+    def focus(words: list[str]) -> list[str]:
+        return [word for word in words if word.startswith("--focus=")]
+
+    def chosen(name: str) -> list[str]:
+        return focus(ginkgo_options(PARTS["guest"], focus=name, skip="", labels="", processes=0, longest="1h"))
+
+    assert chosen("") == [f"--focus={PARTS['guest'].focus}"]
+    assert chosen("Swap") == ["--focus=Swap"]
+
+
 def test_specs_are_found_by_their_whole_names() -> None:
     pattern = exactly({"[sig-node] Pods *not* (now)", "a+b", "c.d"})
     assert pattern == r"\[sig-node\] Pods \*not\* \(now\)|a\+b|c\.d"

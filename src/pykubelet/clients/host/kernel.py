@@ -223,16 +223,16 @@ class FileAlarm:
         self._files.append(descriptor)
 
     def _rang(self) -> None:
-        happened = self._poll.poll(0)
-        for descriptor, _ in happened:
+        """Something happened, even if no file says so any more: the kernel tells pressure to one poll only, and the
+        loop's own look at our epoll was that one."""
+        for descriptor, _ in self._poll.poll(0):
             try:
                 os.pread(descriptor, 4096, 0)  # reading makes the kernel ready to notify the next change
             except OSError:
                 # The group was removed (ENODEV), which the kernel would signal without end.
                 self._poll.unregister(descriptor)
                 self.is_over = True
-        if happened:
-            self._wake()
+        self._wake()
 
     def close(self) -> None:
         files, self._files = self._files, []

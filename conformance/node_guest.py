@@ -1,0 +1,125 @@
+"""The node suite on a guest: the machine it was written for, with systemd, cgroup v2, four CPUs, two NUMA nodes, swap.
+
+What a set of namespaces cannot give (node_bed.py) is had here: D-Bus to systemd and logind, memory that may be used up,
+CPUs to hand out. Without hardware virtualization it is 10 to 20 times slower, so only the specs that need it run here.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance import node_images
+from conformance.images import Named
+from conformance.node_bed import GO, base_configuration
+from hosts.image import PAYLOAD, VENV
+from hosts.machine import Disk, Kind, Machine, booted
+from hosts.node import Node, payload
+from hosts.payload import Payload
+from tests.bed.cluster import go_programs
+
+KIND = Kind(name="node-suite", cpus=4, memory="6G", numa=True, disks=(Disk(name="swap", size="1G"),))
+HOME = "/root/suite"
+UNIT = "node-suite"
+LOOK_EVERY = 10.0
+KEPT = ("ginkgo.json", "ginkgo.log", "report/kubelet.log", "report/services.log")
+
+
+def run(agent: str, folder: Path, ginkgo: Sequence[str], suite: Sequence[str]) -> int:
+    """Boot a guest, run the specs, bring reports and logs into `folder`; gives ginkgo's exit status.
+
+    SIGINT and SIGTERM end it early, with a report of the specs that were over.
+    """
+    built = node_images.build(go_programs("e2e"), folder, [go_programs("node-e2e") / "nmeter"])
+    with booted(KIND, disk(agent, built)) as machine:
+        Node(machine).start_runtime(newer=True)
+        for number, each in enumerate(built):
+            machine.run(f"ctr -n k8s.io images import {PAYLOAD}/{archive(number)}", within=1800)
+            for name in each.others:
+                machine.run(f"ctr -n k8s.io images tag --force {each.archive.name} {name}")
+        machine.run("mkswap -q /dev/disk/by-id/virtio-swap && swapon /dev/disk/by-id/virtio-swap")
+        put_kubelet(machine, agent)
+        status = supervised(machine, [*ginkgo_words(), *ginkgo, f"{HOME}/e2e_node.test", "--", *suite_words(), *suite])
+        for name in KEPT:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(machine.run(f"cat {HOME}/{name}", check=False))
+        return status
+
+
+def archive(number: int) -> str:
+    return f"images/suite-{number}.tar"
+
+
+def disk(agent: str, built: Sequence[Named]) -> Payload:
+    programs = [go_programs("node-e2e") / "e2e_node.test", go_programs("e2e") / "ginkgo"]
+    programs += [go_programs("containerd2"), go_programs("runc")]
+    if agent == GO:
+        programs.append(go_programs("controlplane") / "kubelet")
+    basis = payload(*programs)
+    more = {archive(number): each.archive.data for number, each in enumerate(built)}
+    return Payload(programs=basis.programs, files={**basis.files, **more})
+
+
+def put_kubelet(machine: Machine, agent: str) -> None:
+    """The suite's folder: a program called kubelet, its configuration, and the suite, which writes files beside it."""
+    configuration = base_configuration() | {"cgroupDriver": "systemd"}
+    configuration.pop("maxOpenFiles")
+    machine.put(f"{HOME}/kubelet.json", json.dumps(configuration))
+    program = f"exec {PAYLOAD}/bin/kubelet"
+    if agent != GO:
+        # Specs look for a process of that name.
+        home = f"{HOME}/python"
+        machine.run(
+            f"mkdir -p {home}/bin && ln -s /{VENV}/lib {home}/lib && cp /{VENV}/pyvenv.cfg {home}/ && "
+            f"ln -s $(readlink -f /{VENV}/bin/python) {home}/bin/kubelet"
+        )
+        program = f"exec {home}/bin/kubelet -P -m pykubelet"
+    machine.put(f"{HOME}/bin/kubelet", f'#!/bin/sh\n{program} "$@"\n', mode="755")
+    machine.run(f"mkdir -p {HOME}/report && cp {PAYLOAD}/bin/e2e_node.test {HOME}/")
+
+
+def ginkgo_words() -> list[str]:
+    options = ["--no-color", "-v", f"--output-dir={HOME}", "--json-report=ginkgo.json"]
+    return [f"{PAYLOAD}/bin/ginkgo", "run", *options]
+
+
+def suite_words() -> list[str]:
+    return [
+        f"--k8s-bin-dir={HOME}/bin",
+        f"--kubelet-config-file={HOME}/kubelet.json",
+        "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
+        "--container-runtime-process-name=containerd",
+        "--container-runtime-pid-file=",
+        "--prepull-images=false",
+        "--node-name=guest",
+        f"--report-dir={HOME}/report",
+        "--dump-logs-on-failure=false",
+    ]
+
+
+def supervised(machine: Machine, words: Sequence[str]) -> int:
+    """Run it as a unit of the guest, which outlives a connection, and wait for its end."""
+    stop = {"asked": False}
+
+    def ask(_number: int, _frame: object) -> None:
+        stop["asked"] = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    log = f"StandardOutput=append:{HOME}/ginkgo.log"
+    options = [f"--unit={UNIT}", "--remain-after-exit", f"--working-directory={HOME}", "-p", log]
+    options += ["-p", f"StandardError=append:{HOME}/ginkgo.log", "-p", "KillMode=process", "--setenv=HOME=/root"]
+    try:
+        machine.run(shlex.join(["systemd-run", *options, *words]))
+        while machine.run(f"systemctl show --value -p SubState {UNIT}", check=False).strip() == "running":
+            if stop["asked"]:
+                stop["asked"] = False
+                machine.run(f"systemctl kill --kill-whom=all {UNIT}", check=False)
+            time.sleep(LOOK_EVERY)
+        return int(machine.run(f"systemctl show --value -p ExecMainStatus {UNIT}").strip() or "1")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
