@@ -49,7 +49,7 @@ GATES: Mapping[str, str] = {
     "KubeletSeparateDiskGC": "images and writable layers on different disks are always distinguished",
     "PLEGOnDemandRelist": "a pod is looked at whenever its sync needs it",
     "PodAndContainerStatsFromCRI": "figures are read from cgroups",
-    "RuntimeClassInImageCriApi": "the runtime is asked for images without a runtime handler",
+    "RuntimeClassInImageCriApi": "an image counts once, whatever runtime handlers it was pulled for",
     "TopologyManagerPolicyAlphaOptions": "no option of the topology manager is alpha in this release",
     "TopologyManagerPolicyBetaOptions": "no option of the topology manager is beta in this release",
     "WatchListClient": "objects are listed, then watched",
