@@ -206,6 +206,11 @@ class Pleg:
         threshold = format_duration(self._settings.unhealthy_after)
         return False, f"pleg was last seen active {format_duration(elapsed)} ago; threshold is {threshold}"
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether the runtime ever answered a question about pods."""
+        return self._last_answer is not None
+
     def problems(self) -> list[str]:
         """What the Node's Ready condition says about PLEG; nothing while it is healthy."""
         healthy, why = self.healthy()
