@@ -49,6 +49,7 @@ class DraManager:
         self, ctx: Context, *, root: Path, connect: DraConnect, objects: ClaimObjects, table: PodTable
     ) -> None:
         self._recorder = ctx.recorder
+        self._for_groups = ctx.settings.gates.enabled("DRAWorkloadResourceClaims")
         self._shows_messages = ctx.settings.gates.enabled("ResourceHealthStatusMessage")
         self._claims = ClaimState(root / FILE)
         self._objects = objects
@@ -126,7 +127,7 @@ class DraManager:
         found = await self._objects.resource_claim(namespace_of(pod), claim.name)
         if found is None:
             raise ClaimProblem(f"fetch ResourceClaim {claim.name}: not found")
-        check_claim(pod, claim, found)
+        check_claim(pod, claim, found, for_groups=self._for_groups)
         for driver in drivers_of(found):
             self.drivers.find(driver)
         return found

@@ -22,6 +22,7 @@ from pykubelet.api.types import (
     PodExtendedResourceClaimStatus,
     PodResourceClaim,
     PodResourceClaimStatus,
+    PodSchedulingGroup,
     PodStatus,
     ResourceClaim,
     ResourceClaimConsumerReference,
@@ -286,6 +287,47 @@ async def test_templates_and_extended_resources(tmp_path: Path) -> None:
         bed.claim("made", "web", owner_references=[OwnerReference(uid="uid-web", controller=True)])
         await manager.prepare(pod)
         assert manager.cdi_devices(pod, pod.spec.containers[0]) == ["d/made=one", "d/made=two", "d/ext=two"]
+
+
+@pytest.mark.parametrize(
+    ("on", "group", "problem"),
+    [
+        (True, "team", None),
+        (False, "team", "was not created for pod web"),
+        (True, "others", "was not created for pod web"),
+        (True, None, "was not created for pod web"),
+    ],
+)
+async def test_claims_of_the_pods_group(tmp_path: Path, on: bool, group: str | None, problem: str | None) -> None:
+    bed = DraFixture(tmp_path, gates={"DRAWorkloadResourceClaims": on})
+    pod = using("web")
+    pod.spec.resource_claims = [PodResourceClaim(name="c", resource_claim_template_name="t")]
+    pod.spec.scheduling_group = PodSchedulingGroup(pod_group_name=group) if group else None
+    pod.status = PodStatus(resource_claim_statuses=[PodResourceClaimStatus(name="c", resource_claim_name="made")])
+    team = OwnerReference(
+        api_version="scheduling.k8s.io/v1alpha2", kind="PodGroup", name="team", uid="g", controller=True
+    )
+    bed.claim("made", owner_references=[team])
+    reserved = ResourceClaimConsumerReference(api_group="scheduling.k8s.io", resource="podgroups", name="team", uid="g")
+    bed.objects.claims["default", "made"].status.reserved_for = [reserved]
+    async with bed.life() as manager:
+        if problem is None:
+            await manager.prepare(pod)
+            return
+        with pytest.raises(ClaimProblem, match=problem):
+            await manager.prepare(pod)
+
+
+async def test_a_claim_reserved_for_another_group_is_not_the_pods(tmp_path: Path) -> None:
+    bed = DraFixture(tmp_path, gates={"DRAWorkloadResourceClaims": True})
+    bed.claim("a")
+    reserved = ResourceClaimConsumerReference(api_group="scheduling.k8s.io", resource="podgroups", name="others")
+    bed.objects.claims["default", "a"].status.reserved_for = [reserved]
+    pod = using("web", "a")
+    pod.spec.scheduling_group = PodSchedulingGroup(pod_group_name="team")
+    async with bed.life() as manager:
+        with pytest.raises(ClaimProblem, match="is not allowed to use ResourceClaim a"):
+            await manager.prepare(pod)
 
 
 async def test_slices_of_a_driver_that_left_are_deleted_but_not_during_an_update(tmp_path: Path) -> None:
