@@ -104,6 +104,8 @@ class MountRecord(Struct, frozen=True, kw_only=True):
     container_path: str
     host_path: str
     readonly: bool = False
+    image: str = ""
+    """What is mounted, when that is an image."""
 
 
 class ContainerResources(Struct, frozen=True, kw_only=True):

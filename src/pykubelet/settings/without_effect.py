@@ -43,7 +43,6 @@ FLAGS: Mapping[str, str] = {
 
 GATES: Mapping[str, str] = {
     "ContextualLogging": "every line has its context",
-    "ImageVolumeWithDigest": "statuses do not name the digests of image volumes",
     "KubeletInUserNamespace": "what a user namespace forbids is a warning on every host",
     "KubeletSeparateDiskGC": "images and writable layers on different disks are always distinguished",
     "PLEGOnDemandRelist": "a pod is looked at whenever its sync needs it",
