@@ -125,6 +125,8 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 LARGEST_BUFFER = 2**31
+TOLERATED = 60.0
+"""Seconds by which lines may be late before logging counts as blocked."""
 
 
 class BufferedHandler(logging.StreamHandler[TextIO]):
@@ -137,6 +139,7 @@ class BufferedHandler(logging.StreamHandler[TextIO]):
         self._every = every
         self._held: list[str] = []
         self._length = 0
+        self._held_since = 0.0
         self._flusher: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -145,6 +148,8 @@ class BufferedHandler(logging.StreamHandler[TextIO]):
             length = len(line.encode("utf-8", "replace"))
             if self._length + length > self._size:
                 self.flush()
+            if not self._held:
+                self._held_since = time.monotonic()
             self._held.append(line)
             self._length += length
             if length > self._size:
@@ -165,6 +170,10 @@ class BufferedHandler(logging.StreamHandler[TextIO]):
                 self.stream.flush()
         finally:
             self.release()
+
+    def is_late(self) -> bool:
+        """Whether a line waits for much longer than it should."""
+        return bool(self._held) and time.monotonic() - self._held_since > self._every + TOLERATED
 
     def _flush_often(self) -> None:
         while True:
@@ -201,6 +210,12 @@ class Output(Struct, frozen=True, kw_only=True):
         formatter = JsonFormatter() if self.json_format else TextFormatter()
         handler.setFormatter(JournalFormatter(formatter) if is_journal(stream, os.environ) else formatter)
         return handler
+
+
+def problem() -> str:
+    """Why lines that are held back are not written; empty when they are."""
+    held = [each for each in logging.getLogger(PACKAGE).handlers if isinstance(each, BufferedHandler)]
+    return "logging blocked" if any(each.is_late() for each in held) else ""
 
 
 DEBUG_FROM = 4

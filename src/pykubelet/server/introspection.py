@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from pykubelet.api.codec import encode_json
+from pykubelet.kit import log
 from pykubelet.kit.clock import Clock, utc
 from pykubelet.kit.host_calls import host_calls
 from pykubelet.server.profiles import collapsed, heap_objects
@@ -36,8 +37,7 @@ class HealthCheck(Struct, frozen=True):
 
 
 PING = HealthCheck("ping", lambda: "")
-LOG = HealthCheck("log", lambda: "")
-"""Upstream looks whether its log buffer is stuck; ours has none."""
+LOG = HealthCheck("log", log.problem)
 
 
 class HealthRoutes:

@@ -262,6 +262,19 @@ def test_information_is_held_back_until_it_does_not_fit(logs: logging.Logger, mo
     assert "last" in infos.getvalue()
 
 
+def test_lines_that_are_not_written_are_a_problem(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(monkeypatch)
+    log.set_up(log.Output(split=True, buffer_bytes=200, flush_every=3600))
+    assert log.problem() == ""
+    logs.info("one")
+    assert log.problem() == ""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3600 + log.TOLERATED + 1)
+    assert log.problem() == "logging blocked"
+    logs.handlers[1].flush()
+    assert log.problem() == ""
+
+
 def test_information_is_not_held_back_for_long(logs: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
     infos, _ = streams(monkeypatch)
     log.set_up(log.Output(split=True, buffer_bytes=10_000, flush_every=0.01))
