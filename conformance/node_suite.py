@@ -27,6 +27,7 @@ REASONS = {
     "ImageMaximumGCAge": "pulls all images of the suite at its end, also those that the bed's registry has not",
     "volume failing to unmount": "runs an NFS server from an image that the bed has not",
     "Cgroup Driver From CRI": "looks 1 s after a restart; on a loaded machine pykubelet listens later",
+    "1 container with all requests & limits set": "not ready in 5 minutes with the Go kubelet, once, under load",
     "sctp": "the kernel has no SCTP",
     "GracefulNodeShutdown": "announces the shutdown by D-Bus, which the bed has not; seen on guests",
     "oom-score-adj should be -999": "may not be set without CAP_SYS_RESOURCE",

@@ -4,7 +4,7 @@
 #   tools/setup.sh run      what `make run` needs
 #   tools/setup.sh check    what `make check` needs: the virtual environment alone, no root
 #   tools/setup.sh test     all of it, and what `make test` needs
-#   tools/setup.sh hosts    all of it, and what `make hosts` needs: qemu and what builds a guest's disk
+#   tools/setup.sh hosts    all of it, and what `make hosts` needs: kubeadm and its cluster's programs
 #
 # Safe to repeat; when nothing is missing it takes well under a second. Installs packages only as root: for others it
 # says which are missing and ends with status 1. Services that come with the packages are not started.
@@ -58,14 +58,13 @@ missing_packages() {
   has_cni || echo containernetworking-plugins
   has_static_busybox || echo busybox-static
   has iptables || echo iptables
-  if [ "$purpose" = hosts ]; then
+  if [ "$purpose" = test ] || [ "$purpose" = hosts ]; then
+    # Guests, and what builds their disk.
     has qemu-system-x86_64 || echo qemu-system-x86 seabios ipxe-qemu
     has qemu-img || echo qemu-utils
     has mmdebstrap || echo mmdebstrap
     has ssh && has ssh-keygen || echo openssh-client
     has mke2fs || echo e2fsprogs
-  fi
-  if [ "$purpose" = test ] || [ "$purpose" = hosts ]; then
     has etcd || echo etcd-server
     has docker-registry || echo docker-registry
     has dbus-daemon || echo dbus-daemon
